@@ -1,0 +1,71 @@
+"""The models and the hardware that come with the package, by name."""
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from mistlab.datafile import parse_yaml
+from mistlab.errors import near_matches, refuse
+from mistlab.hardware import Hardware
+from mistlab.model import ModelSpec
+from mistlab.value import from_mapping
+
+ENDING = ".yaml"
+
+
+def model(name: str) -> ModelSpec:
+    """The model of this name."""
+    if name not in _model_files():
+        problem = f"{name!r} is unknown{near_matches(name, model_names())}"
+        refuse("model", problem)
+    return _model(name)
+
+
+def model_names() -> tuple[str, ...]:
+    """The names of all models, in alphabetical order."""
+    return tuple(_model_files())
+
+
+def hardware(name: str) -> Hardware:
+    """The hardware of this name."""
+    if name not in _hardware_files():
+        problem = f"{name!r} is unknown{near_matches(name, hardware_names())}"
+        refuse("hardware", problem)
+    return _hardware(name)
+
+
+def hardware_names() -> tuple[str, ...]:
+    """The names of all hardware, in alphabetical order."""
+    return tuple(_hardware_files())
+
+
+@cache
+def _model(name: str) -> ModelSpec:
+    file = _model_files()[name]
+    content = parse_yaml(file.read_text(encoding="utf-8"), file.name)
+    return ModelSpec.from_mapping({"name": name, **content}, file.name)
+
+
+@cache
+def _hardware(name: str) -> Hardware:
+    file = _hardware_files()[name]
+    content = parse_yaml(file.read_text(encoding="utf-8"), file.name)
+    return from_mapping(Hardware, content, file.name)
+
+
+@cache
+def _model_files() -> dict[str, Traversable]:
+    return dict(_files("models"))
+
+
+@cache
+def _hardware_files() -> dict[str, Traversable]:
+    return dict(_files("hardware"))
+
+
+def _files(folder: str) -> Iterator[tuple[str, Traversable]]:
+    entries = (files(__name__) / folder).iterdir()
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        if entry.name.endswith(ENDING):
+            yield entry.name.removesuffix(ENDING), entry

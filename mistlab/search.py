@@ -1,0 +1,104 @@
+"""A search for the fastest plan: its problem, budget and result, and the Protocol of searchers.
+
+A searcher is built with its predictor and, where it keeps time, a clock.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from mistlab.cluster import Cluster
+from mistlab.errors import refuse
+from mistlab.plan import Plan
+from mistlab.predict import Prediction
+from mistlab.space import SearchSpace
+from mistlab.value import bounded, check_fields
+from mistlab.workload import Workload
+
+Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What to find a plan for."""
+
+    workload: Workload
+    cluster: Cluster
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """When a search must end, by whichever limit comes first; at least one is given.
+
+    ``evaluations`` counts predictions of plans, and 1,000 stage candidates as one.
+    """
+
+    evaluations: int | None = field(default=None, metadata=bounded(minimum=1))
+    seconds: float | None = field(default=None, metadata=bounded(above=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.evaluations is None and self.seconds is None:
+            problem = "missing, and seconds too: give at least one of them"
+            refuse("evaluations", problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """A plan better than all before it: how fast, and what it took to find."""
+
+    iteration_s: float = field(metadata=bounded(above=0))
+    plan_evaluations: int = field(metadata=bounded(minimum=0))
+    stage_evaluations: int = field(metadata=bounded(minimum=0))
+    wall_s: float = field(metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """How a search ended, and the best plan that it found.
+
+    OPTIMAL: none in the space is faster. FEASIBLE: fits, not proven best. INFEASIBLE: none fits.
+    BUDGET: ended by its budget. REFUSED: the searcher cannot take the problem, for ``reason``.
+    ``lower_bound_s`` is an iteration time that no plan of the space beats; ``gap`` is how far the
+    best plan may be from it, as a share of its time.
+    """
+
+    status: Status
+    plan: Plan | None = None
+    prediction: Prediction | None = None
+    plan_evaluations: int = field(metadata=bounded(minimum=0))
+    stage_evaluations: int = field(metadata=bounded(minimum=0))
+    wall_s: float = field(metadata=bounded(minimum=0))
+    lower_bound_s: float | None = field(default=None, metadata=bounded(minimum=0))
+    gap: float | None = field(default=None, metadata=bounded(minimum=0))
+    history: tuple[Improvement, ...] = ()
+    seed: int
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if (self.plan is None) != (self.prediction is None):
+            problem = "stands without the other of plan and prediction: give both or neither"
+            refuse("prediction" if self.plan is None else "plan", problem)
+        has_answer = self.prediction is not None and self.prediction.fits
+        if self.status in {"OPTIMAL", "FEASIBLE"} and not has_answer:
+            problem = f"{self.status} needs a plan that fits: give it, or another status"
+            refuse("status", problem)
+        if self.status in {"INFEASIBLE", "REFUSED"} and has_answer:
+            problem = f"{self.status} has a plan that fits: give FEASIBLE, or leave the plan out"
+            refuse("status", problem)
+
+
+class Searcher(Protocol):
+    """Whoever finds plans."""
+
+    def search(
+        self, problem: Problem, space: SearchSpace, budget: Budget, seed: int
+    ) -> SearchResult:
+        """The best plan of the space that the budget allows to find."""
+        ...

@@ -1,0 +1,1 @@
+"""Layer graphs, the expressions that they become, and their evaluation over columns."""

@@ -1,0 +1,90 @@
+"""Layer graphs as JSON: written by the tracer, read without torch.
+
+A file holds one graph as a mapping of the dataclass fields. Expressions are texts; an operator is
+one line, so that files compare line by line.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin, get_type_hints
+
+import sympy
+
+from mistlab.errors import InputError
+from mistlab.symbolic.graph import ModelGraph
+from mistlab.symbolic.text import expression_from, text_of
+
+
+def to_mapping(graph: ModelGraph) -> dict[str, Any]:
+    """A graph as plain mappings, lists and texts."""
+    mapping: dict[str, Any] = _plain(graph)
+    return mapping
+
+
+def from_mapping(mapping: Mapping[str, Any], where: str = "graph") -> ModelGraph:
+    """The graph that ``to_mapping`` wrote; ``where`` names the file in errors."""
+    graph: ModelGraph = _value(ModelGraph, mapping, where)
+    return graph
+
+
+def dumps(mapping: Mapping[str, Any]) -> str:
+    """JSON with one line for each innermost list or mapping."""
+    return _lines(mapping, "") + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, sympy.Expr):
+        return text_of(value)
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _value(kind: Any, plain: Any, where: str) -> Any:
+    if kind is sympy.Expr:
+        return expression_from(_expect(str, plain, where))
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        items = enumerate(_expect(list, plain, where))
+        return tuple(_value(item, entry, f"{where}[{i}]") for i, entry in items)
+    if dataclasses.is_dataclass(kind):
+        return _instance(kind, _expect(dict, plain, where), where)
+    return _expect(bool if kind is bool else str, plain, where)
+
+
+def _instance(kind: Any, plain: Mapping[str, Any], where: str) -> Any:
+    hints = get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    if set(names) != set(plain):
+        differing = ", ".join(sorted(set(names) ^ set(plain)))
+        message = f"{where}: keys {differing} are missing or unknown: trace the model again"
+        raise InputError(message)
+    return kind(**{name: _value(hints[name], plain[name], f"{where}.{name}") for name in names})
+
+
+def _expect(kind: type, plain: Any, where: str) -> Any:
+    if not isinstance(plain, kind):
+        message = f"{where}: {plain!r} is not a {kind.__name__}: trace the model again"
+        raise InputError(message)
+    return plain
+
+
+def _lines(value: Any, indent: str) -> str:
+    inner = indent + " "
+    nested = isinstance(value, Mapping) and any(_deep(item) for item in value.values())
+    if nested:
+        entries = [f"{inner}{json.dumps(k)}: {_lines(v, inner)}" for k, v in value.items()]
+        return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        entries = [inner + _lines(item, inner) for item in value]
+        return "[\n" + ",\n".join(entries) + f"\n{indent}]"
+    return json.dumps(value)
+
+
+def _deep(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list) and any(isinstance(item, Mapping) for item in value)
+    )

@@ -1,0 +1,81 @@
+"""A layer graph summed up: its work by class of operators, and its memory."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+
+from mistlab.symbolic.graph import PHASES, Kind, LayerGraph, Operator, Phase
+from mistlab.symbolic.maximum import largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one class of operators does in one phase, for one micro-batch on one rank."""
+
+    operators: int
+    flop: sympy.Expr
+    moved_bytes: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerExpressions:
+    """One layer's work and memory, for one micro-batch on one rank.
+
+    ``saved_bytes`` is what is kept for the backward pass, ``checkpointed_bytes`` what is kept if
+    the layer is computed again: its input. The peaks include what is kept.
+    """
+
+    work: Mapping[tuple[Phase, Kind], Work]
+    parameters: sympy.Expr
+    saved_bytes: sympy.Expr
+    checkpointed_bytes: sympy.Expr
+    forward_peak_bytes: sympy.Expr
+    backward_peak_bytes: sympy.Expr
+    output_bytes: sympy.Expr
+
+    def flop(self, phase: Phase) -> sympy.Expr:
+        """Floating-point operations of a phase, all classes."""
+        return sympy.Add(*(work.flop for (p, _), work in self.work.items() if p == phase))
+
+    def moved_bytes(self, phase: Phase) -> sympy.Expr:
+        """Bytes read and written by the kernels of a phase, collectives apart."""
+        return sympy.Add(
+            *(w.moved_bytes for (p, k), w in self.work.items() if p == phase and k != "collective")
+        )
+
+    def collective_bytes(self, phase: Phase) -> sympy.Expr:
+        """Bytes of the messages that tensor-parallel ranks reduce in a phase."""
+        work = self.work.get((phase, "collective"))
+        return sympy.Integer(0) if work is None else work.moved_bytes
+
+
+def expressions_of(graph: LayerGraph) -> LayerExpressions:
+    """The sums over a layer's operators and tensors."""
+    grouped: dict[tuple[Phase, Kind], list[Operator]] = defaultdict(list)
+    for operator in graph.operators:
+        grouped[operator.phase, operator.kind].append(operator)
+    peaks = {phase: [p.size_bytes for p in graph.peaks if p.phase == phase] for phase in PHASES}
+    return LayerExpressions(
+        work={key: _work(operators) for key, operators in grouped.items()},
+        parameters=graph.parameter_count,
+        saved_bytes=graph.saved_bytes,
+        checkpointed_bytes=graph.input_bytes,
+        forward_peak_bytes=largest(peaks["forward"]),
+        backward_peak_bytes=largest(peaks["backward"]),
+        output_bytes=graph.output_bytes,
+    )
+
+
+def _work(operators: list[Operator]) -> Work:
+    # A collective's message is read and written in place: it counts once.
+    moved = [
+        o.read_bytes if o.kind == "collective" else o.read_bytes + o.written_bytes
+        for o in operators
+    ]
+    return Work(
+        operators=len(operators),
+        flop=sympy.Add(*(o.flop for o in operators)),
+        moved_bytes=sympy.Add(*moved),
+    )

@@ -1,0 +1,101 @@
+"""The layer graphs that are shipped, and which of them a workload runs."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+
+from mistlab.datafile import read_json
+from mistlab.errors import InputError
+from mistlab.model import ModelSpec
+from mistlab.symbolic import graphfile
+from mistlab.symbolic.graph import ModelGraph
+from mistlab.workload import Workload
+
+FAMILIES = ("gpt", "llama", "falcon")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What shapes a graph besides sizes: ``precision`` is ``half`` (two bytes) or ``single``."""
+
+    family: str
+    attention: str
+    precision: str
+    biases: bool = False
+    dropout: bool = False
+
+    @property
+    def name(self) -> str:
+        """The variant's file name, without its ending."""
+        parts = [self.family, self.attention, self.precision]
+        parts += ["biases"] * self.biases + ["dropout"] * self.dropout
+        return "-".join(parts)
+
+
+def variants() -> tuple[Variant, ...]:
+    """Every graph that is shipped: each family, and GPT with biases and dropout too."""
+    plain = [
+        Variant(family=family, attention=attention, precision=precision)
+        for family, attention, precision in product(FAMILIES, ("flash", "math"), ("half", "single"))
+    ]
+    switched = [
+        Variant(family="gpt", attention=attention, precision="half", biases=biases, dropout=dropout)
+        for attention, biases, dropout in product(("flash", "math"), (False, True), (False, True))
+        if biases or dropout
+    ]
+    return (*plain, *switched)
+
+
+@cache
+def shipped(variant: Variant) -> ModelGraph:
+    """A shipped graph."""
+    text = (files("mistlab.catalog") / "graphs" / f"{variant.name}.json").read_text("utf-8")
+    return graphfile.from_mapping(json.loads(text), variant.name)
+
+
+def graph_of(workload: Workload) -> ModelGraph:
+    """The graph that a workload runs: a shipped one, or its traced model's own."""
+    model = workload.model
+    precision = "single" if workload.precision == "fp32" else "half"
+    if model.family == "custom":
+        return _traced(model, workload.attention, precision)
+    variant = Variant(
+        family=model.family,
+        attention=workload.attention,
+        precision=precision,
+        biases=model.biases,
+        dropout=model.dropout > 0,
+    )
+    if variant not in variants() or not _has_family_structure(model):
+        message = (
+            f"workload.model: no layer graph is shipped for {variant.name} with the structure of "
+            f"{model.name or 'this model'}: use the family's own structure, biases and dropout"
+        )
+        raise InputError(message)
+    return shipped(variant)
+
+
+def _has_family_structure(model: ModelSpec) -> bool:
+    plain = ModelSpec.of(family=model.family, hidden=128, layers=1, heads=1)
+    names = ("norm", "mlp_type", "activation", "parallel_block", "position_embedding")
+    return all(getattr(model, name) == getattr(plain, name) for name in names)
+
+
+def _traced(model: ModelSpec, attention: str, precision: str) -> ModelGraph:
+    assert model.graph_file is not None
+    content = read_json(Path(model.graph_file))
+    graphs = [
+        graphfile.from_mapping(mapping, model.graph_file) for mapping in content.get("graphs", [])
+    ]
+    for graph in graphs:
+        if graph.precision == precision and graph.attention in (attention, "own"):
+            return graph
+    have = ", ".join(f"{g.attention} {g.precision}" for g in graphs) or "none"
+    message = (
+        f"{model.graph_file}: no graph for attention {attention} in {precision} precision "
+        f"(there is {have}): trace the model with it"
+    )
+    raise InputError(message)

@@ -1,0 +1,55 @@
+"""Bytes of weights, gradients and optimizer state under every ZeRO level and offload ratio.
+
+Mixed precision as the published systems do it: two bytes a weight and a gradient, twelve of
+optimizer state (32-bit master weight and two Adam moments). In full precision the weight is its
+own master. A ratio takes its share of the rank's bytes after sharding.
+"""
+
+from dataclasses import dataclass
+
+import sympy
+
+from mistlab.symbolic.symbols import choice_symbol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSizes:
+    """Bytes a parameter."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+
+
+HALF = StateSizes(weight=2, gradient=2, optimizer=12)
+SINGLE = StateSizes(weight=4, gradient=4, optimizer=8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Bytes of one kind of state on one rank, on the device and on the host."""
+
+    device: sympy.Expr
+    host: sympy.Expr
+
+
+def weights(parameters: sympy.Expr, sizes: StateSizes) -> States:
+    """Weights: sharded over data-parallel ranks from ZeRO-3."""
+    return _states(parameters * sizes.weight, level=3, ratio="ww")
+
+
+def gradients(parameters: sympy.Expr, sizes: StateSizes) -> States:
+    """Accumulated gradients: sharded from ZeRO-2."""
+    return _states(parameters * sizes.gradient, level=2, ratio="wg")
+
+
+def optimizer(parameters: sympy.Expr, sizes: StateSizes) -> States:
+    """Optimizer state: sharded from ZeRO-1."""
+    return _states(parameters * sizes.optimizer, level=1, ratio="wo")
+
+
+def _states(whole: sympy.Expr, *, level: int, ratio: str) -> States:
+    data_parallel, zero = choice_symbol("dp"), choice_symbol("z")
+    shards = sympy.Piecewise((data_parallel, zero >= level), (1, True))
+    local, share = whole / shards, choice_symbol(ratio)
+    return States(device=local * (1 - share), host=local * share)

@@ -1,0 +1,59 @@
+"""Expressions as text and back, without evaluating the text as code.
+
+What a graph file holds is arithmetic on size symbols and ``Max``; anything else is refused, so a
+file from a stranger can be read.
+"""
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import sympy
+
+from mistlab.errors import InputError
+from mistlab.symbolic.symbols import size_symbol
+
+_BINARY: Mapping[type[ast.operator], Callable[[sympy.Expr, sympy.Expr], sympy.Expr]] = {
+    ast.Add: lambda left, right: left + right,
+    ast.Sub: lambda left, right: left - right,
+    ast.Mult: lambda left, right: left * right,
+    ast.Div: lambda left, right: left / right,
+    ast.Pow: lambda left, right: left**right,
+}
+
+
+def text_of(expression: sympy.Expr) -> str:
+    """The text of an expression; equal expressions have equal texts."""
+    return str(expression)
+
+
+@cache
+def expression_from(text: str) -> sympy.Expr:
+    """The expression that ``text_of`` printed.
+
+    >>> expression_from("2*b*s*h**2/tp")
+    2*b*h**2*s/tp
+    """
+    try:
+        return _build(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        message = f"{text[:80]!r} is not an expression in sizes: use + - * / ** and symbols"
+        raise InputError(message) from error
+
+
+def _build(node: ast.expr) -> sympy.Expr:
+    match node:
+        case ast.Constant(value=int(number)):
+            return sympy.Integer(number)
+        case ast.Name(id=name):
+            return size_symbol(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_build(operand)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
+            return _build(left) ** min(power, 64)
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _BINARY:
+            return _BINARY[type(operator)](_build(left), _build(right))
+        case ast.Call(func=ast.Name(id="Max"), args=terms, keywords=[]):
+            return sympy.Max(*map(_build, terms))
+        case _:
+            raise ValueError(ast.dump(node))

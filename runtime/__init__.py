@@ -1,0 +1,1 @@
+"""Everything that touches torch: models, symbolic tracing and (to come) execution on devices."""

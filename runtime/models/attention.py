@@ -1,0 +1,170 @@
+"""Causal self-attention: fused (``flash``) or written out (``math``).
+
+Axes: B batch, S sequence, H the rank's query heads, K its key and value heads, D channels a head.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from runtime.models.config import ModelConfig, shard
+from runtime.models.operators import Rotary
+from runtime.models.parallel import ColumnLinear, RowLinear
+from runtime.models.ranks import TensorParallel
+from runtime.sizes import Size, value_of
+
+
+class RotaryTables(nn.Module):
+    """Cosines and sines (positions, rotated / 2), shared by all blocks of a model."""
+
+    def __init__(self, positions: Size, rotated: Size, dtype: torch.dtype) -> None:
+        super().__init__()
+        half = rotated // 2
+        steps = torch.arange(half, dtype=torch.float32)
+        frequency = torch.exp(steps * (-math.log(10000.0) / half))
+        angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequency
+        self.cosine: Tensor
+        self.sine: Tensor
+        self.register_buffer("cosine", angle.cos().to(dtype), persistent=False)
+        self.register_buffer("sine", angle.sin().to(dtype), persistent=False)
+
+
+class Attention(nn.Module):
+    """Query, key and value in one product, attention over heads, and the output product.
+
+    Works between ``enter`` and ``leave``: its output is the rank's part of a sum.
+    """
+
+    def __init__(
+        self, config: ModelConfig, ranks: TensorParallel, rotary: RotaryTables | None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.rotary = rotary
+        self.heads = shard(config.heads, ranks.size, "a number of heads of")
+        self.kv_heads = shard(config.kv_heads, ranks.size, "a number of key-value heads of")
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.qkv = ColumnLinear(
+            config.hidden, (queries, keys, keys), ranks, biases=config.biases, dtype=config.dtype
+        )
+        self.output = RowLinear(
+            queries, config.hidden, ranks, biases=config.biases, dtype=config.dtype
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend; input and output are (B, S, hidden)."""
+        batch, sequence, _ = x.shape
+        heads, kv_heads, channels = self.heads, self.kv_heads, self.config.head_dim
+        # Over flat tokens the product is no view of another tensor, so it can be turned in place.
+        qkv = self.qkv(x.flatten(0, 1))
+        shape = (batch, sequence, heads + 2 * kv_heads, channels)
+        if self.rotary is not None:
+            tables = self.rotary.cosine[:sequence], self.rotary.sine[:sequence]
+            qkv = Rotary.apply(qkv, *tables, shape, heads + kv_heads)
+        query, key, value = qkv.view(shape).split([heads, kv_heads, kv_heads], dim=2)
+        dropout = self.config.dropout if self.training else 0.0
+        mixed = ATTENTION[self.config.attention](query, key, value, dropout)
+        return self.output(mixed.reshape(batch, sequence, heads * channels))
+
+
+def flash(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """PyTorch's fused attention of (B, S, H, D) on (B, S, K, D); never forms the scores."""
+    query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
+    grouped = bool(query.shape[1] != key.shape[1])
+    mixed = scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=grouped
+    )
+    return mixed.transpose(1, 2)
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """The same by two products around a softmax of the scores (B K, H/K S, S).
+
+    Copies are asked for outright, not left to ``contiguous``, so that which operators run never
+    depends on a size being one.
+    """
+    batch, sequence, heads, channels = query.shape
+    kv_heads = key.shape[2]
+    group = heads // kv_heads
+    query = query.unflatten(2, (kv_heads, group)).permute(0, 2, 3, 1, 4)
+    query = _copy(query).view(batch * kv_heads, group * sequence, channels)
+    key, value = (
+        _copy(t.transpose(1, 2)).view(batch * kv_heads, sequence, channels) for t in (key, value)
+    )
+    nothing = query.new_zeros(1).expand(batch * kv_heads, group * sequence, sequence)
+    # The factor is a number even where channels are a symbol: no size follows from it.
+    factor = 1 / math.sqrt(value_of(channels))
+    scores = torch.baddbmm(nothing, query, key.transpose(1, 2), beta=0.0, alpha=factor)
+    shares = CausalSoftmax.apply(scores, sequence)
+    if dropout:
+        shares = torch.native_dropout(shares, dropout, True)[0]
+    mixed = torch.bmm(shares, value).view(batch, heads, sequence, channels)
+    mixed_by_position: Tensor = HeadsAfterPositions.apply(mixed)
+    return mixed_by_position
+
+
+def flash_attn_package(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """The flash-attn package's kernel, which takes (B, S, H, D) as it is."""
+    try:
+        package = importlib.import_module("flash_attn")
+    except ImportError as error:
+        message = "attention 'flash-attn' needs the flash-attn package: pip install '.[flash]'"
+        raise ModuleNotFoundError(message) from error
+    mixed: Tensor = package.flash_attn_func(query, key, value, dropout_p=dropout, causal=True)
+    return mixed
+
+
+ATTENTION: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
+    "flash": flash,
+    "math": written_out,
+    "flash-attn": flash_attn_package,
+}
+
+
+class CausalSoftmax(torch.autograd.Function):
+    """Softmax over the positions up to each query's own; keeps its result alone.
+
+    Overwrites the scores' future positions, which nobody else reads.
+    """
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, scores: Tensor, sequence: Size) -> Tensor:
+        """Shares (.., S) of ``scores`` (.., S), rows in order of query position."""
+        future = scores.new_ones(sequence, sequence, dtype=torch.bool).triu_(1)
+        scores.view(-1, sequence, sequence).masked_fill_(future, -math.inf)
+        shares = torch.softmax(scores, dim=-1)
+        ctx.save_for_backward(shares)
+        return shares
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
+    ) -> tuple[Tensor, None]:
+        """The softmax's derivative; shares of future positions are zero already."""
+        (shares,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        of_scores = torch.ops.aten._softmax_backward_data(gradient, shares, -1, shares.dtype)
+        return of_scores, None
+
+
+class HeadsAfterPositions(torch.autograd.Function):
+    """(B, H, S, D) copied to (B, S, H, D), and its gradient copied back."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, mixed: Tensor) -> Tensor:
+        """Copy with the two middle axes exchanged."""
+        return _copy(mixed.transpose(1, 2))
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
+    ) -> Tensor:
+        """Copy back."""
+        return _copy(gradient.transpose(1, 2))
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,94 @@
+"""What a transformer is made of: its sizes, its structure and how it is split over ranks.
+
+A size is an ``int`` or a ``torch.SymInt``: the same model code builds a real model and one whose
+sizes are symbols. Sizes are of the whole model; each rank builds its share of them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from mistlab.model import ModelSpec
+from mistlab.workload import Workload
+from runtime.sizes import Size
+
+TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """What does not depend on size: which parts a block has and how they are wired."""
+
+    norm: Literal["layernorm", "rmsnorm"]
+    gated_mlp: bool
+    activation: Literal["gelu", "gelu_tanh", "silu"]
+    position: Literal["absolute", "rotary", "none"]
+    parallel_block: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Sizes and switches of one model on one tensor-parallel rank.
+
+    Sizes are those of the whole model. ``positions`` is the longest sequence, ``rotated`` the
+    channels of a head that rotary embedding turns.
+    """
+
+    hidden: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    ffn: Size
+    vocab: Size
+    positions: Size
+    rotated: Size
+    layers: int = 1
+    tensor_parallel: Size = 1
+    attention: Literal["flash", "math", "flash-attn"] = "flash"
+    dtype: torch.dtype = torch.bfloat16
+    biases: bool = False
+    tied_embeddings: bool = False
+    dropout: float = 0.0
+
+
+def config_of(workload: Workload, *, tensor_parallel: int = 1, layers: int = 0) -> ModelConfig:
+    """The configuration of a workload's model; ``layers`` blocks, or all of them if 0."""
+    spec = workload.model
+    return ModelConfig(
+        hidden=spec.hidden,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        ffn=spec.ffn,
+        vocab=spec.padded_vocab(tensor_parallel),
+        positions=workload.sequence_length,
+        rotated=spec.rotated_channels,
+        layers=layers or spec.layers,
+        tensor_parallel=tensor_parallel,
+        attention=workload.attention,
+        dtype=TYPE_OF_PRECISION[workload.precision],
+        biases=spec.biases,
+        tied_embeddings=spec.tied_embeddings,
+        dropout=spec.dropout,
+    )
+
+
+def structure_of(spec: ModelSpec) -> Structure:
+    """The structure that a model's description asks for."""
+    return Structure(
+        norm=spec.norm,
+        gated_mlp=spec.mlp_type == "gated_mlp",
+        activation=spec.activation,
+        position=spec.position_embedding,
+        parallel_block=spec.parallel_block,
+    )
+
+
+def shard(size: Size, parts: Size, what: str) -> Size:
+    """One part of ``size``; with symbols, that it divides becomes a condition of the trace."""
+    if isinstance(size, int) and isinstance(parts, int) and size % parts:
+        message = f"{what} {size} does not divide over {parts} ranks: choose another degree"
+        raise ValueError(message)
+    torch._check(size % parts == 0)
+    return size // parts

@@ -1,0 +1,68 @@
+"""GPT, Llama and Falcon: the three structures of the published evaluations."""
+
+from collections.abc import Mapping
+from typing import final
+
+from mistlab.workload import Workload
+from runtime.models.config import ModelConfig, Structure, config_of, structure_of
+from runtime.models.ranks import TensorParallel
+from runtime.models.transformer import Transformer
+
+STRUCTURES: Mapping[str, Structure] = {
+    # Brown et al. 2020.
+    "gpt": Structure(
+        norm="layernorm",
+        gated_mlp=False,
+        activation="gelu_tanh",
+        position="absolute",
+        parallel_block=False,
+    ),
+    # Touvron et al. 2023; grouped key-value heads from Llama 2 on.
+    "llama": Structure(
+        norm="rmsnorm",
+        gated_mlp=True,
+        activation="silu",
+        position="rotary",
+        parallel_block=False,
+    ),
+    # Almazrouei et al. 2023.
+    "falcon": Structure(
+        norm="layernorm",
+        gated_mlp=False,
+        activation="gelu_tanh",
+        position="rotary",
+        parallel_block=True,
+    ),
+}
+
+
+@final
+class GPT(Transformer):
+    """Learned positions, LayerNorm, GELU."""
+
+    def __init__(self, config: ModelConfig, ranks: TensorParallel | None = None) -> None:
+        super().__init__(config, STRUCTURES["gpt"], ranks)
+
+
+@final
+class Llama(Transformer):
+    """Rotary positions, RMSNorm, SwiGLU."""
+
+    def __init__(self, config: ModelConfig, ranks: TensorParallel | None = None) -> None:
+        super().__init__(config, STRUCTURES["llama"], ranks)
+
+
+@final
+class Falcon(Transformer):
+    """Attention and network side by side under one LayerNorm, rotary positions."""
+
+    def __init__(self, config: ModelConfig, ranks: TensorParallel | None = None) -> None:
+        super().__init__(config, STRUCTURES["falcon"], ranks)
+
+
+def model_of(
+    workload: Workload, ranks: TensorParallel | None = None, *, tensor_parallel: int = 1
+) -> Transformer:
+    """The torch model of a workload, as one tensor-parallel rank holds it."""
+    config = config_of(workload, tensor_parallel=tensor_parallel)
+    return Transformer(config, structure_of(workload.model), ranks)

@@ -1,0 +1,154 @@
+"""Fused operators that eager PyTorch lacks, each seen by a trace as one operator.
+
+What they keep for the backward pass is what a fused GPU kernel keeps: RMSNorm its input and one
+number a row, SwiGLU its input alone, rotary embedding nothing, since it works in place.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("mistlab::rms_norm", mutates_args=())
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Normalise the last dimension by its root mean square; also the reciprocal of each root."""
+    if x.is_cuda:
+        return torch.ops.aten._fused_rms_norm(x, (x.shape[-1],), weight, epsilon)
+    reciprocal = x.float().square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+    return (x * reciprocal).to(x.dtype).mul_(weight), reciprocal
+
+
+@rms_norm.register_fake
+def _(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+@torch.library.custom_op("mistlab::rms_norm_backward", mutates_args=())
+def rms_norm_backward(
+    gradient: Tensor, x: Tensor, reciprocal: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``rms_norm`` with respect to ``x`` and ``weight``."""
+    if x.is_cuda:
+        shape = (x.shape[-1],)
+        return torch.ops.aten._fused_rms_norm_backward(
+            gradient, x, shape, reciprocal, weight, [True, True]
+        )
+    normal = x.float() * reciprocal
+    scaled = gradient.float() * weight.float()
+    of_weight = (gradient.float() * normal).flatten(0, -2).sum(0)
+    of_x = (scaled - normal * (scaled * normal).mean(-1, keepdim=True)) * reciprocal
+    return of_x.to(x.dtype), of_weight.to(weight.dtype)
+
+
+@rms_norm_backward.register_fake
+def _(gradient: Tensor, x: Tensor, reciprocal: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight)
+
+
+def _keep_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, output[1], weight)
+
+
+def _differentiate_rms_norm(
+    ctx: Any, gradient: Tensor, _of_reciprocal: Tensor
+) -> tuple[Tensor, Tensor, None]:
+    x, reciprocal, weight = ctx.saved_tensors
+    of_x, of_weight = rms_norm_backward(gradient, x, reciprocal, weight)
+    return of_x, of_weight, None
+
+
+rms_norm.register_autograd(_differentiate_rms_norm, setup_context=_keep_rms_norm)
+
+
+@torch.library.custom_op("mistlab::swiglu", mutates_args=())
+def swiglu(gate_and_up: Tensor) -> Tensor:
+    """``silu(gate) * up`` of the two halves of the last dimension."""
+    gate, up = gate_and_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate).mul_(up)
+
+
+@swiglu.register_fake
+def _(gate_and_up: Tensor) -> Tensor:
+    *rows, columns = gate_and_up.shape
+    return gate_and_up.new_empty((*rows, columns // 2))
+
+
+@torch.library.custom_op("mistlab::swiglu_backward", mutates_args=())
+def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
+    """Gradient of ``swiglu``; its result's two halves serve as the only scratch."""
+    result = torch.empty_like(gate_and_up)
+    gate, up = gate_and_up.chunk(2, dim=-1)
+    of_gate, of_up = result.chunk(2, dim=-1)
+    torch.mul(gradient, up, out=of_gate)
+    torch.ops.aten.silu_backward.grad_input(of_gate, gate, grad_input=of_gate)
+    torch.ops.aten.silu.out(gate, out=of_up)
+    of_up.mul_(gradient)
+    return result
+
+
+@swiglu_backward.register_fake
+def _(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
+    return torch.empty_like(gate_and_up)
+
+
+def _keep_swiglu(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate_swiglu(ctx: Any, gradient: Tensor) -> Tensor:
+    return swiglu_backward(gradient, *ctx.saved_tensors)
+
+
+swiglu.register_autograd(_differentiate_swiglu, setup_context=_keep_swiglu)
+
+
+@torch.library.custom_op("mistlab::rotate_", mutates_args=("heads",))
+def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
+    """Rotate pairs of the leading channels of ``heads`` (batch, sequence, heads, channels).
+
+    The tables are (sequence, channels / 2) of the rotated channels; the rest pass unchanged.
+    """
+    half = cosine.shape[-1]
+    first, second = heads[..., :half], heads[..., half : 2 * half]
+    cosine, sine = cosine[:, None].to(heads.dtype), sine[:, None].to(heads.dtype)
+    turned = first * cosine - second * sine
+    second.mul_(cosine).addcmul_(first, sine)
+    first.copy_(turned)
+
+
+@rotate_.register_fake
+def _(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
+    return None
+
+
+class Rotary(torch.autograd.Function):
+    """Rotary position embedding of the first heads of a projection, in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        projection: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        shape: tuple[Any, ...],
+        rotated: Any,
+    ) -> Tensor:
+        """Turn the first ``rotated`` heads of ``projection``, seen in ``shape`` (B, S, H, D)."""
+        ctx.mark_dirty(projection)
+        ctx.save_for_backward(cosine, sine)
+        ctx.shape, ctx.rotated = shape, rotated
+        rotate_(projection.view(shape)[:, :, :rotated], cosine, sine)
+        return projection
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None, None, None, None]:
+        """Turn the gradient back."""
+        cosine, sine = ctx.saved_tensors
+        turned = gradient.clone()
+        rotate_(turned.view(ctx.shape)[:, :, : ctx.rotated], cosine, -sine)
+        return turned, None, None, None, None

@@ -1,0 +1,81 @@
+"""The tensor-parallel ranks that share a model, and the two ways to stand in for them."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.sizes import Size
+
+
+class TensorParallel(Protocol):
+    """The ranks that share one model."""
+
+    @property
+    def size(self) -> Size:
+        """Number of ranks."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Reduce ``tensor`` over the ranks, in place; ``operation`` is ``sum`` or ``max``."""
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Concatenate the ranks' tensors along the last dimension."""
+
+
+class OneRank:
+    """The ranks of a model that is not split."""
+
+    size = 1
+    rank = 0
+
+    def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Nothing to do."""
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+
+class CountedRanks:
+    """Ranks that a trace only counts: their collectives are recorded, never run."""
+
+    rank = 0
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+
+    def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Record a reduction."""
+        _all_reduce_(tensor, operation)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Record a concatenation."""
+        gathered: Tensor = _all_gather(tensor, self.size)
+        return gathered
+
+
+@torch.library.custom_op("mistlab::all_reduce_", mutates_args=("tensor",))
+def _all_reduce_(tensor: Tensor, operation: str) -> None:
+    message = f"a counted rank cannot run all_reduce ({operation}): give the model a process group"
+    raise RuntimeError(message)
+
+
+@_all_reduce_.register_fake
+def _(tensor: Tensor, operation: str) -> None:
+    return None
+
+
+@torch.library.custom_op("mistlab::all_gather", mutates_args=())
+def _all_gather(tensor: Tensor, ranks: int) -> Tensor:
+    message = f"a counted rank cannot gather from {ranks}: give the model a process group"
+    raise RuntimeError(message)
+
+
+@_all_gather.register_fake
+def _(tensor: Tensor, ranks: int) -> Tensor:
+    *leading, last = tensor.shape
+    return tensor.new_empty((*leading, last * ranks))

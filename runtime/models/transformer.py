@@ -1,0 +1,219 @@
+"""A decoder-only transformer: embedding, identical blocks, head with loss.
+
+The three parts are modules of their own, so that a pipeline stage holds any run of them and a
+trace knows each apart. GPT, Llama and Falcon differ only in their ``Structure``.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from runtime.models.attention import Attention, RotaryTables
+from runtime.models.config import ModelConfig, Structure
+from runtime.models.operators import rms_norm, swiglu
+from runtime.models.parallel import (
+    ColumnLinear,
+    RowLinear,
+    VocabularyCrossEntropy,
+    VocabularyEmbedding,
+    enter,
+    leave,
+)
+from runtime.models.ranks import CountedRanks, OneRank, TensorParallel
+from runtime.sizes import Size, construction
+
+
+class LayerNorm(nn.Module):
+    """Normalisation to zero mean and unit variance, with a weight and a bias."""
+
+    def __init__(self, width: Size, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(width, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return nn.functional.layer_norm(x, (self.width,), self.weight, self.bias, 1e-5)
+
+
+class RMSNorm(nn.Module):
+    """Normalisation by the root mean square, with a weight."""
+
+    def __init__(self, width: Size, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return rms_norm(x, self.weight, 1e-5)[0]
+
+
+class Dropout(nn.Module):
+    """Dropout that keeps one byte a value on every device."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop values while training."""
+        if self.probability == 0.0 or not self.training:
+            return x
+        return torch.native_dropout(x, self.probability, True)[0]
+
+
+class MLP(nn.Module):
+    """Two products around an activation; gated, the first makes gate and value together."""
+
+    def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
+        super().__init__()
+        widths = (config.ffn, config.ffn) if structure.gated_mlp else (config.ffn,)
+        self.structure = structure
+        self.up = ColumnLinear(
+            config.hidden, widths, ranks, biases=config.biases, dtype=config.dtype
+        )
+        self.down = RowLinear(
+            config.ffn, config.hidden, ranks, biases=config.biases, dtype=config.dtype
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The token-wise network."""
+        inner = self.up(x)
+        if self.structure.gated_mlp:
+            return self.down(swiglu(inner))
+        if self.structure.activation == "silu":
+            return self.down(nn.functional.silu(inner))
+        approximate = "tanh" if self.structure.activation == "gelu_tanh" else "none"
+        return self.down(nn.functional.gelu(inner, approximate=approximate))
+
+
+class Embedding(nn.Module):
+    """Tokens to vectors, with learned positions where the structure has them."""
+
+    def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
+        super().__init__()
+        self.tokens = VocabularyEmbedding(config.vocab, config.hidden, ranks, config.dtype)
+        self.positions: nn.Parameter | None = None
+        if structure.position == "absolute":
+            shape = (config.positions, config.hidden)
+            self.positions = nn.Parameter(torch.empty(*shape, dtype=config.dtype))
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Vectors (batch, sequence, hidden) of ``tokens`` (batch, sequence)."""
+        x = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + self.positions[: tokens.shape[1]]
+        return self.dropout(x)
+
+
+class Block(nn.Module):
+    """Attention and network around a residual, one after the other or side by side.
+
+    Side by side they share one normalisation and one sum over ranks.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        structure: Structure,
+        ranks: TensorParallel,
+        rotary: RotaryTables | None,
+    ) -> None:
+        super().__init__()
+        norm = LayerNorm if structure.norm == "layernorm" else RMSNorm
+        self.ranks = ranks
+        self.attention_norm = norm(config.hidden, config.dtype)
+        self.attention = Attention(config, ranks, rotary)
+        self.mlp_norm = None if structure.parallel_block else norm(config.hidden, config.dtype)
+        self.mlp = MLP(config, structure, ranks)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One layer of the model; input and output are (batch, sequence, hidden)."""
+        inner = enter(self.attention_norm(x), self.ranks)
+        biases = self.attention.output.bias, self.mlp.down.bias
+        if self.mlp_norm is None:
+            return x + self._complete(self.attention(inner) + self.mlp(inner), *biases)
+        x = x + self._complete(self.attention(inner), biases[0])
+        inner = enter(self.mlp_norm(x), self.ranks)
+        return x + self._complete(self.mlp(inner), biases[1])
+
+    def _complete(self, part: Tensor, *biases: Tensor | None) -> Tensor:
+        whole = leave(part, self.ranks)
+        for bias in biases:
+            whole = whole if bias is None else whole + bias
+        return self.dropout(whole)
+
+
+class Head(nn.Module):
+    """Final normalisation, the product with the vocabulary, and the loss."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        structure: Structure,
+        ranks: TensorParallel,
+        tied: nn.Parameter | None = None,
+    ) -> None:
+        super().__init__()
+        norm = LayerNorm if structure.norm == "layernorm" else RMSNorm
+        self.norm = norm(config.hidden, config.dtype)
+        self.ranks = ranks
+        self.projection = ColumnLinear(
+            config.hidden, (config.vocab,), ranks, biases=False, dtype=config.dtype
+        )
+        if tied is not None:
+            self.projection.weight = tied
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The rank's share of the logits."""
+        return self.projection(enter(self.norm(x), self.ranks))
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """The mean loss against ``targets`` (batch, sequence), or the whole logits without."""
+        if targets is None:
+            return self.ranks.all_gather(self.logits(x))
+        losses = VocabularyCrossEntropy.apply(
+            self.logits(x).flatten(0, 1), targets.flatten(), self.ranks
+        )
+        return losses.mean()
+
+
+class Transformer(nn.Module):
+    """Embedding, ``config.layers`` blocks and head, on one tensor-parallel rank.
+
+    Parameters are not initialised: who builds a model to train it decides how.
+    """
+
+    def __init__(
+        self, config: ModelConfig, structure: Structure, ranks: TensorParallel | None = None
+    ) -> None:
+        super().__init__()
+        if ranks is None:
+            split = config.tensor_parallel
+            ranks = OneRank() if isinstance(split, int) and split == 1 else CountedRanks(split)
+        self.config = config
+        with construction(getattr(config, field.name) for field in dataclasses.fields(config)):
+            self._build(structure, ranks)
+
+    def _build(self, structure: Structure, ranks: TensorParallel) -> None:
+        config = self.config
+        rotary = None
+        if structure.position == "rotary":
+            rotary = RotaryTables(config.positions, config.rotated, config.dtype)
+        self.embedding = Embedding(config, structure, ranks)
+        self.blocks = nn.ModuleList(
+            Block(config, structure, ranks, rotary) for _ in range(config.layers)
+        )
+        tied = self.embedding.tokens.weight if config.tied_embeddings else None
+        self.head = Head(config, structure, ranks, tied)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """The mean loss, or the logits without ``targets``."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x, targets)

@@ -1,0 +1,126 @@
+"""Named symbolic sizes, as PyTorch itself understands them.
+
+A ``SizeSpace`` is PyTorch's shape environment with names on its symbols and the fake-tensor mode
+that belongs to it: a model built of its sizes has parameters of symbolic shape and no storage.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max
+
+from mistlab.errors import InputError
+from mistlab.symbolic.symbols import size_symbol
+
+# A torch.SymInt passes for an int everywhere; PyTorch's own annotations say int.
+Size = int
+
+
+class TraceError(InputError):
+    """A model that cannot be traced: which operator or size, where, and a remedy."""
+
+
+class SizeSpace(ShapeEnv):
+    """A family of named sizes, each with the value that decides a branch where code has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake_mode = FakeTensorMode(shape_env=self, allow_non_fake_inputs=False)
+        self.names: dict[sympy.Symbol, sympy.Expr] = {}
+        self.conditions: list[tuple[sympy.Expr, sympy.Expr]] = []
+
+    def size(self, name: str, value: int) -> Size:
+        """A new symbol ``name`` that stands for ``value`` where a number is needed."""
+        return self._symbol(size_symbol(name), value)
+
+    def multiple(self, name: str, value: int, of: Size) -> Size:
+        """A size that divides by another: a new symbol for the quotient, times the other.
+
+        Whatever is computed of it stays a polynomial, where a plain symbol would leave whole
+        divisions and remainders behind.
+        """
+        divisor = expression_of(of)
+        self.conditions.append((size_symbol(name), divisor))
+        return of * self._symbol(size_symbol(name) / divisor, value // value_of(of))
+
+    def _symbol(self, name: sympy.Expr, value: int) -> Size:
+        source = ConstantSource(str(name))
+        symbol = self.create_symbol(
+            value,
+            source=source,
+            dynamic_dim=DimDynamic.DYNAMIC,
+            constraint_dim=None,
+            do_not_specialize_zero_one=True,
+        )
+        self.names[symbol] = name
+        size: Any = self.create_symintnode(symbol, hint=value, source=source)
+        return size  # type: ignore[no-any-return]
+
+    def named(self, expression: sympy.Expr) -> sympy.Expr:
+        """An expression of this space's own symbols, in the names they were given.
+
+        Whole divisions become plain ones: that they divide is a condition of the trace. Sizes are
+        at least one.
+        """
+        plain = expression.replace(FloorDiv, lambda base, divisor: base / divisor)
+        plain = plain.replace(CleanDiv, lambda base, divisor: base / divisor)
+        plain = plain.replace(Max, _larger)
+        return sympy.expand(plain.xreplace(self.names))
+
+    def refuse_fixed(self, culprit: str) -> None:
+        """Raise if code has turned a symbol into a number, or into another symbol."""
+        for symbol, name in self.names.items():
+            if symbol not in self.replacements:
+                continue
+            places = [str(guard.sloc) for guard in self.guards if symbol in guard.expr.free_symbols]
+            place = f" {places[-1]}" if places else ""
+            message = (
+                f"size {name} was fixed to {self.replacements[symbol]} by {culprit}{place}: "
+                "compute with the size itself, not with int(), range() or a comparison on it"
+            )
+            raise TraceError(message)
+
+
+def symbols(names: str, values: Sequence[int]) -> tuple[Size, ...]:
+    """Named sizes of one new space: ``b, s = symbols("b s", (4, 128))``."""
+    space = SizeSpace()
+    return tuple(space.size(name, value) for name, value in zip(names.split(), values, strict=True))
+
+
+def space_of(sizes: Iterable[object]) -> SizeSpace | None:
+    """The space of the symbolic sizes among ``sizes``; None if all are numbers."""
+    for size in sizes:
+        if isinstance(size, torch.SymInt) and isinstance(size.node.shape_env, SizeSpace):
+            return size.node.shape_env
+    return None
+
+
+def construction(sizes: Iterable[object]) -> AbstractContextManager[object]:
+    """Where to build a module of these sizes: a fake-tensor mode if any is a symbol."""
+    space = space_of(sizes)
+    return nullcontext() if space is None else space.fake_mode
+
+
+def expression_of(size: Size) -> sympy.Expr:
+    """A size as a SymPy expression in named symbols."""
+    if isinstance(size, int):
+        return sympy.Integer(size)
+    space = size.node.shape_env
+    assert isinstance(space, SizeSpace)
+    return space.named(size.node.expr)
+
+
+def value_of(size: Size) -> int:
+    """The number that a size stands for."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def _larger(*terms: sympy.Expr) -> sympy.Expr:
+    others = [term for term in terms if term != 1]
+    return others[0] if len(others) == 1 else sympy.Max(*others)

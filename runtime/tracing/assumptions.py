@@ -1,0 +1,74 @@
+"""The comparisons on which traced code branched: where a graph holds, and where it may not.
+
+PyTorch notes a guard for each. Most hold whatever the sizes are (a product of sizes is not less
+than one of them) and are dropped; what remains limits the graph and is kept with it.
+"""
+
+import sympy
+from torch.utils._sympy.functions import Mod, PythonMod
+
+from runtime.sizes import SizeSpace
+
+
+def assumptions_of(space: SizeSpace) -> list[str]:
+    """The guards that some sizes of at least two would break, in named symbols."""
+    guards = {guard.expr for guard in space.guards if not _always(guard.expr)}
+    return sorted({str(space.named(guard)) for guard in guards} - _stated(space))
+
+
+def conditions_of(space: SizeSpace) -> list[tuple[sympy.Expr, sympy.Expr]]:
+    """The divisions that must come out whole: a size, and what it is divided by."""
+    found = list(space.conditions)
+    for guard in space.guards:
+        if isinstance(guard.expr, sympy.Eq) and isinstance(guard.expr.lhs, Mod | PythonMod):
+            size, divisor = map(space.named, guard.expr.lhs.args)
+            if not _divides(size, divisor):
+                found.append((size, divisor))
+    return list(dict.fromkeys(found))
+
+
+def _stated(space: SizeSpace) -> set[str]:
+    return {f"Eq(Mod({size}, {divisor}), 0)" for size, divisor in conditions_of(space)}
+
+
+def _always(guard: sympy.Basic) -> bool:
+    if not isinstance(guard, sympy.core.relational.Relational):
+        return False
+    left, right = (_without_remainders(side) for side in (guard.lhs, guard.rhs))
+    above = {symbol: symbol + 2 for symbol in guard.free_symbols}
+    difference = sympy.expand((left - right).xreplace(above))
+    if difference == 0:
+        return isinstance(guard, sympy.Eq | sympy.Ge | sympy.Le)
+    signs = {sympy.sign(c) for c in difference.as_coefficients_dict().values()}
+    # Every term of one sign and a term without symbols: the difference is never zero.
+    apart = len(signs) == 1 and difference.subs(dict.fromkeys(difference.free_symbols, 0)) != 0
+    if isinstance(guard, sympy.Ne):
+        return apart
+    if isinstance(guard, sympy.Gt | sympy.Ge):
+        return signs == {1} and (apart or isinstance(guard, sympy.Ge))
+    if isinstance(guard, sympy.Lt | sympy.Le):
+        return signs == {-1} and (apart or isinstance(guard, sympy.Le))
+    return False
+
+
+def _without_remainders(expression: sympy.Expr) -> sympy.Expr:
+    return expression.replace(lambda e: isinstance(e, Mod | PythonMod), _remainder)
+
+
+def _remainder(mod: sympy.Expr) -> sympy.Expr:
+    size, divisor = mod.args
+    if _divides(size, divisor):
+        return sympy.Integer(0)
+    above = {symbol: symbol + 2 for symbol in mod.free_symbols}
+    excess = sympy.expand((divisor - size).xreplace(above))
+    smaller = all(c > 0 for c in excess.as_coefficients_dict().values())
+    return size if smaller else mod
+
+
+def _divides(size: sympy.Expr, divisor: sympy.Expr) -> bool:
+    """Whether the quotient is a polynomial with whole coefficients."""
+    quotient = sympy.cancel(size / divisor)
+    if not quotient.is_polynomial(*quotient.free_symbols):
+        return False
+    coefficients = sympy.expand(quotient).as_coefficients_dict().values()
+    return all(coefficient.is_Integer for coefficient in coefficients)

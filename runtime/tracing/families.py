@@ -1,0 +1,85 @@
+"""Tracing the project's own transformers: with every size a symbol, or with numbers."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mistlab.symbolic.graph import ModelGraph
+from mistlab.symbolic.library import Variant
+from runtime.models.config import TYPE_OF_PRECISION, ModelConfig
+from runtime.models.families import STRUCTURES
+from runtime.models.ranks import CountedRanks
+from runtime.models.transformer import Transformer
+from runtime.sizes import Size, SizeSpace
+from runtime.tracing.trace import trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Every size of a transformer and of its input; each an int or a symbol."""
+
+    b: Size
+    s: Size
+    h: Size
+    n: Size
+    k: Size
+    d: Size
+    r: Size
+    f: Size
+    V: Size
+    tp: Size
+
+
+def symbolic_sizes(space: SizeSpace) -> Sizes:
+    """Every size a symbol; the numbers behind them only have to be unlike each other."""
+    tp = space.size("tp", 2)
+    k = space.multiple("k", 6, tp)
+    return Sizes(
+        b=space.size("b", 4),
+        s=space.size("s", 128),
+        h=space.size("h", 1024),
+        n=space.multiple("n", 24, k),
+        k=k,
+        d=space.size("d", 64),
+        r=space.multiple("r", 32, 2),
+        f=space.multiple("f", 5632, tp),
+        V=space.multiple("V", 50304, tp),
+        tp=tp,
+    )
+
+
+def trace_variant(variant: Variant) -> ModelGraph:
+    """The graph of a variant in symbols, as it is shipped."""
+    space = SizeSpace()
+    return trace_sizes(variant, symbolic_sizes(space), space)
+
+
+def trace_sizes(variant: Variant, sizes: Sizes, space: SizeSpace) -> ModelGraph:
+    """The graph of a variant for given sizes of ``space``: symbols, or numbers."""
+    config = ModelConfig(
+        hidden=sizes.h,
+        heads=sizes.n,
+        kv_heads=sizes.k,
+        head_dim=sizes.d,
+        ffn=sizes.f,
+        vocab=sizes.V,
+        positions=sizes.s,
+        rotated=sizes.r,
+        tensor_parallel=sizes.tp,
+        attention="math" if variant.attention == "math" else "flash",
+        dtype=TYPE_OF_PRECISION["bf16" if variant.precision == "half" else "fp32"],
+        biases=variant.biases,
+        dropout=0.1 if variant.dropout else 0.0,
+    )
+    with space.fake_mode:
+        model = Transformer(config, STRUCTURES[variant.family], CountedRanks(sizes.tp))
+        tokens = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
+        targets = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
+    return trace(
+        model,
+        space,
+        lambda m: m(tokens, targets),
+        name=variant.name,
+        attention=variant.attention,
+        precision=variant.precision,
+    )

@@ -1,0 +1,71 @@
+"""Which module an operator belongs to, in the forward pass and in the backward pass."""
+
+import bisect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+
+class ModulePaths:
+    """Follows a model's calls.
+
+    An operator of the backward pass belongs where its autograd node was made: nodes are numbered
+    in order of creation, and the forward operators are known by the number current at their call.
+    """
+
+    def __init__(self, names: Mapping[nn.Module, str]) -> None:
+        self._names = names
+        self._owner = {
+            id(parameter): name
+            for module, name in names.items()
+            for parameter in module.parameters(recurse=False)
+        }
+        self._stack: list[str] = [""]
+        self._numbers: list[int] = []
+        self._paths: list[str] = []
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Keep track of the innermost module while its forward runs."""
+        entering = register_module_forward_pre_hook(self._enter)
+        leaving = register_module_forward_hook(self._leave)
+        try:
+            yield
+        finally:
+            entering.remove()
+            leaving.remove()
+
+    @property
+    def running(self) -> str:
+        """The innermost running module."""
+        return self._stack[-1]
+
+    def forward_path(self) -> str:
+        """The innermost running module; remembered for the backward pass."""
+        self._numbers.append(torch._C._autograd._get_sequence_nr())
+        self._paths.append(self.running)
+        return self.running
+
+    def backward_path(self) -> str:
+        """The module whose forward made the autograd node that is running."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        if node.name() == "torch::autograd::AccumulateGrad":
+            return self._owner.get(id(node.variable), "")  # type: ignore[attr-defined]
+        # A node is made just before its operator runs, so the operator saw the next number.
+        place = bisect.bisect_right(self._numbers, node._sequence_nr())
+        return self._paths[place] if place < len(self._paths) else ""
+
+    def _enter(self, module: nn.Module, _inputs: Any) -> None:
+        self._stack.append(self._names.get(module, self.running))
+
+    def _leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        self._stack.pop()

@@ -1,0 +1,210 @@
+"""What an operator of a trace costs: its kind, floating-point operations and bytes moved."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils.flop_counter import flop_registry
+
+from mistlab.symbolic.graph import Kind
+from runtime.sizes import Size, value_of
+
+# By the operator's name without its overload; what is merely pointwise is known by its tag.
+KIND_OF_OPERATOR: Mapping[str, Kind] = {
+    "aten.mm": "matmul",
+    "aten.addmm": "matmul",
+    "aten.bmm": "matmul",
+    "aten.baddbmm": "matmul",
+    "aten._scaled_dot_product_flash_attention_for_cpu": "attention",
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": "attention",
+    "aten._scaled_dot_product_flash_attention": "attention",
+    "aten._scaled_dot_product_flash_attention_backward": "attention",
+    "aten.native_layer_norm": "normalization",
+    "aten.native_layer_norm_backward": "normalization",
+    "mistlab.rms_norm": "normalization",
+    "mistlab.rms_norm_backward": "normalization",
+    "aten.sum": "reduction",
+    "aten.mean": "reduction",
+    "aten.amax": "reduction",
+    "aten.max": "reduction",
+    "aten.logsumexp": "reduction",
+    "aten._softmax": "softmax",
+    "aten._softmax_backward_data": "softmax",
+    "aten._log_softmax": "softmax",
+    "aten._log_softmax_backward_data": "softmax",
+    "aten.native_dropout": "elementwise",
+    "aten.native_dropout_backward": "elementwise",
+    "aten.masked_fill": "elementwise",
+    "aten.masked_fill_": "elementwise",
+    "aten.triu_": "elementwise",
+    "aten.triu": "elementwise",
+    "aten.tril": "elementwise",
+    "mistlab.swiglu": "elementwise",
+    "mistlab.swiglu_backward": "elementwise",
+    "mistlab.rotate_": "elementwise",
+    "aten.embedding": "gather",
+    "aten.embedding_dense_backward": "gather",
+    "aten.gather": "gather",
+    "aten.scatter": "gather",
+    "aten.scatter_": "gather",
+    "aten.index": "gather",
+    "aten.index_put": "gather",
+    "aten.nll_loss_forward": "gather",
+    "aten.nll_loss_backward": "gather",
+    "aten.clone": "copy",
+    "aten.copy_": "copy",
+    "aten.cat": "copy",
+    "aten._to_copy": "copy",
+    "aten.slice_backward": "copy",
+    "aten.select_backward": "copy",
+    "aten.constant_pad_nd": "copy",
+    "aten.zeros": "fill",
+    "aten.zeros_like": "fill",
+    "aten.new_zeros": "fill",
+    "aten.zero_": "fill",
+    "aten.ones": "fill",
+    "aten.ones_like": "fill",
+    "aten.new_ones": "fill",
+    "aten.full": "fill",
+    "aten.full_like": "fill",
+    "aten.fill_": "fill",
+    "aten.arange": "fill",
+    "mistlab.all_reduce_": "collective",
+    "mistlab.all_gather": "collective",
+}
+
+# Allocations, and questions about a tensor: they do no work.
+IDLE = {
+    "aten.empty",
+    "aten.empty_like",
+    "aten.empty_strided",
+    "aten.new_empty",
+    "aten.new_empty_strided",
+    "aten.lift_fresh",
+    "aten._local_scalar_dense",
+}
+
+# Operators that fetch rows of a table: the argument that is not read whole.
+ROWS_OF = {
+    "aten.embedding": "weight",
+    "aten.gather": "self",
+    "aten.index": "self",
+    "aten.nll_loss_forward": "self",
+}
+
+# Operators that write to an argument without reading it.
+OVERWRITES = {"aten.copy_", "aten.scatter_"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operator as it was called."""
+
+    operator: OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+
+    @property
+    def name(self) -> str:
+        """The operator's name without its overload: ``aten.mm``."""
+        namespace, name = self.operator._schema.name.split("::")
+        return f"{namespace}.{name}"
+
+    def argument(self, name: str) -> Any:
+        """The value of one of the schema's arguments, its default if it was not given."""
+        for place, schema in enumerate(self.operator._schema.arguments):
+            if schema.name == name:
+                given = self.args[place] if place < len(self.args) else schema.default_value
+                return self.kwargs.get(name, given)
+        raise KeyError(name)
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The tensors among the arguments."""
+        return tensors_in((self.args, self.kwargs))
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The tensors that were made or changed."""
+        return self.changed or tensors_in(self.result)
+
+    @property
+    def changed(self) -> list[Tensor]:
+        """The arguments that the operator writes to."""
+        names = [
+            schema.name
+            for schema in self.operator._schema.arguments
+            if schema.alias_info is not None and schema.alias_info.is_write
+        ]
+        return tensors_in([self.argument(name) for name in names])
+
+
+def kind_of(call: Call) -> Kind:
+    """The class of kernels that the operator belongs to."""
+    if kind := KIND_OF_OPERATOR.get(call.name):
+        return kind
+    return "elementwise" if torch.Tag.pointwise in call.operator.tags else "other"
+
+
+def flop_of(call: Call) -> Size:
+    """Floating-point operations: products by PyTorch's own formulas, else one an element."""
+    kind = kind_of(call)
+    if kind == "matmul":
+        formula = flop_registry[call.operator.overloadpacket]
+        count: Size = formula(*call.args, **call.kwargs, out_val=call.result)
+        return count
+    if kind == "attention":
+        return _attention_flop(call)
+    if kind in {"collective", "copy", "fill", "gather"}:
+        return 0
+    sizes = [tensor.numel() for tensor in (*call.inputs, *call.outputs)]
+    return max(sizes, key=value_of, default=0)
+
+
+def read_bytes(call: Call) -> Size:
+    """Bytes of each input once; of a table only the rows that are fetched."""
+    if kind_of(call) == "fill":
+        return 0
+    if call.name in ROWS_OF:
+        fetched = sum(map(size_bytes, tensors_in(call.result)))
+        table = call.argument(ROWS_OF[call.name])
+        return fetched + sum(size_bytes(x) for x in call.inputs if x is not table)
+    overwritten = call.argument("self") if call.name in OVERWRITES else None
+    return sum(size_bytes(x) for x in call.inputs if x is not overwritten)
+
+
+def written_bytes(call: Call) -> Size:
+    """Bytes of each output once, fresh or in place."""
+    if call.name == "aten.scatter_":
+        return size_bytes(call.argument("src"))
+    return sum(map(size_bytes, call.outputs))
+
+
+def tensors_in(values: object) -> list[Tensor]:
+    """The tensors among nested values, each once."""
+    leaves = torch.utils._pytree.tree_leaves(values)
+    return list({id(x): x for x in leaves if isinstance(x, Tensor)}.values())
+
+
+def size_bytes(tensor: Tensor) -> Size:
+    """Bytes of a tensor's distinct values: a broadcast dimension counts once."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    sizes = [size for size, stride in pairs if not (isinstance(stride, int) and stride == 0)]
+    return prod(sizes) * tensor.element_size()
+
+
+def _attention_flop(call: Call) -> Size:
+    backward = call.name.endswith("_backward")
+    batch, heads, rows, channels = call.argument("query").shape
+    columns = call.argument("key").shape[2]
+    # Forward: scores and mixture. Backward: scores again, then the gradients of the shares, the
+    # values, the queries and the keys.
+    products = 5 if backward else 2
+    multiply_adds = products * batch * heads * rows * columns * channels
+    # Half of the square is never computed where it is masked.
+    return multiply_adds if call.argument("is_causal") else 2 * multiply_adds

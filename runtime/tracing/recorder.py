@@ -1,0 +1,169 @@
+"""A dispatch mode that writes down every operator, and what is alive while it runs.
+
+Bytes are followed by storage, not by tensor: views share theirs, and a storage is gone when the
+last tensor on it is, exactly as in eager execution.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mistlab.symbolic.graph import Kind, Phase
+from runtime.sizes import Size, SizeSpace
+from runtime.tracing.errors import refusal
+from runtime.tracing.modules import ModulePaths
+from runtime.tracing.operators import IDLE, Call, flop_of, kind_of, read_bytes, written_bytes
+
+
+@dataclass(slots=True)
+class Storage:
+    """A piece of memory that the trace has seen, and the layer that it counts for.
+
+    ``kept_by`` is the module that first kept it for the backward pass, if any does.
+    """
+
+    reference: StorageWeakRef
+    owner: str
+    size_bytes: Size
+    shape: tuple[Size, ...]
+    dtype: torch.dtype
+    is_input: bool = False
+    kept_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operator of the trace, with the sizes of what was alive in its layer."""
+
+    layer: str
+    phase: Phase
+    module: str
+    name: str
+    kind: Kind
+    dtype: torch.dtype
+    inputs: tuple[tuple[Size, ...], ...]
+    outputs: tuple[tuple[Size, ...], ...]
+    flop: Size
+    read_bytes: Size
+    written_bytes: Size
+    alive: tuple[Size, ...]
+
+
+class Recorder(TorchDispatchMode):
+    """Records the operators of a model that runs under it, layer by layer.
+
+    Whoever drives the model sets ``layer`` and ``phase`` as it goes. ``constants`` are tensors
+    that belong to no layer's activations: parameters, their gradients and buffers.
+    """
+
+    def __init__(self, space: SizeSpace, paths: ModulePaths, constants: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.layer = ""
+        self.phase: Phase = "forward"
+        self.steps: list[Step] = []
+        self.storages: dict[int, Storage] = {}
+        self._space = space
+        self._paths = paths
+        # Weak references also keep the addresses from being given out again.
+        self._constants = {
+            key_of(tensor): StorageWeakRef(tensor.untyped_storage()) for tensor in constants
+        }
+
+    def adopt(self, tensor: Tensor) -> None:
+        """Count what another layer made as this layer's: its input, or its output's gradient."""
+        storage = self._note(tensor)
+        if storage is not None:
+            storage.owner = self.layer
+            storage.is_input = self.phase == "forward"
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record what runs, under its module's name, and note what the backward pass keeps."""
+        saved = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        with self, self._paths.following(), saved:
+            yield
+
+    def __torch_dispatch__(
+        self,
+        operator: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator and write it down."""
+        call = Call(operator, args, kwargs or {}, None)
+        path = self._paths.forward_path if self.phase == "forward" else self._paths.backward_path
+        module = path()
+        try:
+            result = operator(*args, **(kwargs or {}))
+        except Exception as error:
+            raise refusal(call.name, module, error) from error
+        self._space.refuse_fixed(f"operator {call.name}")
+        self._record(replace(call, result=result), module)
+        return result
+
+    def _record(self, call: Call, module: str) -> None:
+        given = {key_of(tensor) for tensor in call.inputs}
+        is_view = not call.changed and all(key_of(x) in given for x in call.outputs)
+        for tensor in call.outputs:
+            self._note(tensor)
+        if is_view or call.name in IDLE:
+            return
+        dtypes = [tensor.dtype for tensor in (*call.outputs, *call.inputs)]
+        self.steps.append(
+            Step(
+                layer=self.layer,
+                phase=self.phase,
+                module=module,
+                name=call.name,
+                kind="accumulate" if self._accumulates(call) else kind_of(call),
+                dtype=next((x for x in dtypes if x.is_floating_point), dtypes[0]),
+                inputs=tuple(tuple(tensor.shape) for tensor in call.inputs),
+                outputs=tuple(tuple(tensor.shape) for tensor in call.outputs),
+                flop=flop_of(call),
+                read_bytes=read_bytes(call),
+                written_bytes=written_bytes(call),
+                alive=self._alive(),
+            )
+        )
+
+    def _accumulates(self, call: Call) -> bool:
+        into_constant = any(key_of(tensor) in self._constants for tensor in call.changed)
+        return self.phase == "backward" and into_constant
+
+    def _alive(self) -> tuple[Size, ...]:
+        mine = (x for x in self.storages.values() if x.owner == self.layer)
+        return tuple(x.size_bytes for x in mine if not x.reference.expired())
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        storage = self._note(tensor)
+        if storage is not None and storage.kept_by is None:
+            storage.kept_by = self._paths.running
+        return tensor
+
+    def _note(self, tensor: Tensor) -> Storage | None:
+        key = key_of(tensor)
+        if key in self._constants:
+            return None
+        if key not in self.storages:
+            storage = tensor.untyped_storage()
+            self.storages[key] = Storage(
+                reference=StorageWeakRef(storage),
+                owner=self.layer,
+                size_bytes=storage.nbytes(),
+                shape=tuple(tensor.shape),
+                dtype=tensor.dtype,
+            )
+        return self.storages[key]
+
+
+def key_of(tensor: Tensor) -> int:
+    """What tensors on one storage have in common."""
+    return tensor.untyped_storage()._cdata

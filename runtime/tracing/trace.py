@@ -1,0 +1,108 @@
+"""Tracing a torch model into a layer graph."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from mistlab.symbolic.graph import Condition, LayerGraph, ModelGraph
+from runtime.sizes import SizeSpace
+from runtime.tracing.assumptions import assumptions_of, conditions_of
+from runtime.tracing.graph import layer_graph
+from runtime.tracing.layers import BLOCK, EMBEDDING, HEAD, LayerRun, find_blocks, keep_one
+from runtime.tracing.modules import ModulePaths
+from runtime.tracing.recorder import Recorder
+
+
+def trace(
+    model: nn.Module,
+    space: SizeSpace,
+    loss_of: Callable[[nn.Module], Tensor],
+    *,
+    name: str,
+    attention: str,
+    precision: str,
+    blocks: str | None = None,
+) -> ModelGraph:
+    """The layer graph of a model built in ``space``; its list of blocks is cut down to one.
+
+    ``loss_of`` runs the model and returns its scalar loss; ``blocks`` is the path of the list of
+    blocks where the largest is not it.
+    """
+    path = find_blocks(model, blocks)
+    block = keep_one(model, path)
+    model.train()
+    constants = [*model.parameters(), *model.buffers()]
+    with space.fake_mode, torch.no_grad():
+        for parameter in model.parameters():
+            # Gradients are accumulated from the first micro-batch on, as in training.
+            parameter.grad = torch.zeros_like(parameter)
+            constants.append(parameter.grad)
+    names = {module: _within(path, name) for name, module in model.named_modules()}
+    recorder = Recorder(space, ModulePaths(names), constants)
+    run = LayerRun(block, recorder)
+    with space.fake_mode, AsOnGPU():
+        run.forward_and_backward(lambda: loss_of(model))
+    space.refuse_fixed("the model's own code")
+
+    def layer(layer: str) -> LayerGraph:
+        parameters = _parameters_of(model, path, recorder)[layer]
+        return layer_graph(layer, recorder, parameters, run.handed_on[layer])
+
+    return ModelGraph(
+        name=name,
+        attention=attention,
+        precision=precision,
+        embedding=layer(EMBEDDING),
+        block=layer(BLOCK),
+        head=layer(HEAD),
+        conditions=tuple(Condition(size=s, divisor=d) for s, d in conditions_of(space)),
+        assumptions=tuple(assumptions_of(space)),
+    )
+
+
+class AsOnGPU(TorchFunctionMode):
+    """Sends causal attention to its fused operator whatever the dropout, as a GPU does.
+
+    The CPU's own choice writes attention out as soon as there is dropout. What the fused operator
+    keeps is the same with and without: dropout is drawn again from a seed.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call ``func``, attention without its dropout."""
+        options = dict(kwargs or {})
+        if func is scaled_dot_product_attention:
+            args = args[:4]
+            options.pop("dropout_p", None)
+        return func(*args, **options)
+
+
+def _within(path: str, name: str) -> str:
+    block = f"{path}.0"
+    return name.removeprefix(block).lstrip(".") if name.startswith(block) else name
+
+
+def _parameters_of(
+    model: nn.Module, path: str, recorder: Recorder
+) -> dict[str, list[tuple[str, nn.Parameter]]]:
+    """Each layer's parameters: the block's, and the others where they are first used."""
+    found: dict[str, list[tuple[str, nn.Parameter]]] = {EMBEDDING: [], BLOCK: [], HEAD: []}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name.startswith(f"{path}.0."):
+            found[BLOCK].append((name.removeprefix(f"{path}.0."), parameter))
+            continue
+        layer = _layer_using(name.rpartition(".")[0], recorder)
+        found[layer].append((name, parameter))
+    return found
+
+
+def _layer_using(module: str, recorder: Recorder) -> str:
+    for step in recorder.steps:
+        if step.phase == "forward" and f"{step.module}.".startswith(f"{module}."):
+            return step.layer
+    return HEAD

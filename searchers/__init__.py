@@ -1,0 +1,1 @@
+"""Strategies that look for the best plan, one file each."""

@@ -1,0 +1,1 @@
+"""Predicting a plan: in closed form, and event by event."""

@@ -1,0 +1,41 @@
+import pytest
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.errors import FieldError
+
+L4 = catalog.hardware("l4-24gb")
+
+
+def test_a_cluster_has_the_numbers_of_its_hardware() -> None:
+    cluster = Cluster(hardware=L4, nodes=2, gpus_per_node=4)
+    assert cluster.num_gpus == 8
+    assert cluster.memory_bytes == L4.gpu.memory_bytes
+    assert cluster.memory_bytes_per_s == L4.gpu.memory_bytes_per_s
+    assert cluster.peak_flop_per_s("fp32") == L4.gpu.peak_flop_per_s("fp32")
+    assert cluster.host_memory_bytes == L4.node.host_memory_bytes
+    assert cluster.intra_node_bytes_per_s == L4.node.intra_node_bytes_per_s
+    assert cluster.inter_node_bytes_per_s == L4.node.inter_node_bytes_per_s
+    assert cluster.host_link_bytes_per_s == L4.node.host_link_bytes_per_s
+
+
+def test_overrides_replace_them() -> None:
+    cluster = Cluster(
+        hardware=L4,
+        nodes=1,
+        gpus_per_node=8,
+        memory_gib=10,
+        host_memory_gib=20,
+        intra_node_gbytes_per_s=30,
+        inter_node_gbytes_per_s=40,
+    )
+    assert cluster.memory_bytes == 10 * 2**30
+    assert cluster.host_memory_bytes == 20 * 2**30
+    assert cluster.intra_node_bytes_per_s == 30e9
+    assert cluster.inter_node_bytes_per_s == 40e9
+
+
+def test_a_node_has_no_more_gpus_than_its_hardware() -> None:
+    message = "gpus_per_node: 9 is more than a node of l4-24gb has: give at most 8"
+    with pytest.raises(FieldError, match=message):
+        Cluster(hardware=L4, nodes=1, gpus_per_node=9)

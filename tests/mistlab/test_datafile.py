@@ -1,0 +1,100 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mistlab.datafile import format_yaml, parse_yaml, read_json, read_yaml, write_yaml
+from mistlab.errors import InputError
+
+BAD_YAML = {
+    "empty": (b"", "is empty: write at least one key"),
+    "comments only": (b"# nothing\n", "is empty: write at least one key"),
+    "null": (b"~\n", "is empty: write at least one key"),
+    "binary": (bytes(range(256)), "is not text in UTF-8 (byte 128): give a text file"),
+    "zero bytes": (b"a: 1\x00\x00", "character 4 is not printable: give a text file"),
+    "latin-1": ("name: café".encode("latin-1"), "is not text in UTF-8 (byte 9)"),
+    "syntax": (b"plan:\n  stages: [1, 2\n", "line 3, column 1: "),
+    "tab": (b"plan:\n\tstages: 1\n", "line 2, column 1: "),
+    "duplicate key": (b"a: 1\nb: 2\na: 3\n", "line 3, column 1: key 'a' stands twice"),
+    "deep duplicate key": (b"a:\n  - {b: 1, b: 2}\n", "line 2, column 12: key 'b' stands twice"),
+    "list": (b"- 1\n- 2\n", "holds [1, 2], not a mapping: write 'key: value' lines"),
+    "text": (b"plan\n", "holds 'plan', not a mapping: write 'key: value' lines"),
+    "deep list": (b"- " * 200 + b"1\n", "holds [[[...]]], not a mapping: write"),
+    "list as key": (b"? [1]\n: 2\n", "line 1, column 3: "),
+    "tag": (b"a: !!python/name:os.system\n", "line 1, column 4: "),
+    "two documents": (b"a: 1\n---\nb: 2\n", "line 2, column 1: "),
+    "impossible date": (b"a: 2020-13-45\n", "month must be in 1..12"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_YAML.values(), ids=BAD_YAML.keys())
+def test_bad_yaml_is_refused_with_file_and_remedy(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_yaml(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("none.yaml", "there is no such file: check the path"), ("", "is a folder: give a file")],
+    ids=["missing", "folder"],
+)
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_yaml(tmp_path / name)
+    assert message in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "line 1, column 2: "), ("", "is empty"), ("[1]", "holds [1], not a mapping")],
+    ids=["syntax", "empty", "list"],
+)
+def test_bad_json_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "graph.json"
+    path.write_text(content)
+    with pytest.raises(InputError) as caught:
+        read_json(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_a_merged_key_may_be_overridden() -> None:
+    text = "base: &base {a: 1, b: 2}\nother: {<<: *base, b: 3}\n"
+    assert parse_yaml(text, "text")["other"] == {"a": 1, "b": 3}
+
+
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_bytes(b"\xef\xbb\xbfa: 1\n")
+    assert read_yaml(path) == {"a": 1}
+
+
+PRINTABLE = st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]))
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | PRINTABLE,
+    lambda inner: st.lists(inner) | st.dictionaries(PRINTABLE, inner),
+    max_leaves=8,
+)
+
+
+@given(mapping=st.dictionaries(PRINTABLE, PLAIN, min_size=1))
+def test_a_mapping_comes_back_from_yaml(mapping: dict[str, Any]) -> None:
+    assert parse_yaml(format_yaml(mapping), "text") == mapping
+
+
+def test_writing_keeps_the_order_of_keys(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_yaml({"b": 1, "a": math.pi}, path)
+    assert path.read_text() == "b: 1\na: 3.141592653589793\n"

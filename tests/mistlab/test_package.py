@@ -1,0 +1,58 @@
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mistlab
+
+PUBLIC = """
+Action Budget Cluster Environment FieldError Gpu Hardware Improvement InputError Job Measurement
+MemoryByClass MemoryByPhase ModelSpec Node Offload OffloadRatios PeakTflops Plan Prediction
+Predictor Problem Provenance SearchResult SearchSpace Searcher Source StageMeasurement StagePlan
+StagePrediction Workload dump_job from_mapping job_from_mapping job_to_mapping load_job
+near_matches to_mapping
+"""
+
+
+def names_for_type_checkers() -> set[str]:
+    tree = ast.parse(Path(mistlab.__file__).read_text(encoding="utf-8"))
+    guarded = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in ast.walk(guarded[0]) if isinstance(node, ast.ImportFrom)]
+    return {alias.name for node in imports for alias in node.names}
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(mistlab.__all__) == sorted(PUBLIC.split())
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    assert names_for_type_checkers() == set(mistlab.__all__)
+
+
+@pytest.mark.parametrize("name", PUBLIC.split())
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(mistlab, name).__name__ == name
+
+
+def test_other_names_are_not() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        mistlab.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import mistlab", "numpy sympy yaml mistlab.value"),
+        ("from mistlab import Plan, Prediction, SearchResult", "numpy sympy yaml"),
+        ("from mistlab import load_job", "numpy sympy"),
+    ],
+    ids=["package", "values", "files"],
+)
+def test_importing_brings_no_more_than_it_needs(statement: str, heavy: str) -> None:
+    code = f"{statement}\nimport sys\nprint([m for m in {heavy.split()} if m in sys.modules])"
+    command = [sys.executable, "-c", code]
+    root = Path(mistlab.__file__).parents[1]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,149 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mistlab import catalog
+from mistlab.datafile import read_yaml, write_yaml
+from mistlab.errors import InputError
+from mistlab.job import dump_job, job_from_mapping, job_to_mapping, load_job
+from mistlab.model import ModelSpec
+from mistlab.value import to_mapping
+
+SPEC = ModelSpec.of(name="mine", family="custom", hidden=256, layers=32, heads=8)
+PlanFile = dict[str, Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of plans beside one of traced models and one of hardware files."""
+    for name in ("plans", "models", "rigs"):
+        (tmp_path / name).mkdir()
+    spec = to_mapping(SPEC, omit_defaults=True)
+    (tmp_path / "models" / "mine.json").write_text(json.dumps({"spec": spec, "graphs": []}))
+    return tmp_path
+
+
+def written(folder: Path, plan_file: PlanFile, **references: str) -> Path:
+    plan_file["workload"]["model"] = references.get("model", "gpt3-2.7b")
+    plan_file["cluster"]["hardware"] = references.get("hardware", "l4-24gb")
+    path = folder / "plans" / "plan.yaml"
+    write_yaml(plan_file, path)
+    return path
+
+
+def test_a_traced_model_is_found_from_the_folder_of_the_plan(
+    folder: Path, plan_file: PlanFile
+) -> None:
+    job = load_job(written(folder, plan_file, model="../models/mine.json"))
+    graph_file = str(folder / "models" / "mine.json")
+    assert job.workload.model == replace(SPEC, graph_file=graph_file)
+
+
+def test_a_job_with_a_traced_model_comes_back_from_another_folder(
+    folder: Path, plan_file: PlanFile
+) -> None:
+    job = load_job(written(folder, plan_file, model="../models/mine.json"))
+    dump_job(job, folder / "elsewhere.yaml")
+    assert load_job(folder / "elsewhere.yaml") == job
+
+
+def test_relative_paths_stay_relative(
+    folder: Path, plan_file: PlanFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(folder, plan_file, model="../models/mine.json")
+    monkeypatch.chdir(folder)
+    job = load_job("plans/plan.yaml")
+    assert job.workload.model.graph_file == "models/mine.json"
+    assert job_to_mapping(job, Path("plans"))["workload"]["model"] == "../models/mine.json"
+    dump_job(job, "elsewhere.yaml")
+    assert read_yaml(Path("elsewhere.yaml"))["workload"]["model"] == "models/mine.json"
+    assert load_job("elsewhere.yaml") == job
+
+
+def test_a_changed_copy_of_a_traced_model_is_written_as_a_mapping(
+    folder: Path, plan_file: PlanFile
+) -> None:
+    job = load_job(written(folder, plan_file, model="../models/mine.json"))
+    changed = replace(job.workload.model, vocab=512)
+    other = replace(job, workload=replace(job.workload, model=changed))
+    dump_job(other, folder / "plans" / "other.yaml")
+    assert load_job(folder / "plans" / "other.yaml") == other
+
+
+def test_a_changed_model_of_the_catalogue_is_written_as_a_mapping(plan_file: PlanFile) -> None:
+    job = job_from_mapping(plan_file)
+    changed = replace(job.workload.model, vocab=512)
+    mapping = job_to_mapping(replace(job, workload=replace(job.workload, model=changed)))
+    assert mapping["workload"]["model"]["vocab"] == 512
+    assert job_from_mapping(mapping).workload.model == changed
+
+
+def test_a_hardware_file_is_written_as_its_content(folder: Path, plan_file: PlanFile) -> None:
+    mine = replace(catalog.hardware("l4-24gb"), name="mine")
+    write_yaml(to_mapping(mine), folder / "rigs" / "mine.yaml")
+    job = load_job(written(folder, plan_file, hardware="../rigs/mine.yaml"))
+    assert job.cluster.hardware == mine
+    (folder / "rigs" / "mine.yaml").unlink()
+    assert job_from_mapping(job_to_mapping(job)) == job
+
+
+MODEL_FILES = {
+    "missing": (None, "there is no such file: check the path"),
+    "empty": ("", "is empty"),
+    "no JSON": ("{", "line 1, column 2: "),
+    "no spec": ("{}", "spec: missing: give the JSON that tracing a model writes"),
+    "bad spec": ('{"spec": {"family": "gpt", "hiden": 1}}', "spec.hiden: unknown key: did you"),
+    "null spec": ('{"spec": null}', "spec: None is not a mapping: give the keys"),
+    "known family": (
+        '{"spec": {"family": "gpt", "hidden": 64, "layers": 1, "heads": 1}}',
+        "graph_file: ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "problem"), MODEL_FILES.values(), ids=MODEL_FILES.keys())
+def test_a_bad_traced_model_is_refused(
+    folder: Path, plan_file: PlanFile, content: str | None, problem: str
+) -> None:
+    traced = folder / "models" / "bad.json"
+    if content is not None:
+        traced.write_text(content)
+    path = written(folder, plan_file, model="../models/bad.json")
+    with pytest.raises(InputError) as caught:
+        load_job(path)
+    assert str(caught.value).startswith(f"{path}: workload.model: {traced}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(None, "there is no such file"), ("name: mine\n", "gpu: missing: give the keys memory_gib")],
+    ids=["missing", "incomplete"],
+)
+def test_a_bad_hardware_file_is_refused(
+    folder: Path, plan_file: PlanFile, content: str | None, problem: str
+) -> None:
+    rig = folder / "rigs" / "bad.yaml"
+    if content is not None:
+        rig.write_text(content)
+    path = written(folder, plan_file, hardware="../rigs/bad.yaml")
+    with pytest.raises(InputError) as caught:
+        load_job(path)
+    assert str(caught.value).startswith(f"{path}: cluster.hardware: {rig}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "message"),
+    [
+        ("workload", "model", "workload.model: 7 is not a model: give a catalogue name, a path"),
+        ("cluster", "hardware", "cluster.hardware: 7 is not hardware: give a catalogue name, a"),
+    ],
+)
+def test_a_reference_is_a_text_or_a_mapping(
+    plan_file: PlanFile, section: str, key: str, message: str
+) -> None:
+    plan_file[section][key] = 7
+    with pytest.raises(InputError, match=message):
+        job_from_mapping(plan_file)

@@ -1,0 +1,92 @@
+"""The theorem of the tracer: a symbolic graph at given sizes is the graph traced with numbers."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mistlab.symbolic.graph import ModelGraph  # noqa: E402
+from mistlab.symbolic.graphfile import to_mapping  # noqa: E402
+from mistlab.symbolic.layer import expressions_of  # noqa: E402
+from mistlab.symbolic.library import Variant, shipped, variants  # noqa: E402
+from mistlab.symbolic.symbols import size_symbol  # noqa: E402
+from mistlab.symbolic.text import expression_from  # noqa: E402
+from runtime.sizes import SizeSpace  # noqa: E402
+from runtime.tracing.families import Sizes, trace_sizes, trace_variant  # noqa: E402
+
+CASES = 200
+
+
+def random_case(seed: int) -> tuple[Variant, Sizes]:
+    """A variant and small sizes, ones included: ranks with one head, batches of one."""
+    draw = random.Random(seed)
+    variant = draw.choice(variants())
+    tp = draw.choice([1, 2, 3, 4, 8])
+    k = tp * draw.choice([1, 2, 3])
+    grouped = variant.family == "llama"
+    return variant, Sizes(
+        b=draw.randint(1, 5),
+        s=draw.choice([2, 5, 16, 33]),
+        h=draw.choice([16, 40, 64]),
+        n=k * (draw.choice([1, 2, 4]) if grouped else 1),
+        k=k,
+        d=draw.choice([4, 8, 12]),
+        r=draw.choice([2, 4]),
+        f=tp * draw.choice([1, 8, 20]),
+        V=tp * draw.choice([32, 50]),
+        tp=tp,
+    )
+
+
+def evaluate(value: object, sizes: Sizes) -> object:
+    """A graph's mapping with each expression as the number that it has for ``sizes``."""
+    if isinstance(value, dict):
+        return {
+            key: item if key in TEXTS else evaluate(item, sizes)
+            for key, item in value.items()
+            if key not in {"peaks", "conditions", "assumptions"}
+        }
+    if isinstance(value, list):
+        return [evaluate(item, sizes) for item in value]
+    if isinstance(value, str):
+        numbers = {
+            symbol: getattr(sizes, symbol.name) for symbol in expression_from(value).free_symbols
+        }
+        return expression_from(value).subs(numbers)
+    return value
+
+
+TEXTS = {"name", "kind", "phase", "module", "dtype", "attention", "precision"}
+
+
+def peaks(graph: ModelGraph, sizes: Sizes) -> list[object]:
+    """Both peaks of each layer as numbers."""
+    numbers = {size_symbol(name): getattr(sizes, name) for name in Sizes.__dataclass_fields__}
+    found = []
+    for layer in graph.layers:
+        sums = expressions_of(layer)
+        found += [sums.forward_peak_bytes.subs(numbers), sums.backward_peak_bytes.subs(numbers)]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_shipped_expressions_count_what_a_concrete_trace_counts(seed: int) -> None:
+    variant, sizes = random_case(seed)
+    graph = shipped(variant)
+
+    concrete = trace_sizes(variant, sizes, SizeSpace())
+
+    assert evaluate(to_mapping(graph), sizes) == evaluate(to_mapping(concrete), sizes)
+    assert peaks(graph, sizes) == peaks(concrete, sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", variants(), ids=lambda variant: variant.name)
+def test_shipped_graph_is_what_tracing_makes_today(variant: Variant) -> None:
+    assert trace_variant(variant) == shipped(variant)
+
+
+@pytest.mark.parametrize("variant", variants(), ids=lambda variant: variant.name)
+def test_shipped_graph_branches_on_no_size(variant: Variant) -> None:
+    assert shipped(variant).assumptions == ()
