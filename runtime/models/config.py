@@ -5,13 +5,13 @@ sizes are symbols. Sizes are of the whole model; each rank builds its share of t
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from mistlab.model import ModelSpec
 from mistlab.workload import Workload
-from runtime.sizes import Size
+from runtime.sizes import Size, space_of
 
 TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -50,6 +50,30 @@ class ModelConfig:
     biases: bool = False
     tied_embeddings: bool = False
     dropout: float = 0.0
+
+
+def config_with(
+    *, hidden: Size, heads: Size, tensor_parallel: Size = 1, **others: Any
+) -> ModelConfig:
+    """A configuration by its main sizes, the others following from them.
+
+    Heads divide the hidden size, the feed-forward network is four times as wide, and positions
+    reach to 2,048. With symbols, the vocabulary is one too (``V``, standing for 50,304).
+    """
+    space = space_of((hidden, heads, tensor_parallel))
+    torch._check(hidden % heads == 0)
+    head_dim = hidden // heads
+    sizes: dict[str, Any] = {
+        "kv_heads": heads,
+        "head_dim": head_dim,
+        "ffn": 4 * hidden,
+        "vocab": 50304 if space is None else space.size("V", 50304),
+        "positions": 2048,
+        "rotated": head_dim,
+    }
+    return ModelConfig(
+        hidden=hidden, heads=heads, tensor_parallel=tensor_parallel, **(sizes | others)
+    )
 
 
 def config_of(workload: Workload, *, tensor_parallel: int = 1, layers: int = 0) -> ModelConfig:

@@ -1,0 +1,40 @@
+"""Running a model on symbolic tokens, to see the shape of what comes out."""
+
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch import Tensor, nn
+
+from mistlab.symbolic.graph import Shape
+from runtime.sizes import Size, TraceError, construction, expression_of, space_of, value_of
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicTensor:
+    """A result's shape, in symbols and in the numbers behind them."""
+
+    shape: Shape
+    concrete_shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"symbolic shape {sympy.sstr(self.shape)}, concrete {self.concrete_shape}"
+
+
+def tokens(batch: Size, sequence: Size) -> Tensor:
+    """Token numbers (batch, sequence) without values."""
+    with construction((batch, sequence)):
+        return torch.empty(batch, sequence, dtype=torch.int64)
+
+
+def run_symbolically(model: nn.Module, inputs: Tensor) -> SymbolicTensor:
+    """Run the model's forward pass on inputs made by ``tokens``."""
+    space = space_of(inputs.shape)
+    if space is None:
+        message = "the inputs have no symbolic size: make them with tokens(b, s) of symbols"
+        raise TraceError(message)
+    with space.fake_mode, torch.no_grad():
+        output: Tensor = model(inputs)
+    space.refuse_fixed("the model's own code")
+    sizes = tuple(output.shape)
+    return SymbolicTensor(tuple(map(expression_of, sizes)), tuple(map(value_of, sizes)))
