@@ -51,6 +51,16 @@ def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
     return left
 
 
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x @ weight.T + bias`` over flat tokens; the result may be changed in place.
+
+    Given more dimensions, torch 2.11 asks for them as numbers, which a trace refuses.
+    """
+    flat = nn.functional.linear(x.flatten(0, -2), weight, bias)
+    shaped: Tensor = torch.ops.aten._unsafe_view(flat, (*x.shape[:-1], weight.shape[0]))
+    return shaped
+
+
 class ColumnLinear(nn.Module):
     """``x @ W.T`` with the rows of W split over ranks; the input is whole, the output split.
 
@@ -74,7 +84,7 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The rank's columns of the product."""
-        return nn.functional.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
@@ -99,7 +109,7 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The rank's part of the product."""
-        return nn.functional.linear(x, self.weight)
+        return product(x, self.weight, None)
 
 
 class VocabularyEmbedding(nn.Module):
