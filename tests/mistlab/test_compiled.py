@@ -1,0 +1,76 @@
+"""Compiled columns against SymPy's own evaluation of the same expressions."""
+
+import numpy as np
+import pytest
+import sympy
+
+from mistlab.symbolic.compiled import ROWS_AT_ONCE, compile_expressions
+from mistlab.symbolic.layer import expressions_of
+from mistlab.symbolic.library import Variant, shipped
+from mistlab.symbolic.maximum import undominated
+from mistlab.symbolic.states import HALF, SINGLE, gradients, optimizer, weights
+from mistlab.symbolic.symbols import size_symbol
+
+CONSTANTS = {"s": 2048, "h": 1024, "n": 16, "k": 16, "d": 64, "f": 4096, "V": 50304}
+
+
+def test_block_memory_equals_sympy_row_by_row() -> None:
+    block = expressions_of(shipped(Variant(family="gpt", attention="math", precision="half")).block)
+    expressions = {
+        "saved": block.saved_bytes,
+        "forward": block.forward_peak_bytes,
+        "backward": block.backward_peak_bytes,
+        "flop": block.flop("backward"),
+    }
+    rows = ROWS_AT_ONCE + 3
+    columns = {"b": np.arange(rows) % 7 + 1, "tp": 2 ** (np.arange(rows) % 4)}
+
+    values = compile_expressions(expressions, columns=("b", "tp"), constants=CONSTANTS)(columns)
+
+    for row in (0, 1, 2, 3, ROWS_AT_ONCE, rows - 1):
+        sizes = CONSTANTS | {name: int(column[row]) for name, column in columns.items()}
+        numbers = {size_symbol(name): value for name, value in sizes.items()}
+        expected = [float(e.subs(numbers)) for e in expressions.values()]
+        assert values[:, row].tolist() == expected
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_states_shard_by_zero_level_and_split_by_ratio(zero: int) -> None:
+    states = [weights, gradients, optimizer]
+    whole = [1200.0 * size for size in (HALF.weight, HALF.gradient, HALF.optimizer)]
+    shards = [4 if zero >= level else 1 for level in (3, 2, 1)]
+    expressions = {}
+    for state in states:
+        made = state(sympy.Integer(1200), HALF)
+        expressions |= {
+            f"{state.__name__} device": made.device,
+            f"{state.__name__} host": made.host,
+        }
+    names = ("dp", "z", "ww", "wg", "wo")
+    columns = {n: np.array([v]) for n, v in zip(names, (4, zero, 0.25, 0.5, 1.0), strict=True)}
+
+    values = compile_expressions(expressions, columns=names, constants={})(columns)[:, 0]
+
+    local = [bytes_ / count for bytes_, count in zip(whole, shards, strict=True)]
+    expected = [
+        part
+        for bytes_, ratio in zip(local, (0.25, 0.5, 1.0), strict=True)
+        for part in (bytes_ * (1 - ratio), bytes_ * ratio)
+    ]
+    assert values.tolist() == pytest.approx(expected, rel=1e-15)
+
+
+def test_full_precision_needs_sixteen_bytes_a_parameter_too() -> None:
+    assert SINGLE.weight + SINGLE.gradient + SINGLE.optimizer == 16
+    assert HALF.weight + HALF.gradient + HALF.optimizer == 16
+
+
+def test_a_symbol_without_a_value_is_named() -> None:
+    with pytest.raises(ValueError, match="symbols h are neither"):
+        compile_expressions({"x": size_symbol("h")}, columns=("b",), constants={})
+
+
+def test_only_terms_that_can_be_the_largest_are_kept() -> None:
+    b, s = size_symbol("b"), size_symbol("s")
+    terms = [b, b + s, 2 * b, b * s]
+    assert undominated(terms, lambda term: term) == [b + s, 2 * b, b * s]
