@@ -4,7 +4,7 @@ PYTHON ?= python3
 DEV := .venv-dev
 PINS := constraints.txt
 
-.PHONY: test check format graphs clean
+.PHONY: test check format graphs benchmark clean
 
 test: $(DEV)/.done
 	$(DEV)/bin/python -m pytest $(ARGS)
@@ -21,6 +21,9 @@ format: $(DEV)/.done
 
 graphs: $(DEV)/.done
 	$(DEV)/bin/python -m experiments.build_graphs
+
+benchmark: $(DEV)/.done
+	$(DEV)/bin/python -m pytest benchmarks $(ARGS)
 
 clean:
 	rm -rf $(DEV)

@@ -10,8 +10,6 @@ from mistlab.symbolic.graph import ModelGraph  # noqa: E402
 from mistlab.symbolic.graphfile import to_mapping  # noqa: E402
 from mistlab.symbolic.layer import expressions_of  # noqa: E402
 from mistlab.symbolic.library import Variant, shipped, variants  # noqa: E402
-from mistlab.symbolic.symbols import size_symbol  # noqa: E402
-from mistlab.symbolic.text import expression_from  # noqa: E402
 from runtime.sizes import SizeSpace  # noqa: E402
 from runtime.tracing.families import Sizes, trace_sizes, trace_variant  # noqa: E402
 
@@ -50,11 +48,13 @@ def evaluate(value: object, sizes: Sizes) -> object:
     if isinstance(value, list):
         return [evaluate(item, sizes) for item in value]
     if isinstance(value, str):
-        numbers = {
-            symbol: getattr(sizes, symbol.name) for symbol in expression_from(value).free_symbols
-        }
-        return expression_from(value).subs(numbers)
+        # Python's own arithmetic on the graph file's text; quotients are whole, so exact.
+        return eval(value, {"Max": max}, vars_of(sizes))
     return value
+
+
+def vars_of(sizes: Sizes) -> dict[str, int]:
+    return {name: getattr(sizes, name) for name in Sizes.__dataclass_fields__}
 
 
 TEXTS = {"name", "kind", "phase", "module", "dtype", "attention", "precision"}
@@ -62,11 +62,11 @@ TEXTS = {"name", "kind", "phase", "module", "dtype", "attention", "precision"}
 
 def peaks(graph: ModelGraph, sizes: Sizes) -> list[object]:
     """Both peaks of each layer as numbers."""
-    numbers = {size_symbol(name): getattr(sizes, name) for name in Sizes.__dataclass_fields__}
     found = []
     for layer in graph.layers:
         sums = expressions_of(layer)
-        found += [sums.forward_peak_bytes.subs(numbers), sums.backward_peak_bytes.subs(numbers)]
+        found += [evaluate(str(sums.forward_peak_bytes), sizes)]
+        found += [evaluate(str(sums.backward_peak_bytes), sizes)]
     return found
 
 
