@@ -1,0 +1,30 @@
+"""Which sizes mean anything: a mask over columns of candidates, never an exception."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import sympy
+from numpy.typing import NDArray
+
+from mistlab.symbolic.compiled import compile_expressions
+from mistlab.symbolic.graph import Condition
+
+
+def feasible(
+    conditions: Sequence[Condition],
+    columns: Mapping[str, NDArray[Any]],
+    constants: Mapping[str, int],
+) -> NDArray[np.bool_]:
+    """For each row, whether every size divides as the graph needs it to.
+
+    Columns and constants are given by the symbols' short names: heads that do not divide over the
+    tensor-parallel ranks, for one, make a row infeasible.
+    """
+    remainders = {
+        f"{condition.size} over {condition.divisor}": sympy.Mod(condition.size, condition.divisor)
+        for condition in conditions
+    }
+    names = tuple(columns)
+    values = compile_expressions(remainders, columns=names, constants=constants)(columns)
+    return np.asarray((values == 0).all(axis=0))
