@@ -1,4 +1,4 @@
-"""How many candidate rows a second the memory and work expressions of a block take.
+"""How many candidate rows a second memory and work take: a block's expressions, and a stage's.
 
 The rate is in ``extra_info``; that it does not fall with the number of rows is what the sizes
 show. Run on one core: ``taskset -c 0 make benchmark``.
@@ -7,11 +7,15 @@ show. Run on one core: ``taskset -c 0 make benchmark``.
 import numpy as np
 import pytest
 
+from mistlab import catalog
+from mistlab.stages import StageBatch
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import Variant, shipped
+from mistlab.symbolic.stage_model import StageModel
 from mistlab.symbolic.states import HALF, gradients, optimizer, weights
+from mistlab.workload import Workload
 
 GPT_22B = {"s": 2048, "h": 6144, "n": 64, "k": 64, "d": 96, "f": 24576, "V": 50304}
 
@@ -39,8 +43,48 @@ def compiled() -> Compiled:
     return compile_expressions(expressions, columns=columns, constants=GPT_22B)
 
 
-@pytest.mark.parametrize("rows", [10_000, 100_000, 1_000_000])
-def test_rows_a_second(benchmark, compiled: Compiled, rows: int) -> None:
+ROWS = pytest.mark.parametrize("rows", [10_000, 100_000, 1_000_000])
+
+
+@pytest.fixture(scope="module")
+def stages() -> StageModel:
+    work = Workload(
+        model=catalog.model("gpt3-22b"),
+        sequence_length=2048,
+        global_batch=64,
+        attention="flash",
+        precision="fp16",
+    )
+    return StageModel.of(work)
+
+
+@ROWS
+def test_rows_of_a_stage_a_second(benchmark, stages: StageModel, rows: int) -> None:
+    draw = np.random.default_rng(0)
+    layers = draw.integers(1, 49, rows)
+    kinds = ("weights", "gradients", "optimizer", "activations")
+    batch = StageBatch(
+        layers=layers,
+        checkpointed_layers=draw.integers(0, layers + 1),
+        data_parallel=2 ** draw.integers(0, 4, rows),
+        tensor_parallel=2 ** draw.integers(0, 4, rows),
+        micro_batch=draw.integers(1, 5, rows),
+        zero=draw.integers(0, 4, rows),
+        in_flight=draw.integers(1, 9, rows),
+        has_embedding=draw.integers(0, 2, rows),
+        has_head=draw.integers(0, 2, rows),
+        **{f"offload_{kind}": draw.integers(0, 9, rows) / 8 for kind in kinds},
+    )
+
+    figures = benchmark(stages.figures, batch)
+
+    assert figures.peak_bytes.shape == (rows,)
+    assert figures.feasible.all()
+    benchmark.extra_info["rows_per_s"] = rows / benchmark.stats["median"]
+
+
+@ROWS
+def test_rows_of_a_block_a_second(benchmark, compiled: Compiled, rows: int) -> None:
     draw = np.random.default_rng(0)
     columns = {
         "b": draw.integers(1, 5, rows),

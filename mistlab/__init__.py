@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mistlab.schedule import Action
     from mistlab.search import Budget, Improvement, Problem, Searcher, SearchResult
     from mistlab.space import OffloadRatios, SearchSpace
+    from mistlab.stages import StageBatch, StageFigures
     from mistlab.value import from_mapping, to_mapping
     from mistlab.workload import Workload
 
@@ -55,6 +56,8 @@ __all__ = [
     "SearchSpace",
     "Searcher",
     "Source",
+    "StageBatch",
+    "StageFigures",
     "StageMeasurement",
     "StagePlan",
     "StagePrediction",
@@ -86,6 +89,7 @@ _NAMES_OF_MODULE = {
     "schedule": ("Action",),
     "search": ("Budget", "Improvement", "Problem", "SearchResult", "Searcher"),
     "space": ("OffloadRatios", "SearchSpace"),
+    "stages": ("StageBatch", "StageFigures"),
     "value": ("from_mapping", "to_mapping"),
     "workload": ("Workload",),
 }

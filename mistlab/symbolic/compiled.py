@@ -48,8 +48,7 @@ def compile_expressions(
     constants: Mapping[str, int],
 ) -> Compiled:
     """Compile ``expressions``; symbols are columns or constants, by their short names."""
-    fixed = {name: sympy.Integer(value) for name, value in constants.items()}
-    substituted = [_with_constants(e, fixed) for e in expressions.values()]
+    substituted = [with_constants(e, constants) for e in expressions.values()]
     free = {symbol.name: symbol for e in substituted for symbol in e.free_symbols}
     unknown = sorted(set(free) - set(columns))
     if unknown:
@@ -61,8 +60,15 @@ def compile_expressions(
     return Compiled(names=tuple(expressions), columns=columns, function=function)
 
 
-def _with_constants(expression: sympy.Expr, fixed: Mapping[str, sympy.Integer]) -> sympy.Expr:
-    known = {s: fixed[s.name] for s in expression.free_symbols if s.name in fixed}
+def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> sympy.Expr:
+    """An expression with numbers for the symbols that have one; as it is if none has."""
+    known = {
+        symbol: sympy.Integer(constants[symbol.name])
+        for symbol in expression.free_symbols
+        if symbol.name in constants
+    }
+    if not known:
+        return expression
     # With numbers for the model's sizes, few of a maximum's terms can still be the largest.
     return sympy.expand(expression.subs(known)).replace(sympy.Max, lambda *terms: largest(terms))
 

@@ -2,10 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import sympy
 
+from mistlab.symbolic.compiled import with_constants
 from mistlab.symbolic.graph import PHASES, Kind, LayerGraph, Operator, Phase
 from mistlab.symbolic.maximum import largest
 
@@ -17,6 +19,14 @@ class Work:
     operators: int
     flop: sympy.Expr
     moved_bytes: sympy.Expr
+
+    def with_constants(self, constants: Mapping[str, int]) -> Self:
+        """The same with numbers for some sizes."""
+        return replace(
+            self,
+            flop=with_constants(self.flop, constants),
+            moved_bytes=with_constants(self.moved_bytes, constants),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,15 @@ class LayerExpressions:
     forward_peak_bytes: sympy.Expr
     backward_peak_bytes: sympy.Expr
     output_bytes: sympy.Expr
+
+    def with_constants(self, constants: Mapping[str, int]) -> Self:
+        """The same with numbers for some sizes."""
+        work = {key: work.with_constants(constants) for key, work in self.work.items()}
+        sums = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        del sums["work"]
+        return type(self)(
+            work=work, **{name: with_constants(sum_, constants) for name, sum_ in sums.items()}
+        )
 
     def flop(self, phase: Phase) -> sympy.Expr:
         """Floating-point operations of a phase, all classes."""

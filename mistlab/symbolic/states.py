@@ -48,8 +48,12 @@ def optimizer(parameters: sympy.Expr, sizes: StateSizes) -> States:
     return _states(parameters * sizes.optimizer, level=1, ratio="wo")
 
 
-def _states(whole: sympy.Expr, *, level: int, ratio: str) -> States:
+def sharded(whole: sympy.Expr, *, level: int) -> sympy.Expr:
+    """A rank's part of what data-parallel ranks share out from a ZeRO level on."""
     data_parallel, zero = choice_symbol("dp"), choice_symbol("z")
-    shards = sympy.Piecewise((data_parallel, zero >= level), (1, True))
-    local, share = whole / shards, choice_symbol(ratio)
+    return whole / sympy.Piecewise((data_parallel, zero >= level), (1, True))
+
+
+def _states(whole: sympy.Expr, *, level: int, ratio: str) -> States:
+    local, share = sharded(whole, level=level), choice_symbol(ratio)
     return States(device=local * (1 - share), host=local * share)

@@ -10,9 +10,9 @@ import mistlab
 PUBLIC = """
 Action Budget Cluster Environment FieldError Gpu Hardware Improvement InputError Job Measurement
 MemoryByClass MemoryByPhase ModelSpec Node Offload OffloadRatios PeakTflops Plan Prediction
-Predictor Problem Provenance SearchResult SearchSpace Searcher Source StageMeasurement StagePlan
-StagePrediction Workload dump_job from_mapping job_from_mapping job_to_mapping load_job
-near_matches to_mapping
+Predictor Problem Provenance SearchResult SearchSpace Searcher Source StageBatch StageFigures
+StageMeasurement StagePlan StagePrediction Workload dump_job from_mapping job_from_mapping
+job_to_mapping load_job near_matches to_mapping
 """
 
 
