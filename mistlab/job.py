@@ -12,6 +12,7 @@ from typing import Any
 from mistlab.cluster import Cluster
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import FieldError, InputError, refuse
+from mistlab.model import ModelSpec
 from mistlab.plan import Plan
 from mistlab.references import hardware_from, model_from, plain_hardware, plain_model
 from mistlab.value import check_fields, from_mapping, to_mapping
@@ -124,14 +125,24 @@ def _batch_problem(job: Job) -> FieldError | None:
 
 def _tensor_parallel_problem(job: Job) -> FieldError | None:
     model = job.workload.model
-    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn": model.ffn}
     for index, stage in enumerate(job.plan.stages):
-        degree = stage.tensor_parallel
-        for name, size in sizes.items():
-            if size % degree:
-                problem = f"{degree} does not divide {name} {size}: give a divisor of {size}"
-                return FieldError(f"plan.stages[{index}].tensor_parallel", problem)
+        problem = _degree_problem(model, stage.tensor_parallel)
+        if problem:
+            return FieldError(f"plan.stages[{index}].tensor_parallel", problem)
     return None
+
+
+def _degree_problem(model: ModelSpec, degree: int) -> str:
+    if model.tensor_parallel_degrees is not None:
+        if degree in model.tensor_parallel_degrees:
+            return ""
+        can = ", ".join(map(str, model.tensor_parallel_degrees))
+        return f"{degree}, but the traced model's own code can be split to {can}: give one of these"
+    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn": model.ffn}
+    for name, size in sizes.items():
+        if size % degree:
+            return f"{degree} does not divide {name} {size}: give a divisor of {size}"
+    return ""
 
 
 def _num_gpus_problem(job: Job) -> FieldError | None:

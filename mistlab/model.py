@@ -28,7 +28,8 @@ class ModelSpec:
 
     ``ffn`` is the inner width of the feed-forward network (of the gate too, where there is one),
     ``rotary_fraction`` the share of a head's channels that rotary embedding turns. A custom model
-    has its layers in ``graph_file``, the JSON of its trace.
+    has its layers in ``graph_file``, the JSON of its trace, and ``tensor_parallel_degrees``
+    are those that its own code can be split to; None stands for all that divide heads and widths.
     """
 
     name: str = ""
@@ -50,6 +51,9 @@ class ModelSpec:
     biases: bool
     dropout: float = field(metadata=ratio())
     graph_file: str | None = None
+    tensor_parallel_degrees: tuple[int, ...] | None = field(
+        default=None, metadata=bounded(minimum=1)
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -30,7 +30,8 @@ class SizeSpace(ShapeEnv):
     """A family of named sizes, each with the value that decides a branch where code has one."""
 
     def __init__(self) -> None:
-        super().__init__()
+        # A result that depends on values is refused where it is asked for, by name.
+        super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.fake_mode = FakeTensorMode(shape_env=self, allow_non_fake_inputs=False)
         self.names: dict[sympy.Symbol, sympy.Expr] = {}
         self.conditions: list[tuple[sympy.Expr, sympy.Expr]] = []
@@ -73,15 +74,15 @@ class SizeSpace(ShapeEnv):
         plain = plain.replace(Max, _larger)
         return sympy.expand(plain.xreplace(self.names))
 
-    def refuse_fixed(self, culprit: str) -> None:
+    def refuse_fixed(self, culprit: str, place: str = "") -> None:
         """Raise if code has turned a symbol into a number, or into another symbol."""
         for symbol, name in self.names.items():
             if symbol not in self.replacements:
                 continue
             places = [str(guard.sloc) for guard in self.guards if symbol in guard.expr.free_symbols]
-            place = f" {places[-1]}" if places else ""
+            seen = place or (f" {places[-1]}" if places else "")
             message = (
-                f"size {name} was fixed to {self.replacements[symbol]} by {culprit}{place}: "
+                f"size {name} was fixed to {self.replacements[symbol]} by {culprit}{seen}: "
                 "compute with the size itself, not with int(), range() or a comparison on it"
             )
             raise TraceError(message)

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from mistlab.symbolic.compiled import compile_expressions
 from mistlab.symbolic.graph import Condition
+from mistlab.symbolic.text import relation_from
 
 
-def feasible(
+def divides(
     conditions: Sequence[Condition],
     columns: Mapping[str, NDArray[Any]],
     constants: Mapping[str, int],
@@ -28,3 +29,16 @@ def feasible(
     names = tuple(columns)
     values = compile_expressions(remainders, columns=names, constants=constants)(columns)
     return np.asarray((values == 0).all(axis=0))
+
+
+def holds(
+    assumptions: Sequence[str],
+    columns: Mapping[str, NDArray[Any]],
+    constants: Mapping[str, int],
+) -> NDArray[np.bool_]:
+    """For each row, whether the comparisons hold on which the traced code branched."""
+    indicators = {
+        text: sympy.Piecewise((1, relation_from(text)), (0, True)) for text in assumptions
+    }
+    values = compile_expressions(indicators, columns=tuple(columns), constants=constants)(columns)
+    return np.asarray((values == 1).all(axis=0))

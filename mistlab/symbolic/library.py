@@ -12,6 +12,8 @@ from mistlab.errors import InputError
 from mistlab.model import ModelSpec
 from mistlab.symbolic import graphfile
 from mistlab.symbolic.graph import ModelGraph
+from mistlab.symbolic.symbols import size_symbol
+from mistlab.symbolic.text import relation_from
 from mistlab.workload import Workload
 
 FAMILIES = ("gpt", "llama", "falcon")
@@ -61,7 +63,7 @@ def graph_of(workload: Workload) -> ModelGraph:
     model = workload.model
     precision = "single" if workload.precision == "fp32" else "half"
     if model.family == "custom":
-        return _traced(model, workload.attention, precision)
+        return _traced(workload, precision)
     variant = Variant(
         family=model.family,
         attention=workload.attention,
@@ -72,7 +74,9 @@ def graph_of(workload: Workload) -> ModelGraph:
     if variant not in variants() or not _has_family_structure(model):
         message = (
             f"workload.model: no layer graph is shipped for {variant.name} with the structure of "
-            f"{model.name or 'this model'}: use the family's own structure, biases and dropout"
+            f"{model.name or 'this model'}: use the family's own structure, biases and dropout, or "
+            "trace it: python -m experiments.trace MODEL.yaml --out MODEL.json, MODEL.yaml having "
+            "the mapping"
         )
         raise InputError(message)
     return shipped(variant)
@@ -84,7 +88,8 @@ def _has_family_structure(model: ModelSpec) -> bool:
     return all(getattr(model, name) == getattr(plain, name) for name in names)
 
 
-def _traced(model: ModelSpec, attention: str, precision: str) -> ModelGraph:
+def _traced(workload: Workload, precision: str) -> ModelGraph:
+    model, attention = workload.model, workload.attention
     assert model.graph_file is not None
     content = read_json(Path(model.graph_file))
     graphs = [
@@ -92,6 +97,7 @@ def _traced(model: ModelSpec, attention: str, precision: str) -> ModelGraph:
     ]
     for graph in graphs:
         if graph.precision == precision and graph.attention in (attention, "own"):
+            _check_assumptions(graph, workload)
             return graph
     have = ", ".join(f"{g.attention} {g.precision}" for g in graphs) or "none"
     message = (
@@ -99,3 +105,16 @@ def _traced(model: ModelSpec, attention: str, precision: str) -> ModelGraph:
         f"(there is {have}): trace the model with it"
     )
     raise InputError(message)
+
+
+def _check_assumptions(graph: ModelGraph, workload: Workload) -> None:
+    """Refuse a sequence at which the traced code takes another branch."""
+    sequence = {size_symbol("s"): workload.sequence_length}
+    broken = [text for text in graph.assumptions if relation_from(text).subs(sequence) == False]  # noqa: E712
+    if broken:
+        message = (
+            f"workload.sequence_length: {workload.sequence_length} breaks {', '.join(broken)}, "
+            f"on which {workload.model.graph_file} rests: trace the model again with "
+            f"--sequence-length {workload.sequence_length}"
+        )
+        raise InputError(message)

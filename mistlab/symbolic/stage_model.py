@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mistlab.model import ModelSpec
 from mistlab.stages import Column, StageBatch, StageFigures
 from mistlab.symbolic.compiled import Compiled, compile_expressions
-from mistlab.symbolic.feasible import feasible
+from mistlab.symbolic.feasible import divides, holds
 from mistlab.symbolic.graph import PHASES, Condition, Phase
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.stage import StageExpressions, stage_expressions
@@ -32,6 +32,7 @@ class StageModel:
     model: ModelSpec
     constants: Mapping[str, int]
     conditions: tuple[Condition, ...]
+    assumptions: tuple[str, ...]
     compiled: Compiled
 
     @classmethod
@@ -49,16 +50,19 @@ class StageModel:
             model=workload.model,
             constants=constants,
             conditions=graph.conditions,
+            assumptions=graph.assumptions,
             compiled=compile_expressions(_named(expressions), columns=COLUMNS, constants={}),
         )
 
     def figures(self, batch: StageBatch) -> StageFigures:
         """What each candidate holds and does."""
-        vocabularies, divides = self._by_degree(batch.tensor_parallel)
-        values = self.compiled({**batch.by_symbol, "V": vocabularies})
+        vocabularies, feasible = self._by_degree(batch.tensor_parallel)
+        columns = {**batch.by_symbol, "V": vocabularies}
+        if self.assumptions:
+            feasible &= holds(self.assumptions, columns, self.constants)
         return StageFigures(
-            feasible=divides,
-            **dict(zip(self.compiled.names, values, strict=True)),
+            feasible=feasible,
+            **dict(zip(self.compiled.names, self.compiled(columns), strict=True)),
         )
 
     def _by_degree(self, degrees: Column) -> tuple[Column, NDArray[np.bool_]]:
@@ -70,7 +74,7 @@ class StageModel:
         place = np.zeros(distinct[-1] + 1, dtype=np.intp)
         place[distinct] = np.arange(len(distinct))
         rows = place[degrees]
-        return vocabularies[rows], feasible(self.conditions, sizes, self.constants)[rows]
+        return vocabularies[rows], divides(self.conditions, sizes, self.constants)[rows]
 
 
 def _constants(workload: Workload) -> Mapping[str, int]:

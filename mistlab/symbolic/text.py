@@ -1,7 +1,7 @@
 """Expressions as text and back, without evaluating the text as code.
 
-What a graph file holds is arithmetic on size symbols and ``Max``; anything else is refused, so a
-file from a stranger can be read.
+What a graph file holds is arithmetic on size symbols, ``Max``, ``Mod`` and comparisons; anything
+else is refused, so a file from a stranger can be read.
 """
 
 import ast
@@ -21,6 +21,13 @@ _BINARY: Mapping[type[ast.operator], Callable[[sympy.Expr, sympy.Expr], sympy.Ex
     ast.Pow: lambda left, right: left**right,
 }
 
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[sympy.Expr, sympy.Expr], sympy.Basic]] = {
+    ast.Lt: sympy.Lt,
+    ast.LtE: sympy.Le,
+    ast.Gt: sympy.Gt,
+    ast.GtE: sympy.Ge,
+}
+
 
 def text_of(expression: sympy.Expr) -> str:
     """The text of an expression; equal expressions have equal texts."""
@@ -36,9 +43,37 @@ def expression_from(text: str) -> sympy.Expr:
     """
     try:
         return _build(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, TypeError, ValueError, RecursionError) as error:
         message = f"{text[:80]!r} is not an expression in sizes: use + - * / ** and symbols"
         raise InputError(message) from error
+
+
+@cache
+def relation_from(text: str) -> sympy.Basic:
+    """The comparison of two expressions that SymPy printed.
+
+    >>> relation_from("s < 4096")
+    s < 4096
+    >>> relation_from("Ne(b, s)")
+    Ne(b, s)
+    """
+    try:
+        return _relation(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, RecursionError) as error:
+        message = f"{text[:80]!r} is not a comparison of sizes: use < <= > >= Eq Ne"
+        raise InputError(message) from error
+
+
+def _relation(node: ast.expr) -> sympy.Basic:
+    match node:
+        case ast.Compare(left=left, ops=[operator], comparators=[right]) if (
+            type(operator) in _COMPARISONS
+        ):
+            return _COMPARISONS[type(operator)](_build(left), _build(right))
+        case ast.Call(func=ast.Name(id="Eq" | "Ne" as name), args=[left, right], keywords=[]):
+            return (sympy.Eq if name == "Eq" else sympy.Ne)(_build(left), _build(right))
+        case _:
+            raise ValueError(ast.dump(node))
 
 
 def _build(node: ast.expr) -> sympy.Expr:
@@ -53,7 +88,7 @@ def _build(node: ast.expr) -> sympy.Expr:
             return _build(left) ** min(power, 64)
         case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _BINARY:
             return _BINARY[type(operator)](_build(left), _build(right))
-        case ast.Call(func=ast.Name(id="Max"), args=terms, keywords=[]):
-            return sympy.Max(*map(_build, terms))
+        case ast.Call(func=ast.Name(id="Max" | "Mod" as name), args=terms, keywords=[]):
+            return (sympy.Max if name == "Max" else sympy.Mod)(*map(_build, terms))
         case _:
             raise ValueError(ast.dump(node))

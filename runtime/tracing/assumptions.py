@@ -12,8 +12,9 @@ from runtime.sizes import SizeSpace
 
 def assumptions_of(space: SizeSpace) -> list[str]:
     """The guards that some sizes of at least two would break, in named symbols."""
-    guards = {guard.expr for guard in space.guards if not _always(guard.expr)}
-    return sorted({str(space.named(guard)) for guard in guards} - _stated(space))
+    guards = {guard.expr for guard in space.guards if not always(guard.expr, at_least=2)}
+    named = {space.named(guard) for guard in guards} - {sympy.true}
+    return sorted(set(map(str, named)) - _stated(space))
 
 
 def conditions_of(space: SizeSpace) -> list[tuple[sympy.Expr, sympy.Expr]]:
@@ -31,11 +32,12 @@ def _stated(space: SizeSpace) -> set[str]:
     return {f"Eq(Mod({size}, {divisor}), 0)" for size, divisor in conditions_of(space)}
 
 
-def _always(guard: sympy.Basic) -> bool:
+def always(guard: sympy.Basic, *, at_least: int) -> bool:
+    """Whether a comparison surely holds for all sizes from ``at_least`` on."""
     if not isinstance(guard, sympy.core.relational.Relational):
-        return False
+        return bool(guard == sympy.true)
     left, right = (_without_remainders(side) for side in (guard.lhs, guard.rhs))
-    above = {symbol: symbol + 2 for symbol in guard.free_symbols}
+    above = {symbol: symbol + at_least for symbol in guard.free_symbols}
     difference = sympy.expand((left - right).xreplace(above))
     if difference == 0:
         return isinstance(guard, sympy.Eq | sympy.Ge | sympy.Le)

@@ -1,6 +1,7 @@
 """What a trace says when it cannot go on: which operator, and where in the user's code."""
 
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -13,17 +14,36 @@ _TORCH = Path(torch.__file__).resolve().parent
 
 def refusal(operator: str, module: str, error: Exception) -> TraceError:
     """The error for an operator that failed inside ``module``."""
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "data-dependent" in type(error).__name__.lower() or "DataDependent" in type(error).__name__:
-        reason = "its result depends on the values of a tensor, and a trace has only sizes"
-    place = user_place()
     inside = f" in module {module!r}" if module else ""
-    return TraceError(f"operator {operator}{inside} cannot be traced: {reason}{place}")
+    reason = _reason(error)
+    return TraceError(f"operator {operator}{inside} cannot be traced: {reason}{running_place()}")
 
 
-def user_place() -> str:
-    """The innermost line of the running code that is neither torch's nor the tracer's."""
-    for frame in reversed(traceback.extract_stack()):
+def running_place() -> str:
+    """The innermost line of running code that is the user's."""
+    return _place(traceback.extract_stack())
+
+
+def failure(error: Exception) -> TraceError:
+    """The error for a model whose own code raised."""
+    place = _place(traceback.extract_tb(error.__traceback__))
+    return TraceError(f"the model cannot be traced: {_reason(error)}{place}")
+
+
+def _reason(error: Exception) -> str:
+    kind = type(error).__name__
+    if "DataDependent" in kind or "DynamicOutputShape" in kind:
+        return (
+            "its result depends on the values of a tensor, and a trace has only sizes: "
+            "compute without .item(), a mask as an index, or an if on a tensor"
+        )
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{kind}: {first}" if first else kind
+
+
+def _place(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The innermost line that is neither torch's nor the tracer's."""
+    for frame in reversed(list(frames)):
         path = Path(frame.filename).resolve()
         if not path.is_relative_to(_TORCH) and not path.is_relative_to(_OURS / "tracing"):
             return f", at {frame.filename}:{frame.lineno} ({frame.line})"

@@ -1,12 +1,13 @@
 """Tracing the project's own transformers: with every size a symbol, or with numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from mistlab.model import ModelSpec
 from mistlab.symbolic.graph import ModelGraph
 from mistlab.symbolic.library import Variant
-from runtime.models.config import TYPE_OF_PRECISION, ModelConfig
+from runtime.models.config import TYPE_OF_PRECISION, ModelConfig, Structure, structure_of
 from runtime.models.families import STRUCTURES
 from runtime.models.ranks import CountedRanks
 from runtime.models.transformer import Transformer
@@ -54,8 +55,27 @@ def trace_variant(variant: Variant) -> ModelGraph:
     return trace_sizes(variant, symbolic_sizes(space), space)
 
 
-def trace_sizes(variant: Variant, sizes: Sizes, space: SizeSpace) -> ModelGraph:
-    """The graph of a variant for given sizes of ``space``: symbols, or numbers."""
+def trace_spec(spec: ModelSpec, attention: str, precision: str) -> tuple[ModelSpec, ModelGraph]:
+    """A custom model of any structure that the torch models have, and its graph in symbols."""
+    variant = Variant(
+        family=spec.family,
+        attention=attention,
+        precision=precision,
+        biases=spec.biases,
+        dropout=spec.dropout > 0,
+    )
+    space = SizeSpace()
+    graph = trace_sizes(variant, symbolic_sizes(space), space, structure_of(spec))
+    return replace(spec, family="custom"), replace(graph, name=spec.name)
+
+
+def trace_sizes(
+    variant: Variant, sizes: Sizes, space: SizeSpace, structure: Structure | None = None
+) -> ModelGraph:
+    """The graph of a variant for given sizes of ``space``: symbols, or numbers.
+
+    Its family's structure is taken unless another is given.
+    """
     config = ModelConfig(
         hidden=sizes.h,
         heads=sizes.n,
@@ -72,7 +92,7 @@ def trace_sizes(variant: Variant, sizes: Sizes, space: SizeSpace) -> ModelGraph:
         dropout=0.1 if variant.dropout else 0.0,
     )
     with space.fake_mode:
-        model = Transformer(config, STRUCTURES[variant.family], CountedRanks(sizes.tp))
+        model = Transformer(config, structure or STRUCTURES[variant.family], CountedRanks(sizes.tp))
         tokens = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
         targets = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
     return trace(

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mistlab.symbolic.graph import Kind, Phase
 from runtime.sizes import Size, SizeSpace
-from runtime.tracing.errors import refusal
+from runtime.tracing.errors import refusal, running_place
 from runtime.tracing.modules import ModulePaths
 from runtime.tracing.operators import IDLE, Call, flop_of, kind_of, read_bytes, written_bytes
 
@@ -105,7 +105,8 @@ class Recorder(TorchDispatchMode):
             result = operator(*args, **(kwargs or {}))
         except Exception as error:
             raise refusal(call.name, module, error) from error
-        self._space.refuse_fixed(f"operator {call.name}")
+        if self._space.replacements:
+            self._space.refuse_fixed(f"operator {call.name}", running_place())
         self._record(replace(call, result=result), module)
         return result
 

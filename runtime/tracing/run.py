@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 
 from mistlab.symbolic.graph import Shape
 from runtime.sizes import Size, TraceError, construction, expression_of, space_of, value_of
@@ -33,7 +34,7 @@ def run_symbolically(model: nn.Module, inputs: Tensor) -> SymbolicTensor:
     if space is None:
         message = "the inputs have no symbolic size: make them with tokens(b, s) of symbols"
         raise TraceError(message)
-    with space.fake_mode, torch.no_grad():
+    with space.fake_mode, enable_python_dispatcher(), torch.no_grad():
         output: Tensor = model(inputs)
     space.refuse_fixed("the model's own code")
     sizes = tuple(output.shape)

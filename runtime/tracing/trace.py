@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
@@ -44,7 +45,7 @@ def trace(
     names = {module: _within(path, name) for name, module in model.named_modules()}
     recorder = Recorder(space, ModulePaths(names), constants)
     run = LayerRun(block, recorder)
-    with space.fake_mode, AsOnGPU():
+    with space.fake_mode, enable_python_dispatcher(), AsOnGPU():
         run.forward_and_backward(lambda: loss_of(model))
     space.refuse_fixed("the model's own code")
 

@@ -1,0 +1,114 @@
+"""What every command has in common: its options, its exit status, and errors without tracebacks.
+
+Exit status 0 is done, 1 no answer, 2 wrong usage.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mistlab.errors import InputError
+
+DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+# What a command may need beyond the base, and the extra that brings it.
+EXTRAS: Mapping[str, str] = {
+    "torch": "runtime",
+    "transformers": "huggingface",
+    "matplotlib": "plots",
+}
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--model": {"help": "catalogue name, or path of a traced model's JSON"},
+    "--hardware": {"help": "catalogue name, or path of a hardware file"},
+    "--nodes": {"type": int, "help": "nodes of the cluster"},
+    "--gpus-per-node": {"type": int, "help": "GPUs used of each node"},
+    "--sequence-length": {"type": int, "help": "tokens of a sequence"},
+    "--global-batch": {"type": int, "help": "sequences of a step"},
+    "--attention": {"choices": ("flash", "math"), "help": "fused, or product by product"},
+    "--precision": {"choices": ("fp16", "bf16", "fp32"), "help": "arithmetic of the training"},
+    "--seed": {"type": int, "help": "seed of everything drawn at random"},
+    "--out": {"type": Path, "metavar": "DIR", "help": "folder for results"},
+    "--json": {"action": "store_true", "help": "one JSON object on standard output, nothing else"},
+    "--quick": {"action": "store_true", "help": "a small version, for a first look"},
+}
+
+
+class NoAnswerError(InputError):
+    """A question that is well put and has no answer: nothing fits, a plan is refused."""
+
+
+def parser_of(command: str, description: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser with the common options named in ``defaults``, each with its default."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments.{command}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for name, default in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        about = dict(OPTIONS[option])
+        if default is not None and "action" not in about:
+            about["help"] = f"{about['help']} (default: {default})"
+        parser.add_argument(option, default=default, **about)
+    return parser
+
+
+def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run a command and return its exit status; what went wrong goes to standard error."""
+    try:
+        status = main(arguments)
+        sys.stdout.flush()
+    except NoAnswerError as error:
+        return _complain(error, NO_ANSWER)
+    except InputError as error:
+        return _complain(error, WRONG_USAGE)
+    except ModuleNotFoundError as error:
+        return _complain(_missing(error), WRONG_USAGE)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; nothing more may be written to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_ANSWER
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One object on one line of standard output."""
+    print(json.dumps(value, allow_nan=False))
+
+
+def progress(text: str) -> None:
+    """A line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def writable(path: Path, what: str) -> Path:
+    """The path of a result, its folder made; refused where a file stands in the way."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"--out {path}: cannot be written: {error.strerror}: give another {what}"
+        raise InputError(message) from None
+    return path
+
+
+def _missing(error: ModuleNotFoundError) -> Exception:
+    package = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(package)
+    if extra is None:
+        raise error
+    return InputError(
+        f"{package} is not installed, and this command needs it: pip install '.[{extra}]'"
+    )
+
+
+def _complain(error: Exception, status: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return status

@@ -1,0 +1,62 @@
+"""Factories of Hugging Face models, from a ``config.json`` alone: nothing is downloaded."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, masking_utils
+
+from mistlab.datafile import read_json
+from mistlab.errors import InputError
+from runtime.tracing.own_model import Factory
+
+# What the library calls each way of computing attention.
+IMPLEMENTATIONS: Mapping[str, str] = {"flash": "sdpa", "math": "eager"}
+
+
+def factory_from(path: Path, attention: str) -> Factory:
+    """A factory of the causal language model that a ``config.json``, or its folder, describes."""
+    config = _config(path / "config.json" if path.is_dir() else path)
+    implementation = IMPLEMENTATIONS[attention]
+
+    def factory() -> nn.Module:
+        # Nothing is generated: keys and values are not kept for later tokens.
+        config.use_cache = False
+        model: nn.Module = AutoModelForCausalLM.from_config(
+            config, attn_implementation=implementation, dtype=torch.get_default_dtype()
+        )
+        return model
+
+    return factory
+
+
+@contextmanager
+def unpacked_sequences() -> Iterator[None]:
+    """Let the library take every row of tokens for one sequence, as it is in training.
+
+    It finds that out by looking at the positions' values, and where it cannot, as on fake tensors,
+    it writes out a mask that a real step does not have.
+    """
+    find = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = find
+
+
+def _config(path: Path) -> Any:
+    content = read_json(path)
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        near = get_close_matches(str(kind), CONFIG_MAPPING.keys()) or ["llama", "gpt2", "qwen3"]
+        message = (
+            f"{path}: model_type {kind!r} is not one that transformers knows: give one such as "
+            f"{', '.join(near)}"
+        )
+        raise InputError(message)
+    return CONFIG_MAPPING[kind].from_dict(content)

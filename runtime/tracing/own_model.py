@@ -1,0 +1,228 @@
+"""Tracing a model of the user's own: a factory of an ``nn.Module`` in, a custom model out.
+
+Batch and sequence are symbols; the model's own sizes are what its factory gives it. A factory that
+takes ``tensor_parallel`` gets the degree as a symbol, one that takes ``sequence_length`` the
+sequence; without the first, the model is of one rank.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mistlab.errors import InputError
+from mistlab.model import ModelSpec
+from mistlab.symbolic.graph import Condition, ModelGraph
+from mistlab.symbolic.symbols import size_symbol
+from mistlab.symbolic.text import relation_from
+from runtime.sizes import Size, SizeSpace, TraceError, value_of
+from runtime.tracing.assumptions import always
+from runtime.tracing.errors import failure
+from runtime.tracing.layers import find_blocks
+from runtime.tracing.trace import trace
+
+Factory = Callable[..., nn.Module]
+Precision = Literal["half", "single"]
+
+DTYPE_OF: dict[Precision, torch.dtype] = {"half": torch.bfloat16, "single": torch.float32}
+LARGEST_DEGREE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandIns:
+    """The numbers that decide a branch where the model's code has one."""
+
+    batch: int = 4
+    sequence_length: int = 128
+    tensor_parallel: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnModel:
+    """A traced model: its description, and its graph."""
+
+    spec: ModelSpec
+    graph: ModelGraph
+
+
+def trace_factory(
+    factory: Factory,
+    *,
+    name: str,
+    precision: Precision,
+    attention: str = "own",
+    blocks: str | None = None,
+    stand_ins: StandIns = StandIns(),
+) -> OwnModel:
+    """Build the factory's model with symbols in place of tensors, and trace a training step.
+
+    The model is called with tokens, and with the same tokens as ``labels`` or ``targets`` if its
+    forward takes either. It may return its loss, or logits, to which cross-entropy is added.
+    """
+    space = SizeSpace()
+    b = space.size("b", stand_ins.batch)
+    s = space.size("s", stand_ins.sequence_length)
+    arguments = _arguments(factory, space, s, stand_ins)
+    try:
+        with space.fake_mode, _default_type(DTYPE_OF[precision]):
+            model = factory(**arguments)
+            tokens = torch.empty(b, s, dtype=torch.int64)
+        _check_module(model, factory)
+        step = _Step(tokens)
+        path = find_blocks(model, blocks)
+        layers = len(model.get_submodule(path))  # type: ignore[arg-type]
+        model.get_submodule(f"{path}.0").register_forward_hook(step.see_block)
+        graph = trace(
+            model, space, step.loss_of, name=name, attention=attention, precision=precision,
+            blocks=path,
+        )  # fmt: skip
+    except InputError:
+        raise
+    except Exception as error:
+        raise failure(error) from error
+    spec = _spec(name, layers, step, model)
+    return _with_degrees(OwnModel(spec=spec, graph=graph), splits="tensor_parallel" in arguments)
+
+
+@dataclass(slots=True)
+class _Step:
+    """One training step of the model, and the sizes seen on the way."""
+
+    tokens: Tensor
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def see_block(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        """Note the hidden size, as a hook of the block."""
+        hidden = output if isinstance(output, Tensor) else output[0]
+        self.sizes["hidden"] = value_of(hidden.shape[-1])
+
+    def loss_of(self, model: nn.Module) -> Tensor:
+        """Run the model; its own loss, or the cross-entropy of its logits."""
+        taken = inspect.signature(model.forward).parameters
+        labels = {name: self.tokens for name in ("labels", "targets") if name in taken}
+        output = model(self.tokens, **labels)
+        loss, logits = _loss_and_logits(output)
+        if logits is not None:
+            self.sizes["vocab"] = value_of(logits.shape[-1])
+        if loss is not None:
+            return loss
+        if logits is None or logits.dim() != 3:
+            message = (
+                f"the model returned {_described(output)}: return a scalar loss, or logits of "
+                "(batch, sequence, vocabulary)"
+            )
+            raise TraceError(message)
+        return functional.cross_entropy(logits.flatten(0, 1).float(), self.tokens.flatten())
+
+
+def _loss_and_logits(output: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The first scalar and the first larger tensor of what a model returned."""
+    if isinstance(output, dict):
+        output = tuple(output.values())
+    values = output if isinstance(output, tuple | list) else (output,)
+    tensors = [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    loss = next((tensor for tensor in tensors if tensor.dim() == 0), None)
+    return loss, next((tensor for tensor in tensors if tensor.dim() > 0), None)
+
+
+def _described(output: Any) -> str:
+    if isinstance(output, Tensor):
+        return f"a tensor of {output.dim()} dimensions"
+    return f"a {type(output).__name__}"
+
+
+def _arguments(factory: Factory, space: SizeSpace, s: Size, stand_ins: StandIns) -> dict[str, Size]:
+    taken = inspect.signature(factory).parameters
+    missing = [
+        name
+        for name, parameter in taken.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in ("tensor_parallel", "sequence_length")
+    ]
+    if missing:
+        message = (
+            f"the factory needs {', '.join(missing)}: give it defaults; only tensor_parallel and "
+            "sequence_length are passed"
+        )
+        raise TraceError(message)
+    arguments = {}
+    if "sequence_length" in taken:
+        arguments["sequence_length"] = s
+    if "tensor_parallel" in taken:
+        arguments["tensor_parallel"] = space.size("tp", stand_ins.tensor_parallel)
+    return arguments
+
+
+def _check_module(model: object, factory: Factory) -> None:
+    if not isinstance(model, nn.Module):
+        message = (
+            f"{getattr(factory, '__name__', 'the factory')} returned {model!r}: "
+            "return a torch.nn.Module"
+        )
+        raise TraceError(message)
+
+
+@contextmanager
+def _default_type(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _spec(name: str, layers: int, step: _Step, model: nn.Module) -> ModelSpec:
+    """The description: heads and widths as its configuration calls them, where it has one."""
+    config = getattr(model, "config", None)
+    named = list(model.named_parameters(remove_duplicate=False))
+    known: dict[str, Any] = {
+        ours: value
+        for ours, theirs in (
+            ("heads", "num_attention_heads"),
+            ("kv_heads", "num_key_value_heads"),
+            ("head_dim", "head_dim"),
+            ("ffn", "intermediate_size"),
+            ("vocab", "vocab_size"),
+        )
+        if isinstance(value := getattr(config, theirs, None), int)
+    }
+    sizes = {"heads": 1, **known, **step.sizes}
+    return ModelSpec.of(
+        name=name,
+        family="custom",
+        layers=layers,
+        **sizes,
+        tied_embeddings=len(named) > len({id(parameter) for _, parameter in named}),
+    )
+
+
+def _with_degrees(own: OwnModel, *, splits: bool) -> OwnModel:
+    """The model with the degrees that it can be split to, and what is assumed of other sizes."""
+    tp = size_symbol("tp")
+    conditions = own.graph.conditions
+    if not splits:
+        conditions += (Condition(size=sympy.Integer(1), divisor=tp),)
+    relations = [relation_from(text) for text in own.graph.assumptions]
+    degrees = tuple(
+        degree
+        for degree in range(1, LARGEST_DEGREE + 1)
+        if all(c.size.subs(tp, degree) % c.divisor.subs(tp, degree) == 0 for c in conditions)
+        and not any(relation.subs(tp, degree) == sympy.false for relation in relations)
+    )
+    assumptions = tuple(
+        text
+        for text, relation in zip(own.graph.assumptions, relations, strict=True)
+        if not all(always(relation.subs(tp, degree), at_least=1) for degree in degrees)
+    )
+    return OwnModel(
+        spec=replace(own.spec, tensor_parallel_degrees=degrees),
+        graph=replace(own.graph, conditions=conditions, assumptions=assumptions),
+    )
