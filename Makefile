@@ -1,10 +1,15 @@
-# The environment of the tests lives in .venv-dev; `make clean` removes it.
+# The base environment lives in .venv, that of the tests in .venv-dev; `make clean` removes both.
 
 PYTHON ?= python3
+BASE := .venv
 DEV := .venv-dev
 PINS := constraints.txt
+NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 
-.PHONY: test check format graphs benchmark clean
+.PHONY: compare test check format graphs benchmark clean
+
+compare: $(BASE)/.done
+	$(BASE)/bin/python -m experiments.survey $(ARGS)
 
 test: $(DEV)/.done
 	$(DEV)/bin/python -m pytest $(ARGS)
@@ -26,10 +31,16 @@ benchmark: $(DEV)/.done
 	$(DEV)/bin/python -m pytest benchmarks $(ARGS)
 
 clean:
-	rm -rf $(DEV)
+	rm -rf $(BASE) $(DEV)
+
+$(BASE)/.done: pyproject.toml $(PINS)
+	$(NEW_ENOUGH)
+	$(PYTHON) -m venv $(BASE)
+	$(BASE)/bin/pip install --quiet --constraint $(PINS) --editable .
+	touch $@
 
 $(DEV)/.done: pyproject.toml $(PINS)
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
+	$(NEW_ENOUGH)
 	$(PYTHON) -m venv $(DEV)
 	$(DEV)/bin/pip install --quiet --constraint $(PINS) torch==2.13.0
 	$(DEV)/bin/pip install --quiet --constraint $(PINS) --editable '.[dev]'

@@ -7,20 +7,20 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mistlab.errors import InputError
+from mistlab.cluster import Cluster
+from mistlab.errors import FieldError, InputError
+from mistlab.references import hardware_from, model_from
+from mistlab.workload import Workload
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 # What a command may need beyond the base, and the extra that brings it.
-EXTRAS: Mapping[str, str] = {
-    "torch": "runtime",
-    "transformers": "huggingface",
-    "matplotlib": "plots",
-}
+EXTRAS: Mapping[str, str] = {"torch": "runtime", "transformers": "huggingface"}
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--model": {"help": "catalogue name, or path of a traced model's JSON"},
@@ -77,6 +77,46 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
+
+
+@contextmanager
+def about(path: Path) -> Iterator[None]:
+    """Let an error of the block begin with the file that it is about."""
+    try:
+        yield
+    except InputError as error:
+        message = f"{path}: {error}"
+        raise InputError(message) from None
+
+
+def problem_of(options: argparse.Namespace) -> tuple[Workload, Cluster]:
+    """The workload and the cluster that the common options describe."""
+    with _as_options():
+        workload = Workload(
+            model=model_from(options.model, Path()),
+            sequence_length=options.sequence_length,
+            global_batch=options.global_batch,
+            attention=options.attention,
+            precision=options.precision,
+        )
+        cluster = Cluster(
+            hardware=hardware_from(options.hardware, Path()),
+            nodes=options.nodes,
+            gpus_per_node=options.gpus_per_node,
+        )
+        cluster.peak_flop_per_s(workload.precision)
+    return workload, cluster
+
+
+@contextmanager
+def _as_options() -> Iterator[None]:
+    """Let an error about a field name the option that gave it."""
+    try:
+        yield
+    except FieldError as error:
+        field = error.path.rpartition(".")[2].replace("_", "-")
+        message = f"--{field}: {error.problem}"
+        raise InputError(message) from None
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -14,12 +14,14 @@ from mistlab.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
 from mistlab.job import Job, job_from_mapping
 from mistlab.model import ModelSpec
 from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.stages import StageFigures
 from mistlab.value import from_mapping
 from mistlab.workload import Workload
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 TYPES = {
     "plan-file.md": (Job, Workload, ModelSpec, Cluster, Plan, StagePlan, Offload),
+    "json-output.md": (StageFigures,),
     "hardware-file.md": (Hardware, Gpu, PeakTflops, Node, Provenance, Source),
 }
 

@@ -1,0 +1,143 @@
+"""What each stage of a plan holds and does: memory by class, peaks, host memory, work.
+
+Bytes are those that tensors take, exact by the layer graphs; what the allocator reserves beyond
+them and what the GPU's runtime takes is not counted. Times need a calibration and are not given.
+"""
+
+import os.path
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.commandline import (
+    DONE,
+    NO_ANSWER,
+    about,
+    parser_of,
+    print_json,
+    progress,
+    run,
+)
+from mistlab.errors import InputError
+from mistlab.hardware import GIB_BYTES
+from mistlab.job import Job, load_job
+from mistlab.stages import StageBatch, StageFigures
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.workload import Workload
+
+EXAMPLE = Path(
+    os.path.relpath(Path(__file__).parents[1] / "examples" / "plans" / "gpt3-2.7b-4xl4.yaml")
+)
+HOLDINGS = ("weights", "gradients", "optimizer", "activations", "buffers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """A plan's figures beside what its cluster has."""
+
+    job: Job
+    figures: StageFigures
+    host_bytes_of_fullest_node: float
+
+    @property
+    def tensors_fit(self) -> bool:
+        """Whether tensors fit on every GPU, and what is offloaded in every node's memory."""
+        cluster = self.job.cluster
+        return bool(
+            self.figures.feasible.all()
+            and (self.figures.peak_bytes <= cluster.memory_bytes).all()
+            and self.host_bytes_of_fullest_node <= cluster.host_memory_bytes
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Analyse plan files, in order; a bad one does not stop the others."""
+    parser = parser_of("analyse", __doc__, json=False)
+    parser.add_argument("plans", metavar="PLAN.yaml", nargs="*", type=Path, default=[EXAMPLE])
+    options = parser.parse_args(arguments)
+    models: dict[Workload, StageModel] = {}
+    status = DONE
+    for path in options.plans:
+        try:
+            job = load_job(path)
+            with about(path):
+                analysis = analysis_of(job, models)
+        except InputError as error:
+            status = NO_ANSWER
+            if options.json:
+                print_json({"plan": str(path), "error": str(error)})
+            else:
+                progress(f"error: {error}")
+            continue
+        if options.json:
+            print_json({"plan": str(path), **_mapping(analysis)})
+        else:
+            print(f"{path}\n{_table(analysis)}")
+    return status
+
+
+def analysis_of(job: Job, models: dict[Workload, StageModel]) -> Analysis:
+    """Figures of a job's stages; ``models`` keeps each workload's compiled expressions."""
+    if job.workload not in models:
+        models[job.workload] = StageModel.of(job.workload)
+    figures = models[job.workload].figures(StageBatch.of_plan(job.plan))
+    return Analysis(
+        job=job, figures=figures, host_bytes_of_fullest_node=_fullest_node(job, figures)
+    )
+
+
+def _fullest_node(job: Job, figures: StageFigures) -> float:
+    # Ranks fill nodes in order, stage after stage.
+    stages = job.plan.stages
+    of_rank = np.repeat(figures.host_bytes, [stage.num_gpus for stage in stages])
+    node = np.arange(len(of_rank)) // job.cluster.gpus_per_node
+    return float(np.bincount(node, weights=of_rank).max())
+
+
+def _mapping(analysis: Analysis) -> dict[str, Any]:
+    figures, cluster = analysis.figures, analysis.job.cluster
+    columns = {entry.name: getattr(figures, entry.name).tolist() for entry in fields(figures)}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return {
+        "tensors_fit": analysis.tensors_fit,
+        "memory_bytes": cluster.memory_bytes,
+        "host_bytes_of_fullest_node": analysis.host_bytes_of_fullest_node,
+        "host_memory_bytes": cluster.host_memory_bytes,
+        "stages": rows,
+    }
+
+
+def _table(analysis: Analysis) -> str:
+    figures, job = analysis.figures, analysis.job
+    head = ["GiB a GPU", *HOLDINGS, "forward peak", "backward peak", "host", "recomputed"]
+    rows = [head]
+    for index, stage in enumerate(job.plan.stages):
+        values = [getattr(figures, f"{name}_bytes")[index] for name in HOLDINGS]
+        values += [figures.forward_peak_bytes[index], figures.backward_peak_bytes[index]]
+        values.append(figures.host_bytes[index])
+        again = stage.checkpointed_layers / stage.layers
+        texts = [f"{value / GIB_BYTES:.2f}" for value in values]
+        rows.append([f"stage {index}", *texts, f"{again:.0%}"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    cluster = job.cluster
+    verdict = "fit" if analysis.tensors_fit else "do not fit"
+    total = float((figures.forward_flop + figures.backward_flop).sum())
+    node = (
+        f"{analysis.host_bytes_of_fullest_node / GIB_BYTES:.1f} of "
+        f"{cluster.host_memory_bytes / GIB_BYTES:.0f} GiB of host memory on the fullest node"
+    )
+    work = f"{total / 1e12:.1f} TFLOP a micro-batch on one rank of each stage"
+    capacity = f"{cluster.memory_bytes / GIB_BYTES:.1f} GiB a GPU"
+    return "\n".join([*lines, f"tensors {verdict}: {capacity}; {node}; {work}"])
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, sys.argv[1:]))

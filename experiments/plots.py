@@ -1,0 +1,63 @@
+"""Pictures, drawn from rows. Colours are told apart by people who see red and green alike."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from mistlab.hardware import GIB_BYTES
+
+# Okabe and Ito, 2008.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+
+# Text stays text, and the same input makes the same bytes.
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "mistlab"}
+
+
+def frontiers(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+    """What it takes to fit: blocks recomputed over host memory used, a panel a micro-batch."""
+    fitting = [row for row in rows if row["frontier"]]
+    meshes = list(dict.fromkeys(map(_mesh, rows)))
+    batches = sorted({row["micro_batch"] for row in rows})
+    ends = [row["frontier"][-1]["host_bytes"] / GIB_BYTES for row in fitting]
+    right = max([1.0, *ends]) * 1.04
+    figure = Figure(figsize=(1.5 + 2.6 * len(batches), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(batches), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, batch in zip(panels, batches, strict=True):
+        axes.set_title(f"micro-batch {batch}", fontsize="medium")
+        axes.set_xlabel("host memory (GiB a GPU)")
+        axes.set_xlim(-0.02 * right, right)
+        axes.set_ylim(-3, 103)
+        axes.grid(alpha=0.3)
+        for row in fitting:
+            if row["micro_batch"] == batch:
+                _frontier(axes, row, right, COLOURS[meshes.index(_mesh(row)) % len(COLOURS)])
+    figure.suptitle(f"What it takes to fit: {title}", x=0.01, ha="left")
+    panels[0].set_ylabel("blocks computed again (%)")
+    lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)]) for i in range(len(meshes))]
+    figure.legend(
+        lines, meshes, loc="outside lower center", ncols=3, fontsize="small", frameon=False
+    )
+    save(figure, path)
+
+
+def _frontier(axes: Axes, row: Mapping[str, Any], right: float, colour: str) -> None:
+    x = [point["host_bytes"] / GIB_BYTES for point in row["frontier"]]
+    y = [100 * point["recomputed_share"] for point in row["frontier"]]
+    axes.step([*x, right], [*y, y[-1]], where="post", color=colour)
+    axes.plot(x[0], y[0], "o", color=colour, markersize=4)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture whose bytes depend on nothing but what it shows."""
+    with mpl.rc_context(STYLE):
+        figure.savefig(path, metadata={"Date": None})
+
+
+def _mesh(row: Mapping[str, Any]) -> str:
+    degrees = (row["stages"], row["data_parallel"], row["tensor_parallel"])
+    return "pipeline {} · data {} · tensor {}".format(*degrees)

@@ -1,0 +1,74 @@
+"""The exit status and the message of everything that can end a command."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from experiments.commandline import NoAnswerError, run
+from mistlab.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (NoAnswerError("nothing fits"), 1, "error: nothing fits\n"),
+        (InputError("field: value: remedy"), 2, "error: field: value: remedy\n"),
+        (
+            ModuleNotFoundError("no torch", name="torch"),
+            2,
+            "error: torch is not installed, and this command needs it: pip install '.[runtime]'\n",
+        ),
+        (
+            ModuleNotFoundError("no part", name="transformers.models"),
+            2,
+            (
+                "error: transformers is not installed, and this command needs it: "
+                "pip install '.[huggingface]'\n"
+            ),
+        ),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_ends_a_command(
+    error: BaseException, status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(_arguments: Sequence[str]) -> int:
+        raise error
+
+    assert run(main, []) == status
+    assert capsys.readouterr().err == message
+
+
+def test_a_bug_is_not_hidden() -> None:
+    def main(_arguments: Sequence[str]) -> int:
+        raise ModuleNotFoundError(name="numpi")
+
+    with pytest.raises(ModuleNotFoundError):
+        run(main, [])
+
+
+def test_output_may_be_cut_short() -> None:
+    command = f"{sys.executable} -m experiments.analyse {'missing.yaml ' * 3000} --json | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["analyse", "survey", "trace", "build_graphs"])
+def test_every_command_explains_itself(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"experiments.{command}", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert done.stdout.startswith(f"usage: python -m experiments.{command}")
+    assert done.stderr == ""

@@ -1,0 +1,59 @@
+"""What the README promises: its code prints what it says, its commands are there."""
+
+import contextlib
+import importlib.util
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import survey
+from experiments.commandline import problem_of
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_first_program_prints_what_stands_under_it() -> None:
+    program = BLOCKS[0]
+    expected = program.rstrip().splitlines()[-1].removeprefix("# ")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(program, "README.md", "exec"), {})
+    assert printed.getvalue().strip() == expected
+
+
+def test_the_second_program_is_the_tested_example() -> None:
+    example = (ROOT / "examples" / "symbolic_gpt.py").read_text(encoding="utf-8")
+    for line in BLOCKS[1].splitlines()[:-1]:
+        assert line in example
+    golden = (ROOT / "examples" / "symbolic_gpt.out").read_text(encoding="utf-8")
+    assert BLOCKS[1].splitlines()[-1].split(": ", 1)[1] in golden
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"make ([a-z]+)\b", README))))
+def test_every_target_is_in_the_makefile(target: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "command", sorted(set(re.findall(r"python -m (experiments\.[a-z_]+)", README)))
+)
+def test_every_command_exists(command: str) -> None:
+    assert importlib.util.find_spec(command) is not None
+
+
+def test_the_default_survey_has_the_candidates_that_are_promised() -> None:
+    options = survey.parser().parse_args([])
+    workload, cluster = problem_of(options)
+    counts = [
+        survey.candidates_of(workload.model, mesh, survey.EIGHTHS).shape
+        for mesh in survey.meshes(workload, cluster)
+    ]
+    promised = re.search(r"([\d.]+) million candidates", README)
+    assert promised
+    assert f"{np.array(counts)[:, 0].sum() / 1e6:.1f}" == promised[1]
