@@ -1,6 +1,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,28 @@ def test_importing_brings_no_more_than_it_needs(statement: str, heavy: str) -> N
     root = Path(mistlab.__file__).parents[1]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_base_install_brings_no_torch() -> None:
+    pyproject = Path(mistlab.__file__).parents[1] / "pyproject.toml"
+    project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+    assert [d for d in project["dependencies"] if "torch" in d or "flash" in d] == []
+
+
+def test_the_base_commands_run_where_there_is_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
+        "from experiments import analyse, survey, trace\n"
+        "from experiments.commandline import run\n"
+        "assert run(analyse.main, ['--json']) == 0\n"
+        f"out = ['--out', {str(tmp_path)!r} + '/m.json']\n"
+        "assert run(trace.main, ['package:factory', *out]) == 2"
+    )
+    root = Path(mistlab.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=root
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == (
+        "error: torch is not installed, and this command needs it: pip install '.[runtime]'\n"
+    )
