@@ -5,7 +5,7 @@ name. Texts are UTF-8.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,9 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
 
 def format_yaml(mapping: Mapping[str, Any]) -> str:
     """A mapping as YAML text, keys in their order."""
-    # Not libyaml's writer: its line breaks differ, and texts must be equal on every machine.
-    text: str = yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True, width=100)
+    text: str = yaml.dump(
+        dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
+    )
     return text
 
 
@@ -106,6 +107,20 @@ class _Loader(SafeLoader):
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a list of plain values on one line.
+
+    Not libyaml's writer: its line breaks differ, and texts must be equal on every machine.
+    """
+
+    def represent_sequence(
+        self, tag: str, sequence: Iterable[Any], flow_style: bool | None = None
+    ) -> yaml.SequenceNode:
+        items = list(sequence)
+        is_plain = all(isinstance(item, str | int | float) for item in items)
+        return super().represent_sequence(tag, items, flow_style=is_plain or flow_style)
 
 
 def _load_yaml(text: str) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mistlab.errors import refuse
+from mistlab.interference import Interference
 from mistlab.value import bounded, check_fields
 from mistlab.workload import Precision
 
@@ -123,6 +124,7 @@ class Provenance:
 
     gpu: Source
     node: Source
+    interference: Source | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -130,16 +132,20 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What a hardware file holds."""
+    """What a hardware file holds; ``interference`` is None until it was measured."""
 
     name: str
     description: str = ""
     gpu: Gpu
     node: Node
+    interference: Interference | None = None
     provenance: Provenance
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if (self.interference is None) != (self.provenance.interference is None):
+            problem = "goes with interference: give both, or neither"
+            refuse("provenance.interference", problem)
         if not self.name.strip():
             problem = "is empty: give the hardware a name"
             refuse("name", problem)

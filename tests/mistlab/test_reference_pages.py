@@ -11,6 +11,7 @@ from mistlab import catalog
 from mistlab.cluster import Cluster
 from mistlab.datafile import parse_yaml
 from mistlab.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
+from mistlab.interference import GroupSlowdowns, Interference, Slowdown
 from mistlab.job import Job, job_from_mapping
 from mistlab.model import ModelSpec
 from mistlab.plan import Offload, Plan, StagePlan
@@ -22,7 +23,17 @@ PAGES = Path(__file__).parents[2] / "docs" / "reference"
 TYPES = {
     "plan-file.md": (Job, Workload, ModelSpec, Cluster, Plan, StagePlan, Offload),
     "json-output.md": (StageFigures,),
-    "hardware-file.md": (Hardware, Gpu, PeakTflops, Node, Provenance, Source),
+    "hardware-file.md": (
+        Hardware,
+        Gpu,
+        PeakTflops,
+        Node,
+        Interference,
+        GroupSlowdowns,
+        Slowdown,
+        Provenance,
+        Source,
+    ),
 }
 
 

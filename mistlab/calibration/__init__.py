@@ -1,0 +1,1 @@
+"""Fitting calibrations to measurements, with residuals on rows that were held out."""

@@ -1,0 +1,1 @@
+"""What tasks cost: durations of single tasks, and of tasks that run side by side."""

@@ -1,0 +1,72 @@
+"""How much work on the four streams slows down when it runs side by side: the fitted factors.
+
+``mistlab.cost.interference`` turns them into times.
+"""
+
+import math
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from mistlab.errors import refuse
+from mistlab.value import bounded, check_fields
+
+STREAMS = ("compute", "gpu_to_gpu", "host_to_device", "device_to_host")
+
+# Every set of streams that can slow one another down, smaller ones first.
+SHARED_SETS = tuple(chosen for size in (2, 3, 4) for chosen in combinations(STREAMS, size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """The factors of one set of busy streams, in the order of ``streams``."""
+
+    streams: tuple[str, ...]
+    factors: tuple[float, ...] = field(metadata=bounded(minimum=1))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.streams not in SHARED_SETS:
+            problem = (
+                f"{', '.join(self.streams)}: give two to four of {', '.join(STREAMS)}, in order"
+            )
+            refuse("streams", problem)
+        if len(self.factors) != len(self.streams):
+            problem = f"{len(self.factors)} for {len(self.streams)} streams: give one for each"
+            refuse("factors", problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSlowdowns:
+    """The slowdowns while groups of GPUs of one shape communicate."""
+
+    gpus_in_node: int = field(metadata=bounded(minimum=1))
+    nodes: int = field(metadata=bounded(minimum=1))
+    slowdowns: tuple[Slowdown, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interference:
+    """The slowdowns of a machine, for each shape of communicating group that was measured."""
+
+    groups: tuple[GroupSlowdowns, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.groups:
+            problem = "is empty: give at least one shape of group"
+            refuse("groups", problem)
+
+    def of_group(self, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
+        """The measured shape that is nearest: first in whether it crosses nodes, then in size."""
+
+        def distance(group: GroupSlowdowns) -> tuple[bool, float]:
+            return (
+                (group.nodes > 1) != (nodes > 1),
+                abs(math.log(group.gpus_in_node / gpus_in_node))
+                + abs(math.log(group.nodes / nodes)),
+            )
+
+        return min(self.groups, key=distance)

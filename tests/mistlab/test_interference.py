@@ -1,0 +1,190 @@
+"""Work side by side: what must hold of its time, and that a fit finds the factors it came from."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mistlab import catalog
+from mistlab.calibration.interference import OverlapRows, errors, fit
+from mistlab.calibration.tables import read_overlap_table
+from mistlab.cost.interference import BITS, factors_of, overlapped
+from mistlab.errors import FieldError, InputError
+from mistlab.interference import (
+    SHARED_SETS,
+    STREAMS,
+    GroupSlowdowns,
+    Interference,
+    Slowdown,
+)
+
+NO_SLOWDOWN = GroupSlowdowns(gpus_in_node=2, nodes=1, slowdowns=())
+
+times = st.lists(st.floats(0, 10), min_size=4, max_size=4)
+factor_lists = st.lists(st.floats(1, 5), min_size=28, max_size=28)
+
+
+def group(factors: list[float], gpus_in_node: int = 2, nodes: int = 1) -> GroupSlowdowns:
+    left = iter(factors)
+    slowdowns = tuple(
+        Slowdown(streams=streams, factors=tuple(next(left) for _ in streams))
+        for streams in SHARED_SETS
+    )
+    return GroupSlowdowns(gpus_in_node=gpus_in_node, nodes=nodes, slowdowns=slowdowns)
+
+
+def seconds(alone: list[float], of_group: GroupSlowdowns) -> float:
+    return float(overlapped(np.array([alone]), factors_of(of_group))[0])
+
+
+@pytest.mark.parametrize("stream", range(4))
+def test_work_on_one_stream_takes_its_own_time(stream: int) -> None:
+    alone = [0.0] * 4
+    alone[stream] = 3.0
+    assert seconds(alone, group([2.0] * 28)) == 3.0
+
+
+def test_nothing_takes_no_time() -> None:
+    assert seconds([0.0] * 4, group([2.0] * 28)) == 0.0
+
+
+@given(times)
+def test_without_slowdowns_the_longest_part_decides(alone: list[float]) -> None:
+    assert seconds(alone, NO_SLOWDOWN) == pytest.approx(max(alone))
+
+
+@given(times, factor_lists)
+def test_time_lies_between_the_longest_part_and_the_sum(
+    alone: list[float], factors: list[float]
+) -> None:
+    found = seconds(alone, group(factors))
+    assert max(alone) - 1e-12 <= found <= sum(alone) + 1e-12
+
+
+@given(times, factor_lists, st.floats(0.1, 10))
+def test_time_scales_with_the_work(alone: list[float], factors: list[float], by: float) -> None:
+    scaled = seconds([by * part for part in alone], group(factors))
+    assert scaled == pytest.approx(by * seconds(alone, group(factors)), rel=1e-9, abs=1e-12)
+
+
+def test_the_shorter_of_two_ends_first_and_the_longer_goes_on_alone() -> None:
+    slowed = GroupSlowdowns(
+        gpus_in_node=2,
+        nodes=1,
+        slowdowns=(Slowdown(streams=("compute", "gpu_to_gpu"), factors=(1.25, 2.0)),),
+    )
+    # Communication ends at 2; compute has done 1.6 of its 4 by then.
+    assert seconds([4.0, 1.0, 0.0, 0.0], slowed) == pytest.approx(2.0 + 2.4)
+
+
+def test_four_streams_end_one_after_another() -> None:
+    # Every factor is the number of busy streams: they share one resource fairly.
+    shared = group([float(len(streams)) for streams in SHARED_SETS for _ in streams])
+    assert seconds([1.0, 2.0, 3.0, 4.0], shared) == pytest.approx(10.0)
+
+
+def rows_of(true: GroupSlowdowns, seed: int) -> OverlapRows:
+    draw = np.random.default_rng(seed)
+    busy = draw.random((800, 4)) < 0.7
+    alone: NDArray[np.float64] = np.where(busy, draw.choice([1.0, 2.0, 3.0, 4.0], (800, 4)), 0.0)
+    alone *= draw.uniform(0.9, 1.1, alone.shape)
+    rows = OverlapRows(alone=alone, together=overlapped(alone, factors_of(true)))
+    return rows.chosen(rows.shared)
+
+
+def test_a_fit_finds_the_slowdowns_that_made_the_rows() -> None:
+    true = group([1.0 + i % 7 / 10 for i in range(28)])
+    fitted = fit(rows_of(true, 0), gpus_in_node=2, nodes=1)
+    assert np.abs(errors(rows_of(true, 1), fitted)).mean() < 2e-3
+    assert np.abs(errors(rows_of(true, 1), NO_SLOWDOWN)).mean() > 0.1
+
+
+def test_the_nearest_shape_stands_in() -> None:
+    shapes = [(2, 1), (8, 1), (2, 2), (8, 4)]
+    machine = Interference(groups=tuple(group([1.5] * 28, *shape) for shape in shapes))
+
+    def nearest(gpus_in_node: int, nodes: int) -> tuple[int, int]:
+        found = machine.of_group(gpus_in_node=gpus_in_node, nodes=nodes)
+        return found.gpus_in_node, found.nodes
+
+    assert [nearest(*shape) for shape in shapes] == shapes
+    assert nearest(3, 1) == (2, 1)
+    assert nearest(1, 2) == (2, 2)
+    assert nearest(8, 16) == (8, 4)
+    assert nearest(16, 1) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("streams", "factors", "message"),
+    [
+        (("compute",), (1.0,), "give two to four of compute, gpu_to_gpu"),
+        (("gpu_to_gpu", "compute"), (1.0, 1.0), "in order"),
+        (("compute", "gpu_to_gpu"), (1.0,), "1 for 2 streams: give one for each"),
+        (("compute", "gpu_to_gpu"), (1.0, 0.9), "0.9 is too small"),
+    ],
+)
+def test_slowdowns_that_mean_nothing_are_refused(
+    streams: tuple[str, ...], factors: tuple[float, ...], message: str
+) -> None:
+    with pytest.raises(FieldError, match=message):
+        Slowdown(streams=streams, factors=factors)
+
+
+@pytest.mark.parametrize("name", ["l4-24gb", "a100-40gb"])
+def test_calibrated_hardware_says_from_what(name: str) -> None:
+    hardware = catalog.hardware(name)
+    assert hardware.interference is not None
+    assert hardware.provenance.interference is not None
+    assert "held-out mean error" in hardware.provenance.interference.source
+    for shape in hardware.interference.groups:
+        assert {slowdown.streams for slowdown in shape.slowdowns} == set(SHARED_SETS)
+        assert (factors_of(shape)[BITS] == 1).all()
+
+
+HEADER = (
+    "generation,intra_group,inter_group,latency_ms,"
+    "iso_compute_ms,iso_g2g_ms,iso_c2g_ms,iso_g2c_ms\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "column .*latency_ms.* is missing"),
+        (HEADER.replace("latency_ms,", ""), "column latency_ms is missing: give a table with"),
+        (HEADER, "has no rows"),
+        (HEADER + "a,2,1,3,1,2,0,0\na,2,1,-3,1,2,0,0\n", "line 3: latency_ms: -3 is negative"),
+        (HEADER + "a,2,1,0,1,2,0,0\n", "line 2: latency_ms: 0 is not positive"),
+        (HEADER + "a,2,1,3,nan,2,0,0\n", "line 2: iso_compute_ms: nan is negative or not"),
+        (HEADER + "a,2,1,3,one,2,0,0\n", "line 2: iso_compute_ms: 'one' is not a number"),
+        (HEADER + "a,2,1,3\n", "line 2: iso_compute_ms: None is not a number"),
+        (HEADER + "a,2,1,3,1,2,0,0\nb,2,1,3,1,2,0,0\n", "campaigns a, b, which do not mix"),
+    ],
+)
+def test_bad_rows_are_named(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message) as refused:
+        read_overlap_table(path)
+    assert str(refused.value).startswith(str(path))
+
+
+def test_repeated_and_incomplete_rows_are_dropped_and_single_streams_left_out(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "table.csv"
+    row, other = "a,2,1,3,1,2,0,0\n", "a,2,1,3.1,1,2,0,0\n"
+    single, incomplete = "a,2,1,2,0,2,0,0\n", "a,2,1,3,1,,0,0\n"
+    path.write_text(HEADER + row + other + row + single + incomplete, encoding="utf-8")
+    table = read_overlap_table(path, campaign="a")
+    assert (table.duplicates, table.incomplete) == (1, 1)
+    (rows,) = table.groups.values()
+    assert rows.together.tolist() == pytest.approx([0.003, 0.0031])
+    assert rows.alone[0].tolist() == pytest.approx([0.001, 0.002, 0, 0])
+
+
+def test_streams_are_named_once() -> None:
+    assert len(set(STREAMS)) == len(BITS) == 4
