@@ -1,9 +1,9 @@
-"""The tensor-parallel ranks that share a model, and the two ways to stand in for them."""
+"""The tensor-parallel ranks that share a model: real ones, and two that stand in for them."""
 
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from runtime.sizes import Size
 
@@ -38,6 +38,26 @@ class OneRank:
     def all_gather(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""
         return tensor
+
+
+class GroupRanks:
+    """The processes of a process group."""
+
+    def __init__(self, group: distributed.ProcessGroup) -> None:
+        self._group = group
+        self.size = group.size()
+        self.rank = group.rank()
+
+    def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Reduce over the group, in place."""
+        reductions = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
+        distributed.all_reduce(tensor, reductions[operation], self._group)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Concatenate the group's tensors along the last dimension."""
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        distributed.all_gather(parts, tensor.contiguous(), self._group)
+        return torch.cat(parts, -1)
 
 
 class CountedRanks:

@@ -1,0 +1,77 @@
+"""One process of a split model: compares its part with the whole model, which it also runs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from runtime.models.config import ModelConfig
+from runtime.models.families import GPT, Falcon, Llama
+from runtime.models.ranks import GroupRanks
+from runtime.models.shard import shard_of
+
+SIZES: dict[str, Any] = {
+    "hidden": 32,
+    "heads": 8,
+    "kv_heads": 4,
+    "head_dim": 8,
+    "ffn": 48,
+    "vocab": 64,
+    "positions": 12,
+    "rotated": 8,
+    "layers": 2,
+    "dtype": torch.float32,
+}
+CASES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    f"{family.__name__} {attention}{note}": (family, {"attention": attention, **others})
+    for family, note, others in (
+        (GPT, "", {}),
+        (GPT, " with biases", {"biases": True}),
+        (Llama, "", {}),
+        (Falcon, "", {}),
+    )
+    for attention in ("flash", "math")
+}
+
+
+def difference(split: Tensor, whole: Tensor) -> float:
+    """The largest difference, as a share of the largest value."""
+    return float((split - whole).abs().max() / whole.abs().max())
+
+
+def compared(family: type[nn.Module], options: dict[str, Any], ranks: GroupRanks) -> float:
+    torch.manual_seed(0)
+    whole = family(ModelConfig(**SIZES, **options))
+    for parameter in whole.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    tokens, targets = torch.randint(SIZES["vocab"], (2, 3, 12)).unbind()
+    sizes = {**SIZES, "tensor_parallel": ranks.size}
+    split = family(ModelConfig(**sizes, **options), ranks)
+    place = {"rank": ranks.rank, "ranks": ranks.size}
+    split.load_state_dict(shard_of(whole, dict(whole.named_parameters()), **place))
+
+    losses = [model(tokens, targets) for model in (split, whole)]
+    for loss in losses:
+        loss.backward()
+
+    of_whole = {name: p.grad for name, p in whole.named_parameters()}
+    gradients = shard_of(whole, of_whole, **place)
+    errors = [difference(p.grad, gradients[name]) for name, p in split.named_parameters()]
+    with torch.no_grad():
+        errors.append(difference(split(tokens), whole(tokens)))
+    return max(*errors, difference(*losses))
+
+
+def main() -> None:
+    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
+    world = distributed.group.WORLD
+    assert world is not None
+    found = {case: compared(*made, GroupRanks(world)) for case, made in CASES.items()}
+    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    distributed.destroy_process_group()
