@@ -27,7 +27,7 @@ from experiments.commandline import (
     run,
     writable,
 )
-from mistlab.datafile import read_yaml
+from mistlab.datafile import read_json, read_yaml
 from mistlab.errors import InputError, near_matches
 from mistlab.model import ModelSpec
 from mistlab.symbolic import graphfile
@@ -104,13 +104,14 @@ def _of_factory(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph
 
 
 def _of_config(options: argparse.Namespace, path: Path) -> list[tuple[ModelSpec, ModelGraph]]:
+    file = path / "config.json" if path.is_dir() else path
+    content = read_json(file)
     own_model = import_module("runtime.tracing.own_model")
     huggingface = import_module("runtime.tracing.huggingface")
-    folder = path if path.is_dir() else path.parent
-    name = options.name or folder.resolve().name
+    name = options.name or file.resolve().parent.name
     with huggingface.unpacked_sequences():
         return [
-            _trace_own(own_model, huggingface.factory_from(path, a), options, name, a, p)
+            _trace_own(own_model, huggingface.factory_from(content, file, a), options, name, a, p)
             for a in ATTENTIONS
             for p in own_model.DTYPE_OF
         ]

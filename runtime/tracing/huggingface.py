@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, masking_utils
 
-from mistlab.datafile import read_json
 from mistlab.errors import InputError
 from runtime.tracing.own_model import Factory
 
@@ -18,9 +17,9 @@ from runtime.tracing.own_model import Factory
 IMPLEMENTATIONS: Mapping[str, str] = {"flash": "sdpa", "math": "eager"}
 
 
-def factory_from(path: Path, attention: str) -> Factory:
-    """A factory of the causal language model that a ``config.json``, or its folder, describes."""
-    config = _config(path / "config.json" if path.is_dir() else path)
+def factory_from(content: Mapping[str, Any], where: Path, attention: str) -> Factory:
+    """A factory of the causal language model that the ``content`` of a config.json describes."""
+    config = _config(content, where)
     implementation = IMPLEMENTATIONS[attention]
 
     def factory() -> nn.Module:
@@ -49,14 +48,13 @@ def unpacked_sequences() -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = find
 
 
-def _config(path: Path) -> Any:
-    content = read_json(path)
+def _config(content: Mapping[str, Any], where: Path) -> Any:
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         near = get_close_matches(str(kind), CONFIG_MAPPING.keys()) or ["llama", "gpt2", "qwen3"]
         message = (
-            f"{path}: model_type {kind!r} is not one that transformers knows: give one such as "
+            f"{where}: model_type {kind!r} is not one that transformers knows: give one such as "
             f"{', '.join(near)}"
         )
         raise InputError(message)
-    return CONFIG_MAPPING[kind].from_dict(content)
+    return CONFIG_MAPPING[kind].from_dict(dict(content))

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 
 # Sums of 32-bit floats in another order differ by some 1e-7 of their largest terms, a few times
-# more after the layers (1.2e-6 is the largest here); a reduction that is missing or doubled shows at 1e-1.
+# more after the layers (1.2e-6 is the largest here). A reduction that is missing shows at 1e-1.
 TOLERANCE = 1e-5
 
 
