@@ -52,6 +52,32 @@ def _frontier(axes: Axes, row: Mapping[str, Any], right: float, colour: str) -> 
     axes.plot(x[0], y[0], "o", color=colour, markersize=4)
 
 
+def predicted_beside_measured(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Each stage's peak as predicted over as measured, with the line where they are equal."""
+    figure = Figure(figsize=(5.2, 5.2), layout="constrained")
+    axes = figure.subplots()
+    highest = max(max(row["predicted_bytes"], row["measured_bytes"]) for row in rows) / GIB_BYTES
+    axes.plot([0, 1.05 * highest], [0, 1.05 * highest], color="#999999", linewidth=1)
+    for i, name in enumerate(dict.fromkeys(row["run"] for row in rows)):
+        mine = [row for row in rows if row["run"] == name]
+        axes.plot(
+            [row["measured_bytes"] / GIB_BYTES for row in mine],
+            [row["predicted_bytes"] / GIB_BYTES for row in mine],
+            "o",
+            color=COLOURS[i % len(COLOURS)],
+            label=name,
+        )
+    axes.set_title("Peak allocated memory of a stage (GiB)", loc="left")
+    axes.set_xlabel("measured")
+    axes.set_ylabel("predicted")
+    axes.set_xlim(0, 1.05 * highest)
+    axes.set_ylim(0, 1.05 * highest)
+    axes.set_aspect("equal")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", frameon=False)
+    save(figure, path)
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a picture whose bytes depend on nothing but what it shows."""
     with mpl.rc_context(STYLE):

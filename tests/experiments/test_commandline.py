@@ -61,7 +61,9 @@ def test_output_may_be_cut_short() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("command", ["analyse", "build_graphs", "calibrate", "survey", "trace"])
+@pytest.mark.parametrize(
+    "command", ["analyse", "build_graphs", "calibrate", "predictor_error", "survey", "trace"]
+)
 def test_every_command_explains_itself(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"experiments.{command}", "--help"],
