@@ -31,6 +31,7 @@ from experiments.rundir import RunDirectory
 from mistlab.cluster import Cluster
 from mistlab.hardware import GIB_BYTES
 from mistlab.model import ModelSpec
+from mistlab.pipeline import in_flight
 from mistlab.stages import StageBatch
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.workload import Workload
@@ -168,7 +169,7 @@ def _stage(mesh: Mesh, layers: int, grid: NDArray[np.float64], *, first: bool) -
         micro_batch=np.full(rows, mesh.micro_batch),
         zero=grid[:, 0],
         checkpointed_layers=grid[:, 1],
-        in_flight=np.full(rows, min(mesh.micro_batches, mesh.stages - place)),
+        in_flight=np.full(rows, in_flight(place, mesh.stages, mesh.micro_batches)),
         has_embedding=np.full(rows, place == 0),
         has_head=np.full(rows, place == mesh.stages - 1),
         **{f"offload_{kind}": grid[:, 2 + i] for i, kind in enumerate(KINDS)},

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.pipeline import in_flight
 from mistlab.plan import Plan
 from mistlab.symbolic.symbols import CHOICES, SIZES
 
@@ -61,7 +62,7 @@ class StageBatch:
                 "offload_gradients": stage.offload.gradients,
                 "offload_optimizer": stage.offload.optimizer,
                 "offload_activations": stage.offload.activations,
-                "in_flight": min(plan.micro_batches, plan.num_stages - index),
+                "in_flight": in_flight(index, plan.num_stages, plan.micro_batches),
                 "has_embedding": index == 0,
                 "has_head": index == last,
             }

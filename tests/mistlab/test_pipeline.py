@@ -1,0 +1,155 @@
+"""Pipelines: their order, and their time against one that is played action by action."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.errors import InputError
+from mistlab.pipeline import (
+    Order,
+    StageOrder,
+    from_text,
+    in_flight,
+    most_in_flight,
+    pipeline_order,
+    to_text,
+)
+
+stage_counts = st.integers(1, 8)
+micro_batch_counts = st.integers(1, 12)
+orders: st.SearchStrategy[Order] = st.sampled_from(["1f1b", "gpipe"])
+
+
+def played(stages: tuple[StageOrder, ...], forward: list[float], backward: list[float]) -> float:
+    """The time until all is done, each action as soon as its stage and its input are free."""
+    ends: dict[str, float] = {}
+    free = [0.0] * len(stages)
+    left = [list(actions) for actions in stages]
+    while any(left):
+        ran = False
+        for stage, actions in enumerate(left):
+            if not actions:
+                continue
+            action = actions[0]
+            source = stage - 1 if action.kind == "F" else stage + 1
+            needed = f"{source}{action.kind}m{action.micro_batch}"
+            if 0 <= source < len(stages) and needed not in ends:
+                continue
+            duration = (forward if action.kind == "F" else backward)[stage]
+            free[stage] = max(free[stage], ends.get(needed, 0.0)) + duration
+            ends[str(actions.pop(0))] = free[stage]
+            ran = True
+        assert ran, "the pipeline waits for itself"
+    return max(free)
+
+
+def closed_form(
+    forward: list[float],
+    backward: list[float],
+    micro_batches: int,
+    delta_forward: list[float] | None = None,
+    delta_backward: list[float] | None = None,
+    point_to_point: list[float] | None = None,
+) -> float:
+    nothing = [0.0] * len(forward)
+    times = StageTimes(
+        forward_s=np.array([forward]),
+        backward_s=np.array([backward]),
+        delta_forward_s=np.array([delta_forward or nothing]),
+        delta_backward_s=np.array([delta_backward or nothing]),
+        point_to_point_s=np.array([point_to_point or nothing]),
+    )
+    return float(iteration_s(times, np.array([micro_batches]))[0])
+
+
+@given(stage_counts, micro_batch_counts, orders)
+def test_every_micro_batch_goes_forward_and_back_once_on_every_stage(
+    stages: int, micro_batches: int, order: Order
+) -> None:
+    for actions in pipeline_order(stages, micro_batches, order):
+        for kind in "FB":
+            order_of_kind = [a.micro_batch for a in actions if a.kind == kind]
+            assert order_of_kind == list(range(micro_batches))
+
+
+@given(stage_counts, micro_batch_counts, orders)
+def test_a_schedule_comes_back_from_its_text(stages: int, micro_batches: int, order: Order) -> None:
+    schedule = pipeline_order(stages, micro_batches, order)
+    assert from_text(to_text(schedule)) == schedule
+
+
+def test_an_action_in_another_stages_line_is_refused() -> None:
+    with pytest.raises(InputError, match="line 2: 0Bm0 is not of stage 1: move it"):
+        from_text("0Fm0\n0Bm0\n")
+
+
+@given(stage_counts, micro_batch_counts)
+def test_what_is_in_flight_is_what_the_order_holds(stages: int, micro_batches: int) -> None:
+    schedule = pipeline_order(stages, micro_batches)
+    held = [most_in_flight(actions) for actions in schedule]
+    assert held == [in_flight(stage, stages, micro_batches) for stage in range(stages)]
+    gpipe = pipeline_order(stages, micro_batches, "gpipe")
+    assert {most_in_flight(actions) for actions in gpipe} == {micro_batches}
+
+
+@given(stage_counts, micro_batch_counts, orders, st.floats(0.1, 10), st.floats(0.1, 10))
+def test_equal_stages_wait_for_the_published_bubble(
+    stages: int, micro_batches: int, order: Order, forward: float, backward: float
+) -> None:
+    time = played(
+        pipeline_order(stages, micro_batches, order), [forward] * stages, [backward] * stages
+    )
+    busy = micro_batches * (forward + backward)
+    assert 1 - busy / time == pytest.approx((stages - 1) / (micro_batches + stages - 1), abs=1e-9)
+    assert closed_form([forward] * stages, [backward] * stages, micro_batches) == pytest.approx(
+        time
+    )
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=6))
+def test_one_micro_batch_passes_every_stage_twice(times: list[tuple[float, float]]) -> None:
+    forward, backward = map(list, zip(*times, strict=True))
+    time = played(pipeline_order(len(times), 1), forward, backward)
+    assert closed_form(forward, backward, 1) == pytest.approx(time)
+    assert time == pytest.approx(sum(forward) + sum(backward))
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 10), st.floats(0, 10))
+def test_a_single_stage_hides_nothing(
+    forward: float, backward: float, delta_forward: float, delta_backward: float
+) -> None:
+    time = closed_form([forward], [backward], 5, [delta_forward], [delta_backward], [3.0])
+    assert time == pytest.approx(5 * (forward + backward) + delta_forward + delta_backward)
+
+
+def test_a_delta_hides_behind_earlier_stages_of_its_own_direction() -> None:
+    forward, backward = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]
+    plain = closed_form(forward, backward, 4)
+    assert closed_form(forward, backward, 4, [0, 0, 2.0]) == plain
+    assert closed_form(forward, backward, 4, [0, 0, 2.5]) == pytest.approx(plain + 0.5)
+    assert closed_form(forward, backward, 4, None, [0, 0, 4.5]) == pytest.approx(plain + 0.5)
+    # Pooled, as published, the two directions' slack of 6 would hide both of these.
+    assert closed_form(forward, backward, 4, [0, 0, 4.0], [0, 0, 1.0]) == pytest.approx(plain + 2)
+
+
+def test_every_boundary_between_stages_is_charged() -> None:
+    plain = closed_form([1.0] * 3, [1.0] * 3, 4)
+    charged = closed_form([1.0] * 3, [1.0] * 3, 4, point_to_point=[0.1, 0.2, 9.0])
+    assert charged == pytest.approx(plain + 0.3)
+
+
+@pytest.mark.parametrize(("spread", "short", "long"), [(0.1, 0.02, 0.1), (0.75, 0.1, 0.4)])
+@given(data=st.data())
+def test_uneven_stages_are_near_what_is_played(
+    spread: float, short: float, long: float, data: st.DataObject
+) -> None:
+    near_one = st.floats(1 - spread, 1 + spread)
+    times = data.draw(st.lists(st.tuples(near_one, near_one), min_size=2, max_size=6))
+    micro_batches = data.draw(st.integers(len(times), 24))
+    forward, backward = map(list, zip(*times, strict=True))
+    time = played(pipeline_order(len(times), micro_batches), forward, backward)
+    form = closed_form(forward, backward, micro_batches)
+    assert micro_batches * max(f + b for f, b in times) <= time * (1 + 1e-9)
+    assert (1 - short) * time <= form <= (1 + long) * time
