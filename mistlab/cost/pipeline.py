@@ -7,9 +7,9 @@ db what the first forward and the last backward take beyond them:
     Ef = max_i max(0, df_i - sum_{j<i} tf_j),   Eb = max_i max(0, db_i - sum_{j<i} tb_j)
 
 After Mist (EuroSys 2025), whose form pools both slacks and leaves out p2p: a stage waits for the
-forwards before it once, and its last backward is followed by theirs. Exact for equal stages;
-for uneven ones a little long, since a slow stage may hide the passage through those after it: within
-a tenth where stages are within a tenth of one another (tests/mistlab/test_pipeline.py).
+forwards before it once, and its last backward is followed by theirs. Exact for equal stages; for
+uneven ones a little long, since a slow stage may hide the passage through those after it: within a
+tenth where stages are within a tenth of one another (tests/mistlab/test_pipeline.py).
 
 Axes: C candidates, S stages.
 """
