@@ -8,6 +8,7 @@ from typing import Literal
 
 from mistlab.errors import refuse
 from mistlab.interference import Interference
+from mistlab.transfers import Transfers
 from mistlab.value import bounded, check_fields
 from mistlab.workload import Precision
 
@@ -125,6 +126,7 @@ class Provenance:
     gpu: Source
     node: Source
     interference: Source | None = None
+    transfers: Source | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -132,20 +134,22 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What a hardware file holds; ``interference`` is None until it was measured."""
+    """What a hardware file holds; ``interference`` and ``transfers`` are None until measured."""
 
     name: str
     description: str = ""
     gpu: Gpu
     node: Node
     interference: Interference | None = None
+    transfers: Transfers | None = None
     provenance: Provenance
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if (self.interference is None) != (self.provenance.interference is None):
-            problem = "goes with interference: give both, or neither"
-            refuse("provenance.interference", problem)
+        for group in ("interference", "transfers"):
+            if (getattr(self, group) is None) != (getattr(self.provenance, group) is None):
+                problem = f"goes with {group}: give both, or neither"
+                refuse(f"provenance.{group}", problem)
         if not self.name.strip():
             problem = "is empty: give the hardware a name"
             refuse("name", problem)

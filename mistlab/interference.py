@@ -3,11 +3,11 @@
 ``mistlab.cost.interference`` turns them into times.
 """
 
-import math
 from dataclasses import dataclass, field
 from itertools import combinations
 
 from mistlab.errors import refuse
+from mistlab.groups import nearest
 from mistlab.value import bounded, check_fields
 
 STREAMS = ("compute", "gpu_to_gpu", "host_to_device", "device_to_host")
@@ -61,12 +61,4 @@ class Interference:
 
     def of_group(self, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
         """The measured shape that is nearest: first in whether it crosses nodes, then in size."""
-
-        def distance(group: GroupSlowdowns) -> tuple[bool, float]:
-            return (
-                (group.nodes > 1) != (nodes > 1),
-                abs(math.log(group.gpus_in_node / gpus_in_node))
-                + abs(math.log(group.nodes / nodes)),
-            )
-
-        return min(self.groups, key=distance)
+        return nearest(self.groups, gpus_in_node=gpus_in_node, nodes=nodes)

@@ -12,10 +12,17 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from mistlab.calibration.interference import OverlapRows
+from mistlab.calibration.transfers import TransferRows
 from mistlab.errors import InputError, near_matches
 
 ALONE = ("iso_compute_ms", "iso_g2g_ms", "iso_c2g_ms", "iso_g2c_ms")
 TOGETHER = "latency_ms"
+KIND, BYTES = "kind", "bytes"
+TRANSFERS = {
+    "all_gather": "all_gather",
+    "pinned_h2d": "host_to_device",
+    "pinned_d2h": "device_to_host",
+}
 SHAPE = ("intra_group", "inter_group")
 CAMPAIGN = "generation"
 MILLISECONDS = 1e-3
@@ -28,40 +35,46 @@ class GroupShape(NamedTuple):
     nodes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OverlapTable:
-    """A table of streams that ran together, by shape of the communicating groups.
-
-    ``sha256`` is of the file. Dropped and counted are ``duplicates``, rows that repeat another byte
-    for byte, and ``incomplete`` ones, in which a stream's time alone is empty.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Which rows of which file: ``duplicates`` that repeat another byte for byte were dropped."""
 
     path: Path
     sha256: str
     campaign: str
     duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OverlapTable:
+    """A table of streams that ran together, by shape of the communicating groups.
+
+    ``incomplete`` rows, in which a stream's time alone is empty, were dropped.
+    """
+
+    origin: Origin
     incomplete: int
     groups: Mapping[GroupShape, OverlapRows]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransferTable:
+    """A table of transfers on one stream alone, by shape of group and kind of transfer."""
+
+    origin: Origin
+    groups: Mapping[GroupShape, Mapping[str, TransferRows]]
+
+
 def read_overlap_table(path: Path, *, campaign: str | None = None) -> OverlapTable:
     """Read a table of streams together; one ``campaign`` of it, if it holds several."""
-    content = _content(path)
-    rows = _rows(path, content.decode("utf-8", errors="replace"), (*ALONE, TOGETHER, *SHAPE))
-    distinct = {tuple(row.items()): (number, row) for number, row in rows}
-    chosen = _of_campaign(path, list(distinct.values()), campaign)
+    origin, chosen = _read(path, (*ALONE, TOGETHER, *SHAPE), campaign)
     groups: dict[GroupShape, list[tuple[float, ...]]] = defaultdict(list)
-    complete = [(number, row) for number, row in chosen if all(row[name] != "" for name in ALONE)]
-    for number, row in complete:
-        where = f"{path}: line {number}"
-        shape = GroupShape(*(round(_positive(where, row, name)) for name in SHAPE))
+    complete = [(where, row) for where, row in chosen if all(row[name] != "" for name in ALONE)]
+    for where, row in complete:
         alone = [_duration(where, row, name) for name in ALONE]
-        groups[shape].append((*alone, _positive(where, row, TOGETHER)))
+        groups[_shape(where, row)].append((*alone, _positive(where, row, TOGETHER)))
     return OverlapTable(
-        path=path,
-        sha256=hashlib.sha256(content).hexdigest(),
-        campaign=chosen[0][1].get(CAMPAIGN) or "",
-        duplicates=len(rows) - len(distinct),
+        origin=origin,
         incomplete=len(chosen) - len(complete),
         groups={
             shape: overlaps
@@ -69,6 +82,51 @@ def read_overlap_table(path: Path, *, campaign: str | None = None) -> OverlapTab
             if len(overlaps := _overlap_rows(values))
         },
     )
+
+
+def read_transfer_table(path: Path, *, campaign: str | None = None) -> TransferTable:
+    """Read a table of streams alone; one ``campaign`` of it, if it holds several."""
+    origin, chosen = _read(path, (KIND, BYTES, TOGETHER, *SHAPE), campaign)
+    groups: dict[GroupShape, dict[str, list[tuple[float, float]]]] = defaultdict(dict)
+    for where, row in chosen:
+        transfer = TRANSFERS.get(row[KIND])
+        if transfer is None:
+            _refuse(where, KIND, f"{row[KIND]!r} is not one of {', '.join(TRANSFERS)}")
+        values = _positive(where, row, BYTES), _positive(where, row, TOGETHER) * MILLISECONDS
+        groups[_shape(where, row)].setdefault(transfer, []).append(values)
+    return TransferTable(
+        origin=origin,
+        groups={
+            shape: {kind: _transfer_rows(values) for kind, values in kinds.items()}
+            for shape, kinds in sorted(groups.items())
+        },
+    )
+
+
+def _read(
+    path: Path, needed: Sequence[str], campaign: str | None
+) -> tuple[Origin, list[tuple[str, dict[str, str]]]]:
+    """Distinct rows of one campaign, each with its place."""
+    content = _content(path)
+    rows = _rows(path, content.decode("utf-8", errors="replace"), needed)
+    distinct = {tuple(row.items()): (number, row) for number, row in rows}
+    chosen = _of_campaign(path, list(distinct.values()), campaign)
+    origin = Origin(
+        path=path,
+        sha256=hashlib.sha256(content).hexdigest(),
+        campaign=chosen[0][1].get(CAMPAIGN) or "",
+        duplicates=len(rows) - len(distinct),
+    )
+    return origin, [(f"{path}: line {number}", row) for number, row in chosen]
+
+
+def _shape(where: str, row: Mapping[str, str]) -> GroupShape:
+    return GroupShape(*(round(_positive(where, row, name)) for name in SHAPE))
+
+
+def _transfer_rows(values: Sequence[tuple[float, float]]) -> TransferRows:
+    size_bytes, seconds = np.array(values).T
+    return TransferRows(size_bytes=size_bytes, seconds=seconds)
 
 
 def _overlap_rows(values: Sequence[tuple[float, ...]]) -> OverlapRows:

@@ -8,6 +8,7 @@ import pytest
 
 from experiments import calibrate
 from experiments.commandline import run
+from mistlab import catalog
 from mistlab.cost.interference import factors_of, overlapped
 from mistlab.datafile import read_yaml
 from mistlab.hardware import Hardware
@@ -51,18 +52,69 @@ def test_a_table_becomes_a_hardware_file(
     assert run(calibrate.main, arguments) == 0
 
     summary = json.loads(capsys.readouterr().out)
-    assert summary["held_out_error"] < 0.006  # the noise is up to one percent, half of it mean
-    for group in summary["groups"]:
+    assert summary["interference"]["held_out_error"] < 0.006  # noise of one percent, half in mean
+    for group in summary["interference"]["fits"]:
         assert group["held_out_error"] < group["shape_left_out_error"]
     hardware = from_mapping(Hardware, read_yaml(out))
     assert hardware.interference is not None
     assert hardware.provenance.interference is not None
-    assert summary["sha256"][:16] in hardware.provenance.interference.source
+    assert summary["interference"]["sha256"][:16] in hardware.provenance.interference.source
     for gpus, factor in ((2, 1.2), (4, 1.8)):
         found = hardware.interference.of_group(gpus_in_node=gpus, nodes=1)
         alone = np.array([[1.0, 1.0, 0.0, 0.0], [4.0, 1.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
         true = overlapped(alone, factors_of(slowdowns(gpus, factor)))
         assert overlapped(alone, factors_of(found)) == pytest.approx(true, rel=0.02)
+
+
+def written_bandwidth(path: Path, latency_ms: float, sizes: int = 8) -> Path:
+    lines = ["generation,intra_group,inter_group,kind,bytes,latency_ms"]
+    for kind, gbytes_per_s in (("all_gather", 20.0), ("pinned_h2d", 5.0), ("pinned_d2h", 6.0)):
+        for power in range(sizes):
+            size = 2 ** (20 + power)
+            time_ms = latency_ms + size / gbytes_per_s / 1e6
+            lines.append(f"a,4,1,{kind},{size},{time_ms:.9f}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_transfers_become_lines_beside_what_the_hardware_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = written_bandwidth(tmp_path / "table.csv", latency_ms=0.25)
+    out = tmp_path / "machine.yaml"
+
+    arguments = ["--bandwidth", str(table), "--out", str(out), "--hardware", "a100-40gb", "--json"]
+    assert run(calibrate.main, arguments) == 0
+
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["transfers"]["held_out_error"] < 1e-4
+    hardware = from_mapping(Hardware, read_yaml(out))
+    assert hardware.interference == catalog.hardware("a100-40gb").interference
+    assert hardware.transfers is not None
+    (group,) = hardware.transfers.groups
+    for line, gbytes_per_s in (
+        (group.all_gather, 20.0),
+        (group.host_to_device, 5.0),
+        (group.device_to_host, 6.0),
+    ):
+        assert line is not None
+        assert line.gbytes_per_s == pytest.approx(gbytes_per_s, rel=1e-4)
+        assert line.latency_us == pytest.approx(250.0, rel=1e-3)
+        assert (line.smallest_mib, line.largest_mib) == (1, 128)
+
+
+def test_too_few_sizes_make_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = written_bandwidth(tmp_path / "table.csv", latency_ms=0.25, sizes=3)
+    out = str(tmp_path / "m.yaml")
+    assert run(calibrate.main, ["--bandwidth", str(table), "--out", out]) == 2
+    assert "3 rows of all_gather for 4 GPUs in each of 1 nodes: measure at least 4 sizes" in (
+        capsys.readouterr().err
+    )
+
+
+def test_no_table_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(calibrate.main, ["--out", str(tmp_path / "m.yaml")]) == 2
+    assert "nothing to fit: give --interference" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_repeated_and_incomplete_rows_are_dropped_and_single_streams_left_out(
     single, incomplete = "a,2,1,2,0,2,0,0\n", "a,2,1,3,1,,0,0\n"
     path.write_text(HEADER + row + other + row + single + incomplete, encoding="utf-8")
     table = read_overlap_table(path, campaign="a")
-    assert (table.duplicates, table.incomplete) == (1, 1)
+    assert (table.origin.duplicates, table.incomplete) == (1, 1)
     (rows,) = table.groups.values()
     assert rows.together.tolist() == pytest.approx([0.003, 0.0031])
     assert rows.alone[0].tolist() == pytest.approx([0.001, 0.002, 0, 0])

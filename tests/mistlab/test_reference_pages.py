@@ -16,6 +16,7 @@ from mistlab.job import Job, job_from_mapping
 from mistlab.model import ModelSpec
 from mistlab.plan import Offload, Plan, StagePlan
 from mistlab.stages import StageFigures
+from mistlab.transfers import Line
 from mistlab.value import from_mapping
 from mistlab.workload import Workload
 
@@ -31,6 +32,7 @@ TYPES = {
         Interference,
         GroupSlowdowns,
         Slowdown,
+        Line,
         Provenance,
         Source,
     ),

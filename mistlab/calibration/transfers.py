@@ -1,0 +1,49 @@
+"""Fitting lines to measured transfers: least squares of relative errors, no negative latency.
+
+Axes: C rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from mistlab.cost.transfers import transfer_s
+from mistlab.transfers import GBYTES, MICROSECONDS, Line
+
+MIB_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransferRows:
+    """Bytes (C) and the seconds (C) that they took."""
+
+    size_bytes: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def every_second(self, start: int) -> "TransferRows":
+        """Every second row by size, from the first or the second on."""
+        order = np.argsort(self.size_bytes, kind="stable")[start::2]
+        return TransferRows(size_bytes=self.size_bytes[order], seconds=self.seconds[order])
+
+
+def fit(rows: TransferRows) -> Line:
+    """The line of some transfers."""
+    # Latency in microseconds and bandwidth in GB, so that both unknowns are near one.
+    terms = np.stack([np.full(len(rows), MICROSECONDS), rows.size_bytes / GBYTES], axis=1)
+    (latency_us, seconds_a_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
+    return Line(
+        latency_us=round(float(latency_us), 2),
+        gbytes_per_s=round(float(1 / seconds_a_gbyte), 4),
+        smallest_mib=float(rows.size_bytes.min() / MIB_BYTES),
+        largest_mib=float(rows.size_bytes.max() / MIB_BYTES),
+    )
+
+
+def mean_error(rows: TransferRows, line: Line) -> float:
+    """Mean absolute relative error."""
+    return float(np.abs(transfer_s(rows.size_bytes, line) / rows.seconds - 1).mean())

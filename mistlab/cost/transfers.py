@@ -1,0 +1,12 @@
+"""How long transfers take. Axes: C transfers."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.transfers import Line
+
+
+def transfer_s(size_bytes: NDArray[np.float64], line: Line) -> NDArray[np.float64]:
+    """Seconds (C) of transfers of ``size_bytes`` (C); nothing takes no time."""
+    seconds = line.latency_s + size_bytes / line.bytes_per_s
+    return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
