@@ -12,7 +12,7 @@ compare: $(BASE)/.done
 	$(BASE)/bin/python -m experiments.survey $(ARGS)
 
 test: $(DEV)/.done
-	$(DEV)/bin/python -m pytest $(ARGS)
+	$(DEV)/bin/python -m pytest -n auto -p no:benchmark $(ARGS)
 
 check: $(DEV)/.done
 	$(DEV)/bin/ruff check .

@@ -53,7 +53,10 @@ def read_published(path: Path) -> PublishedRuns:
     reader = csv.DictReader(content.decode("utf-8", errors="replace").splitlines())
     missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
     if missing:
-        message = f"{path}: column {', '.join(missing)} is missing"
+        message = (
+            f"{path}: column {', '.join(missing)} is missing: give a table as in "
+            "docs/reference/measurement-tables.md"
+        )
         raise InputError(message)
     runs, without = [], 0
     for row in reader:

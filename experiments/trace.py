@@ -62,6 +62,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("source", metavar="SOURCE", help="what to trace")
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL.json", help="the file")
     parser.add_argument("--name", help="the model's name (default: that of the source)")
+    parser.add_argument(
+        "--attention", choices=ATTENTIONS, help="only this one, of a configuration (default: both)"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("fp16", "bf16", "fp32"),
+        help="only 16-bit or only 32-bit training (default: both)",
+    )
     parser.add_argument("--blocks", metavar="PATH", help="path of the list of blocks, if not found")
     parser.add_argument(
         "--sequence-length",
@@ -100,7 +108,10 @@ def _of_factory(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph
     own_model = import_module("runtime.tracing.own_model")
     factory = _factory(options.source)
     name = options.name or options.source.partition(":")[2]
-    return [_trace_own(own_model, factory, options, name, "own", p) for p in own_model.DTYPE_OF]
+    return [
+        _trace_own(own_model, factory, options, name, "own", precision)
+        for precision in _precisions(options)
+    ]
 
 
 def _of_config(options: argparse.Namespace, path: Path) -> list[tuple[ModelSpec, ModelGraph]]:
@@ -112,8 +123,8 @@ def _of_config(options: argparse.Namespace, path: Path) -> list[tuple[ModelSpec,
     with huggingface.unpacked_sequences():
         return [
             _trace_own(own_model, huggingface.factory_from(content, file, a), options, name, a, p)
-            for a in ATTENTIONS
-            for p in own_model.DTYPE_OF
+            for a in _attentions(options)
+            for p in _precisions(options)
         ]
 
 
@@ -124,11 +135,21 @@ def _of_mapping(options: argparse.Namespace, path: Path) -> list[tuple[ModelSpec
         mapping if options.name is None else {**mapping, "name": options.name}
     )
     traced = []
-    for attention in ATTENTIONS:
-        for precision in ("half", "single"):
+    for attention in _attentions(options):
+        for precision in _precisions(options):
             progress(f"tracing {spec.name}: attention {attention}, {precision} precision")
             traced.append(families.trace_spec(spec, attention, precision))
     return traced
+
+
+def _attentions(options: argparse.Namespace) -> Sequence[str]:
+    return ATTENTIONS if options.attention is None else (options.attention,)
+
+
+def _precisions(options: argparse.Namespace) -> Sequence[str]:
+    if options.precision is None:
+        return ("half", "single")
+    return ("single",) if options.precision == "fp32" else ("half",)
 
 
 def _trace_own(
@@ -206,6 +227,9 @@ def _graph_summary(graph: ModelGraph) -> dict[str, Any]:
         },
         "conditions": [f"{c.size} divides by {c.divisor}" for c in graph.conditions],
         "assumptions": list(graph.assumptions),
+        "counted_by_element": sorted(
+            {o.name for layer in graph.layers for o in layer.operators if o.kind == "other"}
+        ),
     }
 
 
@@ -222,6 +246,9 @@ def _print(summary: dict[str, Any]) -> None:
             print(f"    {name.replace('_', ' ')}: {expression}")
         for text in graph["assumptions"]:
             print(f"    holds only where {text}")
+        if graph["counted_by_element"]:
+            names = ", ".join(graph["counted_by_element"])
+            print(f"    counted as one operation an element: {names}")
     print(f"written: {summary['model']} (name it as `model:` in a plan file)")
 
 

@@ -19,6 +19,7 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "aten.addmm": "matmul",
     "aten.bmm": "matmul",
     "aten.baddbmm": "matmul",
+    "aten._grouped_mm": "matmul",
     "aten._scaled_dot_product_flash_attention_for_cpu": "attention",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": "attention",
     "aten._scaled_dot_product_flash_attention": "attention",
@@ -62,6 +63,8 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "aten.slice_backward": "copy",
     "aten.select_backward": "copy",
     "aten.constant_pad_nd": "copy",
+    "aten.bernoulli_": "elementwise",
+    "aten._safe_softmax": "softmax",
     "aten.zeros": "fill",
     "aten.zeros_like": "fill",
     "aten.new_zeros": "fill",
@@ -69,6 +72,7 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "aten.ones": "fill",
     "aten.ones_like": "fill",
     "aten.new_ones": "fill",
+    "aten.scalar_tensor": "fill",
     "aten.full": "fill",
     "aten.full_like": "fill",
     "aten.fill_": "fill",
@@ -148,12 +152,16 @@ def kind_of(call: Call) -> Kind:
     """The class of kernels that the operator belongs to."""
     if kind := KIND_OF_OPERATOR.get(call.name):
         return kind
+    if call.operator.overloadpacket in flop_registry:
+        return "matmul"
     return "elementwise" if torch.Tag.pointwise in call.operator.tags else "other"
 
 
 def flop_of(call: Call) -> Size:
     """Floating-point operations: products by PyTorch's own formulas, else one an element."""
     kind = kind_of(call)
+    if call.name == "aten._grouped_mm":
+        return _grouped_flop(call)
     if kind == "matmul":
         formula = flop_registry[call.operator.overloadpacket]
         count: Size = formula(*call.args, **call.kwargs, out_val=call.result)
@@ -196,6 +204,14 @@ def size_bytes(tensor: Tensor) -> Size:
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     sizes = [size for size, stride in pairs if not (isinstance(stride, int) and stride == 0)]
     return prod(sizes) * tensor.element_size()
+
+
+def _grouped_flop(call: Call) -> Size:
+    """A product of each group's rows with its own matrix, whatever the groups' sizes are."""
+    left, right = call.argument("self").shape, call.argument("mat2").shape
+    each = 2 * left[-2] * left[-1] * right[-1]
+    # Without ragged rows both have the groups as their first dimension.
+    return left[0] * each if len(left) == len(right) == 3 else each
 
 
 def _attention_flop(call: Call) -> Size:

@@ -6,6 +6,7 @@ sequence; without the first, the model is of one rank.
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -70,7 +71,7 @@ def trace_factory(
     s = space.size("s", stand_ins.sequence_length)
     arguments = _arguments(factory, space, s, stand_ins)
     try:
-        with space.fake_mode, _default_type(DTYPE_OF[precision]):
+        with _quiet(), space.fake_mode, _default_type(DTYPE_OF[precision]):
             model = factory(**arguments)
             tokens = torch.empty(b, s, dtype=torch.int64)
         _check_module(model, factory)
@@ -78,10 +79,11 @@ def trace_factory(
         path = find_blocks(model, blocks)
         layers = len(model.get_submodule(path))  # type: ignore[arg-type]
         model.get_submodule(f"{path}.0").register_forward_hook(step.see_block)
-        graph = trace(
-            model, space, step.loss_of, name=name, attention=attention, precision=precision,
-            blocks=path,
-        )  # fmt: skip
+        with _quiet():
+            graph = trace(
+                model, space, step.loss_of, name=name, attention=attention, precision=precision,
+                blocks=path,
+            )  # fmt: skip
     except InputError:
         raise
     except Exception as error:
@@ -177,6 +179,18 @@ def _default_type(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep PyTorch from logging the traceback of an error that is about to be explained."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _spec(name: str, layers: int, step: _Step, model: nn.Module) -> ModelSpec:

@@ -93,7 +93,7 @@ def test_a_model_that_makes_its_own_loss_gets_its_targets(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("own_models")
 def test_a_factory_that_takes_a_degree_is_split(tmp_path: Path) -> None:
-    content = traced("own_models:split", tmp_path / "m.json")
+    content = traced("own_models:split", tmp_path / "m.json", "--precision", "bf16")
 
     assert content["spec"]["tensor_parallel_degrees"] == [1, 2, 4]
     graph = graph_of(workload(content, tmp_path / "m.json"))
@@ -160,6 +160,14 @@ def test_a_longer_sequence_than_the_code_allows_is_refused(
     arguments = ["own_models:plain", "--out", str(out), "--sequence-length", "512"]
     assert run(trace.main, arguments) == 1
     assert "ValueError: too long, at" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_models")
+def test_one_precision_alone_can_be_traced(tmp_path: Path) -> None:
+    content = traced("own_models:plain", tmp_path / "m.json", "--precision", "fp32")
+    assert [graph["precision"] for graph in content["graphs"]] == ["single"]
+    with pytest.raises(ValueError, match=r"no graph for attention flash in half precision"):
+        graph_of(workload(content, tmp_path / "m.json"))
 
 
 @pytest.mark.usefixtures("own_models")
@@ -250,7 +258,7 @@ def test_a_hugging_face_llama_multiplies_as_ours_does(configuration: Path) -> No
 def test_a_sliding_window_limits_the_sequence(tmp_path: Path) -> None:
     path = written_config("mistral", tmp_path)
     out = tmp_path / "model.json"
-    content = traced(str(path), out)
+    content = traced(str(path), out, "--attention", "flash", "--precision", "bf16")
     assert graph_of(workload(content, out)).assumptions == ("s < 4096",)
     with pytest.raises(ValueError, match="8192 breaks s < 4096"):
         graph_of(workload(content, out, sequence_length=8192))
@@ -283,7 +291,7 @@ def test_a_structure_that_no_family_has_is_traced_in_every_size(tmp_path: Path) 
     with pytest.raises(ValueError, match=r"trace it: python -m experiments\.trace MODEL\.yaml"):
         graph_of(work)
 
-    content = traced(str(source), out)
+    content = traced(str(source), out, "--attention", "math", "--precision", "fp32")
 
     graph = graph_of(workload(content, out, attention="math", precision="fp32"))
     assert size_symbol("tp") in graph.block.saved_bytes.free_symbols
@@ -292,7 +300,7 @@ def test_a_structure_that_no_family_has_is_traced_in_every_size(tmp_path: Path) 
 
 @pytest.mark.usefixtures("own_models")
 def test_a_plan_of_a_traced_model_needs_no_torch(tmp_path: Path) -> None:
-    traced("own_models:plain", tmp_path / "m.json")
+    traced("own_models:plain", tmp_path / "m.json", "--precision", "bf16")
     plan = tmp_path / "plan.yaml"
     plan.write_text(
         PLAN.format(model="m.json", sequence_length=128, layers=3, tensor_parallel=1),
@@ -316,7 +324,7 @@ def test_a_plan_of_a_traced_model_needs_no_torch(tmp_path: Path) -> None:
 def test_a_plan_that_splits_an_unsplit_model_is_refused(tmp_path: Path) -> None:
     from mistlab import load_job  # noqa: PLC0415
 
-    traced("own_models:plain", tmp_path / "m.json")
+    traced("own_models:plain", tmp_path / "m.json", "--precision", "bf16")
     plan = tmp_path / "plan.yaml"
     text = PLAN.format(model="m.json", sequence_length=128, layers=3, tensor_parallel=2)
     plan.write_text(text, encoding="utf-8")

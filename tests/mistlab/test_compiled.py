@@ -27,7 +27,7 @@ def test_block_memory_equals_sympy_row_by_row() -> None:
 
     values = compile_expressions(expressions, columns=("b", "tp"), constants=CONSTANTS)(columns)
 
-    for row in (0, 1, 2, 3, ROWS_AT_ONCE, rows - 1):
+    for row in (0, 3, ROWS_AT_ONCE, rows - 1):
         sizes = CONSTANTS | {name: int(column[row]) for name, column in columns.items()}
         numbers = {size_symbol(name): value for name, value in sizes.items()}
         expected = [float(e.subs(numbers)) for e in expressions.values()]
