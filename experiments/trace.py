@@ -169,6 +169,11 @@ def _trace_own(
         blocks=options.blocks,
         stand_ins=own_model.StandIns(sequence_length=options.sequence_length),
     )
+    if traced.differing:
+        progress(
+            f"the blocks of {name} differ in {', '.join(traced.differing)}: "
+            "all are counted as the first"
+        )
     return traced.spec, traced.graph
 
 

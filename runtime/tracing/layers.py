@@ -120,3 +120,23 @@ def _refuse_unlike(path: str, blocks: nn.ModuleList) -> None:
                 "blocks, so they must be alike"
             )
             raise TraceError(message)
+
+
+def differing_settings(blocks: nn.ModuleList) -> list[str]:
+    """Plain attributes in which a block differs from the first, ``attention.window`` say.
+
+    A layer's own number is one by design and left out.
+    """
+    first = _settings(blocks[0])
+    others = [_settings(block) for block in blocks]
+    names = {name for other in others for name in first if other.get(name) != first[name]}
+    return sorted(name for name in names if not name.endswith(("layer_idx", "layer_number")))
+
+
+def _settings(block: nn.Module) -> dict[str, object]:
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, module in block.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, int | float | str | None) and not name.startswith("_")
+    }

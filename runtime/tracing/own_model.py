@@ -25,7 +25,7 @@ from mistlab.symbolic.text import relation_from
 from runtime.sizes import Size, SizeSpace, TraceError, value_of
 from runtime.tracing.assumptions import always
 from runtime.tracing.errors import failure
-from runtime.tracing.layers import find_blocks
+from runtime.tracing.layers import differing_settings, find_blocks
 from runtime.tracing.trace import trace
 
 Factory = Callable[..., nn.Module]
@@ -46,10 +46,14 @@ class StandIns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnModel:
-    """A traced model: its description, and its graph."""
+    """A traced model: its description, and its graph.
+
+    ``differing`` are settings in which its blocks are unlike: the first stands for all.
+    """
 
     spec: ModelSpec
     graph: ModelGraph
+    differing: tuple[str, ...]
 
 
 def trace_factory(
@@ -77,19 +81,27 @@ def trace_factory(
         _check_module(model, factory)
         step = _Step(tokens)
         path = find_blocks(model, blocks)
-        layers = len(model.get_submodule(path))  # type: ignore[arg-type]
+        repeated = model.get_submodule(path)
+        assert isinstance(repeated, nn.ModuleList)
+        layers, differing = len(repeated), tuple(differing_settings(repeated))
         model.get_submodule(f"{path}.0").register_forward_hook(step.see_block)
         with _quiet():
             graph = trace(
-                model, space, step.loss_of, name=name, attention=attention, precision=precision,
+                model,
+                space,
+                step.loss_of,
+                name=name,
+                attention=attention,
+                precision=precision,
                 blocks=path,
-            )  # fmt: skip
+            )
     except InputError:
         raise
     except Exception as error:
         raise failure(error) from error
     spec = _spec(name, layers, step, model)
-    return _with_degrees(OwnModel(spec=spec, graph=graph), splits="tensor_parallel" in arguments)
+    own = OwnModel(spec=spec, graph=graph, differing=differing)
+    return _with_degrees(own, splits="tensor_parallel" in arguments)
 
 
 @dataclass(slots=True)
@@ -236,7 +248,8 @@ def _with_degrees(own: OwnModel, *, splits: bool) -> OwnModel:
         for text, relation in zip(own.graph.assumptions, relations, strict=True)
         if not all(always(relation.subs(tp, degree), at_least=1) for degree in degrees)
     )
-    return OwnModel(
+    return replace(
+        own,
         spec=replace(own.spec, tensor_parallel_degrees=degrees),
         graph=replace(own.graph, conditions=conditions, assumptions=assumptions),
     )

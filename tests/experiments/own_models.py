@@ -110,6 +110,13 @@ def unlike_blocks() -> nn.Module:
     return model
 
 
+def unlike_settings() -> nn.Module:
+    model = Model()
+    model.blocks[1].norm.eps = 0.5
+    model.blocks[2].layer_idx = 2
+    return model
+
+
 def needs_an_argument(size: int) -> nn.Module:
     return Model(size)
 

@@ -171,6 +171,16 @@ def test_one_precision_alone_can_be_traced(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_models")
+def test_blocks_that_differ_in_a_setting_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traced("own_models:unlike_settings", tmp_path / "m.json", "--precision", "bf16")
+    assert "the blocks of unlike_settings differ in norm.eps: all are counted as the first" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.usefixtures("own_models")
 def test_json_is_one_object_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
