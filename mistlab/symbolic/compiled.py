@@ -17,7 +17,7 @@ from sympy.printing.numpy import NumPyPrinter
 
 from mistlab.symbolic.maximum import largest
 
-ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,10 @@ class _Printer(NumPyPrinter):  # type: ignore[misc]
 
     def _print_Piecewise(self, expression: sympy.Expr) -> str:  # noqa: N802
         *choices, (last, _) = expression.args
+        if last == 0 and len(choices) == 1:
+            # A product with the condition takes a fifth of the time of a choice.
+            ((value, condition),) = choices
+            return f"(({self._print(value)})*({self._print(condition)}))"
         text = self._print(last)
         for value, condition in reversed(choices):
             text = f"numpy.where({self._print(condition)}, {self._print(value)}, {text})"

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from mistlab.model import ModelSpec
 from mistlab.stages import Column, StageBatch, StageFigures
 from mistlab.symbolic.compiled import Compiled, compile_expressions
-from mistlab.symbolic.feasible import divides, holds
-from mistlab.symbolic.graph import PHASES, Condition, Phase
+from mistlab.symbolic.feasible import divides, holds, remainders
+from mistlab.symbolic.graph import PHASES, Phase
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.stage import StageExpressions, stage_expressions
 from mistlab.symbolic.states import HALF, SINGLE
@@ -31,7 +31,7 @@ class StageModel:
 
     model: ModelSpec
     constants: Mapping[str, int]
-    conditions: tuple[Condition, ...]
+    remainders: Compiled
     assumptions: tuple[str, ...]
     compiled: Compiled
 
@@ -49,7 +49,7 @@ class StageModel:
         return cls(
             model=workload.model,
             constants=constants,
-            conditions=graph.conditions,
+            remainders=remainders(graph.conditions, ("tp", "V"), constants),
             assumptions=graph.assumptions,
             compiled=compile_expressions(_named(expressions), columns=COLUMNS, constants={}),
         )
@@ -74,7 +74,7 @@ class StageModel:
         place = np.zeros(distinct[-1] + 1, dtype=np.intp)
         place[distinct] = np.arange(len(distinct))
         rows = place[degrees]
-        return vocabularies[rows], divides(self.conditions, sizes, self.constants)[rows]
+        return vocabularies[rows], divides(self.remainders, sizes)[rows]
 
 
 def _constants(workload: Workload) -> Mapping[str, int]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mistlab.symbolic.feasible import divides, holds
+from mistlab.symbolic.feasible import divides, holds, remainders
 from mistlab.symbolic.library import Variant, shipped
 
 LLAMA = {"h": 4096, "n": 32, "k": 8, "d": 128, "r": 128, "f": 14336, "V": 128256, "s": 2048}
@@ -12,7 +12,7 @@ def test_a_row_is_feasible_where_every_size_divides() -> None:
     graph = shipped(Variant(family="llama", attention="flash", precision="half"))
     tp = np.array([1, 2, 3, 4, 5, 6, 7, 8, 16])
 
-    mask = divides(graph.conditions, {"tp": tp}, LLAMA)
+    mask = divides(remainders(graph.conditions, ("tp",), LLAMA), {"tp": tp})
 
     split = [LLAMA[name] for name in ("f", "V", "k")]
     assert mask.tolist() == [all(size % int(degree) == 0 for size in split) for degree in tp]
@@ -22,7 +22,8 @@ def test_a_row_is_feasible_where_every_size_divides() -> None:
 def test_a_model_whose_key_heads_do_not_divide_its_heads_is_never_feasible() -> None:
     graph = shipped(Variant(family="llama", attention="math", precision="half"))
 
-    mask = divides(graph.conditions, {"tp": np.array([1, 2])}, LLAMA | {"n": 30})
+    of_graph = remainders(graph.conditions, ("tp",), LLAMA | {"n": 30})
+    mask = divides(of_graph, {"tp": np.array([1, 2])})
 
     assert mask.tolist() == [False, False]
 
