@@ -55,8 +55,9 @@ class GroupRanks:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Concatenate the group's tensors along the last dimension."""
+        tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        distributed.all_gather(parts, tensor.contiguous(), self._group)
+        distributed.all_gather(parts, tensor, self._group)
         return torch.cat(parts, -1)
 
 

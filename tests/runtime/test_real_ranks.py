@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 
 # Sums of 32-bit floats in another order differ by some 1e-7 of their largest terms, a few times
-# more after the layers (1.2e-6 is the largest here). A reduction that is missing shows at 1e-1.
+# more after the layers (1.7e-6 is the largest here). A reduction that is missing shows at 1e-1.
 TOLERANCE = 1e-5
 
 
@@ -34,5 +34,5 @@ def test_split_models_compute_what_whole_ones_do(ranks: int, tmp_path: Path) -> 
 
     for rank in range(ranks):
         found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
-        assert len(found) == 8
-        assert {case: error for case, error in found.items() if error > TOLERANCE} == {}
+        assert len(found) == 10
+        assert {case: error for case, error in found.items() if not error <= TOLERANCE} == {}
