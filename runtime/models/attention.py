@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from runtime.models.config import ModelConfig, shard
-from runtime.models.operators import Rotary
+from runtime.models.operators import CausalSoftmax, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import TensorParallel
 from runtime.sizes import Size, value_of
@@ -123,31 +123,6 @@ ATTENTION: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
     "math": written_out,
     "flash-attn": flash_attn_package,
 }
-
-
-class CausalSoftmax(torch.autograd.Function):
-    """Softmax over the positions up to each query's own; keeps its result alone.
-
-    Overwrites the scores' future positions, which nobody else reads.
-    """
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, scores: Tensor, sequence: Size) -> Tensor:
-        """Shares (.., S) of ``scores`` (.., S), rows in order of query position."""
-        future = scores.new_ones(sequence, sequence, dtype=torch.bool).triu_(1)
-        scores.view(-1, sequence, sequence).masked_fill_(future, -math.inf)
-        shares = torch.softmax(scores, dim=-1)
-        ctx.save_for_backward(shares)
-        return shares
-
-    @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
-    ) -> tuple[Tensor, None]:
-        """The softmax's derivative; shares of future positions are zero already."""
-        (shares,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        of_scores = torch.ops.aten._softmax_backward_data(gradient, shares, -1, shares.dtype)
-        return of_scores, None
 
 
 class HeadsAfterPositions(torch.autograd.Function):

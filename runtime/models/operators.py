@@ -1,9 +1,11 @@
 """Fused operators that eager PyTorch lacks, each seen by a trace as one operator.
 
 What they keep for the backward pass is what a fused GPU kernel keeps: RMSNorm its input and one
-number a row, SwiGLU its input alone, rotary embedding nothing, since it works in place.
+number a row, SwiGLU its input alone, causal softmax its result alone, rotary embedding nothing,
+since it works in place.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -152,3 +154,48 @@ class Rotary(torch.autograd.Function):
         turned = gradient.clone()
         rotate_(turned.view(ctx.shape)[:, :, : ctx.rotated], cosine, -sine)
         return turned, None, None, None, None
+
+
+@torch.library.custom_op("mistlab::causal_softmax", mutates_args=("scores",))
+def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
+    """Softmax of ``scores`` (.., S) over the positions up to each query's own.
+
+    Rows are in order of query position. Overwrites the scores' future positions.
+    """
+    future = scores.new_ones(sequence, sequence, dtype=torch.bool).triu_(1)
+    scores.view(-1, sequence, sequence).masked_fill_(future, -math.inf)
+    return torch.softmax(scores, dim=-1)
+
+
+@causal_softmax.register_fake
+def _(scores: Tensor, sequence: int) -> Tensor:
+    return torch.empty_like(scores)
+
+
+@torch.library.custom_op("mistlab::causal_softmax_backward", mutates_args=())
+def causal_softmax_backward(gradient: Tensor, shares: Tensor) -> Tensor:
+    """Gradient of the scores; shares of future positions are zero already."""
+    of_scores: Tensor = torch.ops.aten._softmax_backward_data(gradient, shares, -1, shares.dtype)
+    return of_scores
+
+
+@causal_softmax_backward.register_fake
+def _(gradient: Tensor, shares: Tensor) -> Tensor:
+    return torch.empty_like(shares)
+
+
+class CausalSoftmax(torch.autograd.Function):
+    """Softmax over the positions up to each query's own; keeps its result alone."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, sequence: Any) -> Tensor:
+        """Shares (.., S) of ``scores`` (.., S), whose future positions nobody else reads."""
+        shares = causal_softmax(scores, sequence)
+        ctx.save_for_backward(shares)
+        return shares
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """The softmax's derivative."""
+        (shares,) = ctx.saved_tensors
+        return causal_softmax_backward(gradient, shares), None

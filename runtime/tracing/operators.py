@@ -33,6 +33,8 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "aten.amax": "reduction",
     "aten.max": "reduction",
     "aten.logsumexp": "reduction",
+    "mistlab.causal_softmax": "softmax",
+    "mistlab.causal_softmax_backward": "softmax",
     "aten._softmax": "softmax",
     "aten._softmax_backward_data": "softmax",
     "aten._log_softmax": "softmax",
@@ -99,6 +101,9 @@ ROWS_OF = {
     "aten.index": "self",
     "aten.nll_loss_forward": "self",
 }
+
+# Operators that read one half of each square of scores, the past positions.
+READ_HALVES = {"mistlab.causal_softmax", "mistlab.causal_softmax_backward"}
 
 # Operators that write to an argument without reading it.
 OVERWRITES = {"aten.copy_", "aten.scatter_"}
@@ -182,6 +187,8 @@ def read_bytes(call: Call) -> Size:
         fetched = sum(map(size_bytes, tensors_in(call.result)))
         table = call.argument(ROWS_OF[call.name])
         return fetched + sum(size_bytes(x) for x in call.inputs if x is not table)
+    if call.name in READ_HALVES:
+        return sum(map(size_bytes, call.inputs)) // 2
     overwritten = call.argument("self") if call.name in OVERWRITES else None
     return sum(size_bytes(x) for x in call.inputs if x is not overwritten)
 
@@ -190,6 +197,8 @@ def written_bytes(call: Call) -> Size:
     """Bytes of each output once, fresh or in place."""
     if call.name == "aten.scatter_":
         return size_bytes(call.argument("src"))
+    if call.name in READ_HALVES:
+        return size_bytes(call.result)
     return sum(map(size_bytes, call.outputs))
 
 
