@@ -1,216 +1,140 @@
-"""Fit a hardware file to measurements: transfers, and the interference of streams.
+"""Fit a hardware file to measurements: transfers, interference, operators, whole runs.
 
-Tables are CSVs (docs/reference/measurement-tables.md). For each shape of communicating group the
-command prints the error on rows that the fit did not see, and for interference also the error when
-that whole shape is left out and the nearest other one stands in. What is written is fitted on all
-rows; what no table was given for stays as it is in --hardware.
+Tables are CSVs (docs/reference/measurement-tables.md). For each fit the command prints the error on
+rows that it did not see: every second size, a whole shape of group, a whole width, a run left out.
+What is written is fitted on all rows; what no table was given for stays as it is in --hardware, or
+comes from --borrow where that has nothing.
 """
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from experiments.commandline import DONE, parser_of, print_json, progress, run, writable
-from mistlab.calibration import interference, transfers
-from mistlab.calibration.interference import OverlapRows
-from mistlab.calibration.tables import (
-    GroupShape,
-    Origin,
-    read_overlap_table,
-    read_transfer_table,
-)
+from experiments import fit_links, fit_runs, fits
+from experiments.commandline import DONE, parser_of, print_json, run, writable
+from experiments.fit_operators import operator_rates
+from experiments.fits import Fitted, Residual
 from mistlab.datafile import write_yaml
 from mistlab.errors import InputError
-from mistlab.hardware import Hardware, Source
-from mistlab.interference import GroupSlowdowns, Interference
 from mistlab.references import hardware_from
-from mistlab.transfers import GroupTransfers, Transfers
 from mistlab.value import to_mapping
 
-DIGEST_CHARACTERS = 16
-FEWEST_ROWS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Residual:
-    """Mean absolute relative errors of one fit on rows that were held out."""
-
-    shape: GroupShape
-    what: str
-    rows: int
-    held_out: float
-    shape_left_out: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """One group of a hardware file, fitted: its value, where it comes from, how good it is."""
-
-    group: str
-    value: Interference | Transfers
-    origin: Origin
-    residuals: tuple[Residual, ...]
-
-    @property
-    def held_out(self) -> float:
-        """The mean of the fits' held-out errors."""
-        return float(np.mean([residual.held_out for residual in self.residuals]))
-
-    @property
-    def source(self) -> Source:
-        """What the hardware file says of it."""
-        rows = sum(residual.rows for residual in self.residuals)
-        return Source(
-            kind="measured",
-            source=(
-                f"{self.origin.path.name} (sha256 {self.origin.sha256[:DIGEST_CHARACTERS]}), "
-                f"campaign {self.origin.campaign or 'unnamed'}, {rows} rows, "
-                f"held-out mean error {self.held_out:.2%}"
-            ),
-        )
+FOLDS = "2x16,4x24,8x12,512x48"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Fit, print the residuals, write the hardware file."""
     options = _parser().parse_args(arguments)
-    if options.interference is None and options.bandwidth is None:
-        message = "nothing to fit: give --interference TABLE.csv, --bandwidth TABLE.csv or both"
+    steps = _steps(options)
+    if not steps and options.borrow is None:
+        message = (
+            "nothing to fit: give --interference TABLE.csv, --bandwidth TABLE.csv or another table "
+            "(--help lists them)"
+        )
         raise InputError(message)
     hardware = hardware_from(options.hardware, Path())
-    fits = []
-    if options.bandwidth is not None:
-        fits.append(_transfers(options.bandwidth, options.campaign))
-    if options.interference is not None:
-        fits.append(_interference(options.interference, options.campaign, options.seed))
+    if options.borrow is not None:
+        hardware = fits.borrowed(hardware_from(options.borrow, Path()))(hardware)
+    fitted = []
+    for step in steps:
+        hardware, report = step(hardware)
+        fitted.append(report)
     out = writable(options.out, "file")
-    write_yaml(to_mapping(_calibrated(hardware, fits), omit_defaults=True), out)
-    summary = {
-        "hardware": options.hardware,
-        **{fitted.group: _summary(fitted) for fitted in fits},
-        "out": str(out),
-    }
+    write_yaml(to_mapping(hardware, omit_defaults=True), out)
     if options.json:
-        print_json(summary)
+        print_json({"hardware": options.hardware, **_by_group(fitted), "out": str(out)})
     else:
-        print("\n".join(map(_text, fits)))
+        print("\n".join(map(_text, fitted)))
         print(f"written: {out} (name it as `hardware:` in a plan file)")
     return DONE
 
 
+def _steps(options: argparse.Namespace) -> list[fits.Step]:
+    """The tables that were given, in the order in which groups build on one another."""
+    of, campaign = options.table_hardware, options.campaign
+    made: dict[str, Callable[[Any], fits.Step]] = {
+        "bandwidth": lambda path: fit_links.bandwidth(path, campaign),
+        "collectives": lambda path: fit_links.collectives(path, of),
+        "point_to_point": lambda path: fit_links.point_to_point(path, of),
+        "template": lambda path: fit_links.published_lines(path, options.template_name),
+        "interference": lambda path: fit_links.streams(path, campaign, options.seed),
+        "operators": lambda path: operator_rates(
+            path,
+            of,
+            without_weight_gradients=options.without_weight_gradients,
+            attention=options.attention and (options.attention, options.attention_campaign),
+            attention_tflops=options.attention_tflops,
+        ),
+        "runs": fit_runs.whole_runs,
+        "megatron_runs": lambda paths: fit_runs.megatron_runs(paths, options.folds.split(",")),
+    }
+    given = {name: getattr(options, name) for name in made}
+    return [make(given[name]) for name, make in made.items() if given[name] is not None]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("calibrate", __doc__, hardware="l4-24gb", seed=0, json=False)
+    table: dict[str, Any] = {"type": Path, "metavar": "TABLE.csv"}
+    parser.add_argument("--bandwidth", **table, help="transfers, one stream alone")
+    parser.add_argument("--collectives", **table, help="collectives inside a node")
+    parser.add_argument("--point-to-point", **table, help="sends between two GPUs")
+    parser.add_argument("--interference", **table, help="streams that ran together")
+    parser.add_argument("--operators", **table, help="operators of GPT blocks")
+    parser.add_argument("--attention", **table, help="kernels of attention, beside --operators")
+    parser.add_argument("--runs", **table, help="whole runs, with their peaks of memory")
     parser.add_argument(
-        "--bandwidth", type=Path, metavar="TABLE.csv", help="transfers, one stream alone"
+        "--megatron-runs", **table, nargs="+", help="whole Megatron runs, everything recomputed"
     )
     parser.add_argument(
-        "--interference", type=Path, metavar="TABLE.csv", help="streams that ran together"
+        "--folds", default=FOLDS, help=f"GPUs x layers of the runs to fit on (default: {FOLDS})"
     )
     parser.add_argument("--campaign", help="one campaign (`generation`) of tables with several")
+    parser.add_argument("--attention-campaign", help="one campaign (`db`) of --attention")
+    parser.add_argument("--table-hardware", help="one machine (`hardware`) of tables with several")
+    parser.add_argument(
+        "--without-weight-gradients",
+        action="store_true",
+        help="the operators' backward lacks the weights' gradients: count a forward for them",
+    )
+    parser.add_argument(
+        "--attention-tflops",
+        type=float,
+        nargs=2,
+        metavar=("FORWARD", "BACKWARD"),
+        help="rates of fused causal attention where no table has them",
+    )
+    parser.add_argument(
+        "--template", type=Path, metavar="FILE.json", help="published lines across nodes"
+    )
+    parser.add_argument("--template-name", default="template-l4", help="which of them")
+    parser.add_argument("--borrow", metavar="HARDWARE", help="where missing groups come from")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="HARDWARE.yaml", help="the file to write"
     )
     return parser
 
 
-def _transfers(path: Path, campaign: str | None) -> Fitted:
-    table = read_transfer_table(path, campaign=campaign)
-    _report(table.origin.duplicates, "repeat another byte for byte")
-    groups, residuals = [], []
-    for shape, kinds in table.groups.items():
-        lines = {}
-        for kind, rows in kinds.items():
-            if len(rows) < FEWEST_ROWS:
-                message = (
-                    f"{path}: {len(rows)} rows of {kind} for {shape.gpus_in_node} GPUs in each of "
-                    f"{shape.nodes} nodes: measure at least {FEWEST_ROWS} sizes"
-                )
-                raise InputError(message)
-            lines[kind] = transfers.fit(rows)
-            half = transfers.fit(rows.every_second(0))
-            error = transfers.mean_error(rows.every_second(1), half)
-            residuals.append(Residual(shape=shape, what=kind, rows=len(rows), held_out=error))
-        groups.append(GroupTransfers(gpus_in_node=shape.gpus_in_node, nodes=shape.nodes, **lines))
-    return Fitted(
-        group="transfers",
-        value=Transfers(groups=tuple(groups)),
-        origin=table.origin,
-        residuals=tuple(residuals),
-    )
-
-
-def _interference(path: Path, campaign: str | None, seed: int) -> Fitted:
-    table = read_overlap_table(path, campaign=campaign)
-    _report(table.origin.duplicates, "repeat another byte for byte")
-    _report(table.incomplete, "lack the time of a stream alone")
-    if not table.groups:
-        message = f"{path}: no row has more than one stream busy: nothing can be fitted"
-        raise InputError(message)
-    fitted = {shape: _fitted(shape, rows) for shape, rows in table.groups.items()}
-    return Fitted(
-        group="interference",
-        value=Interference(groups=tuple(fitted.values())),
-        origin=table.origin,
-        residuals=tuple(_residual(s, rows, fitted, seed) for s, rows in table.groups.items()),
-    )
-
-
-def _report(count: int, reason: str) -> None:
-    if count:
-        progress(f"{count} rows {reason} and were dropped")
-
-
-def _fitted(shape: GroupShape, rows: OverlapRows) -> GroupSlowdowns:
-    progress(f"fitting {shape.gpus_in_node} GPUs in each of {shape.nodes} nodes: {len(rows)} rows")
-    return interference.fit(rows, gpus_in_node=shape.gpus_in_node, nodes=shape.nodes)
-
-
-def _residual(
-    shape: GroupShape, rows: OverlapRows, fitted: Mapping[GroupShape, GroupSlowdowns], seed: int
-) -> Residual:
-    order = np.random.default_rng(seed).permutation(len(rows))
-    seen, unseen = rows.chosen(order[::2]), rows.chosen(order[1::2])
-    half = interference.fit(seen, gpus_in_node=shape.gpus_in_node, nodes=shape.nodes)
-    others = tuple(group for other, group in fitted.items() if other != shape)
-    left_out = None
-    if others:
-        stand_in = Interference(groups=others).of_group(
-            gpus_in_node=shape.gpus_in_node, nodes=shape.nodes
-        )
-        left_out = _mean_error(rows, stand_in)
-    return Residual(
-        shape=shape,
-        what="streams together",
-        rows=len(rows),
-        held_out=_mean_error(unseen, half),
-        shape_left_out=left_out,
-    )
-
-
-def _mean_error(rows: OverlapRows, group: GroupSlowdowns) -> float:
-    return float(np.abs(interference.errors(rows, group)).mean())
-
-
-def _calibrated(hardware: Hardware, fits: Sequence[Fitted]) -> Hardware:
-    values: dict[str, Any] = {fitted.group: fitted.value for fitted in fits}
-    sources = {fitted.group: fitted.source for fitted in fits}
-    return replace(hardware, **values, provenance=replace(hardware.provenance, **sources))
+def _by_group(fitted: Sequence[Fitted]) -> dict[str, Any]:
+    """A group's report; of several tables for one group, under their names."""
+    groups: dict[str, Any] = {}
+    for report in fitted:
+        name = report.group if report.group not in groups else f"{report.group} {report.table.name}"
+        groups[name] = _summary(report)
+    return groups
 
 
 def _summary(fitted: Fitted) -> dict[str, Any]:
     return {
-        "table": str(fitted.origin.path),
-        "sha256": fitted.origin.sha256,
-        "duplicates": fitted.origin.duplicates,
-        "held_out_error": fitted.held_out,
+        "table": str(fitted.table),
+        "sha256": fitted.sha256,
+        "duplicates": fitted.duplicates,
+        "held_out_error": fitted.held_out if fitted.residuals else None,
         "fits": [
             {
-                "gpus_in_node": r.shape.gpus_in_node,
-                "nodes": r.shape.nodes,
+                "gpus_in_node": r.shape.gpus_in_node if r.shape else None,
+                "nodes": r.shape.nodes if r.shape else None,
                 "what": r.what,
                 "rows": r.rows,
                 "held_out_error": r.held_out,
@@ -222,15 +146,18 @@ def _summary(fitted: Fitted) -> dict[str, Any]:
 
 
 def _text(fitted: Fitted) -> str:
+    if not fitted.residuals:
+        return f"{fitted.group} from {fitted.table.name}"
     lines = [f"{fitted.group}, mean error of rows that were not fitted:"]
-    for residual in fitted.residuals:
-        left_out = residual.shape_left_out
-        note = "" if left_out is None else f", {left_out:.2%} with this shape left out"
-        lines.append(
-            f"  {residual.shape.gpus_in_node} GPUs in each of {residual.shape.nodes} nodes, "
-            f"{residual.what}: {residual.held_out:.2%} of {residual.rows} rows{note}"
-        )
+    lines += [f"  {_line(residual)}" for residual in fitted.residuals]
     return "\n".join([*lines, f"  all: {fitted.held_out:.2%}"])
+
+
+def _line(residual: Residual) -> str:
+    shape, left_out = residual.shape, residual.shape_left_out
+    where = f"{shape.gpus_in_node} GPUs in each of {shape.nodes} nodes, " if shape else ""
+    note = "" if left_out is None else f", {left_out:.2%} with this shape left out"
+    return f"{where}{residual.what}: {residual.held_out:.2%} of {residual.rows} rows{note}"
 
 
 if __name__ == "__main__":

@@ -78,6 +78,39 @@ def predicted_beside_measured(rows: Sequence[Mapping[str, Any]], path: Path) -> 
     save(figure, path)
 
 
+def times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Each run's iteration as predicted over as measured, with lines a tenth to either side."""
+    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+    axes = figure.subplots()
+    values = [row[key] for row in rows for key in ("predicted_s", "measured_s")]
+    ends = [0.8 * min(values), 1.25 * max(values)]
+    axes.plot(ends, ends, color="#999999", linewidth=1)
+    for factor in (0.9, 1.1):
+        axes.plot(ends, [factor * end for end in ends], color="#cccccc", linewidth=0.8)
+    for i, name in enumerate(dict.fromkeys(row["set"] for row in rows)):
+        mine = [row for row in rows if row["set"] == name]
+        axes.plot(
+            [row["measured_s"] for row in mine],
+            [row["predicted_s"] for row in mine],
+            "o",
+            color=COLOURS[i % len(COLOURS)],
+            markersize=3 if len(mine) > 50 else 5,
+            alpha=0.5 if len(mine) > 50 else 1.0,
+            label=f"{name} ({len(mine)})",
+        )
+    axes.set_title("Time of an iteration (s); grey lines: 10 %", loc="left")
+    axes.set_xlabel("measured")
+    axes.set_ylabel("predicted")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(*ends)
+    axes.set_ylim(*ends)
+    axes.set_aspect("equal")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", frameon=False)
+    save(figure, path)
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a picture whose bytes depend on nothing but what it shows."""
     with mpl.rc_context(STYLE):

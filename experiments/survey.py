@@ -133,8 +133,8 @@ def meshes(workload: Workload, cluster: Cluster) -> Iterator[Mesh]:
 
 def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[float]) -> Surveyed:
     """Evaluate every way to save memory on one mesh."""
-    layers = model.model.layers // mesh.stages
-    grid = candidates_of(model.model, mesh, ratios)
+    layers = model.workload.model.layers // mesh.stages
+    grid = candidates_of(model.workload.model, mesh, ratios)
     peak, host, feasible = np.zeros(len(grid)), np.zeros(len(grid)), np.ones(len(grid), dtype=bool)
     for first in (True, False):
         figures = model.figures(_stage(mesh, layers, grid, first=first))
@@ -172,6 +172,7 @@ def _stage(mesh: Mesh, layers: int, grid: NDArray[np.float64], *, first: bool) -
         in_flight=np.full(rows, in_flight(place, mesh.stages, mesh.micro_batches)),
         has_embedding=np.full(rows, place == 0),
         has_head=np.full(rows, place == mesh.stages - 1),
+        first_rank=np.full(rows, place * mesh.data_parallel * mesh.tensor_parallel),
         **{f"offload_{kind}": grid[:, 2 + i] for i, kind in enumerate(KINDS)},
     )
 

@@ -6,6 +6,8 @@ The fields carry the units of hardware files, as datasheets give them; the prope
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mistlab.compute import Compute
+from mistlab.engines import Allocator, EngineCalibration
 from mistlab.errors import refuse
 from mistlab.interference import Interference
 from mistlab.transfers import Transfers
@@ -17,6 +19,7 @@ GBYTES = 10**9
 TFLOP = 10**12
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed"]
+CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,9 @@ class Provenance:
     node: Source
     interference: Source | None = None
     transfers: Source | None = None
+    compute: Source | None = None
+    allocator: Source | None = None
+    engines: Source | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -134,7 +140,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What a hardware file holds; ``interference`` and ``transfers`` are None until measured."""
+    """What a hardware file holds; the groups from ``interference`` on are None until calibrated."""
 
     name: str
     description: str = ""
@@ -142,11 +148,14 @@ class Hardware:
     node: Node
     interference: Interference | None = None
     transfers: Transfers | None = None
+    compute: Compute | None = None
+    allocator: Allocator | None = None
+    engines: tuple[EngineCalibration, ...] | None = None
     provenance: Provenance
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for group in ("interference", "transfers"):
+        for group in CALIBRATED:
             if (getattr(self, group) is None) != (getattr(self.provenance, group) is None):
                 problem = f"goes with {group}: give both, or neither"
                 refuse(f"provenance.{group}", problem)

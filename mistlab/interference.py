@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from mistlab.errors import refuse
-from mistlab.groups import nearest
 from mistlab.value import bounded, check_fields
 
 STREAMS = ("compute", "gpu_to_gpu", "host_to_device", "device_to_host")
@@ -46,11 +45,23 @@ class GroupSlowdowns:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    def factors(self, streams: tuple[str, ...]) -> tuple[float, ...]:
+        """The factors of a set of busy streams; 1 for a set that has no slowdown."""
+        for slowdown in self.slowdowns:
+            if slowdown.streams == streams:
+                return slowdown.factors
+        return (1.0,) * len(streams)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
-    """The slowdowns of a machine, for each shape of communicating group that was measured."""
+    """The slowdowns of a machine, for each shape of communicating group that was measured.
 
+    ``shared_links``: GPUs reach one another over the links that also carry copies to and from the
+    host, as PCIe does, and not over links of their own, as NVLink.
+    """
+
+    shared_links: bool = False
     groups: tuple[GroupSlowdowns, ...]
 
     def __post_init__(self) -> None:
@@ -60,5 +71,13 @@ class Interference:
             refuse("groups", problem)
 
     def of_group(self, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-        """The measured shape that is nearest: first in whether it crosses nodes, then in size."""
-        return nearest(self.groups, gpus_in_node=gpus_in_node, nodes=nodes)
+        """The slowdowns of a shape: as measured, or derived from those of other shapes."""
+        for group in self.groups:
+            if (group.gpus_in_node, group.nodes) == (gpus_in_node, nodes):
+                return group
+        # Not on top: hardware files are read without numpy.
+        from mistlab.cost.unmeasured import derived  # noqa: PLC0415
+
+        return derived(
+            self.groups, gpus_in_node=gpus_in_node, nodes=nodes, shared_links=self.shared_links
+        )

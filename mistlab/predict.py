@@ -4,6 +4,7 @@ Names and units are those of the JSON that predictions are written as. A plan th
 prediction like any other, with ``fits`` false.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Protocol
@@ -74,7 +75,8 @@ class StagePrediction:
 class Prediction:
     """One iteration of a plan; ``iteration_s`` lies in its bounds with 90 % confidence.
 
-    ``mfu`` is the share of the GPUs' peak that the model's own arithmetic makes up.
+    ``mfu`` is the share of the GPUs' peak that the model's own arithmetic makes up; ``notes`` say
+    what the prediction rests on that was never measured.
     """
 
     iteration_s: float = field(metadata=bounded(above=0))
@@ -84,6 +86,7 @@ class Prediction:
     mfu: float = field(metadata=bounded(minimum=0))
     fits: bool
     predictor: str
+    notes: tuple[str, ...] = ()
     stages: tuple[StagePrediction, ...]
 
     def __post_init__(self) -> None:
@@ -94,6 +97,28 @@ class Prediction:
                 f"{self.iteration_s_high:g}: give bounds around it"
             )
             refuse("iteration_s", problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How many times longer the second of two plans takes than the first, and whether that is more
+    than the bounds of the two leave open."""
+
+    ratio: float = field(metadata=bounded(above=0))
+    exceeds_bounds: bool
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def compared(first: Prediction, second: Prediction) -> Comparison:
+    """Two plans beside one another; errors of the two are taken as independent."""
+    ratio = second.iteration_s / first.iteration_s
+    widths = [
+        (one.iteration_s_high - one.iteration_s_low) / (2 * one.iteration_s)
+        for one in (first, second)
+    ]
+    return Comparison(ratio=ratio, exceeds_bounds=abs(math.log(ratio)) > math.hypot(*widths))
 
 
 class Predictor(Protocol):

@@ -1,10 +1,15 @@
-"""One task of a schedule as a value that prints as text and parses back."""
+"""The schedule, written once: the slot table of each engine, and actions as values and text.
+
+The closed form sums the table's slots, the event simulator plays them, the runtime executes them.
+"""
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args
 
 from mistlab.errors import refuse, within
+from mistlab.plan import Engine
 from mistlab.value import bounded, check_fields
 
 Kind = Literal["F", "B", "S", "U", "R", "P", "G", "O", "A", "X", "Y", "E", "H"]
@@ -74,3 +79,130 @@ def _parts(text: str) -> dict[str, Any]:
         "layer": None if layer is None else int(layer),
         "micro_batch": int(match["micro_batch"]),
     }
+
+
+Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
+Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
+Place = Literal["ahead", "here", "behind"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A row of the slot table: what runs on one stream while a layer computes.
+
+    ``place`` says for which layer: the one that computes, the one whose turn comes next (ahead) or
+    the one whose turn is over (behind), as far off as prefetching reaches. ``from_zero`` is the
+    lowest ZeRO level that has such a task at all.
+    """
+
+    stream: Stream
+    kind: Kind
+    direction: Direction | None = None
+    place: Place = "here"
+    from_zero: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """Whose schedule it is: the slots of each phase, and how stages pass activations on.
+
+    A layer's slot lasts until all of its tasks are done. In phases that ``overlaps`` lacks a slot's
+    tasks run one after another. ``depth`` is how many layers off "ahead" and "behind" are; at 0 a
+    layer's own tasks surround it, one after another. With ``sends_block`` a stage waits for each
+    transfer to its neighbours.
+    """
+
+    phases: Mapping[Phase, tuple[Task, ...]]
+    depth: int = 1
+    sends_block: bool = True
+    overlaps_tensor_backward: bool = False
+
+
+def template_of(
+    engine: Engine,
+    *,
+    overlap_communication: bool = False,
+    depth: int | None = None,
+    sends_block: bool | None = None,
+) -> Template:
+    """The slot table of an engine; ``depth`` and ``sends_block`` replace its own."""
+    template = _TEMPLATES[engine, overlap_communication or engine == "mistlab"]
+    return replace(
+        template,
+        depth=template.depth if depth is None else depth,
+        sends_block=template.sends_block if sends_block is None else sends_block,
+    )
+
+
+_GATHER_3 = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=3)
+_GATHER_1 = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=1)
+_REDUCE_2 = Task(stream="gpu_to_gpu", kind="R", place="behind", from_zero=2)
+_REDUCE = Task(stream="gpu_to_gpu", kind="R", place="behind")
+_FORWARD = Task(stream="compute", kind="F")
+_BACKWARD = Task(stream="compute", kind="B")
+
+
+def _fetch(kind: Kind) -> Task:
+    return Task(stream="host_to_device", kind=kind, direction="<", place="ahead")
+
+
+def _evict(kind: Kind, place: Place = "behind") -> Task:
+    return Task(stream="device_to_host", kind=kind, direction=">", place=place)
+
+
+# The optimizer's step of a layer waits for the next iteration, just before its first forward.
+_STEP_AHEAD = Task(stream="compute", kind="S", place="ahead")
+_MISTLAB = Template(
+    phases={
+        "first_forward": (
+            *(_STEP_AHEAD, _FORWARD, _GATHER_1, _fetch("G"), _fetch("O")),
+            *(_evict("O", "here"), _evict("P", "here"), _evict("A")),
+        ),
+        "forward": (_FORWARD, _GATHER_3, _fetch("P"), _evict("A")),
+        "backward": (
+            *(_BACKWARD, _GATHER_3, _REDUCE_2, _fetch("P"), _fetch("G"), _fetch("A")),
+            _evict("G"),
+        ),
+        "last_backward": (
+            *(_BACKWARD, _GATHER_3, _REDUCE, _fetch("P"), _fetch("G"), _fetch("A")),
+            _evict("G"),
+        ),
+        "step": (),
+    }
+)
+
+_PLAIN: Mapping[Phase, tuple[Task, ...]] = {
+    "first_forward": (_FORWARD, _GATHER_3),
+    "forward": (_FORWARD, _GATHER_3),
+    "backward": (_BACKWARD, _GATHER_3, _REDUCE_2),
+}
+_WHOLE_STEP = (
+    Task(stream="gpu_to_gpu", kind="R"),
+    Task(stream="compute", kind="S"),
+    Task(stream="gpu_to_gpu", kind="U", from_zero=1),
+)
+# After the last backward: reduce all gradients, step, gather all weights, one after another.
+_AFTERWARDS = Template(
+    phases={**_PLAIN, "last_backward": _PLAIN["backward"], "step": _WHOLE_STEP},
+    depth=0,
+    sends_block=False,
+)
+# Gradients are reduced during the last backward, weights gathered during the first forward.
+_OVERLAPPED = Template(
+    phases={
+        **_PLAIN,
+        "first_forward": (_FORWARD, _GATHER_1),
+        "last_backward": (_BACKWARD, _GATHER_3, _REDUCE),
+        "step": (Task(stream="compute", kind="S"),),
+    },
+    sends_block=False,
+)
+
+_TEMPLATES: Mapping[tuple[Engine, bool], Template] = {
+    ("mistlab", True): _MISTLAB,
+    ("megatron", False): replace(_AFTERWARDS, overlaps_tensor_backward=True),
+    ("megatron", True): replace(_OVERLAPPED, overlaps_tensor_backward=True),
+    ("deepspeed", False): _AFTERWARDS,
+    ("deepspeed", True): _OVERLAPPED,
+}

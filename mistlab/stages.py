@@ -1,9 +1,9 @@
-"""Columns of stage candidates, and what each of them holds and does.
+"""Columns of stage candidates, what each of them holds and does, and what it costs.
 
 Axes: C candidates. Every column has length C.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -23,6 +23,7 @@ class StageBatch:
 
     ``in_flight`` counts the micro-batches whose activations are held at once, the running one
     among them. ``has_embedding`` and ``has_head`` are 1 on the first and the last stage, else 0.
+    Ranks fill nodes in order; the stage's begin at ``first_rank``.
     """
 
     layers: Column
@@ -38,6 +39,7 @@ class StageBatch:
     in_flight: Column
     has_embedding: Column
     has_head: Column
+    first_rank: Column
 
     def __post_init__(self) -> None:
         lengths = {entry.name: len(getattr(self, entry.name)) for entry in fields(self)}
@@ -49,32 +51,48 @@ class StageBatch:
     @classmethod
     def of_plan(cls, plan: Plan) -> Self:
         """The stages of a plan, in order, under one forward and one backward pass in turn."""
-        last = plan.num_stages - 1
-        rows = [
-            {
-                "layers": stage.layers,
-                "data_parallel": stage.data_parallel,
-                "tensor_parallel": stage.tensor_parallel,
-                "micro_batch": stage.micro_batch,
-                "zero": stage.zero,
-                "checkpointed_layers": stage.checkpointed_layers,
-                "offload_weights": stage.offload.weights,
-                "offload_gradients": stage.offload.gradients,
-                "offload_optimizer": stage.offload.optimizer,
-                "offload_activations": stage.offload.activations,
-                "in_flight": in_flight(index, plan.num_stages, plan.micro_batches),
-                "has_embedding": index == 0,
-                "has_head": index == last,
+        return cls.of_plans([plan])
+
+    @classmethod
+    def of_plans(cls, plans: Sequence[Plan]) -> Self:
+        """The stages of plans, one plan after another."""
+        rows = [row for plan in plans for row in _rows(plan)]
+        columns = zip(*rows, strict=True)
+        return cls(
+            **{
+                entry.name: np.array(column)
+                for entry, column in zip(fields(cls), columns, strict=True)
             }
-            for index, stage in enumerate(plan.stages)
-        ]
-        return cls(**{e.name: np.array([row[e.name] for row in rows]) for e in fields(cls)})
+        )
 
     @property
     def by_symbol(self) -> Mapping[str, Column]:
         """The columns under the short names that expressions use."""
         names = {column: symbol for symbol, column in {**SIZES, **CHOICES}.items()}
-        return {names[entry.name]: getattr(self, entry.name) for entry in fields(self)}
+        return {
+            names[entry.name]: getattr(self, entry.name)
+            for entry in fields(self)
+            if entry.name in names
+        }
+
+
+def _rows(plan: Plan) -> list[tuple[float, ...]]:
+    """A plan's stages, each in the order of ``StageBatch``'s columns."""
+    rows: list[tuple[float, ...]] = []
+    first_rank, last = 0, plan.num_stages - 1
+    for index, stage in enumerate(plan.stages):
+        offload = stage.offload
+        rows.append(
+            (
+                *(stage.layers, stage.data_parallel, stage.tensor_parallel, stage.micro_batch),
+                *(stage.zero, stage.checkpointed_layers, offload.weights, offload.gradients),
+                *(offload.optimizer, offload.activations),
+                in_flight(index, plan.num_stages, plan.micro_batches),
+                *(int(index == 0), int(index == last), first_rank),
+            )
+        )
+        first_rank += stage.num_gpus
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,6 +102,7 @@ class StageFigures:
     ``feasible`` is false where the sizes do not divide: the other figures then mean nothing. The
     peaks hold everything: states, buffers, activations and temporaries. ``moved_bytes`` are read
     and written by kernels, ``collective_bytes`` are messages between tensor-parallel ranks.
+    ``largest_parameters`` and ``head_parameters`` are of the largest layer and of the head.
     """
 
     feasible: NDArray[np.bool_]
@@ -93,6 +112,9 @@ class StageFigures:
     optimizer_bytes: NDArray[np.float64]
     activations_bytes: NDArray[np.float64]
     buffers_bytes: NDArray[np.float64]
+    logits_bytes: NDArray[np.float64]
+    largest_parameters: NDArray[np.float64]
+    head_parameters: NDArray[np.float64]
     forward_peak_bytes: NDArray[np.float64]
     backward_peak_bytes: NDArray[np.float64]
     host_bytes: NDArray[np.float64]
@@ -107,3 +129,41 @@ class StageFigures:
     def peak_bytes(self) -> NDArray[np.float64]:
         """The higher of the two peaks."""
         return np.maximum(self.forward_peak_bytes, self.backward_peak_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageSeconds:
+    """What each candidate takes: a steady forward and backward of one micro-batch, and the rest.
+
+    The deltas are what the first forward and the last backward take beyond the steady ones, the
+    optimizer's step included. ``point_to_point_s`` is to the next stage and back where that is not
+    part of the passes. ``step_s`` is the step's arithmetic alone, wherever it is hidden, and
+    ``exposed_communication_s`` what a steady micro-batch takes beyond its computation.
+    """
+
+    forward_s: NDArray[np.float64]
+    backward_s: NDArray[np.float64]
+    delta_forward_s: NDArray[np.float64]
+    delta_backward_s: NDArray[np.float64]
+    point_to_point_s: NDArray[np.float64]
+    step_s: NDArray[np.float64]
+    exposed_communication_s: NDArray[np.float64]
+
+    @property
+    def stable_s(self) -> NDArray[np.float64]:
+        """A steady forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageCosts:
+    """What each candidate costs: its times, and bytes of its fullest GPU.
+
+    ``fits`` is false where memory is short or the sizes do not divide.
+    """
+
+    seconds: StageSeconds
+    fits: NDArray[np.bool_]
+    peak_allocated_bytes: NDArray[np.float64]
+    peak_reserved_bytes: NDArray[np.float64]
+    host_bytes: NDArray[np.float64]

@@ -6,7 +6,6 @@ A line is a latency and a bandwidth, good within the sizes that were measured.
 from dataclasses import dataclass, field
 
 from mistlab.errors import refuse
-from mistlab.groups import nearest
 from mistlab.value import bounded, check_fields
 
 GBYTES = 10**9
@@ -45,13 +44,15 @@ class Line:
 class GroupTransfers:
     """The lines of one shape of communicating group; None where nothing was measured.
 
-    An all-gather's bytes are of the whole message. Copies from and to the host run on all GPUs of
-    the node at once.
+    A collective's bytes are of the whole message. Everything runs on all GPUs of the node at once:
+    several groups share its links, and copies from and to the host its memory.
     """
 
     gpus_in_node: int = field(metadata=bounded(minimum=1))
     nodes: int = field(metadata=bounded(minimum=1))
     all_gather: Line | None = None
+    reduce_scatter: Line | None = None
+    all_reduce: Line | None = None
     host_to_device: Line | None = None
     device_to_host: Line | None = None
 
@@ -61,16 +62,17 @@ class GroupTransfers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """The lines of a machine, for each shape of group that was measured."""
+    """The lines of a machine, for each shape of group that was measured.
+
+    ``in_node`` and ``across_nodes`` are of one GPU sending to one other.
+    """
 
     groups: tuple[GroupTransfers, ...]
+    in_node: Line | None = None
+    across_nodes: Line | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.groups:
             problem = "is empty: give at least one shape of group"
             refuse("groups", problem)
-
-    def of_group(self, *, gpus_in_node: int, nodes: int) -> GroupTransfers:
-        """The measured shape that is nearest: first in whether it crosses nodes, then in size."""
-        return nearest(self.groups, gpus_in_node=gpus_in_node, nodes=nodes)

@@ -1,19 +1,16 @@
 """Measurement tables: read, checked row by row, and grouped (see docs/reference)."""
 
-import csv
-import hashlib
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 
 from mistlab.calibration.interference import OverlapRows
+from mistlab.calibration.rows import HARDWARE, Origin, duration, positive, read_rows, refuse_row
 from mistlab.calibration.transfers import TransferRows
-from mistlab.errors import InputError, near_matches
 
 ALONE = ("iso_compute_ms", "iso_g2g_ms", "iso_c2g_ms", "iso_g2c_ms")
 TOGETHER = "latency_ms"
@@ -24,8 +21,10 @@ TRANSFERS = {
     "pinned_d2h": "device_to_host",
 }
 SHAPE = ("intra_group", "inter_group")
-CAMPAIGN = "generation"
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+MIB_BYTES = 2**20
 MILLISECONDS = 1e-3
+NANOSECONDS = 1e-9
 
 
 class GroupShape(NamedTuple):
@@ -35,14 +34,11 @@ class GroupShape(NamedTuple):
     nodes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Which rows of which file: ``duplicates`` that repeat another byte for byte were dropped."""
-
-    path: Path
-    sha256: str
-    campaign: str
-    duplicates: int
+# Two GPUs of one node, or of two.
+SENDS = {
+    "intra_node": GroupShape(gpus_in_node=2, nodes=1),
+    "inter_node": GroupShape(gpus_in_node=1, nodes=2),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,12 +63,12 @@ class TransferTable:
 
 def read_overlap_table(path: Path, *, campaign: str | None = None) -> OverlapTable:
     """Read a table of streams together; one ``campaign`` of it, if it holds several."""
-    origin, chosen = _read(path, (*ALONE, TOGETHER, *SHAPE), campaign)
+    origin, chosen = read_rows(path, (*ALONE, TOGETHER, *SHAPE), campaign)
     groups: dict[GroupShape, list[tuple[float, ...]]] = defaultdict(list)
     complete = [(where, row) for where, row in chosen if all(row[name] != "" for name in ALONE)]
     for where, row in complete:
-        alone = [_duration(where, row, name) for name in ALONE]
-        groups[_shape(where, row)].append((*alone, _positive(where, row, TOGETHER)))
+        alone = [duration(where, row, name) for name in ALONE]
+        groups[_shape(where, row)].append((*alone, positive(where, row, TOGETHER)))
     return OverlapTable(
         origin=origin,
         incomplete=len(chosen) - len(complete),
@@ -86,13 +82,13 @@ def read_overlap_table(path: Path, *, campaign: str | None = None) -> OverlapTab
 
 def read_transfer_table(path: Path, *, campaign: str | None = None) -> TransferTable:
     """Read a table of streams alone; one ``campaign`` of it, if it holds several."""
-    origin, chosen = _read(path, (KIND, BYTES, TOGETHER, *SHAPE), campaign)
+    origin, chosen = read_rows(path, (KIND, BYTES, TOGETHER, *SHAPE), campaign)
     groups: dict[GroupShape, dict[str, list[tuple[float, float]]]] = defaultdict(dict)
     for where, row in chosen:
         transfer = TRANSFERS.get(row[KIND])
         if transfer is None:
-            _refuse(where, KIND, f"{row[KIND]!r} is not one of {', '.join(TRANSFERS)}")
-        values = _positive(where, row, BYTES), _positive(where, row, TOGETHER) * MILLISECONDS
+            refuse_row(where, KIND, f"{row[KIND]!r} is not one of {', '.join(TRANSFERS)}")
+        values = positive(where, row, BYTES), positive(where, row, TOGETHER) * MILLISECONDS
         groups[_shape(where, row)].setdefault(transfer, []).append(values)
     return TransferTable(
         origin=origin,
@@ -103,25 +99,8 @@ def read_transfer_table(path: Path, *, campaign: str | None = None) -> TransferT
     )
 
 
-def _read(
-    path: Path, needed: Sequence[str], campaign: str | None
-) -> tuple[Origin, list[tuple[str, dict[str, str]]]]:
-    """Distinct rows of one campaign, each with its place."""
-    content = _content(path)
-    rows = _rows(path, content.decode("utf-8", errors="replace"), needed)
-    distinct = {tuple(row.items()): (number, row) for number, row in rows}
-    chosen = _of_campaign(path, list(distinct.values()), campaign)
-    origin = Origin(
-        path=path,
-        sha256=hashlib.sha256(content).hexdigest(),
-        campaign=chosen[0][1].get(CAMPAIGN) or "",
-        duplicates=len(rows) - len(distinct),
-    )
-    return origin, [(f"{path}: line {number}", row) for number, row in chosen]
-
-
 def _shape(where: str, row: Mapping[str, str]) -> GroupShape:
-    return GroupShape(*(round(_positive(where, row, name)) for name in SHAPE))
+    return GroupShape(*(round(positive(where, row, name)) for name in SHAPE))
 
 
 def _transfer_rows(values: Sequence[tuple[float, float]]) -> TransferRows:
@@ -135,65 +114,60 @@ def _overlap_rows(values: Sequence[tuple[float, ...]]) -> OverlapRows:
     return rows.chosen(rows.shared)
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        message = f"{path}: cannot be read: {error.strerror}: check the path"
-        raise InputError(message) from None
+def read_collective_table(path: Path, *, hardware: str | None) -> TransferTable:
+    """Read a table of collectives inside a node, by GPUs; without a kind they are all-reduces.
 
-
-def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    reader = csv.DictReader(text.splitlines())
-    missing = [name for name in needed if name not in (reader.fieldnames or ())]
-    if missing:
-        message = (
-            f"{path}: column {', '.join(missing)} is missing: give a table with "
-            f"{', '.join(needed)} (docs/reference/measurement-tables.md)"
-        )
-        raise InputError(message)
-    rows = [(reader.line_num, row) for row in reader]
-    if not rows:
-        message = f"{path}: has no rows: give at least one measurement"
-        raise InputError(message)
-    return rows
-
-
-def _of_campaign(
-    path: Path, rows: list[tuple[int, dict[str, str]]], campaign: str | None
-) -> list[tuple[int, dict[str, str]]]:
-    names = sorted({row.get(CAMPAIGN) or "" for _, row in rows})
-    if campaign is None:
-        if len(names) > 1:
-            message = (
-                f"{path}: holds the campaigns {', '.join(names)}, which do not mix: "
-                "give one of them as --campaign"
+    Sizes and times are ``full_mib`` and ``time_ms``, or ``bytes`` and ``time_ns``.
+    """
+    origin, rows = read_rows(path, (HARDWARE, "gpus"), hardware=hardware)
+    groups: dict[GroupShape, dict[str, list[tuple[float, float]]]] = defaultdict(dict)
+    for where, row in rows:
+        kind = row.get("collective") or "all_reduce"
+        if kind not in COLLECTIVES or row.get("failed_or_skipped") == "1":
+            continue
+        shape = GroupShape(gpus_in_node=round(positive(where, row, "gpus")), nodes=1)
+        if "time_ns" in row:
+            values = positive(where, row, BYTES), positive(where, row, "time_ns") * NANOSECONDS
+        else:
+            values = (
+                positive(where, row, "full_mib") * MIB_BYTES,
+                positive(where, row, "time_ms") * MILLISECONDS,
             )
-            raise InputError(message)
-        return rows
-    if campaign not in names:
-        message = f"{path}: --campaign {campaign!r} is unknown{near_matches(campaign, names)}"
-        raise InputError(message)
-    return [(number, row) for number, row in rows if (row.get(CAMPAIGN) or "") == campaign]
+        groups[shape].setdefault(kind, []).append(values)
+    return _medians(origin, groups)
 
 
-def _positive(where: str, row: Mapping[str, str], name: str) -> float:
-    value = _duration(where, row, name)
-    if value == 0:
-        _refuse(where, name, "0 is not positive")
-    return value
+def read_point_to_point_table(path: Path, *, hardware: str | None) -> TransferTable:
+    """Read a table of sends: one GPU to another inside its node, and across nodes."""
+    origin, rows = read_rows(path, (HARDWARE, "link", "mib", "time_ms"), hardware=hardware)
+    groups: dict[GroupShape, dict[str, list[tuple[float, float]]]] = defaultdict(dict)
+    for where, row in rows:
+        if row["link"] not in SENDS:
+            refuse_row(where, "link", f"{row['link']!r} is not one of {', '.join(SENDS)}")
+        values = (
+            positive(where, row, "mib") * MIB_BYTES,
+            positive(where, row, "time_ms") * MILLISECONDS,
+        )
+        groups[SENDS[row["link"]]].setdefault("send", []).append(values)
+    return _medians(origin, groups)
 
 
-def _duration(where: str, row: Mapping[str, str], name: str) -> float:
-    try:
-        value = float(row[name])
-    except (TypeError, ValueError):
-        _refuse(where, name, f"{row[name]!r} is not a number")
-    if not math.isfinite(value) or value < 0:
-        _refuse(where, name, f"{value:g} is negative or not finite")
-    return value
-
-
-def _refuse(where: str, name: str, problem: str) -> NoReturn:
-    message = f"{where}: {name}: {problem}: measure the row again, or remove it"
-    raise InputError(message)
+def _medians(
+    origin: Origin, groups: Mapping[GroupShape, Mapping[str, Sequence[tuple[float, float]]]]
+) -> TransferTable:
+    """The median of what was measured more than once."""
+    return TransferTable(
+        origin=origin,
+        groups={
+            shape: {
+                kind: _transfer_rows(
+                    [
+                        (size, float(np.median([s for b, s in values if b == size])))
+                        for size in sorted({size for size, _ in values})
+                    ]
+                )
+                for kind, values in kinds.items()
+            }
+            for shape, kinds in sorted(groups.items())
+        },
+    )

@@ -14,6 +14,9 @@ from mistlab.interference import STREAMS, GroupSlowdowns
 
 BITS = np.array([1, 2, 4, 8])
 
+# Cases worked on together: few enough that what is computed between stays in the cache.
+BLOCK = 8192
+
 Factors = NDArray[np.float64]
 
 
@@ -28,14 +31,29 @@ def factors_of(group: GroupSlowdowns) -> Factors:
 
 def overlapped(alone: NDArray[np.float64], factors: Factors) -> NDArray[np.float64]:
     """Seconds (C) until all is done of work that would take ``alone`` (C, 4) by itself."""
-    left = alone.copy()
-    elapsed = np.zeros(len(alone))
+    elapsed = np.empty(len(alone))
+    by_stream = np.ascontiguousarray(factors.T)
+    for start in range(0, len(alone), BLOCK):
+        block = slice(start, start + BLOCK)
+        elapsed[block] = _elapsed(np.ascontiguousarray(alone[block].T), by_stream)
+    return elapsed
+
+
+def _elapsed(alone: NDArray[np.float64], factors: Factors) -> NDArray[np.float64]:
+    """Seconds (C) of ``alone`` (4, C) under factors (4, 16): streams first, for speed."""
+    left = alone
+    elapsed = np.zeros(alone.shape[1])
     for _ in STREAMS:
-        slowed = factors[(left > 0) @ BITS]
-        ends = np.where(left > 0, left * slowed, np.inf)
-        first = np.min(ends, axis=1)
+        busy = left > 0
+        slowed = factors.take(_sets(busy), axis=1)
+        ends = np.where(busy, left * slowed, np.inf)
+        first = ends.min(axis=0)
         step = np.where(np.isfinite(first), first, 0.0)
-        left = np.where(ends <= step[:, None], 0.0, np.maximum(left - step[:, None] / slowed, 0.0))
+        left = np.where(ends <= step, 0.0, np.maximum(left - step / slowed, 0.0))
         elapsed += step
-    bounded_ = np.clip(elapsed, alone.max(axis=1), alone.sum(axis=1))
-    return np.asarray(bounded_)
+    return np.asarray(np.clip(elapsed, alone.max(axis=0), alone.sum(axis=0)))
+
+
+def _sets(busy: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    bits = busy.view(np.uint8)
+    return np.asarray(bits[0] | bits[1] << 1 | bits[2] << 2 | bits[3] << 3)

@@ -28,17 +28,38 @@ class Compiled:
     columns: tuple[str, ...]
     function: Callable[..., tuple[Any, ...]]
 
-    def __call__(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        """The values (E, C) for ``columns`` of length C each, in the order of ``names``."""
-        given = [np.asarray(columns[name]) for name in self.columns]
-        rows = len(given[0])
+    def __call__(
+        self, columns: Mapping[str, NDArray[Any]], shared: "Shared | None" = None
+    ) -> NDArray[np.float64]:
+        """The values (E, C) for ``columns`` of length C each, in the order of ``names``.
+
+        Columns that many candidates have in common may come as ``shared`` instead.
+        """
+        rows = len(next(iter(columns.values())))
         values = np.empty((len(self.names), rows))
         for start in range(0, rows, ROWS_AT_ONCE):
             block = slice(start, start + ROWS_AT_ONCE)
-            inputs = [column[block].astype(np.float64, copy=False) for column in given]
+            inputs = [
+                columns[name][block].astype(np.float64, copy=False)
+                if name in columns
+                else shared.column(name, block)  # type: ignore[union-attr]
+                for name in self.columns
+            ]
             for row, value in enumerate(self.function(*inputs)):
                 values[row, block] = value
         return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shared:
+    """Columns that many candidates have in common: a short table, and each candidate's row."""
+
+    table: Mapping[str, NDArray[np.float64]]
+    index: NDArray[np.int64]
+
+    def column(self, name: str, block: slice) -> NDArray[np.float64]:
+        """A block of one column."""
+        return self.table[name][self.index[block]]
 
 
 def compile_expressions(

@@ -35,11 +35,10 @@ def divides(compiled: Compiled, columns: Mapping[str, NDArray[Any]]) -> NDArray[
 def holds(
     assumptions: Sequence[str],
     columns: Mapping[str, NDArray[Any]],
-    constants: Mapping[str, int],
 ) -> NDArray[np.bool_]:
     """For each row, whether the comparisons hold on which the traced code branched."""
     indicators = {
         text: sympy.Piecewise((1, relation_from(text)), (0, True)) for text in assumptions
     }
-    values = compile_expressions(indicators, columns=tuple(columns), constants=constants)(columns)
+    values = compile_expressions(indicators, columns=tuple(columns), constants={})(columns)
     return np.asarray((values == 1).all(axis=0))

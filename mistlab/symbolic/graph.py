@@ -13,6 +13,7 @@ import sympy
 Shape = tuple[sympy.Expr, ...]
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
+LAYERS = ("embedding", "block", "head")
 
 Kind = Literal[
     "matmul",

@@ -2,12 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Self
 
 import sympy
 
-from mistlab.symbolic.compiled import with_constants
 from mistlab.symbolic.graph import PHASES, Kind, LayerGraph, Operator, Phase
 from mistlab.symbolic.maximum import largest
 
@@ -19,14 +18,6 @@ class Work:
     operators: int
     flop: sympy.Expr
     moved_bytes: sympy.Expr
-
-    def with_constants(self, constants: Mapping[str, int]) -> Self:
-        """The same with numbers for some sizes."""
-        return replace(
-            self,
-            flop=with_constants(self.flop, constants),
-            moved_bytes=with_constants(self.moved_bytes, constants),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +35,6 @@ class LayerExpressions:
     forward_peak_bytes: sympy.Expr
     backward_peak_bytes: sympy.Expr
     output_bytes: sympy.Expr
-
-    def with_constants(self, constants: Mapping[str, int]) -> Self:
-        """The same with numbers for some sizes."""
-        work = {key: work.with_constants(constants) for key, work in self.work.items()}
-        sums = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        del sums["work"]
-        return type(self)(
-            work=work, **{name: with_constants(sum_, constants) for name, sum_ in sums.items()}
-        )
 
     def flop(self, phase: Phase) -> sympy.Expr:
         """Floating-point operations of a phase, all classes."""
@@ -98,3 +80,53 @@ def _work(operators: list[Operator]) -> Work:
         flop=sympy.Add(*(o.flop for o in operators)),
         moved_bytes=sympy.Add(*moved),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSums:
+    """What stages add up of their layers: expressions in sizes, or symbols that stand for them."""
+
+    parameters: sympy.Expr
+    saved_bytes: sympy.Expr
+    checkpointed_bytes: sympy.Expr
+    forward_peak_bytes: sympy.Expr
+    backward_peak_bytes: sympy.Expr
+    output_bytes: sympy.Expr
+    forward_flop: sympy.Expr
+    backward_flop: sympy.Expr
+    forward_moved_bytes: sympy.Expr
+    backward_moved_bytes: sympy.Expr
+    forward_collective_bytes: sympy.Expr
+    backward_collective_bytes: sympy.Expr
+
+    @classmethod
+    def of(cls, graph: LayerGraph) -> Self:
+        """The sums of one layer."""
+        layer = expressions_of(graph)
+        plain = {name: getattr(layer, name) for name in _PLAIN}
+        phases: dict[str, sympy.Expr] = {}
+        for phase in PHASES:
+            phases |= {
+                f"{phase}_flop": layer.flop(phase),
+                f"{phase}_moved_bytes": layer.moved_bytes(phase),
+                f"{phase}_collective_bytes": layer.collective_bytes(phase),
+            }
+        return cls(**plain, **phases)
+
+    @classmethod
+    def symbols(cls, layer: str) -> Self:
+        """Symbols that stand for the sums of a layer."""
+        return cls(
+            **{
+                entry.name: sympy.Symbol(sum_name(layer, entry.name), nonnegative=True)
+                for entry in fields(cls)
+            }
+        )
+
+
+_PLAIN = [entry.name for entry in fields(LayerExpressions) if entry.name != "work"]
+
+
+def sum_name(layer: str, name: str) -> str:
+    """The symbol of one sum of one layer."""
+    return f"{layer}_{name}"

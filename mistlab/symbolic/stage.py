@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import sympy
 
-from mistlab.symbolic.compiled import with_constants
-from mistlab.symbolic.graph import KINDS, PHASES, Kind, ModelGraph, Phase
-from mistlab.symbolic.layer import LayerExpressions, expressions_of
+from mistlab.symbolic.graph import LAYERS, PHASES, Phase
+from mistlab.symbolic.layer import LayerSums
 from mistlab.symbolic.maximum import largest
 from mistlab.symbolic.states import States, StateSizes, gradients, optimizer, sharded, weights
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
@@ -23,14 +22,6 @@ ww, wg, wo, wa = (choice_symbol(name) for name in ("ww", "wg", "wo", "wa"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageWork:
-    """What the operators of one class do in one phase of one micro-batch."""
-
-    flop: sympy.Expr
-    moved_bytes: sympy.Expr
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StageExpressions:
     """A stage's memory and work.
 
@@ -38,6 +29,7 @@ class StageExpressions:
     twice the largest layer where weights or gradients come and go, and one block's optimizer
     state. ``activations`` are kept between forward and backward passes; ``moments`` are what each
     phase's fullest moments hold of activations and temporaries, kept ones included.
+    ``logits_bytes`` is what the head keeps for its backward pass beyond its input.
     """
 
     parameters: sympy.Expr
@@ -46,8 +38,11 @@ class StageExpressions:
     optimizer: States
     activations: States
     buffers_bytes: sympy.Expr
+    logits_bytes: sympy.Expr
+    largest_parameters: sympy.Expr
+    head_parameters: sympy.Expr
     moments: Mapping[Phase, tuple[sympy.Expr, ...]]
-    work: Mapping[tuple[Phase, Kind], StageWork]
+    work: Mapping[str, sympy.Expr]
 
     @property
     def host_bytes(self) -> sympy.Expr:
@@ -56,54 +51,54 @@ class StageExpressions:
         return sympy.Add(*(states.host for states in held))
 
 
-def stage_expressions(
-    graph: ModelGraph,
-    sizes: StateSizes,
-    *,
-    tied_embeddings: bool,
-    constants: Mapping[str, int],
-) -> StageExpressions:
-    """The sums over a stage's layers; ``constants`` are the sizes that are the same everywhere."""
-    embedding, block, head = (
-        expressions_of(layer).with_constants(constants) for layer in graph.layers
-    )
-    parameters = L * block.parameters + e * embedding.parameters + t * head.parameters
+def stage_expressions(sizes: StateSizes, *, tied_embeddings: bool) -> StageExpressions:
+    """The sums over a stage's layers, in symbols of the layers' own sums."""
+    embedding, block, head = (LayerSums.symbols(name) for name in LAYERS)
+    blocks = L * block.parameters
+    ends = e * embedding.parameters + t * head.parameters
     if tied_embeddings:
         # A stage with both ends has the one table that they share once.
         table = size_symbol("V") * size_symbol("h") / size_symbol("tp")
-        parameters -= e * t * with_constants(table, constants)
+        ends -= e * t * table
     return StageExpressions(
-        parameters=parameters,
-        weights=weights(parameters, sizes),
-        gradients=gradients(parameters, sizes),
-        optimizer=optimizer(parameters, sizes),
+        parameters=blocks + ends,
+        weights=weights(blocks, ends, sizes),
+        gradients=gradients(blocks, ends, sizes),
+        optimizer=optimizer(blocks, ends, sizes),
         activations=_activations(embedding, block),
         buffers_bytes=_buffers(embedding, block, head, sizes),
+        logits_bytes=t * (head.saved_bytes - head.checkpointed_bytes),
+        largest_parameters=_largest(embedding, block, head),
+        head_parameters=t * head.parameters,
         moments=_moments(embedding, block, head),
         work={
-            (phase, kind): _work(embedding, block, head, phase, kind)
+            f"{phase}_{what}": _work(embedding, block, head, phase, what)
             for phase in PHASES
-            for kind in KINDS
-            if any((p, kind) in layer.work for layer in (embedding, block, head) for p in PHASES)
+            for what in ("flop", "moved_bytes", "collective_bytes")
         },
     )
 
 
-def _kept(block: LayerExpressions) -> sympy.Expr:
+def _kept(block: LayerSums) -> sympy.Expr:
     """What the blocks keep of one micro-batch."""
     return (L - c) * block.saved_bytes + c * block.checkpointed_bytes
 
 
-def _activations(embedding: LayerExpressions, block: LayerExpressions) -> States:
+def _activations(embedding: LayerSums, block: LayerSums) -> States:
     kept = q * _kept(block)
     return States(device=(1 - wa) * kept + q * e * embedding.saved_bytes, host=wa * kept)
 
 
+def _largest(embedding: LayerSums, block: LayerSums, head: LayerSums) -> sympy.Expr:
+    """Parameters of the stage's largest layer."""
+    return largest([block.parameters, e * embedding.parameters, t * head.parameters])
+
+
 def _buffers(
-    embedding: LayerExpressions, block: LayerExpressions, head: LayerExpressions, sizes: StateSizes
+    embedding: LayerSums, block: LayerSums, head: LayerSums, sizes: StateSizes
 ) -> sympy.Expr:
     z = choice_symbol("z")
-    layer = largest([block.parameters, e * embedding.parameters, t * head.parameters])
+    layer = _largest(embedding, block, head)
     weights_come_and_go = sympy.Or(z >= 3, ww > 0)
     gradients_come_and_go = sympy.Or(z >= 2, wg > 0)
     return (
@@ -114,7 +109,7 @@ def _buffers(
 
 
 def _moments(
-    embedding: LayerExpressions, block: LayerExpressions, head: LayerExpressions
+    embedding: LayerSums, block: LayerSums, head: LayerSums
 ) -> Mapping[Phase, tuple[sympy.Expr, ...]]:
     """The last block and the head when every block has been kept; the embedding when only other
     micro-batches are."""
@@ -141,17 +136,8 @@ def _moments(
 
 
 def _work(
-    embedding: LayerExpressions,
-    block: LayerExpressions,
-    head: LayerExpressions,
-    phase: Phase,
-    kind: Kind,
-) -> StageWork:
-    parts = [(L, block, phase), (e, embedding, phase), (t, head, phase)]
-    if phase == "backward":
-        parts.append((c, block, "forward"))
-    works = [(n, layer.work[p, kind]) for n, layer, p in parts if (p, kind) in layer.work]
-    return StageWork(
-        flop=sympy.Add(*(n * work.flop for n, work in works)),
-        moved_bytes=sympy.Add(*(n * work.moved_bytes for n, work in works)),
-    )
+    embedding: LayerSums, block: LayerSums, head: LayerSums, phase: Phase, what: str
+) -> sympy.Expr:
+    name = f"{phase}_{what}"
+    total = L * getattr(block, name) + e * getattr(embedding, name) + t * getattr(head, name)
+    return total + c * getattr(block, f"forward_{what}") if phase == "backward" else total

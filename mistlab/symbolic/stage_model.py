@@ -1,126 +1,108 @@
-"""A workload's stages, compiled: from columns of candidates to what they hold and do.
+"""Stages compiled in two steps: from sizes to layers, and from layers to stages.
 
-Compiling takes about two seconds, once a workload; rows then go at millions a second.
+Layers' sums depend on a structure's graph and on sizes, stages' on the layers' sums and a plan's
+choices. Each is compiled once, the first for each graph, the second once and for all; rows then go
+at millions a second, since candidates share their few layers.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Self
 
-import numpy as np
 import sympy
-from numpy.typing import NDArray
 
-from mistlab.model import ModelSpec
-from mistlab.stages import Column, StageBatch, StageFigures
-from mistlab.symbolic.compiled import Compiled, compile_expressions
+from mistlab.distinct import distinct_rows
+from mistlab.stages import StageBatch, StageFigures
+from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions
 from mistlab.symbolic.feasible import divides, holds, remainders
-from mistlab.symbolic.graph import PHASES, Phase
+from mistlab.symbolic.graph import LAYERS, PHASES, ModelGraph
+from mistlab.symbolic.layer import LayerSums, sum_name
 from mistlab.symbolic.library import graph_of
-from mistlab.symbolic.stage import StageExpressions, stage_expressions
-from mistlab.symbolic.states import HALF, SINGLE
-from mistlab.symbolic.symbols import CHOICES, choice_symbol
+from mistlab.symbolic.sizes import size_columns
+from mistlab.symbolic.stage import stage_expressions
+from mistlab.symbolic.states import StateSizes, sizes_of
+from mistlab.symbolic.symbols import CHOICES, SIZES
 from mistlab.workload import Workload
-
-COLUMNS = ("b", "tp", "V", *CHOICES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageModel:
-    """The stages of one workload as one function of columns."""
+    """The stages of one workload as a function of columns."""
 
-    model: ModelSpec
-    constants: Mapping[str, int]
+    workload: Workload
+    layers: Compiled
     remainders: Compiled
     assumptions: tuple[str, ...]
-    compiled: Compiled
+    stages: Compiled
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
-        """Compile the expressions of a workload's layer graph."""
+        """The compiled layers of a workload's graph, and the stages that they make up."""
         graph = graph_of(workload)
-        constants = _constants(workload)
-        expressions = stage_expressions(
-            graph,
-            SINGLE if workload.precision == "fp32" else HALF,
-            tied_embeddings=workload.model.tied_embeddings,
-            constants=constants,
-        )
         return cls(
-            model=workload.model,
-            constants=constants,
-            remainders=remainders(graph.conditions, ("tp", "V"), constants),
+            workload=workload,
+            layers=_layers(graph),
+            remainders=_remainders(graph),
             assumptions=graph.assumptions,
-            compiled=compile_expressions(_named(expressions), columns=COLUMNS, constants={}),
+            stages=_stages(sizes_of(workload.precision), workload.model.tied_embeddings),
         )
 
     def figures(self, batch: StageBatch) -> StageFigures:
         """What each candidate holds and does."""
-        vocabularies, feasible = self._by_degree(batch.tensor_parallel)
-        columns = {**batch.by_symbol, "V": vocabularies}
+        found = distinct_rows([batch.micro_batch, batch.tensor_parallel])
+        columns = size_columns(self.workload, *found.columns)
+        table = dict(zip(self.layers.names, self.layers(columns), strict=True))
+        index = found.index
+        feasible = divides(self.remainders, columns)[index]
         if self.assumptions:
-            feasible &= holds(self.assumptions, columns, self.constants)
-        return StageFigures(
-            feasible=feasible,
-            **dict(zip(self.compiled.names, self.compiled(columns), strict=True)),
-        )
-
-    def _by_degree(self, degrees: Column) -> tuple[Column, NDArray[np.bool_]]:
-        """The padded vocabulary, and whether every size divides: by the degree alone."""
-        # A table of the few degrees there are: rows are many.
-        distinct = np.flatnonzero(np.bincount(degrees))
-        vocabularies = np.array([self.model.padded_vocab(int(degree)) for degree in distinct])
-        sizes = {"tp": distinct, "V": vocabularies}
-        place = np.zeros(distinct[-1] + 1, dtype=np.intp)
-        place[distinct] = np.arange(len(distinct))
-        rows = place[degrees]
-        return vocabularies[rows], divides(self.remainders, sizes)[rows]
+            feasible &= holds(self.assumptions, columns)[index]
+        shared = Shared(table={**table, **columns}, index=index)
+        values = self.stages({name: batch.by_symbol[name] for name in CHOICES}, shared)
+        return StageFigures(feasible=feasible, **dict(zip(self.stages.names, values, strict=True)))
 
 
-def _constants(workload: Workload) -> Mapping[str, int]:
-    model = workload.model
-    return {
-        "s": workload.sequence_length,
-        "h": model.hidden,
-        "n": model.heads,
-        "k": model.kv_heads,
-        "d": model.head_dim,
-        "r": model.rotated_channels,
-        "f": model.ffn,
+@cache
+def _layers(graph: ModelGraph) -> Compiled:
+    expressions = {
+        sum_name(name, entry.name): getattr(sums, entry.name)
+        for name, layer in zip(LAYERS, graph.layers, strict=True)
+        for sums in (LayerSums.of(layer),)
+        for entry in fields(LayerSums)
     }
+    return compile_expressions(expressions, columns=tuple(SIZES), constants={})
 
 
-def _named(stage: StageExpressions) -> Mapping[str, sympy.Expr]:
+@cache
+def _remainders(graph: ModelGraph) -> Compiled:
+    return remainders(graph.conditions, tuple(SIZES), {})
+
+
+@cache
+def _stages(sizes: StateSizes, tied_embeddings: bool) -> Compiled:
+    stage = stage_expressions(sizes, tied_embeddings=tied_embeddings)
     held = {
         "weights_bytes": stage.weights.device,
         "gradients_bytes": stage.gradients.device,
         "optimizer_bytes": stage.optimizer.device,
         "buffers_bytes": stage.buffers_bytes,
     }
+    peaks = {
+        f"{phase}_peak_bytes": sympy.Add(
+            *held.values(), sympy.Max(*stage.moments[phase], evaluate=False)
+        )
+        for phase in PHASES
+    }
     named = {
         "parameters": stage.parameters,
         **held,
         "activations_bytes": stage.activations.device,
+        "logits_bytes": stage.logits_bytes,
+        "largest_parameters": stage.largest_parameters,
+        "head_parameters": stage.head_parameters,
         "host_bytes": stage.host_bytes,
+        **peaks,
+        **stage.work,
     }
-    for phase in PHASES:
-        moments = sympy.Max(*stage.moments[phase], evaluate=False)
-        named[f"{phase}_peak_bytes"] = sympy.Add(*held.values(), moments)
-        named |= _work(stage, phase)
-    return named
-
-
-def _work(stage: StageExpressions, phase: Phase) -> Mapping[str, sympy.Expr]:
-    of_phase = {kind: work for (p, kind), work in stage.work.items() if p == phase}
-    moved = [work.moved_bytes for kind, work in of_phase.items() if kind != "collective"]
-    collective = of_phase.get("collective")
-    return {
-        f"{phase}_flop": _collected([work.flop for work in of_phase.values()]),
-        f"{phase}_moved_bytes": _collected(moved),
-        f"{phase}_collective_bytes": collective.moved_bytes if collective else sympy.Integer(0),
-    }
-
-
-def _collected(terms: Iterable[sympy.Expr]) -> sympy.Expr:
-    """A sum as one polynomial in sizes for each choice, which is the shortest to evaluate."""
-    return sympy.collect(sympy.expand(sympy.Add(*terms)), list(map(choice_symbol, CHOICES)))
+    symbols = {symbol.name for e in named.values() for symbol in e.free_symbols}
+    columns = (*CHOICES, *sorted(symbols - set(CHOICES)))
+    return compile_expressions(named, columns=columns, constants={})

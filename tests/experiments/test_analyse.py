@@ -51,7 +51,7 @@ def test_host_memory_is_counted_on_each_node_alone(
 
 
 @pytest.mark.parametrize(
-    "override", ["memory_gib: 12.0", "host_memory_gib: 15.0"], ids=["device", "host"]
+    "override", ["memory_gib: 12.0", "host_memory_gib: 13.0"], ids=["device", "host"]
 )
 def test_too_little_memory_does_not_fit(
     override: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

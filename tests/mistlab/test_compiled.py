@@ -37,11 +37,12 @@ def test_block_memory_equals_sympy_row_by_row() -> None:
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_states_shard_by_zero_level_and_split_by_ratio(zero: int) -> None:
     states = [weights, gradients, optimizer]
-    whole = [1200.0 * size for size in (HALF.weight, HALF.gradient, HALF.optimizer)]
+    sizes = (HALF.weight, HALF.gradient, HALF.optimizer)
+    blocks, ends = ([count * size for size in sizes] for count in (1200.0, 400.0))
     shards = [4 if zero >= level else 1 for level in (3, 2, 1)]
     expressions = {}
     for state in states:
-        made = state(sympy.Integer(1200), HALF)
+        made = state(sympy.Integer(1200), sympy.Integer(400), HALF)
         expressions |= {
             f"{state.__name__} device": made.device,
             f"{state.__name__} host": made.host,
@@ -51,11 +52,11 @@ def test_states_shard_by_zero_level_and_split_by_ratio(zero: int) -> None:
 
     values = compile_expressions(expressions, columns=names, constants={})(columns)[:, 0]
 
-    local = [bytes_ / count for bytes_, count in zip(whole, shards, strict=True)]
+    # What is offloaded is a share of the blocks; the ends of the model stay.
     expected = [
         part
-        for bytes_, ratio in zip(local, (0.25, 0.5, 1.0), strict=True)
-        for part in (bytes_ * (1 - ratio), bytes_ * ratio)
+        for block, end, count, ratio in zip(blocks, ends, shards, (0.25, 0.5, 1.0), strict=True)
+        for part in ((block * (1 - ratio) + end) / count, block * ratio / count)
     ]
     assert values.tolist() == pytest.approx(expected, rel=1e-15)
 

@@ -29,8 +29,8 @@ def test_a_model_whose_key_heads_do_not_divide_its_heads_is_never_feasible() -> 
 
 
 def test_a_row_is_feasible_where_every_assumption_holds() -> None:
-    columns = {"b": np.array([1, 2, 4]), "tp": np.array([1, 2, 2])}
-    mask = holds(["b*s < 4096", "Ne(b, tp)"], columns, {"s": 1024})
+    columns = {"b": np.array([1, 2, 4]), "tp": np.array([1, 2, 2]), "s": np.full(3, 1024)}
+    mask = holds(["b*s < 4096", "Ne(b, tp)"], columns)
     assert mask.tolist() == [False, False, False]
-    assert holds(["b*s <= 4096"], columns, {"s": 1024}).all()
-    assert holds(["Ne(b, tp)"], columns, {"s": 1024}).tolist() == [False, False, True]
+    assert holds(["b*s <= 4096"], columns).all()
+    assert holds(["Ne(b, tp)"], columns).tolist() == [False, False, True]

@@ -1,5 +1,7 @@
-"""Work side by side: what must hold of its time, and that a fit finds the factors it came from."""
+"""Work side by side: what must hold of its time, of fits, and of shapes that nobody measured."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mistlab import catalog
-from mistlab.calibration.interference import OverlapRows, errors, fit
+from mistlab.calibration.interference import OverlapRows, combined, errors, fit
 from mistlab.calibration.tables import read_overlap_table
-from mistlab.cost.interference import BITS, factors_of, overlapped
+from mistlab.cost.interference import BITS, BLOCK, factors_of, overlapped
 from mistlab.errors import FieldError, InputError
 from mistlab.interference import (
     SHARED_SETS,
@@ -86,35 +88,146 @@ def test_four_streams_end_one_after_another() -> None:
     assert seconds([1.0, 2.0, 3.0, 4.0], shared) == pytest.approx(10.0)
 
 
-def rows_of(true: GroupSlowdowns, seed: int) -> OverlapRows:
+def test_many_cases_take_what_each_takes_by_itself() -> None:
+    draw = np.random.default_rng(0)
+    alone: NDArray[np.float64] = draw.choice([0.0, 1.0, 2.0, 3.0], (BLOCK + 300, 4))
+    factors = factors_of(group([1.0 + i % 7 / 10 for i in range(28)]))
+    order = draw.permutation(len(alone))
+    assert (overlapped(alone, factors)[order] == overlapped(alone[order], factors)).all()
+    pieces = [overlapped(piece, factors) for piece in np.array_split(alone, 40)]
+    assert (overlapped(alone, factors) == np.concatenate(pieces)).all()
+
+
+def rows_of(true: GroupSlowdowns, seed: int, rows: int = 800) -> OverlapRows:
     draw = np.random.default_rng(seed)
-    busy = draw.random((800, 4)) < 0.7
-    alone: NDArray[np.float64] = np.where(busy, draw.choice([1.0, 2.0, 3.0, 4.0], (800, 4)), 0.0)
+    busy = draw.random((rows, 4)) < 0.7
+    alone: NDArray[np.float64] = np.where(busy, draw.choice([1.0, 2.0, 3.0, 4.0], (rows, 4)), 0.0)
     alone *= draw.uniform(0.9, 1.1, alone.shape)
-    rows = OverlapRows(alone=alone, together=overlapped(alone, factors_of(true)))
-    return rows.chosen(rows.shared)
+    found = OverlapRows(alone=alone, together=overlapped(alone, factors_of(true)))
+    return found.chosen(found.shared)
+
+
+def beside_compute(transfers: tuple[str, ...]) -> tuple[float, ...]:
+    """Uneven factors; compute takes 4 % of each transfer's speed."""
+    return tuple((1 + 0.3 * i + 0.2 * len(transfers)) * 1.04 for i in range(len(transfers)))
 
 
 def test_a_fit_finds_the_slowdowns_that_made_the_rows() -> None:
-    true = group([1.0 + i % 7 / 10 for i in range(28)])
+    factors = {
+        streams: (1.3, *beside_compute(streams[1:]))
+        if streams[0] == "compute"
+        else tuple(factor / 1.04 for factor in beside_compute(streams))
+        for streams in SHARED_SETS
+    }
+    true = group([factor for streams in SHARED_SETS for factor in factors[streams]])
     fitted = fit(rows_of(true, 0), gpus_in_node=2, nodes=1)
     assert np.abs(errors(rows_of(true, 1), fitted)).mean() < 2e-3
     assert np.abs(errors(rows_of(true, 1), NO_SLOWDOWN)).mean() > 0.1
 
 
-def test_the_nearest_shape_stands_in() -> None:
-    shapes = [(2, 1), (8, 1), (2, 2), (8, 4)]
-    machine = Interference(groups=tuple(group([1.5] * 28, *shape) for shape in shapes))
+def test_sets_of_streams_without_rows_get_no_slowdown() -> None:
+    rows = rows_of(group([1.5] * 28), 0)
+    fitted = fit(rows.chosen(rows.alone[:, 0] == 0), gpus_in_node=2, nodes=1)
+    assert {slowdown.streams for slowdown in fitted.slowdowns} == {
+        streams for streams in SHARED_SETS if "compute" not in streams
+    }
 
-    def nearest(gpus_in_node: int, nodes: int) -> tuple[int, int]:
-        found = machine.of_group(gpus_in_node=gpus_in_node, nodes=nodes)
-        return found.gpus_in_node, found.nodes
 
-    assert [nearest(*shape) for shape in shapes] == shapes
-    assert nearest(3, 1) == (2, 1)
-    assert nearest(1, 2) == (2, 2)
-    assert nearest(8, 16) == (8, 4)
-    assert nearest(16, 1) == (8, 1)
+shapes = st.tuples(st.integers(1, 64), st.integers(1, 1024))
+communicating = shapes.filter(lambda shape: shape != (1, 1))
+
+
+def of_shape(machine: Interference, shape: tuple[int, int]) -> GroupSlowdowns:
+    return machine.of_group(gpus_in_node=shape[0], nodes=shape[1])
+
+
+def as_table(groups: Sequence[GroupSlowdowns]) -> NDArray[np.float64]:
+    return np.array([factors_of(one) for one in groups])
+
+
+def linked(gpus_in_node: int, nodes: int) -> GroupSlowdowns:
+    """Links that are shared fairly by copies and, in each direction, by the traffic of a group."""
+    traffic = 1 - 1 / (gpus_in_node * nodes)
+    transfers = {
+        streams: [stream for stream in streams if stream != "compute"] for streams in SHARED_SETS
+    }
+    fair = [
+        1.0
+        if stream == "compute" or len(transfers[streams]) == 1
+        else copies * (1.0 + (traffic if "gpu_to_gpu" in streams else 0.0))
+        for streams in SHARED_SETS
+        for copies in [sum(name != "gpu_to_gpu" for name in transfers[streams])]
+        for stream in streams
+    ]
+    return group(fair, gpus_in_node, nodes)
+
+
+@given(st.lists(shapes, min_size=1, max_size=6, unique=True), st.booleans())
+def test_shapes_that_were_measured_are_as_measured(
+    measured: list[tuple[int, int]], shared_links: bool
+) -> None:
+    groups = tuple(group([1.5 + i / 10] * 28, *shape) for i, shape in enumerate(measured))
+    machine = Interference(shared_links=shared_links, groups=groups)
+    assert [of_shape(machine, shape) for shape in measured] == list(groups)
+
+
+@given(st.lists(shapes, min_size=1, max_size=6, unique=True), shapes, factor_lists)
+def test_shapes_that_are_alike_make_others_like_them(
+    measured: list[tuple[int, int]], other: tuple[int, int], factors: list[float]
+) -> None:
+    machine = Interference(groups=tuple(group(factors, *shape) for shape in measured))
+    true = factors_of(group(factors))
+    assert factors_of(of_shape(machine, other)) == pytest.approx(true, rel=1e-6)
+
+
+@given(st.lists(st.tuples(shapes, factor_lists), min_size=1, max_size=6), shapes, st.booleans())
+def test_no_shape_speeds_work_up(
+    measured: list[tuple[tuple[int, int], list[float]]], other: tuple[int, int], shared_links: bool
+) -> None:
+    groups = tuple(group(factors, *shape) for shape, factors in measured)
+    found = factors_of(of_shape(Interference(shared_links=shared_links, groups=groups), other))
+    assert np.isfinite(found).all()
+    assert (found >= 1).all()
+    backwards = Interference(shared_links=shared_links, groups=groups[::-1])
+    if other not in [shape for shape, _ in measured]:
+        assert factors_of(of_shape(backwards, other)) == pytest.approx(found, rel=1e-6)
+
+
+@given(st.lists(communicating, min_size=1, max_size=4, unique=True), communicating)
+def test_links_that_are_shared_carry_in_all_shapes_what_they_carry_in_one(
+    measured: list[tuple[int, int]], other: tuple[int, int]
+) -> None:
+    groups = tuple(linked(*shape) for shape in measured)
+    found = of_shape(Interference(shared_links=True, groups=groups), other)
+    assert factors_of(found) == pytest.approx(factors_of(linked(*other)), rel=1e-6)
+
+
+def test_shapes_within_a_node_say_nothing_of_those_that_cross_nodes() -> None:
+    within, across = group([1.2] * 28, 8, 1), group([2.0] * 28, 1, 2)
+    machine = Interference(groups=(within, across))
+    assert as_table([of_shape(machine, (4, 1))]) == pytest.approx(as_table([within]))
+    assert as_table([of_shape(machine, (8, 2))]) == pytest.approx(as_table([across]))
+
+
+def test_a_shape_between_two_lies_between_them() -> None:
+    groups = (group([1.2] * 28, 2, 1), group([2.0] * 28, 8, 1))
+    found = as_table([of_shape(Interference(groups=groups), (4, 1))])
+    low, high = as_table(groups)
+    busy = low > 1
+    assert ((low < found[0]) & (found[0] < high))[busy].all()
+
+
+@pytest.mark.parametrize("shared_links", [True, False])
+def test_measurements_tell_whether_links_are_shared(shared_links: bool) -> None:
+    measured = [(2, 1), (4, 1), (8, 1)]
+    groups = [linked(*shape) if shared_links else linked(4, 1) for shape in measured]
+    groups = [
+        replace(one, gpus_in_node=shape[0], nodes=shape[1])
+        for one, shape in zip(groups, measured, strict=True)
+    ]
+    machine = combined(groups, [rows_of(one, 0) for one in groups])
+    assert machine.shared_links == shared_links
+    assert machine.groups == tuple(groups)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +274,7 @@ HEADER = (
         (HEADER + "a,2,1,3,nan,2,0,0\n", "line 2: iso_compute_ms: nan is negative or not"),
         (HEADER + "a,2,1,3,one,2,0,0\n", "line 2: iso_compute_ms: 'one' is not a number"),
         (HEADER + "a,2,1,3\n", "line 2: iso_compute_ms: None is not a number"),
-        (HEADER + "a,2,1,3,1,2,0,0\nb,2,1,3,1,2,0,0\n", "campaigns a, b, which do not mix"),
+        (HEADER + "a,2,1,3,1,2,0,0\nb,2,1,3,1,2,0,0\n", "a, b, which do not mix"),
     ],
 )
 def test_bad_rows_are_named(text: str, message: str, tmp_path: Path) -> None:

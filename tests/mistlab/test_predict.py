@@ -66,6 +66,7 @@ def test_json_has_the_names_of_the_design() -> None:
         "mfu",
         "fits",
         "predictor",
+        "notes",
         "stages",
     }
     assert {entry.name for entry in fields(Prediction)} == whole

@@ -1,0 +1,142 @@
+"""What plans cost: iteration time with its bounds, memory, and whether they fit.
+
+Bounds hold 90 % of measurements: they come from runs that the calibration did not see, and widen
+outside of what was measured. Plans that are predicted together are compared; those whose times
+differ by less than their bounds cannot be told apart.
+"""
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.analyse import EXAMPLE
+from experiments.commandline import DONE, NO_ANSWER, about, parser_of, print_json, progress, run
+from mistlab.cluster import Cluster
+from mistlab.errors import InputError
+from mistlab.hardware import GIB_BYTES
+from mistlab.job import Job, load_job
+from mistlab.predict import Prediction, compared
+from mistlab.value import to_mapping
+from mistlab.workload import Workload
+from simulators.symbolic import SymbolicPredictor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan file's prediction, or what is wrong with it."""
+
+    path: Path
+    job: Job | None
+    prediction: Prediction | None
+    error: str = ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Predict plan files, in order; a bad one does not stop the others."""
+    parser = parser_of("predict", __doc__, json=False)
+    parser.add_argument("plans", metavar="PLAN.yaml", nargs="*", type=Path, default=[EXAMPLE])
+    options = parser.parse_args(arguments)
+    answers = predicted(options.plans)
+    for answer in answers:
+        if options.json:
+            print_json(_mapping(answer))
+        elif answer.prediction is None:
+            progress(f"error: {answer.error}")
+        else:
+            print(_table(answer))
+    if not options.json:
+        print("".join(f"{line}\n" for line in _comparisons(answers)), end="")
+    return DONE if all(answer.prediction is not None for answer in answers) else NO_ANSWER
+
+
+def predicted(paths: Sequence[Path]) -> list[Answer]:
+    """The answers to plan files, in order; plans of one workload and cluster go together."""
+    answers: dict[int, Answer] = {}
+    together: dict[tuple[Workload, Cluster], list[tuple[int, Job]]] = defaultdict(list)
+    for place, path in enumerate(paths):
+        try:
+            job = load_job(path)
+        except InputError as error:
+            answers[place] = Answer(path=path, job=None, prediction=None, error=str(error))
+        else:
+            together[job.workload, job.cluster].append((place, job))
+    for (workload, cluster), jobs in together.items():
+        predictor = SymbolicPredictor(workload=workload, cluster=cluster)
+        for place, job in jobs:
+            answers[place] = _answer(paths[place], job, predictor)
+    return [answers[place] for place in range(len(paths))]
+
+
+def _answer(path: Path, job: Job, predictor: SymbolicPredictor) -> Answer:
+    try:
+        with about(path):
+            return Answer(path=path, job=job, prediction=predictor.predict(job.plan))
+    except InputError as error:
+        return Answer(path=path, job=job, prediction=None, error=str(error))
+
+
+def _mapping(answer: Answer) -> Mapping[str, Any]:
+    if answer.prediction is None:
+        return {"plan": str(answer.path), "error": answer.error}
+    return {"plan": str(answer.path), **to_mapping(answer.prediction)}
+
+
+def _table(answer: Answer) -> str:
+    job, prediction = answer.job, answer.prediction
+    assert job is not None
+    assert prediction is not None
+    head = ["", "blocks", "steady s", "first s", "last s", "allocated", "reserved", "host GiB"]
+    rows = [head]
+    for index, (stage, found) in enumerate(zip(job.plan.stages, prediction.stages, strict=True)):
+        times = (found.stable_s, found.delta_forward_s, found.delta_backward_s)
+        sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.host_bytes)
+        rows.append(
+            [
+                f"stage {index}",
+                str(stage.layers),
+                *(f"{seconds:.3f}" for seconds in times),
+                *(f"{size / GIB_BYTES:.2f}" for size in sizes),
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    room = job.cluster.memory_bytes / GIB_BYTES
+    verdict = "fits" if prediction.fits else "does not fit"
+    summary = (
+        f"{answer.path}\n{prediction.iteration_s:.3f} s an iteration "
+        f"({prediction.iteration_s_low:.3f} to {prediction.iteration_s_high:.3f}), "
+        f"{prediction.tokens_per_s:,.0f} tokens/s, {prediction.mfu:.0%} of the peak; "
+        f"{verdict} {room:.1f} GiB"
+    )
+    notes = [f"note: {note}" for note in prediction.notes]
+    return "\n".join([summary, *lines, *notes])
+
+
+def _comparisons(answers: Sequence[Answer]) -> Iterator[str]:
+    """The fastest of the plans that fit, of each workload, beside the others."""
+    by_workload: dict[Workload, list[tuple[Path, Prediction]]] = defaultdict(list)
+    for answer in answers:
+        if answer.job is not None and answer.prediction is not None and answer.prediction.fits:
+            by_workload[answer.job.workload].append((answer.path, answer.prediction))
+    for plans in by_workload.values():
+        (first, best), *others = sorted(plans, key=lambda plan: plan[1].iteration_s)
+        for path, prediction in others:
+            comparison = compared(best, prediction)
+            sure = "beyond" if comparison.exceeds_bounds else "within"
+            yield (
+                f"{first} is {comparison.ratio - 1:.1%} faster than {path}, "
+                f"{sure} what the bounds tell apart"
+                if not math.isclose(comparison.ratio, 1.0)
+                else f"{first} and {path} take equally long"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, sys.argv[1:]))

@@ -1,0 +1,258 @@
+"""Fitting the rates of classes of operators to profiles of a block's operators.
+
+Every class takes ``flop / rate + bytes / bandwidth``. Operations and bytes are those of the layer
+graph, so that what is fitted is what predictions use; a class's operators are added up, since that
+is what a block takes.
+
+Axes: C rows, each a block's worth of one class at one size.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from mistlab.calibration.rows import HARDWARE, Origin, Row, positive, read_rows, refuse_row
+from mistlab.compute import GBYTES, TFLOP, OperatorClass, Rate
+from mistlab.cost.layers import work_of
+from mistlab.model import ModelSpec
+from mistlab.symbolic.graph import PHASES
+from mistlab.symbolic.library import graph_of
+from mistlab.symbolic.sizes import size_columns
+from mistlab.workload import Workload
+
+MICROSECONDS = 1e-6
+MILLISECONDS = 1e-3
+
+# The profile's operators of one block, by class.
+CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {
+    "enc-attention-qkv": "matmul",
+    "enc-attention-dense": "matmul",
+    "enc-MLP-GEMM-1": "matmul",
+    "enc-MLP-GEMM-2": "matmul",
+    "enc-attention-score": "batched_matmul",
+    "enc-attention-context": "batched_matmul",
+    "enc-1st-layernorm": "memory",
+    "enc-attention-softmax": "memory",
+    "enc-attention-dropout": "memory",
+    "enc-post-attention-dropout": "memory",
+    "enc-2nd-layernorm": "memory",
+    "enc-MLP-gelu": "memory",
+    "enc-post-MLP-dropout": "memory",
+}
+SIZES = ("hidden", "ffn", "heads", "seq", "vocab", "mbs")
+NEEDED = (HARDWARE, *SIZES, "tp", "op", "fwd_us", "bwd_us")
+BATCHED = ("baddbmm", "bmm")
+FUSED: tuple[tuple[OperatorClass, int, str], ...] = (
+    ("attention_forward", 2, "fwd_median_ms"),
+    ("attention_backward", 5, "bwd_median_ms"),
+)
+ATTENTION = ("op", "shapes", "batch", "seq", "heads", "head_dim", "fwd_median_ms", "bwd_median_ms")
+
+
+class Block(NamedTuple):
+    """The sizes that a block was profiled at."""
+
+    hidden: int
+    ffn: int
+    heads: int
+    sequence_length: int
+    vocab: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClassRows:
+    """One class's operations, bytes and seconds in a block (C each), and the block's width."""
+
+    flop: NDArray[np.float64]
+    moved_bytes: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    hidden: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def chosen(self, rows: NDArray[np.bool_]) -> "ClassRows":
+        """Some of the rows."""
+        columns = (self.flop, self.moved_bytes, self.seconds, self.hidden)
+        flop, moved_bytes, seconds, hidden = (column[rows] for column in columns)
+        return ClassRows(flop=flop, moved_bytes=moved_bytes, seconds=seconds, hidden=hidden)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperatorTable:
+    """A profile of blocks: forward and backward of each class, without tensor parallelism.
+
+    ``failed`` rows, which have no time, were dropped, and their blocks with them.
+    """
+
+    origin: Origin
+    failed: int
+    classes: Mapping[OperatorClass, ClassRows]
+
+
+def read_operator_table(
+    path: Path, *, hardware: str | None, without_weight_gradients: bool
+) -> OperatorTable:
+    """Read a profile; ``without_weight_gradients`` adds a forward to each product's backward."""
+    origin, rows = read_rows(path, NEEDED, hardware=hardware)
+    times: dict[tuple[Block, str], list[float]] = defaultdict(list)
+    failed = 0
+    for where, row in rows:
+        if row["op"] not in CLASS_OF_OPERATOR or round(positive(where, row, "tp")) != 1:
+            continue
+        if row.get("failed") == "1":
+            failed += 1
+            continue
+        forward, backward = (positive(where, row, name) for name in ("fwd_us", "bwd_us"))
+        is_product = CLASS_OF_OPERATOR[row["op"]] == "matmul"
+        again = 1 + (without_weight_gradients and is_product)
+        times[_block(where, row), row["op"]].append(again * forward + backward)
+    blocks = [b for b in dict.fromkeys(b for b, _ in times) if _is_whole(b, times)]
+    if not blocks:
+        where, row = rows[0]
+        refuse_row(where, "op", f"no block has all of {', '.join(CLASS_OF_OPERATOR)} at tp 1")
+    return OperatorTable(origin=origin, failed=failed, classes=_classes(blocks, times))
+
+
+def fit(rows: ClassRows, operators: OperatorClass) -> Rate:
+    """The rate of one class: least squares of relative errors, nothing negative."""
+    terms = np.stack([rows.flop / TFLOP, rows.moved_bytes / GBYTES], axis=1)
+    if operators == "memory":
+        terms[:, 0] = 0.0
+    (s_per_tflop, s_per_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
+    return Rate(
+        operators=operators,
+        tflops=round(1 / s_per_tflop, 2) if s_per_tflop > 0 else None,
+        gbytes_per_s=round(1 / s_per_gbyte, 2) if s_per_gbyte > 0 else None,
+    )
+
+
+def errors(rows: ClassRows, rate: Rate) -> NDArray[np.float64]:
+    """Relative errors (C), signed: predicted over measured, less one."""
+    seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
+    return np.asarray(seconds / rows.seconds - 1)
+
+
+def error_of_left_out_widths(rows: ClassRows, operators: OperatorClass) -> float:
+    """Mean absolute relative error of each width by what the other widths give."""
+    found = []
+    for width in np.unique(rows.hidden):
+        out = rows.hidden == width
+        if out.all():
+            return float(np.abs(errors(rows, fit(rows, operators))).mean())
+        found.append(np.abs(errors(rows.chosen(out), fit(rows.chosen(~out), operators))))
+    return float(np.concatenate(found).mean())
+
+
+def read_attention_table(path: Path, *, campaign: str | None) -> tuple[Origin, list[Rate]]:
+    """The rates of attention's kernels: fused ones, and the products of a written-out one."""
+    origin, rows = read_rows(path, ATTENTION, campaign=campaign, campaign_column="db")
+    rates: dict[OperatorClass, list[float]] = defaultdict(list)
+    products: list[tuple[float, float, float]] = []
+    for where, row in rows:
+        if "flash_attn" in row["op"]:
+            batch, sequence, heads, channels = (
+                positive(where, row, name) for name in ("batch", "seq", "heads", "head_dim")
+            )
+            # Half of the square is never computed: two products forward, five backward.
+            product = batch * heads * channels * sequence**2
+            for operators, count, name in FUSED:
+                seconds = positive(where, row, name) * MILLISECONDS
+                rates[operators].append(count * product / seconds / TFLOP)
+        elif row["op"].split(".")[-1] in BATCHED:
+            flop, moved_bytes = _batched_product(where, row)
+            for count, name in ((1, "fwd_median_ms"), (2, "bwd_median_ms")):
+                seconds = positive(where, row, name) * MILLISECONDS
+                products.append((count * flop, count * moved_bytes, seconds))
+    if len(rates) < len(FUSED) or not products:
+        where, row = rows[0]
+        refuse_row(where, "op", f"the table lacks flash_attn or {' and '.join(BATCHED)}")
+    fitted = [
+        Rate(operators=operators, tflops=round(float(np.median(found)), 2))
+        for operators, found in rates.items()
+    ]
+    flop_column, bytes_column, seconds_column = np.array(products).T
+    of_products = ClassRows(
+        flop=flop_column,
+        moved_bytes=bytes_column,
+        seconds=seconds_column,
+        hidden=np.zeros(len(products)),
+    )
+    return origin, [*fitted, fit(of_products, "batched_matmul")]
+
+
+def _batched_product(where: str, row: Row) -> tuple[float, float]:
+    """Operations and bytes of a product of (B, S, S) and (B, S, D) in 16 bits, or the reverse."""
+    try:
+        shapes = json.loads(row["shapes"])
+        batch, sequence, channels = shapes["batch1"] if "batch1" in shapes else shapes["mat2"]
+    except (ValueError, KeyError, TypeError):
+        refuse_row(where, "shapes", f"{row['shapes']!r} has no batch1 or mat2 of three sizes")
+    square = batch * sequence**2
+    return 2.0 * square * channels, 2.0 * (square + 2 * batch * sequence * channels)
+
+
+def _block(where: str, row: Row) -> Block:
+    return Block(*(round(positive(where, row, name)) for name in SIZES))
+
+
+def _is_whole(block: Block, times: Mapping[tuple[Block, str], Sequence[float]]) -> bool:
+    return all((block, operator) in times for operator in CLASS_OF_OPERATOR)
+
+
+def _classes(
+    blocks: Sequence[Block], times: Mapping[tuple[Block, str], Sequence[float]]
+) -> Mapping[OperatorClass, ClassRows]:
+    """Sums over each class's operators; of repeated measurements the median."""
+    work = [_work(block) for block in blocks]
+    classes: dict[OperatorClass, ClassRows] = {}
+    for operators in dict.fromkeys(CLASS_OF_OPERATOR.values()):
+        names = [name for name, one in CLASS_OF_OPERATOR.items() if one == operators]
+        seconds = [
+            sum(float(np.median(times[block, name])) for name in names) * MICROSECONDS
+            for block in blocks
+        ]
+        classes[operators] = ClassRows(
+            flop=np.array([one[f"{operators} flop"] for one in work]),
+            moved_bytes=np.array([one[f"{operators} bytes"] for one in work]),
+            seconds=np.array(seconds),
+            hidden=np.array([float(block.hidden) for block in blocks]),
+        )
+    return classes
+
+
+def _work(block: Block) -> Mapping[str, float]:
+    """Operations and bytes of each class in a block's forward and backward."""
+    model = ModelSpec.of(
+        family="gpt",
+        hidden=block.hidden,
+        layers=1,
+        heads=block.heads,
+        ffn=block.ffn,
+        vocab=block.vocab,
+        biases=True,
+        dropout=0.1,
+    )
+    workload = Workload(
+        model=model,
+        sequence_length=block.sequence_length,
+        global_batch=1,
+        attention="math",
+        precision="fp16",
+    )
+    compiled = work_of(graph_of(workload), "megatron").compiled
+    columns = size_columns(workload, np.array([block.micro_batch]), np.array([1]))
+    values = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
+    names = [f"{operators} {unit}" for operators in CLASSES for unit in ("flop", "bytes")]
+    return {name: sum(values[f"block {phase} {name}"] for phase in PHASES) for name in names}
+
+
+CLASSES = tuple(dict.fromkeys(CLASS_OF_OPERATOR.values()))

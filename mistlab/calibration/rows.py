@@ -1,0 +1,121 @@
+"""Rows of measurement tables: read, checked, those of one campaign and one machine chosen."""
+
+import csv
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from mistlab.errors import InputError, near_matches
+
+CAMPAIGN = "generation"
+HARDWARE = "hardware"
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Which rows of which file: ``duplicates`` that repeat another byte for byte were dropped."""
+
+    path: Path
+    sha256: str
+    campaign: str
+    duplicates: int
+
+
+def read_rows(
+    path: Path,
+    needed: Sequence[str],
+    campaign: str | None = None,
+    hardware: str | None = None,
+    *,
+    campaign_column: str = CAMPAIGN,
+    all_hardware: bool = False,
+) -> tuple[Origin, list[tuple[str, Row]]]:
+    """Distinct rows of one campaign, of one machine unless all are wanted, and their places."""
+    content = _content(path)
+    rows = _rows(path, content.decode("utf-8", errors="replace"), needed)
+    distinct = {tuple(row.items()): (number, row) for number, row in rows}
+    chosen = _one_of(path, list(distinct.values()), campaign_column, campaign, "--campaign")
+    if HARDWARE in needed and not all_hardware:
+        chosen = _one_of(path, chosen, HARDWARE, hardware, "--table-hardware")
+    origin = Origin(
+        path=path,
+        sha256=hashlib.sha256(content).hexdigest(),
+        campaign=chosen[0][1].get(campaign_column) or "",
+        duplicates=len(rows) - len(distinct),
+    )
+    return origin, [(f"{path}: line {number}", row) for number, row in chosen]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        message = f"{path}: cannot be read: {error.strerror}: check the path"
+        raise InputError(message) from None
+
+
+def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    reader = csv.DictReader(text.splitlines())
+    missing = [name for name in needed if name not in (reader.fieldnames or ())]
+    if missing:
+        message = (
+            f"{path}: column {', '.join(missing)} is missing: give a table with "
+            f"{', '.join(needed)} (docs/reference/measurement-tables.md)"
+        )
+        raise InputError(message)
+    rows = [(reader.line_num, row) for row in reader]
+    if not rows:
+        message = f"{path}: has no rows: give at least one measurement"
+        raise InputError(message)
+    return rows
+
+
+def _one_of(
+    path: Path, rows: list[tuple[int, Row]], column: str, wanted: str | None, option: str
+) -> list[tuple[int, Row]]:
+    """The rows with one value of a column; it must be named where there are several."""
+    names = sorted({row.get(column) or "" for _, row in rows})
+    if wanted is None:
+        if len(names) > 1:
+            message = (
+                f"{path}: holds the {column}s {', '.join(names)}, which do not mix: "
+                f"give one of them as {option}"
+            )
+            raise InputError(message)
+        return rows
+    if wanted not in names:
+        message = f"{path}: {option} {wanted!r} is unknown{near_matches(wanted, names)}"
+        raise InputError(message)
+    return [(number, row) for number, row in rows if (row.get(column) or "") == wanted]
+
+
+def positive(where: str, row: Mapping[str, str], name: str) -> float:
+    """A number above zero; refuses the row otherwise."""
+    value = duration(where, row, name)
+    if value == 0:
+        refuse_row(where, name, "0 is not positive")
+    return value
+
+
+def duration(where: str, row: Mapping[str, str], name: str) -> float:
+    """A number that is not negative; refuses the row otherwise."""
+    try:
+        value = float(row[name])
+    except KeyError:
+        refuse_row(where, name, "the table has no such column")
+    except (TypeError, ValueError):
+        refuse_row(where, name, f"{row[name]!r} is not a number")
+    if not math.isfinite(value) or value < 0:
+        refuse_row(where, name, f"{value:g} is negative or not finite")
+    return value
+
+
+def refuse_row(where: str, name: str, problem: str) -> NoReturn:
+    """Raise ``InputError`` about one value of one row."""
+    message = f"{where}: {name}: {problem}: measure the row again, or remove it"
+    raise InputError(message)

@@ -1,0 +1,180 @@
+"""What single layers take by themselves: seconds of their kernels, and bytes that they pass on.
+
+Axes: C candidates; the layers of a model (embedding, block, head) are named, not numbered.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Self
+
+import numpy as np
+import sympy
+from numpy.typing import NDArray
+
+from mistlab.compute import OPERATOR_CLASSES, Compute
+from mistlab.cost.kernels import Rule, class_of, rule_of
+from mistlab.hardware import PeakTflops
+from mistlab.plan import Engine
+from mistlab.symbolic.compiled import Compiled, compile_expressions
+from mistlab.symbolic.graph import LAYERS, PHASES, LayerGraph, ModelGraph, Phase
+from mistlab.symbolic.symbols import SIZES, size_symbol
+from mistlab.workload import Precision
+
+# The GPU's time and the host's time to launch kernels join smoothly: the larger one rules.
+JOIN = 8.0
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pass:
+    """One layer's forward or backward (C each): ``messages`` of tensor-parallel ranks in all
+    ``message_bytes``; products with weights take ``product_s`` of the computation."""
+
+    compute_s: Values
+    product_s: Values
+    messages: int
+    message_bytes: Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerFigures:
+    """One layer: its passes, its parameters on a rank, and what it keeps and passes on (C each)."""
+
+    passes: Mapping[Phase, Pass]
+    parameters: Values
+    saved_bytes: Values
+    input_bytes: Values
+    output_bytes: Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWork:
+    """The work of a model's layers under one engine, as functions of columns."""
+
+    compiled: Compiled
+    messages: Mapping[tuple[str, Phase], int]
+
+    @classmethod
+    def of(cls, graph: ModelGraph, engine: Engine) -> Self:
+        """Compile a graph's layers."""
+        layers = dict(zip(LAYERS, graph.layers, strict=True))
+        expressions: dict[str, sympy.Expr] = {}
+        for name, layer in layers.items():
+            expressions |= {
+                f"{name} parameters": layer.parameter_count,
+                f"{name} saved": layer.saved_bytes,
+                f"{name} input": layer.input_bytes,
+                f"{name} output": layer.output_bytes,
+            }
+            for phase in PHASES:
+                messages = [o.read_bytes for o in layer.collectives if o.phase == phase]
+                expressions[f"{name} {phase} messages"] = sympy.Add(*messages)
+                for key, work in _work(layer, phase, engine, graph.attention).items():
+                    expressions[f"{name} {phase} {key}"] = work
+        return cls(
+            compiled=compile_expressions(expressions, columns=tuple(SIZES), constants={}),
+            messages={
+                (name, phase): sum(o.phase == phase for o in layer.collectives)
+                for name, layer in layers.items()
+                for phase in PHASES
+            },
+        )
+
+
+@cache
+def work_of(graph: ModelGraph, engine: Engine) -> LayerWork:
+    """The work of a graph's layers under an engine."""
+    return LayerWork.of(graph, engine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerModel:
+    """The layers of a model under one engine on one GPU.
+
+    ``slowdown`` is of the workload's arithmetic against 16 bits, for which rates are given.
+    """
+
+    work: LayerWork
+    compute: Compute
+    slowdown: float
+
+    def __call__(self, columns: Mapping[str, Values]) -> Mapping[str, LayerFigures]:
+        """The figures of each layer for columns of all sizes."""
+        compiled = self.work.compiled
+        values = dict(zip(compiled.names, compiled(columns), strict=True))
+        return {
+            name: LayerFigures(
+                passes={phase: self._pass(name, phase, values) for phase in PHASES},
+                parameters=values[f"{name} parameters"],
+                saved_bytes=values[f"{name} saved"],
+                input_bytes=values[f"{name} input"],
+                output_bytes=values[f"{name} output"],
+            )
+            for name in LAYERS
+        }
+
+    def _pass(self, name: str, phase: Phase, values: Mapping[str, Values]) -> Pass:
+        s_per_flop = self.slowdown / self.compute.sustained
+        seconds = {
+            operators: values[f"{name} {phase} {operators} flop"] * (rate.s_per_flop * s_per_flop)
+            + values[f"{name} {phase} {operators} bytes"] * rate.s_per_byte
+            for operators in OPERATOR_CLASSES
+            for rate in (self.compute.rate(operators),)
+        }
+        launches_s = values[f"{name} {phase} kernels"] * self.compute.launch_s
+        return Pass(
+            compute_s=_joined(np.sum([*seconds.values()], axis=0), launches_s),
+            product_s=seconds["matmul"],
+            messages=self.work.messages[name, phase],
+            message_bytes=values[f"{name} {phase} messages"],
+        )
+
+
+def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
+    """How much slower a precision's arithmetic is than 16 bits."""
+    peak: float | None = getattr(peaks, precision)
+    return 1.0 if peak is None else peaks.fp16 / peak
+
+
+def _work(
+    layer: LayerGraph, phase: Phase, engine: Engine, attention: str
+) -> Mapping[str, sympy.Expr]:
+    """Operations and bytes of each class of operators in one phase, and how many kernels."""
+    zero = sympy.Integer(0)
+    sums = {f"{o} {unit}": zero for o in OPERATOR_CLASSES for unit in ("flop", "bytes")}
+    sums["kernels"] = zero
+    is_batch = sympy.Piecewise((1, size_symbol("b") > 1), (0, True))
+    for operator in layer.of_phase(phase):
+        if operator.kind == "collective":
+            continue
+        operators, rule = class_of(operator), rule_of(operator, engine, attention)
+        moved = operator.read_bytes + operator.written_bytes
+        sums[f"{operators} flop"] += operator.flop
+        sums[f"{operators} bytes"] += moved * _where_fused(
+            rule, rule.bytes_factor, rule.bytes_unfused
+        )
+        sums["memory bytes"] += _number(rule.copies_of_batches) * is_batch * moved
+        if rule.bytes_factor > 0:
+            sums["kernels"] += _where_fused(rule, 1, 1 + rule.kernels_unfused)
+    return sums
+
+
+def _where_fused(rule: Rule, fused: float, unfused: float) -> sympy.Expr:
+    if rule.fused_for == 1:
+        return _number(fused)
+    b, heads, ranks = (size_symbol(name) for name in ("b", "n", "tp"))
+    is_fused = sympy.Eq(sympy.Mod(b * heads / ranks, rule.fused_for), 0)
+    return sympy.Piecewise((_number(fused), is_fused), (_number(unfused), True))
+
+
+def _number(factor: float) -> sympy.Expr:
+    return sympy.nsimplify(factor)
+
+
+def _joined(gpu_s: Values, launches_s: Values) -> Values:
+    """The GPU's time and the host's time to launch: close to the longer of the two."""
+    longer = np.maximum(gpu_s, launches_s)
+    shares = (gpu_s / longer) ** JOIN + (launches_s / longer) ** JOIN
+    return np.asarray(longer * shares ** (1 / JOIN))

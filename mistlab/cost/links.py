@@ -1,0 +1,176 @@
+"""How long a cluster's links take: collectives, sends between stages, copies to and from the host.
+
+A shape of group that was not measured takes the nearest one that was. Over R ranks a collective
+moves (R - 1) / R of its message past each link, so what carries over between shapes is the rate of
+the links. Inside a node that rate is taken as it is; across nodes all groups of a node share its
+network, so a group's rate goes with how many of its ranks the node has. Across nodes without any
+measurement the rate is the network's by the datasheet.
+
+Axes: C transfers.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cluster import Cluster
+from mistlab.errors import InputError
+from mistlab.transfers import GroupTransfers, Line, Transfers
+
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Copy = Literal["host_to_device", "device_to_host"]
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Seconds of a message: a latency, and the seconds of each byte."""
+
+    latency_s: float
+    s_per_byte: float
+
+    def __call__(self, size_bytes: Values, messages: int = 1) -> Values:
+        """Seconds (C) of ``messages`` that are ``size_bytes`` (C) in all; nothing takes no time."""
+        seconds = messages * self.latency_s + size_bytes * self.s_per_byte
+        return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """A collective's latency and seconds a byte on one shape of group."""
+
+    gpus_in_node: int
+    nodes: int
+    link: Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """The links of one cluster."""
+
+    cluster: Cluster
+    transfers: Transfers
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> "Links":
+        """The links as calibrated; refuses hardware whose transfers were never measured."""
+        transfers = cluster.hardware.transfers
+        if transfers is None:
+            message = (
+                f"cluster.hardware: {cluster.hardware.name} has no transfers: measure them and "
+                "run python -m experiments.calibrate --bandwidth TABLE.csv"
+            )
+            raise InputError(message)
+        return cls(cluster=cluster, transfers=transfers)
+
+    def collective(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> Link:
+        """The link of a collective over groups of this shape."""
+        ranks = gpus_in_node * nodes
+        if ranks == 1:
+            return Link(latency_s=0.0, s_per_byte=0.0)
+        measured = [
+            one for group in self.transfers.groups if (one := _measured(group, kind)) is not None
+        ]
+        alike = [one for one in measured if (one.nodes > 1) == (nodes > 1)]
+        if not alike and nodes > 1:
+            return self._by_datasheet(kind, measured, gpus_in_node, ranks)
+        if not alike:
+            message = (
+                f"cluster.hardware: transfers of {self.cluster.hardware.name} have no {kind} "
+                "inside a node: measure one and run "
+                "python -m experiments.calibrate --collectives TABLE.csv"
+            )
+            raise InputError(message)
+        near = _nearest(alike, gpus_in_node, nodes)
+        near_ranks = near.gpus_in_node * near.nodes
+        # Bytes past a link for each byte of the message, against those of the measured shape.
+        share = ((ranks - 1) / ranks) / ((near_ranks - 1) / near_ranks)
+        if nodes > 1:
+            share *= near.gpus_in_node / gpus_in_node
+        return Link(
+            latency_s=near.link.latency_s,
+            s_per_byte=near.link.s_per_byte * share / self._override(across_nodes=nodes > 1),
+        )
+
+    def _by_datasheet(
+        self, kind: Collective, inside: list[_Measured], gpus_in_node: int, ranks: int
+    ) -> Link:
+        """Across nodes by the network's rate, of which each group has its ranks' part."""
+        cluster = self.cluster
+        rate = cluster.inter_node_bytes_per_s * gpus_in_node / cluster.gpus_per_node
+        passes = 2.0 if kind == "all_reduce" else 1.0
+        latency_s = max((one.link.latency_s for one in inside), default=0.0)
+        return Link(latency_s=latency_s, s_per_byte=passes * (ranks - 1) / ranks / rate)
+
+    def send(self, *, across_nodes: bool, at_once: int) -> Link:
+        """From a GPU to one of the next stage, while ``at_once`` GPUs of its node do the same."""
+        cluster = self.cluster
+        line = self.transfers.across_nodes if across_nodes else self.transfers.in_node
+        if line is not None:
+            rate = line.bytes_per_s * self._override(across_nodes=across_nodes)
+        elif across_nodes:
+            rate = cluster.inter_node_bytes_per_s
+        else:
+            rate = cluster.intra_node_bytes_per_s
+        if across_nodes:
+            rate = min(rate, cluster.inter_node_bytes_per_s / at_once)
+        return Link(latency_s=line.latency_s if line else 0.0, s_per_byte=1 / rate)
+
+    def copy(self, direction: Copy) -> Link:
+        """Between a GPU and its host, on all GPUs of the node at once."""
+        measured = [g for g in self.transfers.groups if getattr(g, direction) is not None]
+        if not measured:
+            message = (
+                f"cluster.hardware: transfers of {self.cluster.hardware.name} have no {direction}:"
+                " measure copies and run python -m experiments.calibrate --bandwidth TABLE.csv"
+            )
+            raise InputError(message)
+        busy = self.cluster.gpus_per_node
+        near = min(measured, key=lambda g: (g.nodes, abs(math.log(g.gpus_in_node / busy))))
+        line: Line = getattr(near, direction)
+        return Link(latency_s=line.latency_s, s_per_byte=1 / line.bytes_per_s)
+
+    def _override(self, *, across_nodes: bool) -> float:
+        """The rate that a plan file gives for a link, against the hardware's own."""
+        which = "inter_node_gbytes_per_s" if across_nodes else "intra_node_gbytes_per_s"
+        given: float | None = getattr(self.cluster, which)
+        usual: float = getattr(self.cluster.hardware.node, which)
+        return 1.0 if given is None else given / usual
+
+
+def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
+    """A collective's own line, or what follows from the others'.
+
+    An all-reduce is a reduce-scatter and an all-gather, which move equally much.
+    """
+    own: Line | None = getattr(group, kind)
+    half = group.reduce_scatter or group.all_gather
+    if own is not None:
+        parts, share = [own], 1.0
+    elif kind == "all_reduce" and half is not None:
+        parts, share = [half, group.all_gather or half], 1.0
+    elif kind != "all_reduce" and half is not None:
+        parts, share = [half], 1.0
+    elif kind != "all_reduce" and group.all_reduce is not None:
+        parts, share = [group.all_reduce], 0.5
+    else:
+        return None
+    return _Measured(
+        gpus_in_node=group.gpus_in_node,
+        nodes=group.nodes,
+        link=Link(
+            latency_s=share * sum(line.latency_s for line in parts),
+            s_per_byte=share * sum(1 / line.bytes_per_s for line in parts),
+        ),
+    )
+
+
+def _nearest(measured: list[_Measured], gpus_in_node: int, nodes: int) -> _Measured:
+    def distance(one: _Measured) -> float:
+        ratios = (one.gpus_in_node / gpus_in_node, one.nodes / nodes)
+        return sum(abs(math.log(ratio)) for ratio in ratios)
+
+    return min(measured, key=distance)

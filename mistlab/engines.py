@@ -1,0 +1,76 @@
+"""What whole training runs showed of a machine: memory beyond tensors, and how sure times are."""
+
+from dataclasses import dataclass, field
+
+from mistlab.errors import refuse
+from mistlab.plan import Engine
+from mistlab.value import bounded, check_fields
+
+MIB_BYTES = 2**20
+MILLISECONDS = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocator:
+    """What the caching allocator holds beyond the peak of allocated bytes, and what is not torch's.
+
+    The optimizer's step needs scratch space for the largest layer's shard, at a time when
+    activations are gone; a head needs some of its own. The blocks that were cut for them seldom
+    serve the activations at the peak, so they come on top: bytes for each parameter of either.
+    """
+
+    step_bytes_a_parameter: float = field(metadata=bounded(minimum=0))
+    head_bytes_a_parameter: float = field(metadata=bounded(minimum=0))
+    outside_mib: float = field(metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def outside_bytes(self) -> float:
+        """Bytes that libraries take outside torch's allocator."""
+        return self.outside_mib * MIB_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """From the least to the most of some quantity among the runs that an engine was compared on."""
+
+    least: float = field(metadata=bounded(minimum=0))
+    most: float = field(metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.most < self.least:
+            problem = f"{self.most:g} is below least: give at least {self.least:g}"
+            refuse("most", problem)
+
+    def excess(self, value: float) -> float:
+        """By what factor a value lies outside; 1 inside."""
+        return max(1.0, value / self.most, self.least / value if value else 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCalibration:
+    """One engine's runs on a machine, predicted and measured.
+
+    ``iteration_ms`` is what an iteration takes beyond its stages. ``half_width`` is the share of a
+    prediction within which 90 % of measurements lie that were left out of the fit. The ranges say
+    which runs these were.
+    """
+
+    engine: Engine
+    iteration_ms: float = field(default=0.0, metadata=bounded(minimum=0))
+    half_width: float = field(metadata=bounded(above=0))
+    runs: int = field(metadata=bounded(minimum=0))
+    hidden: Measured
+    gpus: Measured
+    sequence_length: Measured
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def iteration_s(self) -> float:
+        """What an iteration takes beyond its stages."""
+        return self.iteration_ms * MILLISECONDS
