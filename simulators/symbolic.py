@@ -13,6 +13,7 @@ from mistlab.cost.bounds import Bounds, bounds_of
 from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import StageCostModel
+from mistlab.cost.tasks import TaskModel
 from mistlab.errors import InputError
 from mistlab.plan import Engine, Plan
 from mistlab.predict import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
@@ -146,16 +147,13 @@ class SymbolicPredictor:
 
     def _model(self, schedule: Schedule) -> StageCostModel:
         if schedule not in self._times:
-            self._times[schedule] = StageCostModel.of(
-                self.workload,
-                self.cluster,
+            template = template_of(
                 schedule.engine,
-                template_of(
-                    schedule.engine,
-                    overlap_communication=schedule.overlap_communication,
-                    sends_block=schedule.sends_block,
-                ),
+                overlap_communication=schedule.overlap_communication,
+                sends_block=schedule.sends_block,
             )
+            tasks = TaskModel.of(self.workload, self.cluster, schedule.engine, template)
+            self._times[schedule] = StageCostModel(tasks=tasks)
         return self._times[schedule]
 
     def _calibration(self, engine: Engine) -> Bounds:

@@ -5,371 +5,114 @@ types of the layers in it, not on how many layers there are; how often each kind
 depends on the layers alone. So slots are worked out once for each distinct strategy, counted once
 for each distinct set of layers, and a candidate's time is the product of the two.
 
-Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots, T types of
-layers (``mistlab.slots.LAYER_TYPES``); the four streams last.
+Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots; the four
+streams last.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cluster import Cluster
-from mistlab.cost.interference import factors_of, overlapped
-from mistlab.cost.layers import LayerFigures, LayerModel, slowdown_of, work_of
-from mistlab.cost.links import Collective, Links
+from mistlab.cost.interference import overlapped
+from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
 from mistlab.distinct import Distinct, distinct_rows
-from mistlab.errors import InputError
 from mistlab.interference import STREAMS
-from mistlab.plan import Engine
-from mistlab.schedule import PHASES, Phase, Task, Template
-from mistlab.slots import LAYER_TYPES, NOTHING, SLOT_KINDS, slot_counts
+from mistlab.schedule import PHASES, Phase, Task
+from mistlab.slots import NOTHING, SLOT_KINDS, SlotKind, slot_counts
 from mistlab.stages import StageBatch, StageSeconds
-from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
-from mistlab.symbolic.graph import Phase as GraphPhase
-from mistlab.symbolic.library import graph_of
-from mistlab.symbolic.sizes import size_columns
-from mistlab.symbolic.states import StateSizes, sizes_of
-from mistlab.workload import Workload
 
 Values = NDArray[np.float64]
-Whole = NDArray[np.int64]
 
-STRATEGY = (
-    *("data_parallel", "tensor_parallel", "micro_batch", "zero", "first_rank"),
-    *("offload_weights", "offload_gradients", "offload_optimizer", "offload_activations"),
-)
 LAYERS_OF_STAGE = ("layers", "checkpointed_layers", "has_embedding", "has_head")
-
-CHECKPOINTED = LAYER_TYPES.index("checkpointed")
-# Which types of layers are blocks.
-BLOCKS = np.array([1.0 if name in ("block", "checkpointed") else 0.0 for name in LAYER_TYPES])
-
-# Of a block's backward products, the weight gradients of the query, key and value and of the first
-# feed-forward product, during which their inputs' gradients can be reduced: half of 7 in 12.
-WEIGHT_GRADIENT_SHARE = 7 / 24
-
-_WORDS = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
-_RATIOS = {
-    "P": "offload_weights",
-    "G": "offload_gradients",
-    "O": "offload_optimizer",
-    "A": "offload_activations",
-}
-
-# Bytes a parameter that the optimizer's step reads and writes. One kernel: gradient, master, both
-# moments and weight, 28. The baselines convert gradients to 32 bits (6), look for infinities while
-# they undo the loss scale (8), take the norm (4), clip (8), step (28), and write weights and clear
-# gradients (8).
-STEP_BYTES: Mapping[Engine, int] = {"mistlab": 28, "megatron": 62, "deepspeed": 62}
 
 # Above this many products of strategies and layers a candidate, rows are summed one by one.
 DENSE = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shapes:
-    """Where the groups of each strategy lie (S each): ranks in a node, and nodes."""
-
-    data: tuple[Whole, Whole]
-    tensor: tuple[Whole, Whole]
-    crosses_to_next: NDArray[np.bool_]
-    senders_of_node: Whole
+ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCostModel:
     """The times of a workload's stages on a cluster under one engine's schedule."""
 
-    workload: Workload
-    cluster: Cluster
-    template: Template
-    layers: LayerModel
-    links: Links
-    sizes: StateSizes
-    step_s_a_parameter: float
-
-    @classmethod
-    def of(cls, workload: Workload, cluster: Cluster, engine: Engine, template: Template) -> Self:
-        """Compile the layers, look up the links."""
-        hardware = cluster.hardware
-        if hardware.compute is None:
-            message = (
-                f"cluster.hardware: {hardware.name} has no compute: profile its operators and run "
-                "python -m experiments.calibrate --operators TABLE.csv"
-            )
-            raise InputError(message)
-        return cls(
-            workload=workload,
-            cluster=cluster,
-            template=template,
-            layers=LayerModel(
-                work=work_of(graph_of(workload), engine),
-                compute=hardware.compute,
-                slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
-            ),
-            links=Links.of(cluster),
-            sizes=sizes_of(workload.precision),
-            step_s_a_parameter=STEP_BYTES[engine] * hardware.compute.rate("memory").s_per_byte,
-        )
+    tasks: TaskModel
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
         """The times of each candidate."""
         strategies = distinct_rows([getattr(batch, name) for name in STRATEGY])
         stages = distinct_rows([getattr(batch, name) for name in LAYERS_OF_STAGE])
-        columns = dict(zip(STRATEGY, strategies.columns, strict=True))
+        layers, checkpointed, embedding, head = stages.columns
         counts = slot_counts(
-            **dict(
-                zip(("layers", "checkpointed", "embedding", "head"), stages.columns, strict=True)
-            ),
-            depth=self.template.depth,
+            layers=layers,
+            checkpointed=checkpointed,
+            embedding=embedding,
+            head=head,
+            depth=self.tasks.template.depth,
         )
         occurring = np.flatnonzero(counts.any(axis=1))
-        tasks = _Tasks(self, columns)
-        whole = {
-            phase: _summed(
-                tasks.slots(phase, [SLOT_KINDS[k] for k in occurring]),
-                counts[occurring],
-                strategies,
-                stages,
-            )
-            for phase in PHASES
-        }
-        send_s = tasks.send_s[strategies.index]
-        from_previous = np.where(batch.has_embedding, 0.0, send_s)
-        to_next = np.where(batch.has_head, 0.0, send_s)
-        if self.template.sends_block:
-            whole["forward"] += from_previous
-            whole["backward"] += to_next
-            whole["first_forward"] += from_previous
-            whole["last_backward"] += to_next
-            to_next = np.zeros_like(to_next)
-        computing = {
-            phase: _summed(
-                tasks.computing(phase, [SLOT_KINDS[k] for k in occurring]),
-                counts[occurring],
-                strategies,
-                stages,
-            )
-            for phase in ("forward", "backward")
-        }
+        kinds = [SLOT_KINDS[k] for k in occurring]
+        seconds = self.tasks.seconds(dict(zip(STRATEGY, strategies.columns, strict=True)))
+
+        def summed(lengths: Values) -> Values:
+            return _summed(lengths, counts[occurring], strategies, stages)
+
+        whole = {phase: summed(_slots(seconds, phase, kinds)) for phase in PHASES}
+        computing = summed(_of_layer(seconds, ("F", "B"), kinds))
+        received = np.where(batch.has_embedding, 0.0, seconds.receive_s[strategies.index])
+        sent = np.where(batch.has_head, 0.0, seconds.send_s[strategies.index])
+        if self.tasks.template.sends_block:
+            for phase in PHASES:
+                if phase != "step":
+                    whole[phase] += received if "forward" in phase else sent
+            sent = np.zeros_like(sent)
         return StageSeconds(
             forward_s=whole["forward"],
             backward_s=whole["backward"],
             delta_forward_s=whole["first_forward"] - whole["forward"],
             delta_backward_s=whole["last_backward"] - whole["backward"] + whole["step"],
-            point_to_point_s=2 * to_next,
-            exposed_communication_s=whole["forward"]
-            + whole["backward"]
-            - computing["forward"]
-            - computing["backward"],
-            step_s=_summed(
-                tasks.steps([SLOT_KINDS[k] for k in occurring]),
-                counts[occurring],
-                strategies,
-                stages,
-            ),
+            point_to_point_s=2 * sent,
+            exposed_communication_s=whole["forward"] + whole["backward"] - computing,
+            step_s=summed(_of_layer(seconds, ("S",), kinds)),
         )
 
 
-def _summed(lengths: Values, counts: Values, strategies: Distinct, stages: Distinct) -> Values:
-    """Seconds (C) from lengths of slots (K, S) and their counts (K, J)."""
-    rows = len(strategies.index)
-    if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
-        table = lengths.T @ counts
-        return np.asarray(table[strategies.index, stages.index])
-    result = np.empty(rows)
-    lengths, counts = np.ascontiguousarray(lengths.T), np.ascontiguousarray(counts.T)
-    for start in range(0, rows, 8192):
-        block = slice(start, start + 8192)
-        of_block = lengths[strategies.index[block]] * counts[stages.index[block]]
-        result[block] = of_block.sum(axis=1)
-    return result
-
-
-class _Tasks:
-    """How long each task takes by itself, for each strategy and type of layer."""
-
-    def __init__(self, model: StageCostModel, columns: Mapping[str, NDArray[Any]]) -> None:
-        self.model = model
-        self.columns = columns
-        self.zero = columns["zero"]
-        self.shapes = _shapes(columns, model.cluster)
-        self.layers = _layer_figures(model, columns)
-        self.of_type = [self.layers[name] for name in ("embedding", "block", "block", "head")]
-        self.send_s = self._sends()
-        self.parameters = np.stack([layer.parameters for layer in self.of_type])
-        self.tensor_s: dict[str, Values] = {}
-        for phase in GRAPH_PHASES:
-            self.tensor_s[phase] = self._tensor_parallel(phase)
-        self._found: dict[tuple[str, str], Values] = {}
-
-    def slots(self, phase: Phase, kinds: list[tuple[int, int, int]]) -> Values:
-        """Seconds (K, S) of a phase's slots."""
-        template = self.model.template
-        alone = np.zeros((len(kinds), len(self.zero), len(STREAMS)))
-        for task in template.phases[phase]:
-            stream = STREAMS.index(task.stream)
-            seconds = self.alone(task.kind, task.direction or "")
-            seconds = np.where(self.zero >= task.from_zero, seconds, 0.0)
-            for row, kind in enumerate(kinds):
-                layer = kind[_place(task, phase, template.depth)]
-                if layer != NOTHING:
-                    alone[row, :, stream] += seconds[layer]
-        if template.depth == 0 or phase == "step":
-            lengths = np.asarray(alone.sum(axis=-1))
-        else:
-            lengths = self._overlapped(alone)
-        return np.asarray(lengths + self._blocking(phase, kinds))
-
-    def computing(self, phase: Phase, kinds: list[tuple[int, int, int]]) -> Values:
-        """Seconds (K, S) that a phase's slots would take with nothing but their computation."""
-        kind = "F" if phase == "forward" else "B"
-        seconds = [
-            self.alone(kind, "")[here] if here != NOTHING else np.zeros(len(self.zero))
-            for _, here, _ in kinds
-        ]
-        return np.stack(seconds)
-
-    def steps(self, kinds: list[tuple[int, int, int]]) -> Values:
-        """Seconds (K, S) of the optimizer's step of the layer that computes."""
-        nothing = np.zeros(len(self.zero))
-        return np.stack(
-            [self.alone("S", "")[here] if here != NOTHING else nothing for _, here, _ in kinds]
-        )
-
-    def _overlapped(self, alone: Values) -> Values:
-        interference = self.model.cluster.hardware.interference
-        if interference is None:
-            message = (
-                f"cluster.hardware: {self.model.cluster.hardware.name} has no interference: "
-                "measure streams side by side and run python -m experiments.calibrate "
-                "--interference TABLE.csv"
-            )
-            raise InputError(message)
+def _slots(seconds: TaskSeconds, phase: Phase, kinds: Sequence[SlotKind]) -> Values:
+    """Seconds (K, S) of a phase's slots."""
+    template = seconds.model.template
+    alone = np.zeros((len(kinds), len(seconds.zero), len(STREAMS)))
+    for task in template.phases[phase]:
+        stream = STREAMS.index(task.stream)
+        of_type = seconds.alone(task.kind, task.direction or "")
+        of_type = np.where(seconds.zero >= task.from_zero, of_type, 0.0)
+        for row, kind in enumerate(kinds):
+            layer = kind[_place(task, phase, template.depth)]
+            if layer != NOTHING:
+                alone[row, :, stream] += of_type[layer]
+    if template.depth == 0 or phase == "step":
+        lengths = np.asarray(alone.sum(axis=-1))
+    else:
         lengths = np.empty(alone.shape[:2])
-        in_node, nodes = self.shapes.data
-        for shape in {*zip(in_node.tolist(), nodes.tolist(), strict=True)}:
-            rows = (in_node == shape[0]) & (nodes == shape[1])
-            factors = factors_of(interference.of_group(gpus_in_node=shape[0], nodes=shape[1]))
+        for rows, factors in seconds.factors():
             part = alone[:, rows]
-            lengths[:, rows] = overlapped(part.reshape(-1, len(STREAMS)), factors).reshape(
-                part.shape[:2]
-            )
-        return lengths
-
-    def _blocking(self, phase: Phase, kinds: list[tuple[int, int, int]]) -> Values:
-        """Tensor-parallel collectives, which the layer that computes waits for."""
-        lengths = np.zeros((len(kinds), len(self.zero)))
-        if phase == "step":
-            return lengths
-        seconds = self.tensor_s["forward" if "forward" in phase else "backward"]
+            flat = overlapped(part.reshape(-1, len(STREAMS)), factors)
+            lengths[:, rows] = flat.reshape(part.shape[:2])
+    if phase != "step":
+        # The layer that computes waits for its tensor-parallel collectives.
+        blocking = seconds.tensor_s["forward" if "forward" in phase else "backward"]
         for row, (_, here, _) in enumerate(kinds):
             if here != NOTHING:
-                lengths[row] = seconds[here]
-        return lengths
+                lengths[row] += blocking[here]
+    return lengths
 
-    def alone(self, kind: str, direction: str) -> Values:
-        """Seconds (T, S) of a kind of task in a direction, by itself."""
-        key = kind, direction
-        if key not in self._found:
-            self._found[key] = (
-                self._swap(kind, direction) if direction else getattr(self, f"_{_WORDS[kind]}")()
-            )
-        return self._found[key]
 
-    def _forward(self) -> Values:
-        return np.stack([layer.passes["forward"].compute_s for layer in self.of_type])
-
-    def _backward(self) -> Values:
-        seconds = np.stack([layer.passes["backward"].compute_s for layer in self.of_type])
-        seconds[CHECKPOINTED] += self.alone("F", "")[CHECKPOINTED]
-        return seconds
-
-    def _step(self) -> Values:
-        a_parameter_s = self.model.step_s_a_parameter
-        return np.asarray(self.parameters / self._share(1) * a_parameter_s)
-
-    def _gather(self) -> Values:
-        size_bytes = self.parameters * self.model.sizes.weight
-        return self._over(self.shapes.data, "all_gather", size_bytes)
-
-    def _reduce(self) -> Values:
-        size_bytes = self.parameters * self.model.sizes.gradient
-        scattered, reduced = (
-            self._over(self.shapes.data, collective, size_bytes)
-            for collective in ("reduce_scatter", "all_reduce")
-        )
-        return np.asarray(np.where(self.zero >= 1, scattered, reduced))
-
-    def _swap(self, kind: str, direction: str) -> Values:
-        """Copies of a ratio of the blocks' local bytes; the embedding's and the head's stay."""
-        sizes = self.model.sizes
-        if kind == "A":
-            local_bytes = np.stack([layer.saved_bytes for layer in self.of_type])
-            local_bytes[CHECKPOINTED] = self.layers["block"].input_bytes
-        else:
-            a_parameter, level = {
-                "P": (sizes.weight, 3),
-                "G": (sizes.gradient, 2),
-                "O": (sizes.optimizer, 1),
-            }[kind]
-            local_bytes = self.parameters * a_parameter / self._share(level)
-        moved = local_bytes * self.columns[_RATIOS[kind]] * BLOCKS[:, None]
-        if not moved.any():
-            return np.asarray(moved)
-        copy = self.model.links.copy("host_to_device" if direction == "<" else "device_to_host")
-        return copy(moved)
-
-    def _share(self, level: int) -> Whole:
-        """Over how many ranks a ZeRO level shares out what it shards."""
-        return np.asarray(np.where(self.zero >= level, self.columns["data_parallel"], 1))
-
-    def _over(
-        self,
-        shapes: tuple[Whole, Whole],
-        collective: Collective,
-        size_bytes: Values,
-        messages: int = 1,
-    ) -> Values:
-        """Seconds of a collective over each strategy's group."""
-        seconds = np.zeros_like(size_bytes)
-        in_node, nodes = shapes
-        for gpus, spanned in {*zip(in_node.tolist(), nodes.tolist(), strict=True)}:
-            if gpus * spanned > 1:
-                rows = (in_node == gpus) & (nodes == spanned)
-                link = self.model.links.collective(collective, gpus_in_node=gpus, nodes=spanned)
-                seconds[..., rows] = link(size_bytes[..., rows], messages)
-        return seconds
-
-    def _tensor_parallel(self, phase: GraphPhase) -> Values:
-        """Seconds (T, S) of the collectives over tensor-parallel ranks in one pass of a layer."""
-        passes = [layer.passes[phase] for layer in self.of_type]
-        seconds = np.stack(
-            [
-                self._over(self.shapes.tensor, "all_reduce", one.message_bytes, one.messages)
-                for one in passes
-            ]
-        )
-        if phase == "backward":
-            if self.model.template.overlaps_tensor_backward:
-                products = np.stack([one.product_s for one in passes])
-                seconds -= np.minimum(seconds, WEIGHT_GRADIENT_SHARE * products)
-            seconds[CHECKPOINTED] += self.tensor_s["forward"][CHECKPOINTED]
-        return seconds
-
-    def _sends(self) -> Values:
-        """Seconds (S) of a micro-batch's activations on their way to the next stage."""
-        size_bytes = self.layers["block"].output_bytes
-        seconds = np.zeros_like(size_bytes)
-        crosses, at_once = self.shapes.crosses_to_next, self.shapes.senders_of_node
-        for across, senders in {*zip(crosses.tolist(), at_once.tolist(), strict=True)}:
-            rows = (crosses == across) & (at_once == senders)
-            link = self.model.links.send(across_nodes=across, at_once=senders)
-            seconds[rows] = link(size_bytes[rows])
-        return seconds
+def _of_layer(seconds: TaskSeconds, tasks: Sequence[str], kinds: Sequence[SlotKind]) -> Values:
+    """Seconds (K, S) of some kinds of tasks of the layer that computes in a slot."""
+    lengths = np.zeros((len(kinds), len(seconds.zero)))
+    for row, (_, here, _) in enumerate(kinds):
+        if here != NOTHING:
+            lengths[row] = sum(seconds.alone(task, "")[here] for task in tasks)
+    return lengths
 
 
 def _place(task: Task, phase: Phase, depth: int) -> int:
@@ -380,52 +123,16 @@ def _place(task: Task, phase: Phase, depth: int) -> int:
     return 2 if (task.place == "ahead") == upwards else 0
 
 
-def _layer_figures(
-    model: StageCostModel, columns: Mapping[str, NDArray[Any]]
-) -> Mapping[str, LayerFigures]:
-    """The figures of each layer for each strategy, worked out once for each (b, tp)."""
-    found = distinct_rows([columns["micro_batch"], columns["tensor_parallel"]])
-    figures = model.layers(size_columns(model.workload, *found.columns))
-    return {name: _taken(layer, found.index) for name, layer in figures.items()}
-
-
-def _taken(layer: LayerFigures, index: Whole) -> LayerFigures:
-    plain = {
-        entry.name: getattr(layer, entry.name)[index]
-        for entry in fields(layer)
-        if entry.name != "passes"
-    }
-    passes = {
-        phase: type(one)(
-            compute_s=one.compute_s[index],
-            product_s=one.product_s[index],
-            messages=one.messages,
-            message_bytes=one.message_bytes[index],
-        )
-        for phase, one in layer.passes.items()
-    }
-    return LayerFigures(passes=passes, **plain)
-
-
-def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
-    """Ranks fill nodes in order: tensor fastest, then data, then stage."""
-    gpus = cluster.gpus_per_node
-    first, data, tensor = (
-        columns[name].astype(np.int64)
-        for name in ("first_rank", "data_parallel", "tensor_parallel")
-    )
-    ranks = data * tensor
-
-    def spanned(step: Whole, count: Whole) -> tuple[Whole, Whole]:
-        nodes = np.where(
-            step < gpus, (first + (count - 1) * step) // gpus - first // gpus + 1, count
-        )
-        return -(-count // nodes), nodes
-
-    return Shapes(
-        data=spanned(tensor, data),
-        tensor=spanned(np.ones_like(tensor), tensor),
-        crosses_to_next=(ranks >= gpus) & (cluster.nodes > 1)
-        | ((first + 2 * ranks - 1) // gpus != first // gpus),
-        senders_of_node=np.minimum(ranks, gpus),
-    )
+def _summed(lengths: Values, counts: Values, strategies: Distinct, stages: Distinct) -> Values:
+    """Seconds (C) from lengths of slots (K, S) and their counts (K, J)."""
+    rows = len(strategies.index)
+    if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
+        table = lengths.T @ counts
+        return np.asarray(table[strategies.index, stages.index])
+    result = np.empty(rows)
+    lengths, counts = np.ascontiguousarray(lengths.T), np.ascontiguousarray(counts.T)
+    for start in range(0, rows, ROWS_AT_ONCE):
+        block = slice(start, start + ROWS_AT_ONCE)
+        of_block = lengths[strategies.index[block]] * counts[stages.index[block]]
+        result[block] = of_block.sum(axis=1)
+    return result
