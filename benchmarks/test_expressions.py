@@ -6,6 +6,7 @@ show. Run on one core: ``taskset -c 0 make benchmark``.
 
 import numpy as np
 import pytest
+import sympy
 
 from mistlab import catalog
 from mistlab.stages import StageBatch
@@ -37,7 +38,7 @@ def compiled() -> Compiled:
             f"{phase} collectives": block.collective_bytes(phase),
         }
     for state in (weights, gradients, optimizer):
-        made = state(block.parameters, HALF)
+        made = state(block.parameters, sympy.Integer(0), HALF)
         expressions |= {f"{state.__name__}": made.device, f"{state.__name__} host": made.host}
     columns = ("b", "tp", "dp", "z", "ww", "wg", "wo")
     return compile_expressions(expressions, columns=columns, constants=GPT_22B)
@@ -73,6 +74,7 @@ def test_rows_of_a_stage_a_second(benchmark, stages: StageModel, rows: int) -> N
         in_flight=draw.integers(1, 9, rows),
         has_embedding=draw.integers(0, 2, rows),
         has_head=draw.integers(0, 2, rows),
+        first_rank=np.zeros(rows, dtype=int),
         **{f"offload_{kind}": draw.integers(0, 9, rows) / 8 for kind in kinds},
     )
 

@@ -13,7 +13,7 @@ from mistlab.cluster import Cluster
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import FieldError, InputError, refuse
 from mistlab.model import ModelSpec
-from mistlab.plan import Plan
+from mistlab.plan import NO_OFFLOAD, Plan
 from mistlab.references import hardware_from, model_from, plain_hardware, plain_model
 from mistlab.value import check_fields, from_mapping, to_mapping
 from mistlab.workload import Workload
@@ -145,6 +145,22 @@ def _degree_problem(model: ModelSpec, degree: int) -> str:
     return ""
 
 
+def _engine_problem(job: Job) -> FieldError | None:
+    """What the baselines' own schedules cannot do."""
+    engine = job.plan.engine
+    if engine == "mistlab":
+        return None
+    for index, stage in enumerate(job.plan.stages):
+        where = f"plan.stages[{index}]"
+        if engine == "megatron" and stage.zero > 1:
+            problem = f"{stage.zero}, but Megatron shards optimizer state at most: give 0 or 1"
+            return FieldError(f"{where}.zero", problem)
+        if stage.offload != NO_OFFLOAD:
+            problem = f"engine {engine} keeps everything on the GPU: leave it out, or give mistlab"
+            return FieldError(f"{where}.offload", problem)
+    return None
+
+
 def _num_gpus_problem(job: Job) -> FieldError | None:
     used, present = job.plan.num_gpus, job.cluster.num_gpus
     if used <= present:
@@ -163,5 +179,6 @@ _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _layers_problem,
     _batch_problem,
     _tensor_parallel_problem,
+    _engine_problem,
     _num_gpus_problem,
 )

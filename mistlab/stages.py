@@ -65,6 +65,10 @@ class StageBatch:
             }
         )
 
+    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
+        """Some of the candidates."""
+        return type(self)(**{e.name: getattr(self, e.name)[rows] for e in fields(self)})
+
     @property
     def by_symbol(self) -> Mapping[str, Column]:
         """The columns under the short names that expressions use."""
@@ -93,6 +97,23 @@ def _rows(plan: Plan) -> list[tuple[float, ...]]:
         )
         first_rank += stage.num_gpus
     return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagePeaks:
+    """What decides whether each candidate fits; as in ``StageFigures``."""
+
+    feasible: NDArray[np.bool_]
+    largest_parameters: NDArray[np.float64]
+    head_parameters: NDArray[np.float64]
+    forward_peak_bytes: NDArray[np.float64]
+    backward_peak_bytes: NDArray[np.float64]
+    host_bytes: NDArray[np.float64]
+
+    @property
+    def peak_bytes(self) -> NDArray[np.float64]:
+        """The higher of the two peaks."""
+        return np.maximum(self.forward_peak_bytes, self.backward_peak_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

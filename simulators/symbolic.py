@@ -18,7 +18,7 @@ from mistlab.errors import InputError
 from mistlab.plan import Engine, Plan
 from mistlab.predict import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
 from mistlab.schedule import template_of
-from mistlab.stages import StageBatch, StageCosts, StageFigures, StageSeconds
+from mistlab.stages import StageBatch, StageCosts, StageFigures, StagePeaks, StageSeconds
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.workload import Workload
 
@@ -64,7 +64,7 @@ class SymbolicPredictor:
     ) -> StageCosts:
         """What each candidate for a stage costs."""
         schedule = Schedule(engine=engine, overlap_communication=overlap_communication)
-        return self._costs(schedule, batch, self._figures(batch))
+        return self._costs(schedule, batch, self._stages().peaks(batch))
 
     def iterations(
         self,
@@ -86,7 +86,7 @@ class SymbolicPredictor:
 
     def _predict_alike(self, schedule: Schedule, plans: Sequence[Plan]) -> list[Prediction]:
         batch = StageBatch.of_plans(plans)
-        figures = self._figures(batch)
+        figures = self._stages().figures(batch)
         costs = self._costs(schedule, batch, figures)
         micro_batches = np.array([plan.micro_batches for plan in plans])
         iterations = iteration_s(_table(costs.seconds, len(plans)), micro_batches)
@@ -120,12 +120,14 @@ class SymbolicPredictor:
             )
         return predictions
 
-    def _figures(self, batch: StageBatch) -> StageFigures:
+    def _stages(self) -> StageModel:
         if self._memory is None:
             self._memory = StageModel.of(self.workload)
-        return self._memory.figures(batch)
+        return self._memory
 
-    def _costs(self, schedule: Schedule, batch: StageBatch, figures: StageFigures) -> StageCosts:
+    def _costs(
+        self, schedule: Schedule, batch: StageBatch, figures: StageFigures | StagePeaks
+    ) -> StageCosts:
         allocator = self.cluster.hardware.allocator
         if allocator is None:
             message = (

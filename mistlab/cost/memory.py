@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from mistlab.cluster import Cluster
 from mistlab.engines import Allocator
-from mistlab.stages import Column, StageFigures
+from mistlab.stages import Column, StageFigures, StagePeaks
 
 Values = NDArray[np.float64]
 
 
 def reserved_bytes(
-    figures: StageFigures, *, data_parallel: Column, zero: Column, allocator: Allocator
+    figures: StageFigures | StagePeaks, *, data_parallel: Column, zero: Column, allocator: Allocator
 ) -> Values:
     """The most that torch's allocator holds on a GPU (C), from the peak of what tensors take."""
     shard = figures.largest_parameters / np.where(zero >= 1, data_parallel, 1)

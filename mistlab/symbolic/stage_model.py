@@ -5,14 +5,17 @@ choices. Each is compiled once, the first for each graph, the second once and fo
 at millions a second, since candidates share their few layers.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Self
 
+import numpy as np
 import sympy
+from numpy.typing import NDArray
 
 from mistlab.distinct import distinct_rows
-from mistlab.stages import StageBatch, StageFigures
+from mistlab.stages import StageBatch, StageFigures, StagePeaks
 from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions
 from mistlab.symbolic.feasible import divides, holds, remainders
 from mistlab.symbolic.graph import LAYERS, PHASES, ModelGraph
@@ -33,7 +36,6 @@ class StageModel:
     layers: Compiled
     remainders: Compiled
     assumptions: tuple[str, ...]
-    stages: Compiled
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
@@ -44,21 +46,31 @@ class StageModel:
             layers=_layers(graph),
             remainders=_remainders(graph),
             assumptions=graph.assumptions,
-            stages=_stages(sizes_of(workload.precision), workload.model.tied_embeddings),
         )
 
     def figures(self, batch: StageBatch) -> StageFigures:
         """What each candidate holds and does."""
+        feasible, values = self._values(batch, _all)
+        return StageFigures(feasible=feasible, **values)
+
+    def peaks(self, batch: StageBatch) -> StagePeaks:
+        """What decides whether each candidate fits: a quarter of the figures in half the time."""
+        feasible, values = self._values(batch, _peaks)
+        return StagePeaks(feasible=feasible, **values)
+
+    def _values(
+        self, batch: StageBatch, compiled: Callable[[StateSizes, bool], Compiled]
+    ) -> tuple[NDArray[np.bool_], Mapping[str, NDArray[np.float64]]]:
         found = distinct_rows([batch.micro_batch, batch.tensor_parallel])
         columns = size_columns(self.workload, *found.columns)
         table = dict(zip(self.layers.names, self.layers(columns), strict=True))
-        index = found.index
-        feasible = divides(self.remainders, columns)[index]
+        feasible = divides(self.remainders, columns)
         if self.assumptions:
-            feasible &= holds(self.assumptions, columns)[index]
-        shared = Shared(table={**table, **columns}, index=index)
-        values = self.stages({name: batch.by_symbol[name] for name in CHOICES}, shared)
-        return StageFigures(feasible=feasible, **dict(zip(self.stages.names, values, strict=True)))
+            feasible &= holds(self.assumptions, columns)
+        shared = Shared(table={**table, **columns}, index=found.index)
+        stages = compiled(sizes_of(self.workload.precision), self.workload.model.tied_embeddings)
+        values = stages({name: batch.by_symbol[name] for name in CHOICES}, shared)
+        return feasible[found.index], dict(zip(stages.names, values, strict=True))
 
 
 @cache
@@ -78,7 +90,18 @@ def _remainders(graph: ModelGraph) -> Compiled:
 
 
 @cache
-def _stages(sizes: StateSizes, tied_embeddings: bool) -> Compiled:
+def _all(sizes: StateSizes, tied_embeddings: bool) -> Compiled:
+    return _compiled(_expressions(sizes, tied_embeddings))
+
+
+@cache
+def _peaks(sizes: StateSizes, tied_embeddings: bool) -> Compiled:
+    expressions = _expressions(sizes, tied_embeddings)
+    names = [entry.name for entry in fields(StagePeaks) if entry.name in expressions]
+    return _compiled({name: expressions[name] for name in names})
+
+
+def _expressions(sizes: StateSizes, tied_embeddings: bool) -> Mapping[str, sympy.Expr]:
     stage = stage_expressions(sizes, tied_embeddings=tied_embeddings)
     held = {
         "weights_bytes": stage.weights.device,
@@ -92,7 +115,7 @@ def _stages(sizes: StateSizes, tied_embeddings: bool) -> Compiled:
         )
         for phase in PHASES
     }
-    named = {
+    return {
         "parameters": stage.parameters,
         **held,
         "activations_bytes": stage.activations.device,
@@ -103,6 +126,9 @@ def _stages(sizes: StateSizes, tied_embeddings: bool) -> Compiled:
         **peaks,
         **stage.work,
     }
+
+
+def _compiled(named: Mapping[str, sympy.Expr]) -> Compiled:
     symbols = {symbol.name for e in named.values() for symbol in e.free_symbols}
     columns = (*CHOICES, *sorted(symbols - set(CHOICES)))
     return compile_expressions(named, columns=columns, constants={})

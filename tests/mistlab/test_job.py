@@ -130,6 +130,17 @@ BAD = {
         both(section("workload", precision="bf16"), section("cluster", hardware="v100-16gb")),
         "workload.precision: bf16 is not in this GPU's arithmetic: give fp16 or fp32",
     ),
+    "offloading by a baseline": (
+        both(section("plan", engine="deepspeed"), stage(offload={"weights": 0.5})),
+        "plan.stages[0].offload: engine deepspeed keeps everything on the GPU: leave it out, or",
+    ),
+    "sharded gradients by Megatron": (
+        both(
+            section("plan", engine="megatron"),
+            lambda plan_file: [s.update(zero=2, offload={}) for s in plan_file["plan"]["stages"]],
+        ),
+        "plan.stages[0].zero: 2, but Megatron shards optimizer state at most: give 0 or 1",
+    ),
     "custom model without layers": (
         model(family="custom"),
         "workload.model.graph_file: missing: a custom model needs the path of its traced layers",
@@ -231,10 +242,13 @@ def jobs(draw: st.DrawFn) -> Job:
     ends = [*sorted(cuts)[: num_stages - 1], model.layers]
     starts = [0, *ends[:-1]]
     micro_batches = draw(st.integers(1, 9))
+    engine = draw(st.sampled_from(["mistlab", "megatron", "deepspeed"]))
     plan = Plan(
-        engine=draw(st.sampled_from(["mistlab", "megatron", "deepspeed"])),
+        engine=engine,
         micro_batches=micro_batches,
-        stages=tuple(draw(stages(end - start)) for start, end in zip(starts, ends, strict=True)),
+        stages=tuple(
+            draw(stages(end - start, engine)) for start, end in zip(starts, ends, strict=True)
+        ),
     )
     hardware = catalog.hardware(draw(st.sampled_from(catalog.hardware_names())))
     workload = {
@@ -254,7 +268,7 @@ def jobs(draw: st.DrawFn) -> Job:
     return from_mapping(Job, {"workload": workload, "cluster": cluster, "plan": plan})
 
 
-def stages(layers: int) -> st.SearchStrategy[StagePlan]:
+def stages(layers: int, engine: str) -> st.SearchStrategy[StagePlan]:
     return st.sampled_from([1, 2, 4]).flatmap(
         lambda data_parallel: st.builds(
             StagePlan,
@@ -262,9 +276,9 @@ def stages(layers: int) -> st.SearchStrategy[StagePlan]:
             data_parallel=st.just(data_parallel),
             tensor_parallel=st.sampled_from([1, 2, 4][: 3 - data_parallel // 2]),
             micro_batch=st.just(4 // data_parallel),
-            zero=st.integers(0, 3),
+            zero=st.integers(0, 1 if engine == "megatron" else 3),
             checkpointed_layers=st.integers(0, layers),
-            offload=OFFLOADS,
+            offload=OFFLOADS if engine == "mistlab" else st.just(Offload()),
         )
     )
 

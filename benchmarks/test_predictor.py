@@ -1,0 +1,129 @@
+"""How many stage candidates and whole plans a second the closed form predicts.
+
+GPT-3 22B on four nodes of eight L4: thousands of strategies, each with every number of blocks,
+checkpointed blocks and micro-batches in flight that a stage of four can have. Rates are in
+``extra_info``. Run on one core: ``taskset -c 0 make benchmark``.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.stages import StageBatch
+from mistlab.workload import Workload
+from simulators.symbolic import SymbolicPredictor
+
+STRATEGIES = tuple(
+    product(
+        ((8, 1), (4, 2), (2, 4), (1, 8)),  # data and tensor parallel
+        (1, 2, 4),  # micro-batch
+        (1, 2, 3),  # ZeRO
+        (0.0, 0.5),  # weights
+        (0.0, 0.5, 1.0),  # gradients
+        (0.0, 0.25, 0.5, 0.75, 1.0),  # optimizer state
+        (0.0, 0.25, 0.5, 0.75, 1.0),  # activations
+    )
+)
+LAYERS = tuple(
+    (layers, checkpointed, in_flight)
+    for layers in range(10, 15)
+    for checkpointed in range(layers + 1)
+    for in_flight in (1, 2, 3, 4)
+)
+
+
+@pytest.fixture(scope="module")
+def predictor() -> SymbolicPredictor:
+    work = Workload(
+        model=catalog.model("gpt3-22b"),
+        sequence_length=2048,
+        global_batch=512,
+        attention="flash",
+        precision="fp16",
+    )
+    cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=4, gpus_per_node=8)
+    return SymbolicPredictor(workload=work, cluster=cluster)
+
+
+def batch_of(strategies: int) -> StageBatch:
+    """Every set of layers for some of the strategies, one strategy after another."""
+    degrees, micro_batch, zero, *ratios = zip(*STRATEGIES[:strategies], strict=True)
+    data, tensor = zip(*degrees, strict=True)
+    layers, checkpointed, in_flight = (np.array(column) for column in zip(*LAYERS, strict=True))
+    rows = strategies * len(LAYERS)
+
+    def of_strategy(column: object) -> np.ndarray:
+        return np.repeat(np.array(column), len(LAYERS))
+
+    kinds = ("weights", "gradients", "optimizer", "activations")
+    return StageBatch(
+        layers=np.tile(layers, strategies),
+        checkpointed_layers=np.tile(checkpointed, strategies),
+        in_flight=np.tile(in_flight, strategies),
+        data_parallel=of_strategy(data),
+        tensor_parallel=of_strategy(tensor),
+        micro_batch=of_strategy(micro_batch),
+        zero=of_strategy(zero),
+        has_embedding=np.zeros(rows, dtype=int),
+        has_head=np.zeros(rows, dtype=int),
+        first_rank=np.full(rows, 8),
+        **{f"offload_{kind}": of_strategy(r) for kind, r in zip(kinds, ratios, strict=True)},
+    )
+
+
+@pytest.mark.parametrize("strategies", [540, 5400])
+def test_stage_candidates_a_second(
+    benchmark, predictor: SymbolicPredictor, strategies: int
+) -> None:
+    batch = batch_of(strategies)
+
+    costs = benchmark.pedantic(predictor.stage_costs, (batch,), rounds=5, warmup_rounds=1)
+
+    assert len(costs.fits) == strategies * len(LAYERS)
+    assert 0 < costs.fits.mean() < 1
+    assert (costs.seconds.stable_s > 0).all()
+    median = benchmark.stats["median"]
+    benchmark.extra_info["candidates_per_s"] = len(batch) / median
+    benchmark.extra_info["strategies_per_s"] = strategies / median
+
+
+def test_candidates_in_no_order_a_second(benchmark, predictor: SymbolicPredictor) -> None:
+    batch = batch_of(540)
+    order = np.random.default_rng(0).permutation(len(batch))
+    shuffled = batch.chosen(order)
+
+    costs = benchmark.pedantic(predictor.stage_costs, (shuffled,), rounds=5, warmup_rounds=1)
+
+    in_order = predictor.stage_costs(batch)
+    assert np.allclose(costs.seconds.stable_s, in_order.seconds.stable_s[order], rtol=1e-12, atol=0)
+    benchmark.extra_info["candidates_per_s"] = len(batch) / benchmark.stats["median"]
+
+
+def test_plans_a_second(benchmark, predictor: SymbolicPredictor) -> None:
+    draw = np.random.default_rng(0)
+    stage = StagePlan(layers=12, data_parallel=8, tensor_parallel=1, micro_batch=1, zero=1)
+    plans = [
+        Plan(micro_batches=64, stages=tuple(_with_savings(stage, draw) for _ in range(4)))
+        for _ in range(2000)
+    ]
+
+    predictions = benchmark.pedantic(predictor.predict_many, (plans,), rounds=5, warmup_rounds=1)
+
+    assert len(predictions) == len(plans)
+    benchmark.extra_info["plans_per_s"] = len(plans) / benchmark.stats["median"]
+
+
+def _with_savings(stage: StagePlan, draw: np.random.Generator) -> StagePlan:
+    return StagePlan(
+        layers=stage.layers,
+        data_parallel=stage.data_parallel,
+        tensor_parallel=stage.tensor_parallel,
+        micro_batch=stage.micro_batch,
+        zero=stage.zero,
+        checkpointed_layers=int(draw.integers(0, 13)),
+        offload=Offload(optimizer=float(draw.choice([0.0, 0.25, 0.5]))),
+    )

@@ -1,0 +1,106 @@
+"""Plan files in, predictions out: in order, as JSON and in words."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import predict
+from experiments.commandline import run
+
+GOOD = """\
+workload:
+  {model: gpt3-2.7b, sequence_length: 2048, global_batch: 8, attention: flash, precision: fp16}
+cluster: {hardware: l4-24gb, nodes: 1, gpus_per_node: 4}
+plan:
+  micro_batches: 4
+  stages:
+  - {layers: 16, checkpointed_layers: 4, data_parallel: 2, tensor_parallel: 1, micro_batch: 1,
+     zero: 1}
+  - {layers: 16, data_parallel: 2, tensor_parallel: 1, micro_batch: 1, zero: 1}
+"""
+
+
+def plan_file(folder: Path, name: str, *changes: tuple[str, str]) -> str:
+    text = GOOD
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_plans_are_answered_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [
+        plan_file(tmp_path, "a.yaml"),
+        plan_file(tmp_path, "b.yaml", ("model: gpt3-2.7b", "model: llama-2.7b")),
+        plan_file(tmp_path, "c.yaml", ("checkpointed_layers: 4", "checkpointed_layers: 16")),
+    ]
+    assert run(predict.main, [*paths, "--json"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["plan"] for answer in answers] == paths
+    for answer in answers:
+        assert answer["iteration_s_low"] < answer["iteration_s"] < answer["iteration_s_high"]
+        assert len(answer["stages"]) == 2
+    assert answers[2]["iteration_s"] > answers[0]["iteration_s"]
+    peaks = [answer["stages"][0]["peak_allocated_bytes"] for answer in answers]
+    assert peaks[2] < peaks[0]
+
+
+def test_a_bad_plan_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [
+        plan_file(tmp_path, "bad.yaml", ("layers: 16", "layers: 15")),
+        plan_file(tmp_path, "good.yaml"),
+        str(tmp_path / "missing.yaml"),
+    ]
+    assert run(predict.main, [*paths, "--json"]) == 1
+    bad, good, missing = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert "plan.stages: layers sum to 30, the model has 32" in bad["error"]
+    assert good["iteration_s"] > 0
+    assert "missing.yaml" in missing["error"]
+
+
+def test_a_calibration_that_lacks_a_group_says_how_to_measure_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "bare.yaml"
+    bare.write_text(
+        "name: bare\n"
+        "gpu: {memory_gib: 22, memory_gbytes_per_s: 300, "
+        "peak_tflops: {fp16: 121, bf16: 121, fp32: 30}}\n"
+        "node: {gpus: 8, host_memory_gib: 384, intra_node_gbytes_per_s: 30, "
+        "inter_node_gbytes_per_s: 12, host_link_gbytes_per_s: 30}\n"
+        "provenance: {gpu: {kind: datasheet, source: a}, node: {kind: datasheet, source: b}}\n",
+        encoding="utf-8",
+    )
+    path = plan_file(tmp_path, "plan.yaml", ("hardware: l4-24gb", "hardware: bare.yaml"))
+    assert run(predict.main, [path]) == 1
+    assert "bare has no" in capsys.readouterr().err
+
+
+def test_words_say_what_fits_and_what_the_bounds_tell_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = plan_file(tmp_path, "fast.yaml")
+    slow = plan_file(
+        tmp_path,
+        "slow.yaml",
+        ("layers: 16, data", "layers: 16, checkpointed_layers: 16, data"),
+        ("checkpointed_layers: 4", "checkpointed_layers: 16"),
+    )
+    near = plan_file(tmp_path, "near.yaml", ("checkpointed_layers: 4", "checkpointed_layers: 5"))
+    assert run(predict.main, [slow, fast, near]) == 0
+    out = capsys.readouterr().out
+    assert out.count("fits 22.0 GiB") == 3
+    assert f"{fast} is" in out
+    beyond, within = (next(x for x in out.splitlines() if f"than {p}," in x) for p in (slow, near))
+    assert beyond.endswith("beyond what the bounds tell apart")
+    assert within.endswith("within what the bounds tell apart")
+
+
+def test_without_arguments_the_example_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(predict.main, []) == 0
+    assert "gpt3-2.7b-4xl4.yaml" in capsys.readouterr().out

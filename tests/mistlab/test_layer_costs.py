@@ -1,0 +1,111 @@
+"""Seconds of layers: rates, the host's launches, and how engines' kernels differ."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.compute import OPERATOR_CLASSES, Compute, Rate
+from mistlab.cost.kernels import RULES, class_of, rule_of
+from mistlab.cost.layers import LayerFigures, LayerModel, slowdown_of, work_of
+from mistlab.errors import FieldError
+from mistlab.symbolic.library import Variant, graph_of, shipped
+from mistlab.symbolic.sizes import size_columns
+from mistlab.workload import Workload
+
+RATES = tuple(
+    Rate(operators=operators, tflops=None if operators == "memory" else 50.0, gbytes_per_s=200.0)
+    for operators in OPERATOR_CLASSES
+)
+COMPUTE = Compute(rates=RATES, launch_us=0.0)
+WORK = Workload(
+    model=catalog.model("gpt3-1.3b"),
+    sequence_length=2048,
+    global_batch=8,
+    attention="flash",
+    precision="fp16",
+)
+
+
+def block(compute: Compute = COMPUTE, engine: str = "mistlab", **sizes: int) -> LayerFigures:
+    columns = size_columns(WORK, np.array([sizes.get("b", 2)]), np.array([sizes.get("tp", 1)]))
+    work = work_of(graph_of(WORK), engine)  # type: ignore[arg-type]
+    return LayerModel(work=work, compute=compute, slowdown=1.0)(columns)["block"]
+
+
+def forward_s(compute: Compute = COMPUTE, engine: str = "mistlab", **sizes: int) -> float:
+    return float(block(compute, engine, **sizes).passes["forward"].compute_s[0])
+
+
+def test_a_pass_is_its_operations_and_its_bytes() -> None:
+    graph = graph_of(WORK)
+    sizes = {k: float(v[0]) for k, v in size_columns(WORK, np.array([2]), np.array([1])).items()}
+    expected = 0.0
+    for operator in graph.block.of_phase("forward"):
+        if operator.kind == "collective":
+            continue
+        values = {s: sizes[s.name] for e in (operator.flop,) for s in e.free_symbols}
+        moved = operator.read_bytes + operator.written_bytes
+        moved_bytes = float(moved.subs({s: sizes[s.name] for s in moved.free_symbols}))
+        if class_of(operator) != "memory":
+            expected += float(operator.flop.subs(values)) / 50e12
+        expected += moved_bytes / 200e9
+    assert forward_s() == pytest.approx(expected, rel=1e-12)
+
+
+def test_small_layers_take_what_their_launches_take() -> None:
+    slow_host = replace(COMPUTE, launch_us=100_000.0)
+    kernels = sum(o.kind != "collective" for o in graph_of(WORK).block.of_phase("forward"))
+    assert forward_s(slow_host) == pytest.approx(kernels * 0.1, rel=1e-3)
+    assert forward_s(replace(COMPUTE, launch_us=0.01)) == pytest.approx(forward_s(), rel=1e-3)
+
+
+@pytest.mark.parametrize("operators", OPERATOR_CLASSES)
+def test_faster_rates_are_never_slower(operators: str) -> None:
+    faster = tuple(
+        replace(rate, gbytes_per_s=400.0) if rate.operators == operators else rate for rate in RATES
+    )
+    assert forward_s(replace(COMPUTE, rates=faster)) <= forward_s()
+    assert forward_s(replace(COMPUTE, sustained=0.8)) > forward_s()
+
+
+def test_single_precision_is_slower_by_the_datasheets_peaks() -> None:
+    peaks = catalog.hardware("l4-24gb").gpu.peak_tflops
+    assert slowdown_of(peaks, "fp16") == 1
+    assert slowdown_of(peaks, "fp32") == pytest.approx(121 / 30.3)
+
+
+def test_gradients_are_added_up_inside_products_by_megatron_alone() -> None:
+    graph = shipped(Variant(family="gpt", attention="flash", precision="half"))
+    additions = [o for o in graph.block.operators if o.kind == "accumulate"]
+    assert additions
+    for engine in RULES:
+        factors = {rule_of(o, engine, "flash").bytes_factor for o in additions}
+        assert factors == ({0.0} if engine == "megatron" else {1.0})
+
+
+def test_operands_of_fused_attention_are_copied_for_batches_only() -> None:
+    assert forward_s(engine="deepspeed", b=1) == pytest.approx(forward_s(b=1))
+    assert forward_s(engine="deepspeed", b=2) > forward_s(b=2)
+
+
+def test_a_softmax_that_is_not_fused_takes_more() -> None:
+    unfused = replace(WORK, attention="math")
+    work = work_of(graph_of(unfused), "megatron")
+    model = LayerModel(work=work, compute=COMPUTE, slowdown=1.0)
+
+    def seconds(micro_batch: int, tensor_parallel: int) -> float:
+        columns = size_columns(unfused, np.array([micro_batch]), np.array([tensor_parallel]))
+        return float(model(columns)["block"].passes["forward"].compute_s[0])
+
+    # 16 heads over 8 ranks: two for one sequence, four for two.
+    assert seconds(1, 8) > seconds(2, 8) / 2 * 1.5
+    assert seconds(1, 4) < seconds(2, 4)
+
+
+def test_rates_name_what_is_wrong() -> None:
+    with pytest.raises(FieldError, match="memory would take no time: give tflops"):
+        Rate(operators="memory")
+    with pytest.raises(FieldError, match="rates: of matmul: give each of matmul, batched"):
+        Compute(rates=RATES[:1], launch_us=0.0)

@@ -1,0 +1,113 @@
+"""Links: measured shapes as they are, others by the rate of the links, sends and copies."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.cost.links import Links
+from mistlab.errors import InputError
+from mistlab.transfers import GroupTransfers, Line, Transfers
+
+
+def line(gbytes_per_s: float, latency_us: float = 10.0) -> Line:
+    return Line(latency_us=latency_us, gbytes_per_s=gbytes_per_s, smallest_mib=1, largest_mib=1024)
+
+
+def links_of(*groups: GroupTransfers, nodes: int = 4, **others: object) -> Links:
+    hardware = catalog.hardware("l4-24gb")
+    transfers = Transfers(
+        groups=groups,
+        **{k: v for k, v in others.items() if k in ("in_node", "across_nodes")},  # type: ignore[arg-type]
+    )
+    overrides = {k: v for k, v in others.items() if k.endswith("per_s")}
+    return Links.of(
+        Cluster(
+            hardware=replace(hardware, transfers=transfers),
+            nodes=nodes,
+            gpus_per_node=8,
+            **overrides,  # type: ignore[arg-type]
+        )
+    )
+
+
+INSIDE = GroupTransfers(gpus_in_node=4, nodes=1, all_gather=line(6.0), all_reduce=line(3.0))
+ACROSS = GroupTransfers(gpus_in_node=8, nodes=2, all_gather=line(4.0, 1000.0))
+
+
+def test_a_measured_shape_is_its_line() -> None:
+    link = links_of(INSIDE).collective("all_gather", gpus_in_node=4, nodes=1)
+    assert link(np.array([6e9]))[0] == pytest.approx(1.00001)
+    assert link(np.array([0.0]))[0] == 0
+
+
+def test_several_messages_have_a_latency_each() -> None:
+    link = links_of(INSIDE).collective("all_reduce", gpus_in_node=4, nodes=1)
+    assert link(np.array([3e9]), 5)[0] == pytest.approx(1.00005)
+
+
+def test_another_shape_moves_its_own_share_past_each_link() -> None:
+    near, other = (
+        links_of(INSIDE).collective("all_gather", gpus_in_node=gpus, nodes=1) for gpus in (4, 2)
+    )
+    assert other.s_per_byte / near.s_per_byte == pytest.approx((1 / 2) / (3 / 4))
+
+
+def test_groups_of_a_node_share_its_network() -> None:
+    links = links_of(INSIDE, ACROSS)
+    whole = links.collective("all_gather", gpus_in_node=8, nodes=2)
+    half = links.collective("all_gather", gpus_in_node=4, nodes=2)
+    assert half.s_per_byte / whole.s_per_byte == pytest.approx(2 * (7 / 8) / (15 / 16))
+    assert half.latency_s == whole.latency_s == pytest.approx(1e-3)
+
+
+def test_an_unmeasured_network_has_its_datasheets_rate() -> None:
+    links = links_of(INSIDE)
+    link = links.collective("all_reduce", gpus_in_node=8, nodes=2)
+    assert link.s_per_byte == pytest.approx(2 * 15 / 16 / 12.5e9)
+    assert links.collective("all_gather", gpus_in_node=1, nodes=1).s_per_byte == 0
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "gbytes_per_s"),
+    [
+        (GroupTransfers(gpus_in_node=4, nodes=1, all_gather=line(6.0)), "reduce_scatter", 6.0),
+        (GroupTransfers(gpus_in_node=4, nodes=1, all_gather=line(6.0)), "all_reduce", 3.0),
+        (GroupTransfers(gpus_in_node=4, nodes=1, all_reduce=line(3.0)), "all_gather", 6.0),
+    ],
+)
+def test_one_collective_says_what_the_others_take(
+    group: GroupTransfers, kind: str, gbytes_per_s: float
+) -> None:
+    link = links_of(group).collective(kind, gpus_in_node=4, nodes=1)  # type: ignore[arg-type]
+    assert link.s_per_byte == pytest.approx(1 / gbytes_per_s / 1e9)
+
+
+def test_a_plan_file_can_give_another_network() -> None:
+    usual, faster = (
+        links_of(INSIDE, ACROSS, **others).collective("all_gather", gpus_in_node=8, nodes=2)
+        for others in ({}, {"inter_node_gbytes_per_s": 25.0})
+    )
+    assert faster.s_per_byte == pytest.approx(usual.s_per_byte / 2)
+
+
+def test_sends_across_nodes_share_the_network() -> None:
+    links = links_of(INSIDE, in_node=line(10.0), across_nodes=line(5.0))
+    assert links.send(across_nodes=False, at_once=8).s_per_byte == pytest.approx(1e-10)
+    assert links.send(across_nodes=True, at_once=1).s_per_byte == pytest.approx(2e-10)
+    assert links.send(across_nodes=True, at_once=8).s_per_byte == pytest.approx(8 / 12.5e9)
+
+
+def test_what_was_not_measured_is_named_with_the_remedy() -> None:
+    hardware = catalog.hardware("l4-24gb")
+    provenance = replace(hardware.provenance, transfers=None)
+    bare = replace(hardware, transfers=None, provenance=provenance)
+    with pytest.raises(InputError, match=r"l4-24gb has no transfers: measure them .* --bandwidth"):
+        Links.of(Cluster(hardware=bare, nodes=1, gpus_per_node=8))
+    links = links_of(ACROSS)
+    with pytest.raises(InputError, match=r"no all_reduce inside a node: measure one .*--collect"):
+        links.collective("all_reduce", gpus_in_node=4, nodes=1)
+    with pytest.raises(InputError, match="no host_to_device: measure copies"):
+        links.copy("host_to_device")

@@ -1,0 +1,102 @@
+"""Counts of slots against a walk through the layers one by one, and the tables of slots."""
+
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+
+from mistlab.interference import STREAMS
+from mistlab.schedule import PHASES, template_of
+from mistlab.slots import NOTHING, SLOT_KINDS, slot_counts
+
+STAGES = [
+    (layers, checkpointed, embedding, head)
+    for layers, checkpointed, embedding, head in product((1, 2, 3, 5), (0, 1, 2), (0, 1), (0, 1))
+    if checkpointed <= layers
+]
+
+
+def walked(layers: int, checkpointed: int, embedding: int, head: int, depth: int) -> Counter:
+    types = [0] * embedding + [1] * (layers - checkpointed) + [2] * checkpointed + [3] * head
+
+    def at(place: int) -> int:
+        return types[place] if 0 <= place < len(types) else NOTHING
+
+    slots = Counter(
+        (at(place - depth), at(place), at(place + depth))
+        for place in range(-depth, len(types) + depth)
+    )
+    slots.pop((NOTHING, NOTHING, NOTHING), None)
+    return slots
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, 7])
+def test_counts_are_those_of_a_walk(depth: int) -> None:
+    layers, checkpointed, embedding, head = map(np.array, zip(*STAGES, strict=True))
+    counts = slot_counts(
+        layers=layers, checkpointed=checkpointed, embedding=embedding, head=head, depth=depth
+    )
+    for stage, column in zip(STAGES, counts.T, strict=True):
+        found: Counter = Counter()
+        for kind, count in zip(SLOT_KINDS, column, strict=True):
+            found[kind] += int(count)
+        assert +found == walked(*stage, depth), stage
+
+
+def test_broken_numbers_of_layers_lie_between_whole_ones() -> None:
+    ones = np.ones(3)
+    counts = slot_counts(
+        layers=np.array([2.0, 2.5, 3.0]), checkpointed=ones, embedding=ones, head=ones, depth=0
+    )
+    assert counts[:, 1] == pytest.approx((counts[:, 0] + counts[:, 2]) / 2)
+
+
+@pytest.mark.parametrize("engine", ["mistlab", "megatron", "deepspeed"])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_every_table_computes_and_steps(engine: str, overlaps: bool) -> None:
+    template = template_of(engine, overlap_communication=overlaps)  # type: ignore[arg-type]
+    assert set(template.phases) == set(PHASES)
+    for phase, kind in (("first_forward", "F"), ("forward", "F"), ("backward", "B")):
+        assert [task.kind for task in template.phases[phase]].count(kind) == 1
+    assert sum(task.kind == "S" for tasks in template.phases.values() for task in tasks) == 1
+    assert {task.stream for tasks in template.phases.values() for task in tasks} <= set(STREAMS)
+
+
+def test_the_overlapped_table_is_the_published_one() -> None:
+    phases = template_of("mistlab").phases
+    written = {
+        phase: {
+            stream: {
+                f"{task.kind}{task.direction or ''} {task.place}"
+                for task in tasks
+                if task.stream == stream
+            }
+            for stream in STREAMS
+        }
+        for phase, tasks in phases.items()
+    }
+    assert written["first_forward"] == {
+        "compute": {"S ahead", "F here"},
+        "gpu_to_gpu": {"U ahead"},
+        "host_to_device": {"G< ahead", "O< ahead"},
+        "device_to_host": {"O> here", "P> here", "A> behind"},
+    }
+    assert written["forward"] == {
+        "compute": {"F here"},
+        "gpu_to_gpu": {"U ahead"},
+        "host_to_device": {"P< ahead"},
+        "device_to_host": {"A> behind"},
+    }
+    assert written["backward"] == {
+        "compute": {"B here"},
+        "gpu_to_gpu": {"U ahead", "R behind"},
+        "host_to_device": {"P< ahead", "G< ahead", "A< ahead"},
+        "device_to_host": {"G> behind"},
+    }
+
+
+def test_depth_and_blocking_can_be_chosen() -> None:
+    template = template_of("mistlab", depth=3, sends_block=False)
+    assert (template.depth, template.sends_block) == (3, False)
+    assert template.phases == template_of("mistlab").phases

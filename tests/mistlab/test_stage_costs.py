@@ -1,0 +1,182 @@
+"""Times of stages against a walk through their slots, and what must always hold."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.cost.interference import overlapped
+from mistlab.cost.stage import StageCostModel
+from mistlab.cost.tasks import STRATEGY, TaskModel
+from mistlab.errors import InputError
+from mistlab.interference import STREAMS
+from mistlab.schedule import template_of
+from mistlab.stages import StageBatch, StageSeconds
+from mistlab.workload import Workload
+
+WORK = Workload(
+    model=catalog.model("gpt3-2.7b"),
+    sequence_length=2048,
+    global_batch=64,
+    attention="flash",
+    precision="fp16",
+)
+CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=2, gpus_per_node=8)
+
+
+def model_of(
+    engine: str = "mistlab", cluster: Cluster = CLUSTER, **options: object
+) -> StageCostModel:
+    template = template_of(engine, **options)  # type: ignore[arg-type]
+    return StageCostModel(
+        tasks=TaskModel.of(WORK, cluster, engine, template)  # type: ignore[arg-type]
+    )
+
+
+def candidates(rows: int, seed: int = 0) -> StageBatch:
+    draw = np.random.default_rng(seed)
+    layers = draw.integers(1, 9, rows)
+    kinds = ("weights", "gradients", "optimizer", "activations")
+    return StageBatch(
+        layers=layers,
+        checkpointed_layers=draw.integers(0, layers + 1),
+        data_parallel=2 ** draw.integers(0, 4, rows),
+        tensor_parallel=2 ** draw.integers(0, 3, rows),
+        micro_batch=draw.integers(1, 4, rows),
+        zero=draw.integers(0, 4, rows),
+        in_flight=draw.integers(1, 5, rows),
+        has_embedding=draw.integers(0, 2, rows),
+        has_head=draw.integers(0, 2, rows),
+        first_rank=np.zeros(rows, dtype=int),
+        **{f"offload_{kind}": draw.choice([0.0, 0.25, 1.0], rows) for kind in kinds},
+    )
+
+
+def walked(model: StageCostModel, batch: StageBatch, row: int, phase: str) -> float:
+    """The slots of one candidate one by one."""
+    tasks, template = model.tasks, model.tasks.template
+    seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in STRATEGY})
+    plain = batch.layers[row] - batch.checkpointed_layers[row]
+    types = (
+        [0] * batch.has_embedding[row]
+        + [1] * plain
+        + [2] * batch.checkpointed_layers[row]
+        + [3] * batch.has_head[row]
+    )
+    order = range(len(types)) if "forward" in phase else range(len(types))[::-1]
+    turns = [types[place] for place in order]
+    ((_, factors),) = seconds.factors()
+    total, depth = 0.0, template.depth
+    for turn in range(-depth, len(turns) + depth):
+        alone = np.zeros((1, len(STREAMS)))
+        for task in template.phases[phase]:
+            place = turn + {"here": 0, "ahead": depth, "behind": -depth}[task.place]
+            if 0 <= place < len(turns) and batch.zero[row] >= task.from_zero:
+                duration = seconds.alone(task.kind, task.direction or "")[turns[place], 0]
+                alone[0, STREAMS.index(task.stream)] += duration
+        total += float(overlapped(alone, factors)[0])
+        if 0 <= turn < len(turns):
+            key = "forward" if "forward" in phase else "backward"
+            total += float(seconds.tensor_s[key][turns[turn], 0])
+    return total
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
+    model, batch = model_of(depth=depth, sends_block=False), candidates(60)
+    found = model(batch)
+    for row in range(len(batch)):
+        forward, backward, first, last = (
+            walked(model, batch, row, phase)
+            for phase in ("forward", "backward", "first_forward", "last_backward")
+        )
+        assert found.forward_s[row] == pytest.approx(forward, rel=1e-9)
+        assert found.backward_s[row] == pytest.approx(backward, rel=1e-9)
+        assert found.delta_forward_s[row] == pytest.approx(first - forward, abs=1e-9)
+        assert found.delta_backward_s[row] == pytest.approx(last - backward, abs=1e-9)
+
+
+def columns_of(seconds: StageSeconds) -> np.ndarray:
+    return np.stack([getattr(seconds, entry.name) for entry in fields(seconds)])
+
+
+def test_a_candidate_does_not_depend_on_its_neighbours() -> None:
+    model, batch = model_of(), candidates(500)
+    whole = columns_of(model(batch))
+    for rows in (np.arange(7), np.arange(500)[::-1], np.array([3, 3, 250])):
+        assert columns_of(model(batch.chosen(rows))) == pytest.approx(whole[:, rows], rel=1e-12)
+
+
+def test_dense_and_sparse_sums_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = model_of(), candidates(500)
+    sparse = columns_of(model(batch))
+    monkeypatch.setattr("mistlab.cost.stage.DENSE", 10**9)
+    assert columns_of(model(batch)) == pytest.approx(sparse, rel=1e-12)
+
+
+def test_more_blocks_take_as_much_more_each() -> None:
+    batch = replace(candidates(3), layers=np.array([3, 4, 5]), checkpointed_layers=np.zeros(3, int))
+    alike = batch.chosen(np.zeros(3, int))
+    stable = model_of()(replace(alike, layers=np.array([3, 4, 5]))).stable_s
+    assert stable[2] - stable[1] == pytest.approx(stable[1] - stable[0])
+
+
+@pytest.mark.parametrize("override", ["inter_node_gbytes_per_s", "intra_node_gbytes_per_s"])
+def test_more_bandwidth_never_slows_a_stage_that_does_not_contend(override: str) -> None:
+    batch = candidates(300)
+    engine = {"engine": "megatron"}
+    usual = float(getattr(CLUSTER.hardware.node, override))
+    slow, fast = (
+        model_of(cluster=replace(CLUSTER, **{override: factor * usual}), **engine)(batch)
+        for factor in (1.0, 4.0)
+    )
+    for name in ("forward_s", "backward_s", "point_to_point_s"):
+        assert (getattr(fast, name) <= getattr(slow, name) * (1 + 1e-12)).all()
+    step = slow.delta_backward_s - fast.delta_backward_s
+    assert (step >= -1e-12).all()
+    assert step.max() > 0
+
+
+def test_what_overlaps_takes_no_longer_than_one_after_another() -> None:
+    batch = candidates(300)
+    overlapping, serial = model_of()(batch), model_of(depth=0)(batch)
+    assert (overlapping.stable_s <= serial.stable_s * (1 + 1e-9)).all()
+    assert (overlapping.stable_s < serial.stable_s * 0.99).any()
+
+
+def test_a_baseline_steps_at_the_end_and_the_overlapped_engine_at_the_start() -> None:
+    batch = replace(
+        candidates(2),
+        **{f"offload_{kind}": np.zeros(2) for kind in ("weights", "gradients", "activations")},
+        offload_optimizer=np.zeros(2),
+        data_parallel=np.ones(2, int),
+    )
+    ours, theirs = (model_of(engine)(batch) for engine in ("mistlab", "megatron"))
+    assert (ours.delta_forward_s > 0).all()
+    assert ours.delta_backward_s == pytest.approx(0, abs=1e-12)
+    assert theirs.delta_forward_s == pytest.approx(0, abs=1e-12)
+    assert theirs.delta_backward_s == pytest.approx(theirs.step_s)
+
+
+def test_sends_across_nodes_take_longer() -> None:
+    batch = replace(
+        candidates(2),
+        **{name: np.array([2, 2]) for name in ("data_parallel", "tensor_parallel")},
+        micro_batch=np.ones(2, int),
+        has_head=np.zeros(2, int),
+        first_rank=np.array([0, 4]),
+    )
+    inside, across = model_of("megatron")(batch).point_to_point_s
+    assert 0 < inside < across
+
+
+def test_groups_that_were_never_measured_are_named() -> None:
+    hardware = CLUSTER.hardware
+    for group in ("compute", "interference"):
+        bare = replace(
+            hardware, **{group: None}, provenance=replace(hardware.provenance, **{group: None})
+        )
+        with pytest.raises(InputError, match=rf"l4-24gb has no {group}: .*experiments.calibrate"):
+            model_of(cluster=replace(CLUSTER, hardware=bare))(candidates(3))

@@ -1,0 +1,181 @@
+"""The closed form: plans one by one, many at once and as columns; bounds, memory, what fits."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.cost.bounds import SLACK, UNMEASURED_HALF_WIDTH, bounds_of
+from mistlab.errors import InputError
+from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.predict import Prediction, compared
+from mistlab.stages import StageBatch
+from mistlab.workload import Workload
+from simulators.symbolic import SymbolicPredictor
+
+WORK = Workload(
+    model=catalog.model("gpt3-2.7b"),
+    sequence_length=2048,
+    global_batch=64,
+    attention="flash",
+    precision="fp16",
+)
+CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
+STAGE = StagePlan(layers=16, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1)
+PLAN = Plan(micro_batches=32, stages=(replace(STAGE, checkpointed_layers=8), STAGE))
+ALL_RECOMPUTED = replace(STAGE, layers=32, data_parallel=4, checkpointed_layers=32)
+
+
+def predictor(cluster: Cluster = CLUSTER, work: Workload = WORK) -> SymbolicPredictor:
+    return SymbolicPredictor(workload=work, cluster=cluster)
+
+
+def plans() -> list[Plan]:
+    offload = Offload(optimizer=0.5, activations=0.25)
+    whole = Plan(micro_batches=16, stages=(ALL_RECOMPUTED,))
+    return [
+        PLAN,
+        whole,
+        replace(
+            PLAN, stages=(replace(STAGE, layers=18, offload=offload), replace(STAGE, layers=14))
+        ),
+        replace(whole, engine="megatron"),
+        replace(whole, engine="megatron", overlap_communication=False),
+        replace(PLAN, engine="deepspeed"),
+    ]
+
+
+def test_many_plans_are_predicted_as_each_by_itself() -> None:
+    together = predictor().predict_many(plans())
+    assert together == [predictor().predict(plan) for plan in plans()]
+    assert len({prediction.iteration_s for prediction in together}) == len(plans())
+    assert predictor().predict_many([]) == []
+
+
+def test_a_prediction_says_what_its_stages_cost() -> None:
+    batch = StageBatch.of_plan(PLAN)
+    model = predictor()
+    costs, prediction = model.stage_costs(batch), model.predict(PLAN)
+    assert [stage.stable_s for stage in prediction.stages] == pytest.approx(costs.seconds.stable_s)
+    assert [s.peak_reserved_bytes for s in prediction.stages] == pytest.approx(
+        costs.peak_reserved_bytes, abs=1
+    )
+    assert prediction.fits == costs.fits.all()
+    (seconds,) = model.iterations(batch, np.array([PLAN.micro_batches]))
+    assert prediction.iteration_s == seconds
+    assert prediction.tokens_per_s == pytest.approx(64 * 2048 / seconds)
+
+
+def test_one_stage_takes_its_micro_batches_and_what_comes_once() -> None:
+    (stage,) = predictor().predict(plans()[1]).stages
+    extra = max(0.0, stage.delta_forward_s) + max(0.0, stage.delta_backward_s)
+    expected = 16 * stage.stable_s + extra
+    assert predictor().predict(plans()[1]).iteration_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_fewer_micro_batches_than_stages_are_predicted(micro_batches: int) -> None:
+    stages = tuple(
+        StagePlan(
+            layers=8,
+            data_parallel=1,
+            tensor_parallel=1,
+            micro_batch=64 // micro_batches,
+            zero=1,
+            checkpointed_layers=8,
+        )
+        for _ in range(4)
+    )
+    prediction = predictor().predict(Plan(micro_batches=micro_batches, stages=stages))
+    stable = sum(stage.stable_s for stage in prediction.stages)
+    assert prediction.iteration_s >= stable
+
+
+def test_stages_of_one_block_are_predicted() -> None:
+    stages = tuple(replace(STAGE, layers=layers, data_parallel=1) for layers in (1, 30, 1))
+    prediction = predictor().predict(Plan(micro_batches=64, stages=stages))
+    first, middle, last = (stage.stable_s for stage in prediction.stages)
+    assert 0 < first < middle
+    assert 0 < last < middle
+
+
+def test_classes_of_memory_add_up_to_the_peak() -> None:
+    for prediction in predictor().predict_many(plans()):
+        for stage in prediction.stages:
+            assert stage.memory.total_bytes == stage.peak_allocated_bytes
+            phases = stage.memory_by_phase
+            assert max(phases.forward, phases.backward) == stage.peak_allocated_bytes
+            assert phases.step <= stage.peak_allocated_bytes < stage.peak_reserved_bytes
+
+
+@pytest.mark.parametrize("override", ["memory_gib", "host_memory_gib"])
+def test_too_little_memory_does_not_fit(override: str) -> None:
+    plan = plans()[2]
+    assert predictor().predict(plan).fits
+    assert not predictor(replace(CLUSTER, **{override: 2.0})).predict(plan).fits
+
+
+def test_sizes_that_do_not_divide_do_not_fit() -> None:
+    batch = replace(StageBatch.of_plan(PLAN), tensor_parallel=np.array([1, 3]))
+    assert predictor().stage_costs(batch).fits.tolist() == [True, False]
+
+
+def test_an_unmeasured_engine_has_wide_bounds_and_says_so() -> None:
+    bare = replace(
+        CLUSTER.hardware,
+        engines=None,
+        provenance=replace(CLUSTER.hardware.provenance, engines=None),
+    )
+    prediction = predictor(replace(CLUSTER, hardware=bare)).predict(PLAN)
+    assert prediction.notes == ("no run of engine mistlab on this hardware was measured",)
+    width = prediction.iteration_s_high / prediction.iteration_s - 1
+    assert width == pytest.approx(UNMEASURED_HALF_WIDTH)
+
+
+def test_bounds_widen_outside_of_what_was_measured_and_say_where() -> None:
+    known = bounds_of(WORK, CLUSTER, "mistlab")
+    assert known.notes(4) == ()
+    long = replace(WORK, sequence_length=8192)
+    extrapolated = bounds_of(long, CLUSTER, "mistlab")
+    assert extrapolated.notes(4) == ("sequence length is 4.0 times outside of what was measured",)
+    assert extrapolated.half_width(4) == pytest.approx(2 * known.half_width(4))
+    assert extrapolated.half_width(32) > extrapolated.half_width(4)
+    assert known.half_width(int(4 * SLACK)) == known.half_width(4)
+
+
+def bounded(seconds: float, width: float) -> Prediction:
+    prediction = predictor().predict(PLAN)
+    return replace(
+        prediction,
+        iteration_s=seconds,
+        iteration_s_low=seconds * (1 - width),
+        iteration_s_high=seconds * (1 + width),
+    )
+
+
+def test_plans_are_told_apart_beyond_the_bounds_of_both() -> None:
+    close, far = (compared(bounded(1.0, 0.03), bounded(t, 0.04)) for t in (1.04, 1.06))
+    assert close.ratio == pytest.approx(1.04)
+    assert not close.exceeds_bounds
+    assert far.exceeds_bounds
+    assert compared(bounded(1.06, 0.03), bounded(1.0, 0.04)).exceeds_bounds
+
+
+def test_hardware_without_an_allocator_is_named() -> None:
+    hardware = CLUSTER.hardware
+    bare = replace(
+        hardware, allocator=None, provenance=replace(hardware.provenance, allocator=None)
+    )
+    with pytest.raises(InputError, match=r"l4-24gb has no allocator: run .*--runs"):
+        predictor(replace(CLUSTER, hardware=bare)).predict(PLAN)
+
+
+@pytest.mark.parametrize("name", catalog.hardware_names())
+def test_every_hardware_of_the_catalogue_predicts(name: str) -> None:
+    cluster = Cluster(hardware=catalog.hardware(name), nodes=2, gpus_per_node=4)
+    stage = replace(STAGE, data_parallel=4, checkpointed_layers=16)
+    prediction = predictor(cluster).predict(Plan(micro_batches=16, stages=(stage, stage)))
+    assert 0 < prediction.mfu < 1
+    assert prediction.iteration_s > 0
