@@ -23,6 +23,8 @@ SUSTAINED = np.linspace(0.75, 1.0, 11)
 FINE = np.linspace(0.75, 1.0, 501)
 # Of normally distributed errors 90 % lie within this many times their mean absolute value.
 WIDTH_OF_MEAN = 2.06
+# Measurements of equal runs differ by that much themselves.
+LEAST_WIDTH = 0.001
 DEFAULT_OUTSIDE_MIB = 300.0
 MOST_STEPS = 40
 
@@ -166,6 +168,10 @@ def _trimmed(errors: Values) -> float:
     return float(kept.mean())
 
 
+def _mean(errors: Values) -> float:
+    return float(np.abs(errors).mean())
+
+
 def _best(errors: Values) -> int:
     return int(np.argmin(np.abs(errors).mean(axis=1)))
 
@@ -187,7 +193,7 @@ def _with_engines(
     fitted = tuple(
         EngineCalibration(
             engine=runs[places[0]].engine,
-            half_width=round(WIDTH_OF_MEAN * float(np.abs(left_out[places]).mean()), 4),
+            half_width=max(LEAST_WIDTH, round(WIDTH_OF_MEAN * _mean(left_out[places]), 4)),
             runs=len(places),
             hidden=_range([one.workload.model.hidden for one in seen]),
             gpus=_range([_gpus(one) for one in seen]),

@@ -1,6 +1,9 @@
 """From a table of measurements to a hardware file that a plan may name."""
 
+import csv
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +11,16 @@ import pytest
 
 from experiments import calibrate
 from experiments.commandline import run
+from experiments.published import MEGATRON, read_end_to_end, read_megatron
+from experiments.whole_runs import predicted_s
 from mistlab import catalog
+from mistlab.calibration import operators
+from mistlab.compute import OperatorClass, Rate
 from mistlab.cost.interference import factors_of, overlapped
-from mistlab.datafile import read_yaml
-from mistlab.hardware import Hardware
+from mistlab.datafile import read_yaml, write_yaml
+from mistlab.hardware import CALIBRATED, Hardware
 from mistlab.interference import SHARED_SETS, GroupSlowdowns, Slowdown
-from mistlab.value import from_mapping
+from mistlab.value import from_mapping, to_mapping
 
 HEADER = (
     "generation,intra_group,inter_group,latency_ms,iso_compute_ms,iso_g2g_ms,iso_c2g_ms,iso_g2c_ms"
@@ -143,3 +150,246 @@ def test_a_table_of_single_streams_cannot_be_fitted(
     out = str(tmp_path / "m.yaml")
     assert run(calibrate.main, ["--interference", str(table), "--out", out]) == 2
     assert "no row has more than one stream busy" in capsys.readouterr().err
+
+
+OPERATORS = (
+    *("enc-attention-qkv", "enc-attention-dense", "enc-MLP-GEMM-1", "enc-MLP-GEMM-2"),
+    *("enc-attention-score", "enc-attention-context", "enc-1st-layernorm"),
+    *("enc-attention-softmax", "enc-attention-dropout", "enc-post-attention-dropout"),
+    *("enc-2nd-layernorm", "enc-MLP-gelu", "enc-post-MLP-dropout"),
+)
+TRUE_RATES: dict[OperatorClass, Rate] = {
+    "matmul": Rate(operators="matmul", tflops=50.0, gbytes_per_s=800.0),
+    "batched_matmul": Rate(operators="batched_matmul", gbytes_per_s=200.0),
+    "memory": Rate(operators="memory", gbytes_per_s=240.0),
+}
+
+
+def written_operators(path: Path, *, weight_gradients: bool = True) -> Path:
+    """A profile of blocks whose classes take what ``TRUE_RATES`` say."""
+    lines = ["hardware,hidden,ffn,heads,seq,vocab,mbs,tp,op,fwd_us,bwd_us,failed"]
+    for hidden, micro_batch in ((1024, 1), (2048, 2), (2048, 4), (4096, 1)):
+        sizes = (hidden, 4 * hidden, 16, 1024, 50304, micro_batch)
+        work = operators._work(operators.Block(*sizes))
+        for name in OPERATORS:
+            operators_ = operators.CLASS_OF_OPERATOR[name]
+            rate = TRUE_RATES[operators_]
+            alike = sum(c == operators_ for c in operators.CLASS_OF_OPERATOR.values())
+            seconds = (
+                work[f"{operators_} flop"] * rate.s_per_flop
+                + work[f"{operators_} bytes"] * rate.s_per_byte
+            ) / alike
+            # A third forward; without the weights' gradients another third backward.
+            backward = 2 if weight_gradients or operators_ != "matmul" else 1
+            forward_us = seconds / 3 * 1e6
+            row = (*sizes, 1, name, forward_us, backward * forward_us)
+            lines.append(f"a-machine,{','.join(map(str, row))},0")
+    lines.append(f"a-machine,{','.join(map(str, (*sizes, 1, OPERATORS[0], 0, 0)))},1")
+    lines.append(f"another,{','.join(map(str, (*sizes, 1, OPERATORS[0], 1, 1)))},0")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("weight_gradients", [True, False])
+def test_rates_are_those_that_made_the_profile(
+    weight_gradients: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = written_operators(tmp_path / "table.csv", weight_gradients=weight_gradients)
+    out = tmp_path / "machine.yaml"
+    arguments = ["--operators", str(table), "--table-hardware", "a-machine", "--out", str(out)]
+    arguments += ["--attention-tflops", "40", "30", "--json"]
+    if not weight_gradients:
+        arguments.append("--without-weight-gradients")
+    assert run(calibrate.main, arguments) == 0
+    summary = json.loads(capsys.readouterr().out)["compute"]
+    assert summary["held_out_error"] < 1e-4
+    compute = from_mapping(Hardware, read_yaml(out)).compute
+    assert compute is not None
+    for operators_, rate in TRUE_RATES.items():
+        found = compute.rate(operators_)
+        assert found.s_per_byte == pytest.approx(rate.s_per_byte, rel=1e-3)
+        assert found.s_per_flop == pytest.approx(rate.s_per_flop, rel=1e-3)
+    assert compute.rate("attention_backward").tflops == 30
+
+
+def test_a_profile_of_several_machines_needs_one_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = written_operators(tmp_path / "table.csv")
+    out = str(tmp_path / "m.yaml")
+    assert run(calibrate.main, ["--operators", str(table), "--out", out]) == 2
+    assert "holds the hardwares a-machine, another" in capsys.readouterr().err
+
+
+def test_attention_has_its_own_table(tmp_path: Path) -> None:
+    attention = tmp_path / "attention.csv"
+    square = 2 * 16 * 2048**2
+    fused_ms = [products * square * 128 / 40e12 * 1e3 for products in (2, 5)]
+    product_ms = 2 * (square + 2 * 32 * 2048 * 128) / 250e9 * 1e3
+    attention.write_text(
+        "db,op,batch,seq,heads,head_dim,shapes,fwd_median_ms,bwd_median_ms\n"
+        f"a,x.flash_attn_func,2,2048,16,128,{{}},{fused_ms[0]},{fused_ms[1]}\n"
+        'a,torch.bmm,,,,,"{""input"": [32, 2048, 2048], ""mat2"": [32, 2048, 128]}",'
+        f"{product_ms},{2 * product_ms}\n",
+        encoding="utf-8",
+    )
+    table = written_operators(tmp_path / "table.csv")
+    out = tmp_path / "machine.yaml"
+    arguments = ["--operators", str(table), "--table-hardware", "a-machine", "--out", str(out)]
+    assert run(calibrate.main, [*arguments, "--attention", str(attention)]) == 0
+    compute = from_mapping(Hardware, read_yaml(out)).compute
+    assert compute is not None
+    assert compute.rate("attention_forward").tflops == pytest.approx(40)
+    assert compute.rate("attention_backward").tflops == pytest.approx(40)
+    assert compute.rate("batched_matmul").gbytes_per_s == pytest.approx(250, rel=1e-4)
+    assert compute.rate("matmul").tflops == pytest.approx(50, rel=1e-3)
+
+
+def test_collectives_and_sends_join_what_a_file_has(tmp_path: Path) -> None:
+    sizes = [2.0**power for power in range(1, 9)]
+    together = tmp_path / "collectives.csv"
+    rows = [
+        f"a,{gpus},{kind},{size},{0.05 + size * 2**20 / rate / 1e6}"
+        for gpus in (2, 16)
+        for kind, rate in (("all_reduce", 3.0), ("all_gather", 6.0), ("all_to_all", 1.0))
+        for size in sizes
+    ]
+    header = "hardware,gpus,collective,full_mib,time_ms\n"
+    together.write_text(header + "\n".join(rows) + "\n", encoding="utf-8")
+    sends = tmp_path / "sends.csv"
+    rows = [f"a,{link},{size},{size * 2**20 / 8e6}" for link in ("intra_node",) for size in sizes]
+    sends.write_text("hardware,link,mib,time_ms\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    out = tmp_path / "machine.yaml"
+    arguments = ["--collectives", str(together), "--point-to-point", str(sends)]
+    assert run(calibrate.main, [*arguments, "--hardware", "l4-24gb", "--out", str(out)]) == 0
+
+    before = catalog.hardware("l4-24gb").transfers
+    found = from_mapping(Hardware, read_yaml(out)).transfers
+    assert before is not None
+    assert found is not None
+    old, new = (
+        {(group.gpus_in_node, group.nodes): group for group in transfers.groups}
+        for transfers in (before, found)
+    )
+    assert set(new) == {*old, (16, 1)}
+    assert new[2, 1].all_gather == old[2, 1].all_gather
+    for shape in ((2, 1), (16, 1)):
+        line = new[shape].all_reduce
+        assert line is not None
+        assert line.gbytes_per_s == pytest.approx(3.0, rel=1e-3)
+    assert found.in_node is not None
+    assert found.in_node.gbytes_per_s == pytest.approx(8.0, rel=1e-3)
+    assert found.across_nodes is None
+
+
+def test_whole_runs_say_what_is_sustained_and_how_sure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    true = catalog.hardware("l4-24gb")
+    assert true.compute is not None
+    true = replace(true, compute=replace(true.compute, sustained=0.88))
+    rows = []
+    for micro_batch, layers in ((1, "13 11"), (2, "13 11"), (1, "12 12"), (2, "14 10")):
+        micro_batches = 16 // micro_batch
+        row = {
+            "id": f"run-{micro_batch}-{layers}", "hardware": "l4-24gb", "nodes": "1",
+            "gpus": "2", "system": "mist", "model": "gpt2-1.3b", "flash": "True",
+            "seq": "2048", "vocab": "50304", "dropout": "0", "global_batch": "16",
+            "grad_accum": str(micro_batches), "num_stages": "2", "layers": layers,
+            "ckpt_layers": "0 0", "mbs": str(micro_batch), "dp": "1", "tp": "1",
+            "zero_wgo": "001", "offload_wgoa": "0", "iter_s": "1",
+            "peak_alloc_mb": "18000 14000", "peak_reserved_mb": "20000 16700",
+        }
+        rows.append(row)
+
+    def written(rows: list[dict[str, str]]) -> Path:
+        path = tmp_path / "runs.csv"
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        return path
+
+    runs = read_end_to_end(written(rows)).runs
+    for row, one in zip(rows, runs, strict=True):
+        row["iter_s"] = str(predicted_s(one, true))
+    out = tmp_path / "machine.yaml"
+    assert run(calibrate.main, ["--runs", str(written(rows)), "--out", str(out), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)["engines"]
+    assert summary["fits"][0]["held_out_error"] < 1e-3
+    hardware = from_mapping(Hardware, read_yaml(out))
+    assert hardware.compute is not None
+    assert hardware.compute.sustained == pytest.approx(0.88, abs=1e-3)
+    (ours,) = (one for one in hardware.engines or () if one.engine == "mistlab")
+    assert ours.runs == 4
+    assert ours.half_width < 2e-3
+    assert (ours.gpus.least, ours.gpus.most) == (2, 2)
+    assert hardware.allocator is not None
+    # 2000 MiB beyond on the stage with the embedding, 2700 on the one with the head too.
+    step = hardware.allocator.step_bytes_a_parameter
+    head = hardware.allocator.head_bytes_a_parameter
+    assert step * 2048 * (50304 + 2048) == pytest.approx(2000 * 2**20, rel=0.02)
+    # The head's own layer is smaller by the positions that the embedding has.
+    of_head = 2700 - 2000 * 50304 / (50304 + 2048)
+    assert head * 2048 * 50304 == pytest.approx(of_head * 2**20, rel=0.01)
+
+
+def test_megatron_runs_are_fitted_on_whole_folds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    true = catalog.hardware("a100-80gb")
+    assert true.compute is not None
+    true = replace(true, compute=replace(true.compute, sustained=0.9, launch_us=50.0))
+    path = tmp_path / "megatron.csv"
+    rows = [
+        (gpus, 4 * gpus, micro_batch, hidden, 16, layers, 1024, 1, gpus, 1, 1.0)
+        for gpus, hidden, layers in ((2, 1024, 4), (4, 4096, 4), (8, 1024, 6))
+        for micro_batch in (1, 2, 4)
+    ]
+
+    def written(times_ms: Sequence[float]) -> Path:
+        lines = [",".join(MEGATRON)]
+        lines += [",".join(map(str, (*row[:-1], t))) for row, t in zip(rows, times_ms, strict=True)]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+    runs = read_megatron(written([1.0] * len(rows)), true).runs
+    written([predicted_s(one, true) * 1e3 for one in runs])
+    out = tmp_path / "machine.yaml"
+    arguments = ["--hardware", "a100-80gb", "--megatron-runs", str(path), "--out", str(out)]
+    assert run(calibrate.main, [*arguments, "--folds", "2x4,4x4", "--json"]) == 0
+    (fit,) = json.loads(capsys.readouterr().out)["engines"]["fits"]
+    assert fit["rows"] == 3
+    assert fit["held_out_error"] < 0.01
+    compute = from_mapping(Hardware, read_yaml(out)).compute
+    assert compute is not None
+    assert compute.launch_us == pytest.approx(50, rel=0.03)
+    assert compute.sustained == pytest.approx(0.9, rel=0.03)
+    assert run(calibrate.main, [*arguments, "--folds", "3x4"]) == 2
+    assert "--folds: 3x4 is not among 2x4, 4x4, 8x6" in capsys.readouterr().err
+
+
+def test_what_no_table_has_can_be_borrowed(tmp_path: Path) -> None:
+    bare = catalog.hardware("h100-80gb")
+    bare = replace(
+        bare,
+        **dict.fromkeys(CALIBRATED),
+        provenance=replace(bare.provenance, **dict.fromkeys(CALIBRATED)),
+    )
+    path, out = tmp_path / "bare.yaml", tmp_path / "borrowed.yaml"
+    write_yaml(to_mapping(bare, omit_defaults=True), path)
+    arguments = ["--hardware", str(path), "--borrow", "a100-40gb", "--out", str(out)]
+    assert run(calibrate.main, arguments) == 0
+    found, lender = from_mapping(Hardware, read_yaml(out)), catalog.hardware("a100-40gb")
+    assert found.compute is not None
+    assert lender.compute is not None
+    ratio = found.gpu.peak_tflops.fp16 / lender.gpu.peak_tflops.fp16
+    for rate in ("matmul", "attention_forward"):
+        theirs = lender.compute.rate(rate).tflops
+        assert found.compute.rate(rate).tflops == pytest.approx(theirs * ratio, rel=1e-3)
+    assert found.provenance.compute is not None
+    assert found.provenance.compute.kind == "borrowed"
+    assert found.transfers is not None
+    assert {group.nodes for group in found.transfers.groups} == {1}
+    assert found.transfers.across_nodes is None
+    assert found.engines is None

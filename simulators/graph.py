@@ -1,0 +1,122 @@
+"""Tasks and what they wait for: what the event simulator plays.
+
+A task runs on one stream of one stage, one at a time there. It is ready when the tasks that it
+waits for have started or ended; of the ready tasks of a stream the one with the lowest number goes
+first.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from mistlab.interference import STREAMS
+from mistlab.schedule import Action, Direction, Kind
+
+# Kind, direction and layer: what an action is besides its stage and its micro-batch.
+Label = tuple[Kind, Direction | None, int | None]
+# How far from a task the tasks are that wait for it.
+Offsets = tuple[int, ...]
+
+# Of how many tasks a message names what they wait for.
+NAMED = 8
+
+
+class StalledError(Exception):
+    """A schedule that cannot progress: the message names the tasks that wait, and for what."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskGraph:
+    """Columns of tasks, numbered in the order of the slot table.
+
+    A column is a plain list: alike passes share their rows' values. ``after_end`` and
+    ``after_start`` hold, for each task, the offsets of those that wait for it; ``waits`` counts
+    what a task waits for. ``lanes`` are streams of stages: stage times four plus stream.
+    """
+
+    stages: int
+    labels: list[Label] = field(default_factory=list)
+    micro_batches: list[int] = field(default_factory=list)
+    lanes: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    after_end: list[Offsets] = field(default_factory=list)
+    after_start: list[Offsets] = field(default_factory=list)
+    # Sends, and the first task that each lets go on at the receiver.
+    sends: list[tuple[int, int]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def add(self, action: Action, stream: str, seconds: float) -> int:
+        """Another task; its number."""
+        assert action.stage < self.stages, f"{action}: there are {self.stages} stages"
+        self.labels.append((action.kind, action.direction, action.layer))
+        self.micro_batches.append(action.micro_batch)
+        self.lanes.append(len(STREAMS) * action.stage + STREAMS.index(stream))
+        self.seconds.append(seconds)
+        self.waits.append(0)
+        self.after_end.append(())
+        self.after_start.append(())
+        return len(self) - 1
+
+    def wait(self, task: int, *, end_of: int) -> None:
+        """Let a task wait until another has ended."""
+        self.after_end[end_of] = (*self.after_end[end_of], task - end_of)
+        self.waits[task] += 1
+
+    def wait_for_start(self, task: int, *, start_of: int) -> None:
+        """Let a task wait until another has started."""
+        self.after_start[start_of] = (*self.after_start[start_of], task - start_of)
+        self.waits[task] += 1
+
+    def stage(self, task: int) -> int:
+        """The stage that runs a task."""
+        return self.lanes[task] // len(STREAMS)
+
+    def stream(self, task: int) -> str:
+        """The stream that a task runs on."""
+        return STREAMS[self.lanes[task] % len(STREAMS)]
+
+    def action(self, task: int) -> Action:
+        """What a task does."""
+        kind, direction, layer = self.labels[task]
+        return Action(
+            stage=self.stage(task),
+            kind=kind,
+            direction=direction,
+            layer=layer,
+            micro_batch=self.micro_batches[task],
+        )
+
+    def edges(self) -> Iterator[tuple[int, int, bool]]:
+        """What is waited for, who waits, and whether for the end."""
+        for ended, column in ((True, self.after_end), (False, self.after_start)):
+            for task, offsets in enumerate(column):
+                for offset in offsets:
+                    yield task, task + offset, ended
+
+    def stalled(self, unstarted: Iterable[int]) -> StalledError:
+        """The error of a schedule whose ``unstarted`` tasks wait for one another."""
+        left = set(unstarted)
+        sources: dict[int, list[int]] = {}
+        for source, task, _ in self.edges():
+            if source in left and task in left:
+                sources.setdefault(task, []).append(source)
+        cycle = _cycle(sources, min(left))
+        if cycle:
+            what = " which waits for ".join(str(self.action(task)) for task in cycle)
+            return StalledError(f"{len(left)} tasks cannot start: {what}")
+        named = ", ".join(str(self.action(task)) for task in sorted(left)[:NAMED])
+        return StalledError(f"{len(left)} tasks cannot start, for what they await is not there: {named}")
+
+
+def _cycle(sources: dict[int, list[int]], first: int) -> list[int]:
+    """Tasks of which each waits for the next, the first one again at the end; none if none do."""
+    seen: dict[int, int] = {}
+    task = first
+    while task not in seen:
+        if task not in sources:
+            return []
+        seen[task] = len(seen)
+        task = min(sources[task])
+    return [*list(seen)[seen[task] :], task]

@@ -1,0 +1,206 @@
+"""Playing a graph of tasks on SimPy: a process a stream, and streams that slow one another down.
+
+While a set of streams of a stage is busy, each gets on with its work at the speed that the set
+leaves it: one over its factor. Whenever the set changes, the rest of each running task goes on at
+the new speed. SimPy holds one event for the task of a stage that ends first; when the set changes,
+whoever waits for that event is moved to another one, at the new time.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import accumulate
+
+from simpy import Environment, Event
+
+from mistlab.interference import STREAMS
+from simulators.graph import TaskGraph
+
+# For each set of busy streams, a bit for each of them, how much slower each stream is.
+Factors = Sequence[Sequence[float]]
+
+ALONE: Factors = ((1.0,) * len(STREAMS),) * 2 ** len(STREAMS)
+_BITS = tuple(1 << stream for stream in range(len(STREAMS)))
+_BUSY = tuple(
+    tuple(stream for stream in range(len(STREAMS)) if chosen & _BITS[stream])
+    for chosen in range(2 ** len(STREAMS))
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """When each task started and ended, in seconds from the beginning."""
+
+    starts_s: list[float]
+    ends_s: list[float]
+
+
+def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
+    """Play all tasks; ``factors`` of each stage. Raises ``StalledError`` when they cannot end."""
+    environment = Environment()
+    player = _Player(environment, graph, factors)
+    environment.run()
+    if player.unstarted:
+        raise graph.stalled(task for task, start in enumerate(player.starts) if start < 0)
+    return Times(starts_s=player.starts, ends_s=player.ends)
+
+
+class _Ending(Event):
+    """The end of a task, put into SimPy's queue when it is known to be the next of its stage."""
+
+    __slots__ = ()
+
+    def at(self, delay: float) -> None:
+        """Happen after a delay."""
+        self._ok = True
+        self._value = None
+        self.env.schedule(self, delay=delay)
+
+
+class _Contention:
+    """The running tasks of one stage: how much work each has left, and which one ends first."""
+
+    __slots__ = ("busy", "environment", "events", "factors", "left", "next_stream", "since", "when")
+
+    def __init__(self, environment: Environment, factors: Factors) -> None:
+        self.environment = environment
+        self.factors = tuple(tuple(float(value) for value in row) for row in factors)
+        self.left = [0.0] * len(STREAMS)
+        self.events: list[_Ending | None] = [None] * len(STREAMS)
+        self.busy = 0
+        self.since = 0.0
+        # The stream whose event is in SimPy's queue, and for when.
+        self.next_stream = -1
+        self.when = 0.0
+
+    def begin(self, stream: int, seconds: float) -> _Ending:
+        """Let a task run that takes ``seconds`` by itself; what it returns happens at its end."""
+        self._advance()
+        self.left[stream] = seconds
+        event = self.events[stream] = _Ending(self.environment)
+        self.busy |= _BITS[stream]
+        self.await_next()
+        return event
+
+    def end(self, stream: int) -> None:
+        """The task of a stream has ended; call ``await_next`` or ``begin`` after it."""
+        self._advance()
+        self.left[stream] = 0.0
+        self.busy &= ~_BITS[stream]
+        self.next_stream = -1
+
+    def _advance(self) -> None:
+        """Take off what was done since the set of busy streams last changed."""
+        now = self.environment.now
+        elapsed = now - self.since
+        if elapsed > 0:
+            busy, left = self.busy, self.left
+            row = self.factors[busy]
+            for stream in _BUSY[busy]:
+                rest = left[stream] - elapsed / row[stream]
+                left[stream] = rest if rest > 0 else 0.0
+        self.since = now
+
+    def await_next(self) -> None:
+        """Put the end of the task that ends first into SimPy's queue."""
+        busy = self.busy
+        if not busy:
+            return
+        left, row = self.left, self.factors[busy]
+        first, delay = -1, float("inf")
+        for stream in _BUSY[busy]:
+            rest = left[stream] * row[stream]
+            if rest < delay:
+                first, delay = stream, rest
+        when = self.since + delay
+        scheduled = self.next_stream
+        if scheduled >= 0:
+            if scheduled == first and when == self.when:
+                return
+            self._withdraw(scheduled)
+        event = self.events[first]
+        assert event is not None
+        self.next_stream, self.when = first, when
+        event.at(delay)
+
+    def _withdraw(self, stream: int) -> None:
+        """Move whoever waits for a stream's event to one that is not in SimPy's queue."""
+        former = self.events[stream]
+        assert former is not None
+        event = self.events[stream] = _Ending(self.environment)
+        event.callbacks, former.callbacks = former.callbacks, []
+
+
+class _Player:
+    """The processes of all streams, and what they share."""
+
+    __slots__ = (
+        *("asleep", "contention", "ends", "environment", "graph", "ready", "starts", "unstarted"),
+        "waits",
+    )
+
+    def __init__(
+        self, environment: Environment, graph: TaskGraph, factors: Sequence[Factors]
+    ) -> None:
+        lanes = len(STREAMS) * graph.stages
+        self.environment = environment
+        self.graph = graph
+        self.contention = [_Contention(environment, of_stage) for of_stage in factors]
+        self.starts = [-1.0] * len(graph)
+        self.ends = [-1.0] * len(graph)
+        self.waits = graph.waits.copy()
+        self.unstarted = len(graph)
+        self.asleep: list[Event | None] = [None] * lanes
+        self.ready: list[list[int]] = [[] for _ in range(lanes)]
+        counts = [0] * lanes
+        for task, (lane, waits) in enumerate(zip(graph.lanes, graph.waits, strict=True)):
+            counts[lane] += 1
+            if not waits:
+                self.ready[lane].append(task)
+        for lane, count in enumerate(counts):
+            if count:
+                environment.process(self._stream(lane, count))
+
+    def _stream(self, lane: int, count: int) -> Generator[Event, None, None]:
+        """Run a stream's ``count`` tasks, each as soon as it is ready and its turn."""
+        environment, starts, ends = self.environment, self.starts, self.ends
+        seconds, ready = self.graph.seconds, self.ready[lane]
+        after_start, after_end = self.graph.after_start, self.graph.after_end
+        stream = lane % len(STREAMS)
+        contention = self.contention[lane // len(STREAMS)]
+        running = False
+        for _ in range(count):
+            if not ready:
+                if running:
+                    contention.await_next()
+                    running = False
+                event = self.asleep[lane] = Event(environment)
+                yield event
+            task = heappop(ready)
+            starts[task] = environment.now
+            self.unstarted -= 1
+            waiting = after_start[task]
+            if waiting:
+                self._release(task, waiting)
+            yield contention.begin(stream, seconds[task])
+            ends[task] = environment.now
+            contention.end(stream)
+            running = True
+            waiting = after_end[task]
+            if waiting:
+                self._release(task, waiting)
+        contention.await_next()
+
+    def _release(self, task: int, offsets: Sequence[int]) -> None:
+        """Take one off what tasks wait for, and wake the streams of those that are ready."""
+        waits, lanes, asleep = self.waits, self.graph.lanes, self.asleep
+        for offset in offsets:
+            waiting = task + offset
+            waits[waiting] -= 1
+            if not waits[waiting]:
+                lane = lanes[waiting]
+                heappush(self.ready[lane], waiting)
+                event = asleep[lane]
+                if event is not None:
+                    asleep[lane] = None
+                    event.succeed()
