@@ -130,6 +130,7 @@ def _summary(fitted: Fitted) -> dict[str, Any]:
         "table": str(fitted.table),
         "sha256": fitted.sha256,
         "duplicates": fitted.duplicates,
+        "spread": fitted.spread,
         "held_out_error": fitted.held_out if fitted.residuals else None,
         "fits": [
             {
@@ -150,7 +151,10 @@ def _text(fitted: Fitted) -> str:
         return f"{fitted.group} from {fitted.table.name}"
     lines = [f"{fitted.group}, mean error of rows that were not fitted:"]
     lines += [f"  {_line(residual)}" for residual in fitted.residuals]
-    return "\n".join([*lines, f"  all: {fitted.held_out:.2%}"])
+    lines.append(f"  all: {fitted.held_out:.2%}")
+    if fitted.spread is not None:
+        lines.append(f"  repeated measurements differ by {fitted.spread:.2%} of their median")
+    return "\n".join(lines)
 
 
 def _line(residual: Residual) -> str:

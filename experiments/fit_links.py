@@ -13,7 +13,6 @@ from experiments.commandline import progress
 from experiments.fits import Fitted, Residual, Step, calibrated, report_dropped, sourced
 from mistlab.calibration import interference, transfers
 from mistlab.calibration.interference import OverlapRows
-from mistlab.calibration.rows import Origin
 from mistlab.calibration.tables import (
     GroupShape,
     TransferTable,
@@ -36,7 +35,7 @@ def bandwidth(path: Path, campaign: str | None) -> Step:
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_transfer_table(path, campaign=campaign)
         groups, residuals = _lines(path, table)
-        fitted = _fitted_transfers(table.origin, residuals)
+        fitted = _fitted_transfers(table, residuals)
         value = Transfers(groups=_merged((), groups))
         if hardware.transfers is not None:
             value = replace(hardware.transfers, groups=value.groups)
@@ -51,7 +50,7 @@ def collectives(path: Path, table_hardware: str | None) -> Step:
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_collective_table(path, hardware=table_hardware)
         groups, residuals = _lines(path, table)
-        fitted = _fitted_transfers(table.origin, residuals)
+        fitted = _fitted_transfers(table, residuals)
         have = hardware.transfers.groups if hardware.transfers is not None else ()
         merged = _merged(have, groups)
         base = hardware.transfers or Transfers(groups=merged)
@@ -67,7 +66,7 @@ def point_to_point(path: Path, table_hardware: str | None) -> Step:
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_point_to_point_table(path, hardware=table_hardware)
         groups, residuals = _lines(path, table)
-        fitted = _fitted_transfers(table.origin, residuals)
+        fitted = _fitted_transfers(table, residuals)
         lines = {shape.nodes: of_shape["send"] for shape, of_shape in groups.items()}
         value = replace(
             _transfers_of(hardware, path),
@@ -156,7 +155,8 @@ def _lines(
     return groups, residuals
 
 
-def _fitted_transfers(origin: Origin, residuals: Sequence[Residual]) -> Fitted:
+def _fitted_transfers(table: TransferTable, residuals: Sequence[Residual]) -> Fitted:
+    origin = table.origin
     return Fitted(
         group="transfers",
         table=origin.path,
@@ -164,6 +164,7 @@ def _fitted_transfers(origin: Origin, residuals: Sequence[Residual]) -> Fitted:
         note=f"campaign {origin.campaign or 'unnamed'}",
         residuals=tuple(residuals),
         duplicates=origin.duplicates,
+        spread=table.spread,
     )
 
 

@@ -70,6 +70,7 @@ def operator_rates(
                 for name, rows in table.classes.items()
             ),
             duplicates=table.origin.duplicates,
+            spread=table.spread,
         )
         value = Compute(
             rates=tuple(rates[name] for name in OPERATOR_CLASSES),

@@ -29,7 +29,10 @@ class Residual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """What one table gave: which group of a hardware file, from what, and how good it is."""
+    """What one table gave: which group of a hardware file, from what, and how good it is.
+
+    ``spread`` is how much of their median repeated measurements differ by.
+    """
 
     group: str
     table: Path
@@ -37,6 +40,7 @@ class Fitted:
     note: str
     residuals: tuple[Residual, ...]
     duplicates: int = 0
+    spread: float | None = None
 
     @property
     def held_out(self) -> float:

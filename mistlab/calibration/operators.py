@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from mistlab.calibration.rows import HARDWARE, Origin, Row, positive, read_rows, refuse_row
+from mistlab.calibration.rows import (
+    HARDWARE,
+    Origin,
+    Row,
+    positive,
+    read_rows,
+    refuse_row,
+    spread_of,
+)
 from mistlab.compute import GBYTES, TFLOP, OperatorClass, Rate
 from mistlab.cost.layers import work_of
 from mistlab.model import ModelSpec
@@ -90,11 +98,13 @@ class ClassRows:
 class OperatorTable:
     """A profile of blocks: forward and backward of each class, without tensor parallelism.
 
-    ``failed`` rows, which have no time, were dropped, and their blocks with them.
+    ``failed`` rows, which have no time, were dropped, and their blocks with them; ``spread`` is how
+    much of their median repeated measurements differ by.
     """
 
     origin: Origin
     failed: int
+    spread: float | None
     classes: Mapping[OperatorClass, ClassRows]
 
 
@@ -119,7 +129,12 @@ def read_operator_table(
     if not blocks:
         where, row = rows[0]
         refuse_row(where, "op", f"no block has all of {', '.join(CLASS_OF_OPERATOR)} at tp 1")
-    return OperatorTable(origin=origin, failed=failed, classes=_classes(blocks, times))
+    return OperatorTable(
+        origin=origin,
+        failed=failed,
+        spread=spread_of(times.values()),
+        classes=_classes(blocks, times),
+    )
 
 
 def fit(rows: ClassRows, operators: OperatorClass) -> Rate:

@@ -3,9 +3,10 @@
 import csv
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import NoReturn
 
 from mistlab.errors import InputError, near_matches
@@ -92,6 +93,14 @@ def _one_of(
         message = f"{path}: {option} {wanted!r} is unknown{near_matches(wanted, names)}"
         raise InputError(message)
     return [(number, row) for number, row in rows if (row.get(column) or "") == wanted]
+
+
+def spread_of(samples: Iterable[Sequence[float]]) -> float | None:
+    """By how much of their median repeated measurements of one key differ; None without any."""
+    spreads = [
+        (max(values) - min(values)) / median(values) for values in samples if len(values) > 1
+    ]
+    return median(spreads) if spreads else None
 
 
 def positive(where: str, row: Mapping[str, str], name: str) -> float:

@@ -9,7 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from mistlab.calibration.interference import OverlapRows
-from mistlab.calibration.rows import HARDWARE, Origin, duration, positive, read_rows, refuse_row
+from mistlab.calibration.rows import (
+    HARDWARE,
+    Origin,
+    duration,
+    positive,
+    read_rows,
+    refuse_row,
+    spread_of,
+)
 from mistlab.calibration.transfers import TransferRows
 
 ALONE = ("iso_compute_ms", "iso_g2g_ms", "iso_c2g_ms", "iso_g2c_ms")
@@ -55,9 +63,13 @@ class OverlapTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferTable:
-    """A table of transfers on one stream alone, by shape of group and kind of transfer."""
+    """A table of transfers on one stream alone, by shape of group and kind of transfer.
+
+    ``spread`` is how much of their median repeated measurements differ by, None without any.
+    """
 
     origin: Origin
+    spread: float | None = None
     groups: Mapping[GroupShape, Mapping[str, TransferRows]]
 
 
@@ -156,17 +168,25 @@ def _medians(
     origin: Origin, groups: Mapping[GroupShape, Mapping[str, Sequence[tuple[float, float]]]]
 ) -> TransferTable:
     """The median of what was measured more than once."""
+    samples = {
+        (shape, kind, size): [seconds for other, seconds in values if other == size]
+        for shape, kinds in groups.items()
+        for kind, values in kinds.items()
+        for size in sorted({size for size, _ in values})
+    }
     return TransferTable(
         origin=origin,
+        spread=spread_of(samples.values()),
         groups={
             shape: {
                 kind: _transfer_rows(
                     [
-                        (size, float(np.median([s for b, s in values if b == size])))
-                        for size in sorted({size for size, _ in values})
+                        (size, float(np.median(seconds)))
+                        for (of_shape, of_kind, size), seconds in samples.items()
+                        if (of_shape, of_kind) == (shape, kind)
                     ]
                 )
-                for kind, values in kinds.items()
+                for kind in kinds
             }
             for shape, kinds in sorted(groups.items())
         },

@@ -1,0 +1,96 @@
+"""A simulation as a trace that Perfetto and chrome://tracing open.
+
+The format is Chrome's Trace Event Format: a stage's rank is a process, its streams are threads, a
+task is a complete event, a send a flow from its task to the one that waited for it. Times are in
+microseconds.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mistlab.interference import STREAMS
+from mistlab.schedule import Kind
+from simulators.events import Simulation
+
+Event = dict[str, Any]
+
+MICROSECONDS = 1e6
+
+WORDS: Mapping[Kind, str] = {
+    "F": "forward",
+    "B": "backward",
+    "S": "optimizer step",
+    "U": "parameter gather",
+    "R": "gradient reduction",
+    "P": "parameter swap",
+    "G": "gradient swap",
+    "O": "optimizer state swap",
+    "A": "activation swap",
+    "X": "send",
+    "Y": "receive",
+    "E": "embedding",
+    "H": "head",
+}
+
+
+def trace_of(simulation: Simulation) -> dict[str, Any]:
+    """The trace as JSON values: names of the tracks first, then events in order of time."""
+    events = _tasks(simulation) + _flows(simulation)
+    events.sort(key=lambda event: event["ts"])
+    return {"displayTimeUnit": "ms", "traceEvents": _tracks(simulation) + events}
+
+
+def trace_text(simulation: Simulation) -> str:
+    """The trace as the text of a file."""
+    return json.dumps(trace_of(simulation), separators=(",", ":")) + "\n"
+
+
+def _tracks(simulation: Simulation) -> list[Event]:
+    events = []
+    for stage in range(simulation.graph.stages):
+        of_stage = {"ph": "M", "pid": stage}
+        events += [
+            {**of_stage, "name": "process_name", "args": {"name": f"stage {stage}"}},
+            {**of_stage, "name": "process_sort_index", "args": {"sort_index": stage}},
+        ]
+        for thread, stream in enumerate(STREAMS):
+            of_thread = {**of_stage, "tid": thread}
+            events += [
+                {**of_thread, "name": "thread_name", "args": {"name": stream.replace("_", "-")}},
+                {**of_thread, "name": "thread_sort_index", "args": {"sort_index": thread}},
+            ]
+    return events
+
+
+def _tasks(simulation: Simulation) -> list[Event]:
+    return [
+        {
+            "ph": "X",
+            "name": str(task.action),
+            "cat": WORDS[task.action.kind],
+            "pid": task.action.stage,
+            "tid": STREAMS.index(task.stream),
+            "ts": task.start_s * MICROSECONDS,
+            "dur": (task.end_s - task.start_s) * MICROSECONDS,
+        }
+        for task in simulation.tasks()
+    ]
+
+
+def _flows(simulation: Simulation) -> list[Event]:
+    events = []
+    for number, (send, receiver) in enumerate(simulation.graph.sends):
+        for phase, task in (("s", send), ("f", receiver)):
+            event = {
+                "ph": phase,
+                "id": number,
+                "name": "activations or gradients",
+                "cat": "send",
+                "pid": simulation.graph.stage(task),
+                "tid": STREAMS.index(simulation.graph.stream(task)),
+                "ts": simulation.times.starts_s[task] * MICROSECONDS,
+            }
+            # The end belongs to the task that encloses it, not to the next one.
+            events.append({**event, "bp": "e"} if phase == "f" else event)
+    return events
