@@ -1,7 +1,7 @@
 """What each stage of a plan holds and does: memory by class, peaks, host memory, work.
 
 Bytes are those that tensors take, exact by the layer graphs; what the allocator reserves beyond
-them and what the GPU's runtime takes is not counted. Times need a calibration and are not given.
+them, what the GPU's runtime takes and times are left to experiments.predict.
 """
 
 import os.path
@@ -22,6 +22,7 @@ from experiments.commandline import (
     progress,
     run,
 )
+from mistlab.cost.memory import host_bytes_of_fullest_node
 from mistlab.errors import InputError
 from mistlab.hardware import GIB_BYTES
 from mistlab.job import Job, load_job
@@ -85,17 +86,9 @@ def analysis_of(job: Job, models: dict[Workload, StageModel]) -> Analysis:
     if job.workload not in models:
         models[job.workload] = StageModel.of(job.workload)
     figures = models[job.workload].figures(StageBatch.of_plan(job.plan))
-    return Analysis(
-        job=job, figures=figures, host_bytes_of_fullest_node=_fullest_node(job, figures)
-    )
-
-
-def _fullest_node(job: Job, figures: StageFigures) -> float:
-    # Ranks fill nodes in order, stage after stage.
-    stages = job.plan.stages
-    of_rank = np.repeat(figures.host_bytes, [stage.num_gpus for stage in stages])
-    node = np.arange(len(of_rank)) // job.cluster.gpus_per_node
-    return float(np.bincount(node, weights=of_rank).max())
+    gpus = np.array([stage.num_gpus for stage in job.plan.stages])
+    fullest = host_bytes_of_fullest_node(figures.host_bytes, gpus, job.cluster)
+    return Analysis(job=job, figures=figures, host_bytes_of_fullest_node=fullest)
 
 
 def _mapping(analysis: Analysis) -> dict[str, Any]:

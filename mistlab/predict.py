@@ -52,8 +52,8 @@ class StagePrediction:
     """One stage: times of one micro-batch and of the step, and bytes of its fullest GPU.
 
     ``stable_s`` is a steady forward and backward; the deltas are what the first forward and the
-    last backward take beyond it. ``memory`` splits the highest peak. ``host_bytes`` is the stage's
-    share of host memory on a node.
+    last backward take beyond it. ``memory`` splits the highest peak. ``host_bytes`` is what the
+    stage's ranks on one node keep in its host memory.
     """
 
     stable_s: float = field(metadata=bounded(minimum=0))

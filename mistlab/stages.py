@@ -133,6 +133,7 @@ class StageFigures:
     optimizer_bytes: NDArray[np.float64]
     activations_bytes: NDArray[np.float64]
     buffers_bytes: NDArray[np.float64]
+    step_buffer_bytes: NDArray[np.float64]
     logits_bytes: NDArray[np.float64]
     largest_parameters: NDArray[np.float64]
     head_parameters: NDArray[np.float64]
@@ -180,7 +181,8 @@ class StageSeconds:
 class StageCosts:
     """What each candidate costs: its times, and bytes of its fullest GPU.
 
-    ``fits`` is false where memory is short or the sizes do not divide.
+    ``fits`` is false where memory is short or the sizes do not divide; ``host_bytes`` are of one
+    rank.
     """
 
     seconds: StageSeconds

@@ -94,7 +94,10 @@ class SymbolicPredictor:
         iterations = iterations + calibration.iteration_s
         flop = model_flop(self.workload)
         peak = self.cluster.peak_flop_per_s(self.workload.precision)
-        stages = _stage_predictions(costs, figures)
+        in_node = np.minimum(
+            batch.data_parallel * batch.tensor_parallel, self.cluster.gpus_per_node
+        )
+        stages = _stage_predictions(costs, figures, in_node)
         num_stages = plans[0].num_stages
         predictions = []
         for row, (plan, seconds) in enumerate(zip(plans, iterations.tolist(), strict=True)):
@@ -171,7 +174,9 @@ def _table(seconds: StageSeconds, plans: int) -> StageTimes:
     return StageTimes(**{name: getattr(seconds, name).reshape(plans, -1) for name in names})
 
 
-def _stage_predictions(costs: StageCosts, figures: StageFigures) -> list[StagePrediction]:
+def _stage_predictions(
+    costs: StageCosts, figures: StageFigures, gpus_in_node: NDArray[np.int64]
+) -> list[StagePrediction]:
     seconds = costs.seconds
     times = _rows(
         seconds.stable_s,
@@ -181,19 +186,22 @@ def _stage_predictions(costs: StageCosts, figures: StageFigures) -> list[StagePr
         seconds.exposed_communication_s,
     )
     states = figures.weights_bytes + figures.gradients_bytes + figures.optimizer_bytes
+    # The room for a step is there in the forward passes only.
+    is_forward = figures.forward_peak_bytes >= figures.backward_peak_bytes
+    buffers = figures.buffers_bytes + np.where(is_forward, figures.step_buffer_bytes, 0.0)
     sizes = _whole_rows(
         costs.peak_allocated_bytes,
         costs.peak_reserved_bytes,
-        costs.host_bytes,
+        costs.host_bytes * gpus_in_node,
         figures.weights_bytes,
         figures.gradients_bytes,
         figures.optimizer_bytes,
         figures.activations_bytes,
-        figures.buffers_bytes,
+        buffers,
         figures.logits_bytes,
         figures.forward_peak_bytes,
         figures.backward_peak_bytes,
-        states + figures.buffers_bytes,
+        states + figures.buffers_bytes + figures.step_buffer_bytes,
     )
     return [_stage_prediction(t, s) for t, s in zip(times, sizes, strict=True)]
 

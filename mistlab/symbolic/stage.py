@@ -26,10 +26,11 @@ class StageExpressions:
     """A stage's memory and work.
 
     ``buffers_bytes`` is the room for what is gathered from other ranks or fetched from the host:
-    twice the largest layer where weights or gradients come and go, and one block's optimizer
-    state. ``activations`` are kept between forward and backward passes; ``moments`` are what each
-    phase's fullest moments hold of activations and temporaries, kept ones included.
-    ``logits_bytes`` is what the head keeps for its backward pass beyond its input.
+    twice the largest layer where weights or gradients come and go. ``step_buffer_bytes`` is the
+    room in the first forward for the optimizer state of a block that steps. ``activations`` are
+    kept between forward and backward passes; ``moments`` are what each phase's fullest moments hold
+    of activations and temporaries, kept ones included. ``logits_bytes`` is what the head keeps for
+    its backward pass beyond its input.
     """
 
     parameters: sympy.Expr
@@ -38,6 +39,7 @@ class StageExpressions:
     optimizer: States
     activations: States
     buffers_bytes: sympy.Expr
+    step_buffer_bytes: sympy.Expr
     logits_bytes: sympy.Expr
     largest_parameters: sympy.Expr
     head_parameters: sympy.Expr
@@ -67,6 +69,7 @@ def stage_expressions(sizes: StateSizes, *, tied_embeddings: bool) -> StageExpre
         optimizer=optimizer(blocks, ends, sizes),
         activations=_activations(embedding, block),
         buffers_bytes=_buffers(embedding, block, head, sizes),
+        step_buffer_bytes=wo * sharded(block.parameters * sizes.optimizer, level=1),
         logits_bytes=t * (head.saved_bytes - head.checkpointed_bytes),
         largest_parameters=_largest(embedding, block, head),
         head_parameters=t * head.parameters,
@@ -101,11 +104,9 @@ def _buffers(
     layer = _largest(embedding, block, head)
     weights_come_and_go = sympy.Or(z >= 3, ww > 0)
     gradients_come_and_go = sympy.Or(z >= 2, wg > 0)
-    return (
-        sympy.Piecewise((2 * layer * sizes.weight, weights_come_and_go), (0, True))
-        + sympy.Piecewise((2 * layer * sizes.gradient, gradients_come_and_go), (0, True))
-        + wo * sharded(block.parameters * sizes.optimizer, level=1)
-    )
+    return sympy.Piecewise(
+        (2 * layer * sizes.weight, weights_come_and_go), (0, True)
+    ) + sympy.Piecewise((2 * layer * sizes.gradient, gradients_come_and_go), (0, True))
 
 
 def _moments(
@@ -115,10 +116,12 @@ def _moments(
     micro-batches are."""
     saved, checkpointed = block.saved_bytes, block.checkpointed_bytes
     running = sympy.Piecewise((checkpointed, c > 0), (saved, True))
-    all_kept = _activations(embedding, block).device
+    # Of the micro-batches in flight, what was sent to the next stage is held until it comes back.
+    sent = (q - 1) * (1 - t) * block.output_bytes
+    all_kept = _activations(embedding, block).device + sent
     # A block that runs has its own activations on the device whole, and its neighbour's.
     others = all_kept - (1 - wa) * running + sympy.Piecewise((wa * running, L > 1), (0, True))
-    older = (q - 1) * ((1 - wa) * _kept(block) + embedding.saved_bytes)
+    older = (q - 1) * ((1 - wa) * _kept(block) + embedding.saved_bytes) + sent
     again = sympy.Piecewise((block.forward_peak_bytes + block.output_bytes, c > 0), (0, True))
     return {
         "forward": (

@@ -111,13 +111,16 @@ def _expressions(sizes: StateSizes, tied_embeddings: bool) -> Mapping[str, sympy
     }
     peaks = {
         f"{phase}_peak_bytes": sympy.Add(
-            *held.values(), sympy.Max(*stage.moments[phase], evaluate=False)
+            *held.values(),
+            stage.step_buffer_bytes if phase == "forward" else 0,
+            sympy.Max(*stage.moments[phase], evaluate=False),
         )
         for phase in PHASES
     }
     return {
         "parameters": stage.parameters,
         **held,
+        "step_buffer_bytes": stage.step_buffer_bytes,
         "activations_bytes": stage.activations.device,
         "logits_bytes": stage.logits_bytes,
         "largest_parameters": stage.largest_parameters,

@@ -292,13 +292,29 @@ def test_whole_runs_say_what_is_sustained_and_how_sure(
     for micro_batch, layers in ((1, "13 11"), (2, "13 11"), (1, "12 12"), (2, "14 10")):
         micro_batches = 16 // micro_batch
         row = {
-            "id": f"run-{micro_batch}-{layers}", "hardware": "l4-24gb", "nodes": "1",
-            "gpus": "2", "system": "mist", "model": "gpt2-1.3b", "flash": "True",
-            "seq": "2048", "vocab": "50304", "dropout": "0", "global_batch": "16",
-            "grad_accum": str(micro_batches), "num_stages": "2", "layers": layers,
-            "ckpt_layers": "0 0", "mbs": str(micro_batch), "dp": "1", "tp": "1",
-            "zero_wgo": "001", "offload_wgoa": "0", "iter_s": "1",
-            "peak_alloc_mb": "18000 14000", "peak_reserved_mb": "20000 16700",
+            "id": f"run-{micro_batch}-{layers}",
+            "hardware": "l4-24gb",
+            "nodes": "1",
+            "gpus": "2",
+            "system": "mist",
+            "model": "gpt2-1.3b",
+            "flash": "True",
+            "seq": "2048",
+            "vocab": "50304",
+            "dropout": "0",
+            "global_batch": "16",
+            "grad_accum": str(micro_batches),
+            "num_stages": "2",
+            "layers": layers,
+            "ckpt_layers": "0 0",
+            "mbs": str(micro_batch),
+            "dp": "1",
+            "tp": "1",
+            "zero_wgo": "001",
+            "offload_wgoa": "0",
+            "iter_s": "1",
+            "peak_alloc_mb": "18000 14000",
+            "peak_reserved_mb": "20000 16700",
         }
         rows.append(row)
 

@@ -69,8 +69,11 @@ def test_a_middle_stage_is_its_blocks_added_up(stage_model: StageModel) -> None:
         "weights_bytes": 0.75 * 2 * parameters,
         "gradients_bytes": 0.5 * 2 * parameters / 2,
         "optimizer_bytes": 0.25 * 12 * parameters / 2,
-        "buffers_bytes": (2 * (2 + 2) + 0.75 * 12 / 2) * block["parameters"],
+        "buffers_bytes": 2 * (2 + 2) * block["parameters"],
     }
+    step_buffer = 0.75 * 12 / 2 * block["parameters"]
+    # The older of the two micro-batches in flight was sent on.
+    sent = block["output_bytes"]
     # The last block is checkpointed: it runs with its input on the device, and its neighbour's.
     others = 0.875 * (kept - block["checkpointed_bytes"]) + 0.125 * block["checkpointed_bytes"]
     again = block["forward_peak_bytes"] + block["output_bytes"]
@@ -84,9 +87,15 @@ def test_a_middle_stage_is_its_blocks_added_up(stage_model: StageModel) -> None:
         + 0.125 * kept,
         "forward_flop": 8 * block["forward_flop"],
         "backward_flop": 8 * block["backward_flop"] + 3 * block["forward_flop"],
-        "forward_peak_bytes": sum(states.values()) + others + block["forward_peak_bytes"],
+        "step_buffer_bytes": step_buffer,
+        "forward_peak_bytes": sum(states.values())
+        + step_buffer
+        + others
+        + sent
+        + block["forward_peak_bytes"],
         "backward_peak_bytes": sum(states.values())
         + others
+        + sent
         + max(again, block["backward_peak_bytes"]),
     }
 
@@ -155,7 +164,7 @@ def test_offloaded_activations_leave_room_for_the_running_block_and_its_neighbou
     states = row["weights_bytes"] + row["gradients_bytes"] + row["optimizer_bytes"]
     assert row["activations_bytes"] == 0
     assert row["backward_peak_bytes"] - states == pytest.approx(
-        block["saved_bytes"] + block["backward_peak_bytes"]
+        block["saved_bytes"] + block["backward_peak_bytes"] + block["output_bytes"]
     )
 
 

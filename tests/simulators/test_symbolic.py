@@ -63,6 +63,11 @@ def test_a_prediction_says_what_its_stages_cost() -> None:
         costs.peak_reserved_bytes, abs=1
     )
     assert prediction.fits == costs.fits.all()
+    whole = replace(PLAN, stages=(replace(STAGE, offload=Offload(optimizer=0.5)), STAGE))
+    host = [stage.host_bytes for stage in model.predict(whole).stages]
+    of_rank = model.stage_costs(StageBatch.of_plan(whole)).host_bytes
+    assert host == pytest.approx(2 * of_rank)
+    assert host[0] > host[1] == 0
     (seconds,) = model.iterations(batch, np.array([PLAN.micro_batches]))
     assert prediction.iteration_s == seconds
     assert prediction.tokens_per_s == pytest.approx(64 * 2048 / seconds)
