@@ -107,7 +107,9 @@ class TaskGraph:
             what = " which waits for ".join(str(self.action(task)) for task in cycle)
             return StalledError(f"{len(left)} tasks cannot start: {what}")
         named = ", ".join(str(self.action(task)) for task in sorted(left)[:NAMED])
-        return StalledError(f"{len(left)} tasks cannot start, for what they await is not there: {named}")
+        return StalledError(
+            f"{len(left)} tasks cannot start, for what they await is not there: {named}"
+        )
 
 
 def _cycle(sources: dict[int, list[int]], first: int) -> list[int]:

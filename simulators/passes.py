@@ -3,21 +3,23 @@
 The table says what belongs to which slot. A slot is no barrier here: what a task waits for is
 
     F B    the layer before it; its parameters gathered (U) and swapped in (P<), its state stepped
-           (S), activations and gradients back (A< G<); what left the GPU (A> G>, R) depth + 1
-           layers before it, whose buffers it takes
+           (S), activations and gradients back (A< G<); what leaves the buffers that it takes, those
+           of the layer depth + 1 before (A> G>, from ZeRO-2 on R)
     U      its own part of the parameters: P<, S
     S      O< and G<; where weights are offloaded also the buffers of the layer depth + 1 before
     R      B;   A> after its F or B;   G> after B and R;   O> and P> after S
     ahead  fetching into one of depth + 1 buffers: the layer that computes in the slot has started;
-           for O< and G< of a step, the step of the layer depth before it has
+           for O< and G< of a step, the step of the layer depth before it has. Before the first
+           layer, the pass before has computed. U fetches into buffers with ZeRO-3 only
 
 Tasks of one kind keep the order of the table. Positions count through the pass: a backward pass
 meets the stage's last layer at 0.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from mistlab.interference import STREAMS
 from mistlab.schedule import Direction, Kind, Phase, Template
@@ -31,8 +33,10 @@ _STEP: Name = ("S", None)
 _REDUCE: Name = ("R", None)
 _FETCHES: tuple[Name, ...] = (("P", "<"), ("G", "<"), ("O", "<"), ("A", "<"))
 _STATE_FETCHES: tuple[Name, ...] = (("G", "<"), ("O", "<"))
-_RELEASES: tuple[Name, ...] = (("A", ">"), ("G", ">"), _REDUCE)
-# Sharded weights are gathered into buffers; below this ZeRO level into the weights themselves.
+_LEAVES: tuple[Name, ...] = (("A", ">"), ("G", ">"), _REDUCE)
+# From these ZeRO levels on, gradients are reduced from buffers and weights gathered into buffers;
+# below them in place.
+_SHARDED_GRADIENTS = 2
 _SHARDED_WEIGHTS = 3
 
 
@@ -40,15 +44,15 @@ _SHARDED_WEIGHTS = 3
 class StageTasks:
     """What one stage's tasks take: ``seconds`` of each of its layers in order, by name.
 
-    The first layer has the number ``first_layer``. ``computing_s`` are forward and backward of each
-    layer with the tensor-parallel collectives that they wait for. ``send_s`` is what a micro-batch
-    takes to the next stage, and back.
+    The first layer has the number ``first_layer``. Forward and backward include the tensor-parallel
+    collectives that the layer waits for. ``send_s`` is what a micro-batch takes to the next stage,
+    and back.
     """
 
     stage: int
     first_layer: int
     zero: int
-    seconds: dict[Name, Sequence[float]]
+    seconds: Mapping[Name, Sequence[float]]
     send_s: float
 
     @property
@@ -93,6 +97,8 @@ class _Layout:
         self.depth = template.depth
         self.count = tasks.num_layers
         self.upwards = "forward" in phase
+        in_place = tasks.zero < _SHARDED_GRADIENTS
+        self.releases = tuple(name for name in _LEAVES if name != _REDUCE or not in_place)
         self.computes: Name = ("F" if self.upwards else "B", None)
         # Of each position, what is there; and of each task, its slot.
         self.at: dict[tuple[Name, int], int] = {}
@@ -108,7 +114,7 @@ class _Layout:
             self._step(position)
             self._gather(position)
             self._leave(position)
-        for name in {name for name, _ in self.at}:
+        for name in dict.fromkeys(name for name, _ in self.at):
             self._in_order(name)
         return self._finished()
 
@@ -141,7 +147,7 @@ class _Layout:
     def _compute(self, position: int) -> None:
         task = self.at[self.computes, position]
         self._wait(task, position, _GATHER, ("P", "<"), _STEP, ("A", "<"))
-        self._wait(task, position - self.depth - 1, *_RELEASES)
+        self._wait(task, position - self.depth - 1, *self.releases)
         if (_STEP, position) not in self.at:
             self._wait(task, position, ("G", "<"))
         for name in _FETCHES:
@@ -172,13 +178,11 @@ class _Layout:
         if task is None:
             return
         self._wait(task, position, ("P", "<"), _STEP)
-        if self.tasks.zero >= _SHARDED_WEIGHTS:
-            self._enter(task)
-        elif self.depth == 0:
+        if self.tasks.zero >= _SHARDED_WEIGHTS or self.depth == 0:
             self._enter(task)
 
     def _leave(self, position: int) -> None:
-        for name in (*_RELEASES, ("O", ">"), ("P", ">")):
+        for name in (*_LEAVES, ("O", ">"), ("P", ">")):
             task = self.at.get((name, position))
             if task is None:
                 continue
@@ -201,7 +205,7 @@ class _Layout:
 
     def _in_order(self, name: Name) -> None:
         tasks = [self.at[name, p] for p in range(self.count) if (name, p) in self.at]
-        for earlier, later in zip(tasks, tasks[1:], strict=False):
+        for earlier, later in pairwise(tasks):
             self.ends[earlier].append(later)
         self.made.first[name], self.made.last[name] = tasks[0], tasks[-1]
 
@@ -216,6 +220,6 @@ class _Layout:
         positions = range(self.count)
         made.computing = [self.at[self.computes, p] for p in positions]
         made.releases = [
-            [self.at[name, p] for name in _RELEASES if (name, p) in self.at] for p in positions
+            [self.at[name, p] for name in self.releases if (name, p) in self.at] for p in positions
         ]
         return made

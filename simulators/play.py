@@ -9,7 +9,7 @@ whoever waits for that event is moved to another one, at the new time.
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate
+from math import inf
 
 from simpy import Environment, Event
 
@@ -20,11 +20,7 @@ from simulators.graph import TaskGraph
 Factors = Sequence[Sequence[float]]
 
 ALONE: Factors = ((1.0,) * len(STREAMS),) * 2 ** len(STREAMS)
-_BITS = tuple(1 << stream for stream in range(len(STREAMS)))
-_BUSY = tuple(
-    tuple(stream for stream in range(len(STREAMS)) if chosen & _BITS[stream])
-    for chosen in range(2 ** len(STREAMS))
-)
+_STREAMS = range(len(STREAMS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +56,19 @@ class _Ending(Event):
 class _Contention:
     """The running tasks of one stage: how much work each has left, and which one ends first."""
 
-    __slots__ = ("busy", "environment", "events", "factors", "left", "next_stream", "since", "when")
+    __slots__ = ("busy", "environment", "events", "left", "next_stream", "shares", "since", "when")
 
     def __init__(self, environment: Environment, factors: Factors) -> None:
         self.environment = environment
-        self.factors = tuple(tuple(float(value) for value in row) for row in factors)
+        # For each set of busy streams, those in it with their factors.
+        self.shares = [
+            [
+                (stream, float(factors[chosen][stream]))
+                for stream in _STREAMS
+                if chosen & 1 << stream
+            ]
+            for chosen in range(2 ** len(STREAMS))
+        ]
         self.left = [0.0] * len(STREAMS)
         self.events: list[_Ending | None] = [None] * len(STREAMS)
         self.busy = 0
@@ -78,7 +82,7 @@ class _Contention:
         self._advance()
         self.left[stream] = seconds
         event = self.events[stream] = _Ending(self.environment)
-        self.busy |= _BITS[stream]
+        self.busy |= 1 << stream
         self.await_next()
         return event
 
@@ -86,7 +90,7 @@ class _Contention:
         """The task of a stream has ended; call ``await_next`` or ``begin`` after it."""
         self._advance()
         self.left[stream] = 0.0
-        self.busy &= ~_BITS[stream]
+        self.busy &= ~(1 << stream)
         self.next_stream = -1
 
     def _advance(self) -> None:
@@ -94,22 +98,20 @@ class _Contention:
         now = self.environment.now
         elapsed = now - self.since
         if elapsed > 0:
-            busy, left = self.busy, self.left
-            row = self.factors[busy]
-            for stream in _BUSY[busy]:
-                rest = left[stream] - elapsed / row[stream]
+            left = self.left
+            for stream, factor in self.shares[self.busy]:
+                rest = left[stream] - elapsed / factor
                 left[stream] = rest if rest > 0 else 0.0
         self.since = now
 
     def await_next(self) -> None:
         """Put the end of the task that ends first into SimPy's queue."""
-        busy = self.busy
-        if not busy:
+        if not self.busy:
             return
-        left, row = self.left, self.factors[busy]
-        first, delay = -1, float("inf")
-        for stream in _BUSY[busy]:
-            rest = left[stream] * row[stream]
+        left = self.left
+        first, delay = -1, inf
+        for stream, factor in self.shares[self.busy]:
+            rest = left[stream] * factor
             if rest < delay:
                 first, delay = stream, rest
         when = self.since + delay
