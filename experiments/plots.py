@@ -10,6 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mistlab.hardware import GIB_BYTES
+from mistlab.interference import STREAMS
+from mistlab.schedule import Kind
+from simulators.events import PlayedTask, Simulation
+from simulators.timeline import WORDS
 
 # Okabe and Ito, 2008.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -109,6 +113,116 @@ def times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False)
     save(figure, path)
+
+
+def differences(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """How far the closed form is from the event simulator, over what comes once an iteration."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(0, color="#999999", linewidth=1)
+    for i, stages in enumerate(sorted({row["stages"] for row in rows})):
+        mine = [row for row in rows if row["stages"] == stages]
+        axes.plot(
+            [100 * row["extras_share"] for row in mine],
+            [100 * row["difference"] for row in mine],
+            "o",
+            color=COLOURS[i % len(COLOURS)],
+            markersize=4,
+            alpha=0.6,
+            label=f"{stages} stages ({len(mine)})",
+        )
+    axes.set_title("Closed form over event simulator: difference in time", loc="left")
+    axes.set_xlabel("first and last micro-batches' extras (% of the iteration)")
+    axes.set_ylabel("difference (%)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", frameon=False)
+    save(figure, path)
+
+
+# What each kind of task is drawn in, lane by lane.
+TASK_COLOURS: Mapping[Kind, str] = {
+    "F": "#56B4E9",
+    "B": "#0072B2",
+    "S": "#000000",
+    "U": "#E69F00",
+    "R": "#D55E00",
+    "P": "#009E73",
+    "G": "#CC79A7",
+    "O": "#999999",
+    "A": "#F0E442",
+    "X": "#8C564B",
+    "Y": "#C49C94",
+}
+MOST_TASKS = 40_000
+
+
+def timeline(simulation: Simulation, path: Path, title: str) -> None:
+    """One iteration: four lanes a stage, a bar a task, empty where a stream waits.
+
+    Of long iterations the beginning and the end are drawn, which differ; the middle repeats.
+    """
+    tasks = list(simulation.tasks())
+    stages = 1 + max(task.action.stage for task in tasks)
+    end = max(task.end_s for task in tasks)
+    spans = _spans(tasks, end)
+    figure = Figure(figsize=(14, 1.2 + 1.15 * stages), layout="constrained")
+    panels = figure.subplots(
+        stages, len(spans), sharex="col", squeeze=False, width_ratios=[b - a for a, b in spans]
+    )
+    seen: dict[Kind, str] = {}
+    for stage, row in enumerate(panels):
+        for axes, span in zip(row, spans, strict=True):
+            _lanes(axes, [t for t in tasks if t.action.stage == stage], span, seen)
+        row[0].set_ylabel(f"stage {stage}", rotation=0, ha="right", va="center")
+        row[0].set_yticks(range(len(STREAMS)), [name.replace("_", " ") for name in STREAMS])
+        row[0].tick_params(axis="y", labelsize="xx-small")
+    for axes in panels[-1]:
+        axes.set_xlabel("seconds")
+    figure.suptitle(f"{title}: one iteration, {end:.3f} s", x=0.01, ha="left")
+    handles = [Line2D([], [], color=TASK_COLOURS[kind], linewidth=6) for kind in seen]
+    figure.legend(
+        handles,
+        [*seen.values()],
+        loc="outside lower center",
+        ncols=11,
+        frameon=False,
+        fontsize="x-small",
+    )
+    save(figure, path)
+
+
+def _spans(tasks: Sequence[PlayedTask], end: float) -> list[tuple[float, float]]:
+    """The whole iteration, or its beginning and its end."""
+    if len(tasks) <= MOST_TASKS // 10:
+        return [(0.0, end)]
+    share = max(0.02, MOST_TASKS / 20 / len(tasks))
+    return [(0.0, share * end), ((1 - share) * end, end)]
+
+
+def _lanes(
+    axes: Axes, tasks: Sequence[PlayedTask], span: tuple[float, float], seen: dict[Kind, str]
+) -> None:
+    start, end = span
+    for lane, stream in enumerate(STREAMS):
+        bars: dict[Kind, list[tuple[float, float]]] = {}
+        for task in tasks:
+            if task.stream == stream and task.end_s >= start and task.start_s <= end:
+                bars.setdefault(task.action.kind, []).append(
+                    (task.start_s, task.end_s - task.start_s)
+                )
+        for kind, spans in bars.items():
+            seen.setdefault(kind, WORDS[kind])
+            axes.broken_barh(
+                spans,
+                (lane - 0.42, 0.84),
+                facecolors=TASK_COLOURS[kind],
+                edgecolor="white",
+                linewidth=0.15,
+            )
+    axes.set_xlim(start, end)
+    axes.set_ylim(len(STREAMS) - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.tick_params(labelsize="x-small")
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -2,27 +2,45 @@
 
 Bounds hold 90 % of measurements: they come from runs that the calibration did not see, and widen
 outside of what was measured. Plans that are predicted together are compared; those whose times
-differ by less than their bounds cannot be told apart.
+differ by less than their bounds cannot be told apart. With --simulator events an iteration is
+played task by task; --timeline draws it.
 """
 
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments import plots
 from experiments.analyse import EXAMPLE
-from experiments.commandline import DONE, NO_ANSWER, about, parser_of, print_json, progress, run
+from experiments.commandline import (
+    DONE,
+    NO_ANSWER,
+    about,
+    parser_of,
+    print_json,
+    progress,
+    run,
+    writable,
+)
 from mistlab.cluster import Cluster
 from mistlab.errors import InputError
 from mistlab.hardware import GIB_BYTES
 from mistlab.job import Job, load_job
-from mistlab.predict import Prediction, compared
+from mistlab.predict import Prediction, Predictor, compared
 from mistlab.value import to_mapping
 from mistlab.workload import Workload
+from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from simulators.timeline import trace_text
+
+PREDICTORS: Mapping[str, Callable[..., Predictor]] = {
+    "symbolic": SymbolicPredictor,
+    "events": EventSimulator,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +57,29 @@ def main(arguments: Sequence[str]) -> int:
     """Predict plan files, in order; a bad one does not stop the others."""
     parser = parser_of("predict", __doc__, json=False)
     parser.add_argument("plans", metavar="PLAN.yaml", nargs="*", type=Path, default=[EXAMPLE])
+    parser.add_argument(
+        "--simulator",
+        choices=("symbolic", "events"),
+        default="symbolic",
+        help="closed form, or task by task (default: symbolic)",
+    )
+    parser.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="DIR",
+        help="with --simulator events: a trace for Perfetto and a picture of each plan",
+    )
     options = parser.parse_args(arguments)
-    answers = predicted(options.plans)
+    if options.timeline is not None and options.simulator != "events":
+        message = "--timeline needs what --simulator events plays: give both"
+        raise InputError(message)
+    answers = predicted(options.plans, options.simulator)
+    if options.timeline is not None:
+        for answer in answers:
+            if answer.job is not None:
+                _draw(
+                    answer.job, answer.path.stem, writable(options.timeline / "x", "folder").parent
+                )
     for answer in answers:
         if options.json:
             print_json(_mapping(answer))
@@ -53,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
     return DONE if all(answer.prediction is not None for answer in answers) else NO_ANSWER
 
 
-def predicted(paths: Sequence[Path]) -> list[Answer]:
+def predicted(paths: Sequence[Path], simulator: str = "symbolic") -> list[Answer]:
     """The answers to plan files, in order; plans of one workload and cluster go together."""
     answers: dict[int, Answer] = {}
     together: dict[tuple[Workload, Cluster], list[tuple[int, Job]]] = defaultdict(list)
@@ -65,13 +104,22 @@ def predicted(paths: Sequence[Path]) -> list[Answer]:
         else:
             together[job.workload, job.cluster].append((place, job))
     for (workload, cluster), jobs in together.items():
-        predictor = SymbolicPredictor(workload=workload, cluster=cluster)
+        predictor = PREDICTORS[simulator](workload=workload, cluster=cluster)
         for place, job in jobs:
             answers[place] = _answer(paths[place], job, predictor)
     return [answers[place] for place in range(len(paths))]
 
 
-def _answer(path: Path, job: Job, predictor: SymbolicPredictor) -> Answer:
+def _draw(job: Job, name: str, folder: Path) -> None:
+    """One iteration as a trace and as a picture."""
+    simulation = EventSimulator(workload=job.workload, cluster=job.cluster).simulate(job.plan)
+    trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
+    trace.write_text(trace_text(simulation), encoding="utf-8")
+    plots.timeline(simulation, picture, name)
+    progress(f"{trace} (open it at ui.perfetto.dev), {picture}")
+
+
+def _answer(path: Path, job: Job, predictor: Predictor) -> Answer:
     try:
         with about(path):
             return Answer(path=path, job=job, prediction=predictor.predict(job.plan))

@@ -161,7 +161,9 @@ class _Layout:
         if step is None or name not in _STATE_FETCHES:
             self._enter(task)
             return
-        if position >= self.depth:
+        if self.depth == 0:
+            self._wait(task, position - 1, _STEP)
+        elif position >= self.depth:
             self.starts[self.at[_STEP, position - self.depth]].append(task)
         self._wait(task, position - self.depth - 1, (name[0], ">"))
 

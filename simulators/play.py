@@ -77,31 +77,30 @@ class _Contention:
         self.next_stream = -1
         self.when = 0.0
 
-    def begin(self, stream: int, seconds: float) -> _Ending:
+    def begin(self, stream: int, seconds: float, now: float) -> _Ending:
         """Let a task run that takes ``seconds`` by itself; what it returns happens at its end."""
-        self._advance()
+        if now > self.since:
+            self._advance(now)
         self.left[stream] = seconds
         event = self.events[stream] = _Ending(self.environment)
         self.busy |= 1 << stream
         self.await_next()
         return event
 
-    def end(self, stream: int) -> None:
+    def end(self, stream: int, now: float) -> None:
         """The task of a stream has ended; call ``await_next`` or ``begin`` after it."""
-        self._advance()
+        if now > self.since:
+            self._advance(now)
         self.left[stream] = 0.0
         self.busy &= ~(1 << stream)
         self.next_stream = -1
 
-    def _advance(self) -> None:
+    def _advance(self, now: float) -> None:
         """Take off what was done since the set of busy streams last changed."""
-        now = self.environment.now
-        elapsed = now - self.since
-        if elapsed > 0:
-            left = self.left
-            for stream, factor in self.shares[self.busy]:
-                rest = left[stream] - elapsed / factor
-                left[stream] = rest if rest > 0 else 0.0
+        elapsed, left = now - self.since, self.left
+        for stream, factor in self.shares[self.busy]:
+            rest = left[stream] - elapsed / factor
+            left[stream] = rest if rest > 0 else 0.0
         self.since = now
 
     def await_next(self) -> None:
@@ -170,7 +169,7 @@ class _Player:
         after_start, after_end = self.graph.after_start, self.graph.after_end
         stream = lane % len(STREAMS)
         contention = self.contention[lane // len(STREAMS)]
-        running = False
+        running, now = False, 0.0
         for _ in range(count):
             if not ready:
                 if running:
@@ -178,15 +177,16 @@ class _Player:
                     running = False
                 event = self.asleep[lane] = Event(environment)
                 yield event
+                now = environment.now
             task = heappop(ready)
-            starts[task] = environment.now
+            starts[task] = now
             self.unstarted -= 1
             waiting = after_start[task]
             if waiting:
                 self._release(task, waiting)
-            yield contention.begin(stream, seconds[task])
-            ends[task] = environment.now
-            contention.end(stream)
+            yield contention.begin(stream, seconds[task], now)
+            now = ends[task] = environment.now
+            contention.end(stream, now)
             running = True
             waiting = after_end[task]
             if waiting:

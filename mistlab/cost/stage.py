@@ -27,6 +27,8 @@ Values = NDArray[np.float64]
 
 LAYERS_OF_STAGE = ("layers", "checkpointed_layers", "has_embedding", "has_head")
 
+COMPUTE = STREAMS.index("compute")
+
 # Above this many products of strategies and layers a candidate, rows are summed one by one.
 DENSE = 8
 ROWS_AT_ONCE = 8192
@@ -89,20 +91,19 @@ def _slots(seconds: TaskSeconds, phase: Phase, kinds: Sequence[SlotKind]) -> Val
             layer = kind[_place(task, phase, template.depth)]
             if layer != NOTHING:
                 alone[row, :, stream] += of_type[layer]
-    if template.depth == 0 or phase == "step":
-        lengths = np.asarray(alone.sum(axis=-1))
-    else:
-        lengths = np.empty(alone.shape[:2])
-        for rows, factors in seconds.factors():
-            part = alone[:, rows]
-            flat = overlapped(part.reshape(-1, len(STREAMS)), factors)
-            lengths[:, rows] = flat.reshape(part.shape[:2])
     if phase != "step":
-        # The layer that computes waits for its tensor-parallel collectives.
-        blocking = seconds.tensor_s["forward" if "forward" in phase else "backward"]
+        # The layer that computes waits for its tensor-parallel collectives, copies go on.
+        waiting = seconds.tensor_s["forward" if "forward" in phase else "backward"]
         for row, (_, here, _) in enumerate(kinds):
             if here != NOTHING:
-                lengths[row] += blocking[here]
+                alone[row, :, COMPUTE] += waiting[here]
+    if template.depth == 0 or phase == "step":
+        return np.asarray(alone.sum(axis=-1))
+    lengths = np.empty(alone.shape[:2])
+    for rows, factors in seconds.factors():
+        part = alone[:, rows]
+        flat = overlapped(part.reshape(-1, len(STREAMS)), factors)
+        lengths[:, rows] = flat.reshape(part.shape[:2])
     return lengths
 
 

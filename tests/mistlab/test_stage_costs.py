@@ -76,10 +76,10 @@ def walked(model: StageCostModel, batch: StageBatch, row: int, phase: str) -> fl
             if 0 <= place < len(turns) and batch.zero[row] >= task.from_zero:
                 duration = seconds.alone(task.kind, task.direction or "")[turns[place], 0]
                 alone[0, STREAMS.index(task.stream)] += duration
-        total += float(overlapped(alone, factors)[0])
         if 0 <= turn < len(turns):
             key = "forward" if "forward" in phase else "backward"
-            total += float(seconds.tensor_s[key][turns[turn], 0])
+            alone[0, STREAMS.index("compute")] += seconds.tensor_s[key][turns[turn], 0]
+        total += float(overlapped(alone, factors)[0])
     return total
 
 

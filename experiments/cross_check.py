@@ -1,0 +1,167 @@
+"""The closed form against the event simulator, over random plans that are valid and fit.
+
+Both take the durations of single tasks from one place and share nothing else: the closed form adds
+slots up as if each were a barrier and all micro-batches alike, the simulator plays every task. The
+difference is symbolic over events, less one.
+"""
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from experiments import plots
+from experiments.commandline import DONE, parser_of, print_json, progress, run
+from experiments.random_plans import RandomPlan, random_plans
+from experiments.rundir import RunDirectory
+from mistlab.datafile import write_yaml
+from mistlab.errors import InputError
+from mistlab.job import job_to_mapping
+from simulators.events import EventSimulator
+
+WORST = 5
+FEWEST_TO_RANK = 5
+STRATA = (
+    *("several stages", "uneven layers", "offloading", "ZeRO-2 or 3"),
+    "close to the memory limit",
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare, print the distribution and the worst plans, write rows, plans and a picture."""
+    options = _parser().parse_args(arguments)
+    if options.plans < 1:
+        message = f"--plans {options.plans}: nothing to compare: give at least 1"
+        raise InputError(message)
+    directory = RunDirectory.make(options.out, "cross_check", vars(options))
+    rows = []
+    for number, plan in enumerate(random_plans(options.plans, options.seed)):
+        rows.append(_row(number, plan))
+        if (number + 1) % 50 == 0:
+            progress(f"{number + 1} of {options.plans} plans")
+        write_yaml(job_to_mapping(plan.job), directory.path / f"{number:04}.yaml")
+    summary = _summary(rows)
+    directory.write_rows(rows)
+    plots.differences(rows, directory.path / "differences.svg")
+    if options.json:
+        print_json(summary)
+    else:
+        print(_text(summary, options.out))
+    return DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of("cross_check", __doc__, seed=0, out=Path("runs/cross_check"), json=False)
+    parser.add_argument("--plans", type=int, default=500, help="how many (default: 500)")
+    return parser
+
+
+def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
+    job, closed = plan.job, plan.prediction
+    simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
+    simulation = simulator.simulate(job.plan)
+    cluster = job.cluster
+    return {
+        "plan": number,
+        "workload": f"{job.workload.model.name}, sequence {job.workload.sequence_length}, batch "
+        f"{job.workload.global_batch}, {job.workload.attention}, {cluster.nodes} x "
+        f"{cluster.gpus_per_node} {cluster.hardware.name}",
+        "stages": job.plan.num_stages,
+        "micro_batches": job.plan.micro_batches,
+        "strata": sorted(plan.strata),
+        "symbolic_s": closed.iteration_s,
+        "events_s": simulation.iteration_s,
+        "difference": closed.iteration_s / simulation.iteration_s - 1,
+        "tasks": len(simulation),
+        "extras_share": _extras_s(plan) / closed.iteration_s,
+    }
+
+
+def _extras_s(plan: RandomPlan) -> float:
+    """What the first and last micro-batches take beyond steady ones, the most of any stage."""
+    return max(
+        max(0.0, stage.delta_forward_s) + max(0.0, stage.delta_backward_s)
+        for stage in plan.prediction.stages
+    )
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    worst = sorted(rows, key=lambda row: -abs(row["difference"]))[:WORST]
+    return {
+        "plans": len(rows),
+        "all": _distribution(rows),
+        "strata": {
+            name: _distribution([row for row in rows if name in row["strata"]]) for name in STRATA
+        },
+        "dominated_by_extras": _distribution([r for r in rows if r["extras_share"] > 0.2]),
+        "rank_correlations": _ranks(rows),
+        "worst": [dict(row) for row in worst],
+    }
+
+
+def _distribution(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if not rows:
+        return {"plans": 0}
+    differences = np.array([row["difference"] for row in rows])
+    sizes = np.abs(differences)
+    return {
+        "plans": len(rows),
+        "median": float(np.median(sizes)),
+        "p95": float(np.quantile(sizes, 0.95)),
+        "largest": float(sizes.max()),
+        "bias": float(differences.mean()),
+        "lowest": float(differences.min()),
+    }
+
+
+def _ranks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    by_workload: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_workload[row["workload"]].append(row)
+    return {
+        workload: float(
+            spearmanr([r["symbolic_s"] for r in alike], [r["events_s"] for r in alike]).statistic
+        )
+        for workload, alike in by_workload.items()
+        if len(alike) >= FEWEST_TO_RANK
+    }
+
+
+def _text(summary: Mapping[str, Any], out: Path) -> str:
+    lines = ["symbolic against events, difference in time:", _line("all", summary["all"])]
+    lines += [_line(name, found) for name, found in summary["strata"].items()]
+    lines.append(_line("first and last over 20 %", summary["dominated_by_extras"]))
+    ranks = summary["rank_correlations"]
+    if ranks:
+        lowest = min(ranks, key=lambda workload: ranks[workload])
+        lines.append(
+            f"rank correlation of {len(ranks)} workloads: median "
+            f"{np.median([*ranks.values()]):.4f}, lowest {ranks[lowest]:.4f} ({lowest})"
+        )
+    lines.append("largest differences:")
+    lines += [
+        f"  plan {row['plan']}: {row['difference']:+.1%}, {row['stages']} stages, "
+        f"{row['micro_batches']} micro-batches, first and last {row['extras_share']:.0%}; "
+        f"{', '.join(row['strata'])}; {row['workload']}"
+        for row in summary["worst"]
+    ]
+    return "\n".join([*lines, f"plans, rows and picture: {out}"])
+
+
+def _line(name: str, found: Mapping[str, Any]) -> str:
+    if not found["plans"]:
+        return f"  {name}: no plans"
+    return (
+        f"  {name}: {found['plans']} plans, median {found['median']:.2%}, 95 % within "
+        f"{found['p95']:.2%}, largest {found['largest']:.2%}, mean {found['bias']:+.2%}, lowest "
+        f"{found['lowest']:+.2%}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, sys.argv[1:]))

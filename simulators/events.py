@@ -1,0 +1,205 @@
+"""The event simulator: one iteration of a plan, played task by task.
+
+It shares with the closed form the durations of single tasks and the slot table, and nothing else.
+One rank stands for all of a stage, which are alike. Slots are no barriers here: tasks wait for what
+they need (``simulators.passes``), and slow one another down while they run side by side
+(``simulators.play``).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mistlab.cluster import Cluster
+from mistlab.cost.arithmetic import model_flop
+from mistlab.cost.bounds import bounds_of
+from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
+from mistlab.interference import STREAMS
+from mistlab.pipeline import Order
+from mistlab.plan import Plan
+from mistlab.predict import Prediction
+from mistlab.schedule import Action, Kind, Template, template_of
+from mistlab.slots import LAYER_TYPES
+from mistlab.stages import StageBatch
+from mistlab.workload import Workload
+from simulators.build import build_graph
+from simulators.graph import TaskGraph
+from simulators.passes import Name, StageTasks
+from simulators.play import ALONE, Factors, Times, play
+from simulators.symbolic import SymbolicPredictor
+
+NAME = "events"
+
+_EMBEDDING, _BLOCK, _CHECKPOINTED, _HEAD = range(len(LAYER_TYPES))
+_COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedTask:
+    """A task, where it ran, and from when to when, in seconds from the iteration's beginning."""
+
+    action: Action
+    stream: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulation:
+    """One iteration as it was played.
+
+    ``beyond_stages_s`` is what an iteration takes besides its tasks, as calibrated.
+    """
+
+    graph: TaskGraph
+    times: Times
+    beyond_stages_s: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.graph)
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds until the last task has ended, and what comes on top."""
+        return max(self.times.ends_s, default=0.0) + self.beyond_stages_s
+
+    def tasks(self) -> Iterator[PlayedTask]:
+        """All tasks, stage by stage, in the order of the slot table."""
+        return map(self.task, range(len(self.graph)))
+
+    def task(self, number: int) -> PlayedTask:
+        """A task by its number in the graph."""
+        return PlayedTask(
+            action=self.graph.action(number),
+            stream=self.graph.stream(number),
+            start_s=self.times.starts_s[number],
+            end_s=self.times.ends_s[number],
+        )
+
+    def busy_s(self) -> tuple[Mapping[str, float], ...]:
+        """For each stage, how long each stream ran tasks."""
+        sums = [0.0] * (len(STREAMS) * self.graph.stages)
+        spans = zip(self.graph.lanes, self.times.starts_s, self.times.ends_s, strict=True)
+        for lane, start, end in spans:
+            sums[lane] += end - start
+        return tuple(
+            dict(zip(STREAMS, sums[lane : lane + len(STREAMS)], strict=True))
+            for lane in range(0, len(sums), len(STREAMS))
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class EventSimulator:
+    """Plays plans of one workload on one cluster; compiles when it is first asked.
+
+    As a predictor it takes memory, bounds and notes from the closed form.
+    """
+
+    workload: Workload
+    cluster: Cluster
+    _symbolic: SymbolicPredictor | None = field(default=None, init=False)
+    _models: dict[tuple[str, bool], TaskModel] = field(default_factory=dict, init=False)
+
+    def simulate(self, plan: Plan, order: Order = "1f1b") -> Simulation:
+        """Play one iteration."""
+        model = self._model(plan)
+        stages, factors = stages_of(model, plan)
+        graph = build_graph(stages, model.template, plan.micro_batches, order)
+        return Simulation(
+            graph=graph,
+            times=play(graph, factors),
+            beyond_stages_s=bounds_of(self.workload, self.cluster, plan.engine).iteration_s,
+        )
+
+    def predict(self, plan: Plan) -> Prediction:
+        """What the plan costs."""
+        return self.predict_many([plan])[0]
+
+    def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
+        """What each plan costs, in order."""
+        if self._symbolic is None:
+            self._symbolic = SymbolicPredictor(workload=self.workload, cluster=self.cluster)
+        closed = self._symbolic.predict_many(plans)
+        return [self._predicted(plan, one) for plan, one in zip(plans, closed, strict=True)]
+
+    def _predicted(self, plan: Plan, closed: Prediction) -> Prediction:
+        seconds = self.simulate(plan).iteration_s
+        peak = self.cluster.peak_flop_per_s(self.workload.precision)
+        half_width = bounds_of(self.workload, self.cluster, plan.engine).half_width(plan.num_gpus)
+        return replace(
+            closed,
+            iteration_s=seconds,
+            iteration_s_low=seconds * max(0.0, 1 - half_width),
+            iteration_s_high=seconds * (1 + half_width),
+            tokens_per_s=self.workload.tokens / seconds,
+            mfu=model_flop(self.workload) / (seconds * plan.num_gpus * peak),
+            predictor=NAME,
+        )
+
+    def _model(self, plan: Plan) -> TaskModel:
+        key = plan.engine, plan.overlap_communication
+        if key not in self._models:
+            template = template_of(plan.engine, overlap_communication=plan.overlap_communication)
+            self._models[key] = TaskModel.of(self.workload, self.cluster, plan.engine, template)
+        return self._models[key]
+
+
+def stages_of(model: TaskModel, plan: Plan) -> tuple[list[StageTasks], list[Factors]]:
+    """What the tasks of each stage of a plan take, and how its streams slow one another down."""
+    batch = StageBatch.of_plan(plan)
+    seconds = model.seconds({name: getattr(batch, name) for name in STRATEGY})
+    types = _layer_types(plan)
+    names = _names(model.template)
+    stages, first_layer = [], 0
+    for stage, of_stage in enumerate(types):
+        stages.append(
+            StageTasks(
+                stage=stage,
+                first_layer=first_layer,
+                zero=plan.stages[stage].zero,
+                seconds={name: _seconds(seconds, name, stage, of_stage) for name in names},
+                send_s=float(seconds.send_s[stage]),
+            )
+        )
+        first_layer += len(of_stage)
+    return stages, _factors(seconds, plan.num_stages)
+
+
+def _layer_types(plan: Plan) -> list[list[int]]:
+    """The types of each stage's layers, in order."""
+    types = [
+        [_BLOCK] * (stage.layers - stage.checkpointed_layers)
+        + [_CHECKPOINTED] * stage.checkpointed_layers
+        for stage in plan.stages
+    ]
+    types[0].insert(0, _EMBEDDING)
+    types[-1].append(_HEAD)
+    return types
+
+
+def _names(template: Template) -> list[Name]:
+    """The kinds of tasks in a slot table."""
+    rows = [row for phase in template.phases.values() for row in phase]
+    return list(dict.fromkeys((row.kind, row.direction) for row in rows))
+
+
+def _seconds(seconds: TaskSeconds, name: Name, stage: int, types: Sequence[int]) -> list[float]:
+    """What tasks of a name take in a stage, by layer."""
+    kind, direction = name
+    of_type = seconds.alone(kind, direction or "")[:, stage]
+    if kind in _COMPUTING:
+        of_type = of_type + seconds.tensor_s[_COMPUTING[kind]][:, stage]
+    of_type_s: list[float] = of_type.tolist()
+    return [of_type_s[layer_type] for layer_type in types]
+
+
+def _factors(seconds: TaskSeconds, stages: int) -> list[Factors]:
+    model = seconds.model
+    found: list[Factors] = [ALONE] * stages
+    if model.template.depth == 0 and model.cluster.hardware.interference is None:
+        return found
+    for rows, factors in seconds.factors():
+        for stage in np.flatnonzero(rows).tolist():
+            found[stage] = factors.tolist()
+    return found

@@ -1,0 +1,475 @@
+"""The event simulator: where it agrees with the closed form exactly, and what it keeps to."""
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.interference import STREAMS, GroupSlowdowns, Interference
+from mistlab.pipeline import Order
+from mistlab.plan import Engine, Offload, Plan, StagePlan
+from mistlab.schedule import Template, template_of
+from mistlab.workload import Workload
+from simulators.build import build_graph
+from simulators.events import EventSimulator, PlayedTask, Simulation
+from simulators.passes import StageTasks
+from simulators.play import ALONE, play
+from simulators.symbolic import SymbolicPredictor
+
+WORK = Workload(
+    model=catalog.model("gpt3-1.3b"),
+    sequence_length=2048,
+    global_batch=32,
+    attention="flash",
+    precision="fp16",
+)
+# Streams that do not slow one another down.
+APART = Interference(groups=(GroupSlowdowns(gpus_in_node=2, nodes=1, slowdowns=()),))
+EVERYTHING = Offload(weights=0.5, gradients=1.0, optimizer=1.0, activations=0.5)
+PLAIN = StagePlan(layers=24, data_parallel=1, tensor_parallel=1, micro_batch=1)
+HALF = replace(PLAIN, layers=12, data_parallel=2)
+
+
+def cluster_of(hardware: str = "l4-24gb", *, contention: bool = True) -> Cluster:
+    found = catalog.hardware(hardware)
+    if not contention:
+        found = replace(found, interference=APART)
+    return Cluster(hardware=found, nodes=1, gpus_per_node=8)
+
+
+def simulated(plan: Plan, *, contention: bool = True, order: Order = "1f1b") -> Simulation:
+    cluster = cluster_of(contention=contention)
+    return EventSimulator(workload=WORK, cluster=cluster).simulate(plan, order)
+
+
+def plan_of(*stages: StagePlan, micro_batches: int = 16, **fields: object) -> Plan:
+    return Plan(stages=stages, micro_batches=micro_batches, **fields)  # type: ignore[arg-type]
+
+
+def by_hand(
+    template: Template, order: Order, stages: int, micro_batches: int, **times: float
+) -> float:
+    """Seconds of a pipeline of equal stages of two layers."""
+    seconds = defaultdict(lambda: (0.0, 0.0))
+    seconds["F", None] = (times["forward"] / 2,) * 2
+    seconds["B", None] = (times["backward"] / 2,) * 2
+    seconds["S", None] = (times.get("step", 0.0) / 2,) * 2
+    equal = [
+        StageTasks(
+            stage=stage, first_layer=2 * stage, zero=0, seconds=seconds, send_s=times.get("send", 0)
+        )
+        for stage in range(stages)
+    ]
+    graph = build_graph(equal, template, micro_batches, order)
+    return max(play(graph, [ALONE] * stages).ends_s)
+
+
+stage_counts = st.integers(1, 6)
+micro_batch_counts = st.integers(1, 10)
+orders: st.SearchStrategy[Order] = st.sampled_from(["1f1b", "gpipe"])
+times = st.floats(0.1, 10)
+MEGATRON = template_of("megatron")
+MISTLAB = template_of("mistlab")
+
+
+@given(stage_counts, micro_batch_counts, orders, times, times)
+def test_equal_stages_wait_for_the_published_bubble(
+    stages: int, micro_batches: int, order: Order, forward: float, backward: float
+) -> None:
+    time = by_hand(MEGATRON, order, stages, micro_batches, forward=forward, backward=backward)
+    busy = micro_batches * (forward + backward)
+    bubble = (stages - 1) / (micro_batches + stages - 1)
+    assert 1 - busy / time == pytest.approx(bubble, abs=1e-9)
+
+
+@given(stage_counts, micro_batch_counts, times, times, times, st.floats(0, 0.1))
+def test_equal_stages_agree_with_the_closed_form(
+    stages: int, micro_batches: int, forward: float, backward: float, step: float, send: float
+) -> None:
+    time = by_hand(
+        MISTLAB, "1f1b", stages, micro_batches, forward=forward, backward=backward, step=step
+    )
+    equal = np.full((1, stages), forward), np.full((1, stages), backward)
+    nothing = np.zeros((1, stages))
+
+    def closed(steps: float, sends: float) -> float:
+        stage_times = StageTimes(
+            forward_s=equal[0],
+            backward_s=equal[1],
+            delta_forward_s=nothing + steps,
+            delta_backward_s=nothing,
+            point_to_point_s=nothing + 2 * sends,
+        )
+        return float(iteration_s(stage_times, np.array([micro_batches]))[0])
+
+    if stages == 1 or step <= forward:
+        assert time == pytest.approx(closed(step, 0.0), rel=1e-9)
+    # All forwards before all backwards: the sends come on top once.
+    time = by_hand(
+        MEGATRON, "gpipe", stages, micro_batches, forward=forward, backward=backward, send=send
+    )
+    assert time == pytest.approx(closed(0.0, send), rel=1e-9)
+
+
+@given(st.integers(2, 6), micro_batch_counts, times, times, st.floats(0.001, 0.1))
+def test_sends_that_block_cost_the_stages_what_the_closed_form_says(
+    stages: int, micro_batches: int, forward: float, backward: float, send: float
+) -> None:
+    """Exactly between two stages; among more, the last stage's shorter turn hides one send."""
+    time = by_hand(
+        MISTLAB, "1f1b", stages, micro_batches, forward=forward, backward=backward, send=send
+    )
+    received = np.array([[0.0] + [send] * (stages - 1)])
+    nothing = np.zeros_like(received)
+    stage_times = StageTimes(
+        forward_s=forward + received,
+        backward_s=backward + received[:, ::-1],
+        delta_forward_s=nothing,
+        delta_backward_s=nothing,
+        point_to_point_s=nothing,
+    )
+    closed = float(iteration_s(stage_times, np.array([micro_batches]))[0])
+    hidden = closed - time
+    assert -1e-9 <= hidden <= (0 if stages == 2 else send) + 1e-9
+
+
+@given(st.integers(2, 6), st.integers(8, 24), times, times, st.floats(0.01, 0.1))
+def test_sends_that_do_not_block_slow_1f1b_by_their_round_trip(
+    stages: int, micro_batches: int, forward: float, backward: float, send: float
+) -> None:
+    """As many micro-batches as stages are under way, so a turn takes a round trip over them."""
+    time = by_hand(
+        MEGATRON, "1f1b", stages, micro_batches, forward=forward, backward=backward, send=send
+    )
+    round_trip = stages * (forward + backward) + 2 * (stages - 1) * send
+    rounds, rest = divmod(micro_batches - 1, stages)
+    least = rounds * round_trip + rest * (forward + backward) + round_trip
+    assert time >= least * (1 - 1e-9)
+
+
+NAMES = tuple(
+    dict.fromkeys(
+        (row.kind, row.direction)
+        for engine in ("mistlab", "megatron")
+        for rows in template_of(engine, overlap_communication=True).phases.values()
+        for row in rows
+    )
+)
+durations = st.sampled_from([0.0, 0.1, 1.0, 3.0])
+
+
+@st.composite
+def stages_by_hand(draw: st.DrawFn) -> list[StageTasks]:
+    """Stages of one to four layers, each with its own tasks, some of no duration."""
+    stages = []
+    for stage in range(draw(st.integers(1, 4))):
+        layers = draw(st.integers(1, 4))
+        seconds = {
+            name: [of_kind if draw(st.booleans()) else 0.0 for _ in range(layers)]
+            for name in NAMES
+            for of_kind in [draw(durations)]
+        }
+        # What is swapped in was swapped out.
+        for kind in "PGOA":
+            seconds[kind, ">"] = list(seconds.get((kind, "<"), seconds[kind, ">"]))
+        stages.append(
+            StageTasks(
+                stage=stage,
+                first_layer=0,
+                zero=draw(st.integers(0, 3)),
+                seconds=seconds,
+                send_s=draw(durations),
+            )
+        )
+    return stages
+
+
+@given(
+    stages_by_hand(),
+    st.sampled_from(["mistlab", "megatron", "deepspeed"]),
+    st.booleans(),
+    st.integers(0, 3),
+    st.integers(1, 5),
+    orders,
+)
+def test_no_stages_wait_for_one_another_for_ever(
+    stages: list[StageTasks],
+    engine: Engine,
+    sends_block: bool,
+    depth: int,
+    micro_batches: int,
+    order: Order,
+) -> None:
+    template = template_of(engine, depth=depth, sends_block=sends_block)
+    graph = build_graph(stages, template, micro_batches, order)
+    played = play(graph, [ALONE] * len(stages))
+    for source, task, ended in graph.edges():
+        assert played.starts_s[task] >= (played.ends_s if ended else played.starts_s)[source]
+    busy = defaultdict(float)
+    for lane, seconds in zip(graph.lanes, graph.seconds, strict=True):
+        busy[lane] += seconds
+    last = max(played.ends_s)
+    assert max(busy.values()) - 1e-9 <= last <= sum(graph.seconds) + 1e-9
+
+
+EXACT = {
+    "one stage": plan_of(PLAIN, micro_batches=32),
+    "one stage, all recomputed": plan_of(replace(PLAIN, checkpointed_layers=24), micro_batches=32),
+    "one stage, tensor parallel": plan_of(replace(PLAIN, tensor_parallel=4), micro_batches=32),
+    "one micro-batch": plan_of(replace(PLAIN, micro_batch=32), micro_batches=1),
+    "one micro-batch, uneven stages": plan_of(
+        *(replace(PLAIN, layers=n, micro_batch=32) for n in (3, 9, 5, 7)), micro_batches=1
+    ),
+    "stages under 1F1B": plan_of(*[replace(PLAIN, layers=6)] * 4, micro_batches=32),
+    "Megatron, one stage": plan_of(PLAIN, micro_batches=32, engine="megatron"),
+    "Megatron, one after another": plan_of(
+        replace(PLAIN, data_parallel=4),
+        micro_batches=8,
+        engine="megatron",
+        overlap_communication=False,
+    ),
+    "DeepSpeed, sharded weights, one after another": plan_of(
+        replace(PLAIN, data_parallel=4, zero=3),
+        micro_batches=8,
+        engine="deepspeed",
+        overlap_communication=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("hardware", ["l4-24gb", "a100-40gb"])
+@pytest.mark.parametrize("name", EXACT)
+def test_where_nothing_overlaps_the_closed_form_is_met_exactly(name: str, hardware: str) -> None:
+    cluster, plan = cluster_of(hardware), EXACT[name]
+    closed = SymbolicPredictor(workload=WORK, cluster=cluster).predict(plan)
+    played = EventSimulator(workload=WORK, cluster=cluster).predict(plan)
+    assert played.iteration_s == pytest.approx(closed.iteration_s, rel=1e-9)
+    assert played.predictor == "events"
+    assert played.stages == closed.stages
+    width = closed.iteration_s_high / closed.iteration_s
+    assert played.iteration_s_high / played.iteration_s == pytest.approx(width)
+
+
+BUSY = {
+    "all features": plan_of(*[replace(HALF, zero=3, offload=EVERYTHING)] * 2),
+    "uneven": plan_of(
+        replace(HALF, layers=8, zero=1, checkpointed_layers=3, offload=Offload(optimizer=0.5)),
+        replace(HALF, layers=16, zero=2, offload=Offload(gradients=1.0, activations=0.25)),
+    ),
+    "stages of one layer": plan_of(
+        *(replace(HALF, layers=n, zero=3, offload=EVERYTHING) for n in (1, 22, 1))
+    ),
+    "Megatron": plan_of(HALF, HALF, engine="megatron"),
+    "DeepSpeed": plan_of(*[replace(HALF, zero=3)] * 2, engine="deepspeed"),
+    "fewer micro-batches than stages": plan_of(
+        *[replace(HALF, layers=6, micro_batch=8, zero=1, offload=EVERYTHING)] * 4, micro_batches=2
+    ),
+}
+SIMULATED = {name: simulated(plan) for name, plan in BUSY.items()}
+all_busy = pytest.mark.parametrize("name", BUSY)
+
+
+def found(simulation: Simulation) -> dict[str, PlayedTask]:
+    return {str(task.action): task for task in simulation.tasks()}
+
+
+@all_busy
+def test_no_task_starts_before_what_it_waits_for(name: str) -> None:
+    simulation = SIMULATED[name]
+    starts, ends = simulation.times.starts_s, simulation.times.ends_s
+    edges = list(simulation.graph.edges())
+    assert len(edges) >= len(simulation)
+    for source, task, ended in edges:
+        assert starts[task] >= (ends if ended else starts)[source]
+
+
+@all_busy
+def test_layers_compute_after_their_inputs(name: str) -> None:
+    """Worked out from the actions alone, not from what the graph was told."""
+    tasks = found(SIMULATED[name])
+    checked = 0
+    for task in tasks.values():
+        action = task.action
+        if action.kind not in "FBRS" or action.layer is None:
+            continue
+        before: list[object] = []
+        here = f"{action.stage}{{}}.{action.layer}m{action.micro_batch}"
+        if action.kind == "F":
+            before.append(f"{action.stage}F.{action.layer - 1}m{action.micro_batch}")
+            before += [here.format("S"), here.format("A<")] if action.micro_batch == 0 else []
+        elif action.kind == "B":
+            before += [here.format("F"), here.format("A<"), here.format("A>")]
+            before.append(f"{action.stage}B.{action.layer + 1}m{action.micro_batch}")
+        elif action.kind == "R":
+            before.append(here.format("B"))
+        else:
+            before += [here.format("O<")]
+        for text in before:
+            if text in tasks and not (action.kind == "F" and "A<" in str(text)):
+                checked += 1
+                assert tasks[str(text)].end_s <= task.start_s, f"{action} before {text}"
+    assert checked > 100
+
+
+@all_busy
+def test_a_layers_gather_ends_before_it_computes(name: str) -> None:
+    """A layer is gathered once in each pass that gathers it."""
+    simulation = SIMULATED[name]
+    gathers: dict[tuple[int, int, int], list[PlayedTask]] = defaultdict(list)
+    computes: dict[tuple[int, int, int], list[PlayedTask]] = defaultdict(list)
+    for task in simulation.tasks():
+        action = task.action
+        if action.kind in "UFB":
+            key = action.stage, action.layer or 0, action.micro_batch
+            (gathers if action.kind == "U" else computes)[key].append(task)
+    for key, of_layer in gathers.items():
+        for gather, compute in zip(of_layer, computes[key], strict=False):
+            assert gather.end_s <= compute.start_s
+
+
+@pytest.mark.parametrize("name", [n for n, plan in BUSY.items() if plan.stages[0].zero == 3])
+def test_prefetching_stays_within_its_buffers(name: str) -> None:
+    """While a layer computes, at most the next one's weights are there or on their way."""
+    simulation = SIMULATED[name]
+    for stage in range(BUSY[name].num_stages):
+        of_stage = [t for t in simulation.tasks() if t.action.stage == stage]
+        computing = [t for t in of_stage if t.action.kind in "FB"]
+        gathers = [t for t in of_stage if t.action.kind == "U"]
+        # A pass gathers every layer once, in the order in which it computes them.
+        assert len(gathers) == len(computing)
+        for position, gather in enumerate(gathers[1:], start=1):
+            assert gather.start_s >= computing[position - 1].start_s
+
+
+@all_busy
+def test_streams_run_one_task_at_a_time(name: str) -> None:
+    spans: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    for task in SIMULATED[name].tasks():
+        spans[task.action.stage, task.stream].append((task.start_s, task.end_s))
+    for of_stream in spans.values():
+        of_stream.sort()
+        for (_, end), (start, _) in pairwise(of_stream):
+            assert start >= end
+
+
+@all_busy
+def test_without_contention_busy_time_is_the_sum_of_durations(name: str) -> None:
+    simulation = simulated(BUSY[name], contention=False)
+    sums = defaultdict(float)
+    for lane, seconds in zip(simulation.graph.lanes, simulation.graph.seconds, strict=True):
+        sums[divmod(lane, len(STREAMS))] += seconds
+    for stage, busy in enumerate(simulation.busy_s()):
+        for stream, name_of_stream in enumerate(STREAMS):
+            assert busy[name_of_stream] == pytest.approx(sums[stage, stream], rel=1e-9)
+
+
+@all_busy
+def test_contention_takes_longer_and_stretches_every_task(name: str) -> None:
+    simulation = SIMULATED[name]
+    assert simulation.iteration_s >= simulated(BUSY[name], contention=False).iteration_s
+    for task, seconds in zip(simulation.tasks(), simulation.graph.seconds, strict=True):
+        assert task.end_s - task.start_s >= seconds * (1 - 1e-9)
+
+
+@all_busy
+def test_the_same_plan_gives_the_same_trace(name: str) -> None:
+    again = simulated(BUSY[name])
+    assert again.times == SIMULATED[name].times
+    assert list(again.tasks()) == list(SIMULATED[name].tasks())
+
+
+def test_the_trace_is_the_same_in_another_process() -> None:
+    program = (
+        "from tests_of_events import *\nprint(repr(simulated(BUSY['all features']).times.ends_s))"
+    )
+    load = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('tests_of_events', {__file__!r})\n"
+        "sys.modules['tests_of_events'] = module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+    )
+    for seed in ("1", "2"):
+        printed = subprocess.run(
+            [sys.executable, "-c", load + program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        assert printed.strip() == repr(SIMULATED["all features"].times.ends_s)
+
+
+def test_offloading_overlaps_with_computing() -> None:
+    offload = Offload(optimizer=1.0, activations=1.0)
+    plan = plan_of(replace(PLAIN, offload=offload), micro_batches=32)
+    simulation = simulated(plan, contention=False)
+    (busy,) = simulation.busy_s()
+    assert busy["device_to_host"] > 0.1 * busy["compute"]
+    longest, together = max(busy.values()), sum(busy.values())
+    last = max(simulation.times.ends_s)
+    assert longest < last < 0.9 * together
+
+
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+def test_orders_take_micro_batches_as_the_pipeline_does(order: Order) -> None:
+    plan = plan_of(HALF, HALF)
+    simulation = simulated(plan, order=order)
+    first = [
+        f"{task.action.kind}{task.action.micro_batch}"
+        for task in sorted(simulation.tasks(), key=lambda task: task.start_s)
+        if task.action.stage == 0 and task.action.kind in "FB" and task.action.layer == 1
+    ]
+    expected = {"1f1b": ["F0", "F1", "B0", "F2"], "gpipe": ["F0", "F1", "F2", "F3"]}
+    assert first[:4] == expected[order]
+
+
+def first_of(simulation: Simulation, stage: int, kind: str) -> list[float]:
+    """When a stage's tasks of a kind in the first micro-batch start."""
+    return [
+        task.start_s
+        for task in simulation.tasks()
+        if (task.action.stage, task.action.kind, task.action.micro_batch) == (stage, kind, 0)
+    ]
+
+
+def test_steps_need_no_activations_and_run_before_they_come() -> None:
+    simulation = simulated(plan_of(HALF, HALF))
+    assert len(first_of(simulation, 1, "S")) == HALF.layers + 1
+    assert max(first_of(simulation, 1, "S")) < min(first_of(simulation, 1, "F"))
+
+
+def test_where_weights_are_offloaded_steps_wait_for_buffers() -> None:
+    """What a step makes of the weights stays on the GPU until the layer has computed."""
+    stage = replace(HALF, offload=Offload(weights=1.0, optimizer=1.0))
+    simulation = simulated(plan_of(HALF, stage))
+    steps, computes = first_of(simulation, 1, "S"), first_of(simulation, 1, "F")
+    assert all(step >= before for step, before in zip(steps[2:], computes, strict=False))
+
+
+def test_a_send_goes_before_reductions_that_wait() -> None:
+    """The stage before waits for its gradients, nobody for the reduced ones."""
+    slow = Cluster(
+        hardware=replace(catalog.hardware("l4-24gb"), interference=APART),
+        nodes=1,
+        gpus_per_node=8,
+        intra_node_gbytes_per_s=1.0,
+    )
+    plan = plan_of(HALF, HALF, engine="megatron")
+    simulation = EventSimulator(workload=WORK, cluster=slow).simulate(plan)
+    last = plan.micro_batches - 1
+    of_stage = [t for t in simulation.tasks() if t.action.stage == 1]
+    computed = max(t.end_s for t in of_stage if t.action.kind == "B")
+    (send,) = (t for t in of_stage if t.action.kind == "X" and t.action.micro_batch == last)
+    reductions = [t for t in of_stage if t.action.kind == "R"]
+    assert sum(t.start_s >= computed for t in reductions) > 1
+    assert send.start_s - computed <= max(t.end_s - t.start_s for t in reductions)
