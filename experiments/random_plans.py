@@ -1,7 +1,7 @@
 """Random plans that are valid and fit: over models, clusters and everything a plan can choose.
 
-They come by workload, so that plans of one workload can be ranked. About half are close to the
-memory limit: of those the fewest blocks are computed again that still fit.
+They come by workload, so that plans of one workload can be ranked. Half are close to the memory
+limit: of those the fewest blocks are computed again that still fit.
 """
 
 from collections.abc import Iterator
@@ -68,13 +68,17 @@ def random_plans(count: int, seed: int) -> Iterator[RandomPlan]:
             if found == wanted:
                 break
             # Every second plan is to be close to the limit.
+            close = found % 2 == 0
             plan = _plan(draw, workload, cluster)
-            made = plan and _fitting(predictor, plan, close=found % 2 == 0)
-            if made:
+            made = plan and _fitting(predictor, plan, close=close)
+            if not made:
+                continue
+            plan, prediction = made
+            job = Job(workload=workload, cluster=cluster, plan=plan)
+            random_plan = RandomPlan(job=job, prediction=prediction)
+            if random_plan.is_close or not close:
                 found += 1
-                plan, prediction = made
-                job = Job(workload=workload, cluster=cluster, plan=plan)
-                yield RandomPlan(job=job, prediction=prediction)
+                yield random_plan
 
 
 def _problem(draw: np.random.Generator) -> tuple[Workload, Cluster]:
@@ -94,14 +98,14 @@ def _plan(draw: np.random.Generator, workload: Workload, cluster: Cluster) -> Pl
     """A plan that is well formed, or none if the draw does not divide."""
     gpus = cluster.num_gpus
     num_stages = int(draw.choice([1, 2, 2, 4, 4, 8]))
-    tensor = int(draw.choice([1, 1, 1, 2, 4]))
+    tensor = int(draw.choice([1, 1, 1, 1, 2, 4]))
     data, left = divmod(gpus, num_stages * tensor)
-    micro_batch = int(draw.choice([1, 1, 2, 4]))
+    micro_batch = int(draw.choice([1, 1, 2, 4, 8]))
     if left or data == 0 or workload.global_batch % (data * micro_batch):
         return None
     layers = _layers(draw, workload.model.layers, num_stages)
     ratios = draw.random() < 0.6
-    zero = int(draw.choice([0, 1, 1, 2, 3])) if data > 1 else 1
+    zero = int(draw.choice([0, 1, 1, 2, 2, 3, 3])) if data > 1 else 1
     stages = tuple(
         StagePlan(
             layers=own,
