@@ -22,7 +22,9 @@ from experiments.rundir import RunDirectory
 from mistlab.datafile import write_yaml
 from mistlab.errors import InputError
 from mistlab.job import job_to_mapping
+from mistlab.symbolic.stage_model import StageModel
 from simulators.events import EventSimulator
+from simulators.memory import memory_of
 
 WORST = 5
 FEWEST_TO_RANK = 5
@@ -65,6 +67,10 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
     job, closed = plan.job, plan.prediction
     simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
     simulation = simulator.simulate(job.plan)
+    room = np.full(job.plan.num_stages, float(job.cluster.memory_bytes))
+    memory = memory_of(simulation, job.plan, StageModel.of(job.workload), room)
+    peaks = [stage.peak_allocated_bytes for stage in closed.stages]
+    shortfalls = [peak / one.peak_bytes - 1 for peak, one in zip(peaks, memory, strict=True)]
     cluster = job.cluster
     return {
         "plan": number,
@@ -77,6 +83,7 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
         "symbolic_s": closed.iteration_s,
         "events_s": simulation.iteration_s,
         "difference": closed.iteration_s / simulation.iteration_s - 1,
+        "memory_difference": max(shortfalls, key=abs),
         "tasks": len(simulation),
         "extras_share": _extras_s(plan) / closed.iteration_s,
     }
@@ -99,6 +106,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             name: _distribution([row for row in rows if name in row["strata"]]) for name in STRATA
         },
         "dominated_by_extras": _distribution([r for r in rows if r["extras_share"] > 0.2]),
+        "memory": _memory(rows),
         "rank_correlations": _ranks(rows),
         "worst": [dict(row) for row in worst],
     }
@@ -119,6 +127,16 @@ def _distribution(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _memory(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The largest difference of any stage's peak, over plans."""
+    differences = np.abs([row["memory_difference"] for row in rows])
+    return {
+        "median": float(np.median(differences)),
+        "p95": float(np.quantile(differences, 0.95)),
+        "within_1_percent": float((differences <= 0.01).mean()),
+    }
+
+
 def _ranks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     by_workload: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -136,6 +154,11 @@ def _text(summary: Mapping[str, Any], out: Path) -> str:
     lines = ["symbolic against events, difference in time:", _line("all", summary["all"])]
     lines += [_line(name, found) for name, found in summary["strata"].items()]
     lines.append(_line("first and last over 20 %", summary["dominated_by_extras"]))
+    memory = summary["memory"]
+    lines.append(
+        f"peaks of memory: median {memory['median']:.2%}, 95 % within {memory['p95']:.2%}, "
+        f"{memory['within_1_percent']:.0%} of plans within 1 % on every stage"
+    )
     ranks = summary["rank_correlations"]
     if ranks:
         lowest = min(ranks, key=lambda workload: ranks[workload])

@@ -27,13 +27,17 @@ from experiments.commandline import (
     writable,
 )
 from mistlab.cluster import Cluster
+from mistlab.cost.memory import reserved_bytes
 from mistlab.errors import InputError
 from mistlab.hardware import GIB_BYTES
 from mistlab.job import Job, load_job
 from mistlab.predict import Prediction, Predictor, compared
+from mistlab.stages import StageBatch
+from mistlab.symbolic.stage_model import StageModel
 from mistlab.value import to_mapping
 from mistlab.workload import Workload
-from simulators.events import EventSimulator
+from simulators.events import EventSimulator, Simulation
+from simulators.memory import MemoryOverTime, memory_of
 from simulators.symbolic import SymbolicPredictor
 from simulators.timeline import trace_text
 
@@ -114,9 +118,27 @@ def _draw(job: Job, name: str, folder: Path) -> None:
     """One iteration as a trace and as a picture."""
     simulation = EventSimulator(workload=job.workload, cluster=job.cluster).simulate(job.plan)
     trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
-    trace.write_text(trace_text(simulation), encoding="utf-8")
+    trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")
     plots.timeline(simulation, picture, name)
     progress(f"{trace} (open it at ui.perfetto.dev), {picture}")
+
+
+def _memory(job: Job, simulation: Simulation) -> list[MemoryOverTime]:
+    """Memory of each stage over the iteration; what runs out is said."""
+    model = StageModel.of(job.workload)
+    batch = StageBatch.of_plan(job.plan)
+    allocator = job.cluster.hardware.allocator
+    assert allocator is not None
+    figures = model.figures(batch)
+    reserved = reserved_bytes(
+        figures, data_parallel=batch.data_parallel, zero=batch.zero, allocator=allocator
+    )
+    beyond = reserved - figures.peak_bytes + allocator.outside_bytes
+    memory = memory_of(simulation, job.plan, model, job.cluster.memory_bytes - beyond)
+    for stage in memory:
+        if stage.overflow:
+            progress(stage.overflow)
+    return memory
 
 
 def _answer(path: Path, job: Job, predictor: Predictor) -> Answer:

@@ -22,12 +22,14 @@ from mistlab.predict import Prediction
 from mistlab.schedule import Action, Kind, Template, template_of
 from mistlab.slots import LAYER_TYPES
 from mistlab.stages import StageBatch
+from mistlab.value import check_field
 from mistlab.workload import Workload
 from simulators.build import build_graph
 from simulators.graph import TaskGraph
 from simulators.passes import Name, StageTasks
 from simulators.play import ALONE, Factors, Times, play
 from simulators.symbolic import SymbolicPredictor
+from simulators.variability import Quantiles, Variability
 
 NAME = "events"
 
@@ -101,11 +103,27 @@ class EventSimulator:
     _symbolic: SymbolicPredictor | None = field(default=None, init=False)
     _models: dict[tuple[str, bool], TaskModel] = field(default_factory=dict, init=False)
 
-    def simulate(self, plan: Plan, order: Order = "1f1b") -> Simulation:
-        """Play one iteration."""
+    def simulate(
+        self, plan: Plan, order: Order = "1f1b", *, variability: Variability | None = None
+    ) -> Simulation:
+        """Play one iteration, with the first sample of a ``variability`` if there is one."""
+        graph, factors = self._graph(plan, order)
+        return self._played(plan, variability.disturbed(graph) if variability else graph, factors)
+
+    def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
+        """Play so many iterations, each with its own jitter, under 1F1B."""
+        samples = check_field(Quantiles, "samples", samples)
+        graph, factors = self._graph(plan, "1f1b")
+        disturbed = (variability.disturbed(graph, sample) for sample in range(samples))
+        played_s = [self._played(plan, one, factors).iteration_s for one in disturbed]
+        return Quantiles.of(played_s, variability.seed)
+
+    def _graph(self, plan: Plan, order: Order) -> tuple[TaskGraph, list[Factors]]:
         model = self._model(plan)
         stages, factors = stages_of(model, plan)
-        graph = build_graph(stages, model.template, plan.micro_batches, order)
+        return build_graph(stages, model.template, plan.micro_batches, order), factors
+
+    def _played(self, plan: Plan, graph: TaskGraph, factors: list[Factors]) -> Simulation:
         return Simulation(
             graph=graph,
             times=play(graph, factors),

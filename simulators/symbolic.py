@@ -186,9 +186,6 @@ def _stage_predictions(
         seconds.exposed_communication_s,
     )
     states = figures.weights_bytes + figures.gradients_bytes + figures.optimizer_bytes
-    # The room for a step is there in the forward passes only.
-    is_forward = figures.forward_peak_bytes >= figures.backward_peak_bytes
-    buffers = figures.buffers_bytes + np.where(is_forward, figures.step_buffer_bytes, 0.0)
     sizes = _whole_rows(
         costs.peak_allocated_bytes,
         costs.peak_reserved_bytes,
@@ -197,7 +194,7 @@ def _stage_predictions(
         figures.gradients_bytes,
         figures.optimizer_bytes,
         figures.activations_bytes,
-        buffers,
+        figures.buffers_bytes,
         figures.logits_bytes,
         figures.forward_peak_bytes,
         figures.backward_peak_bytes,

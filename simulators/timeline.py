@@ -1,17 +1,19 @@
 """A simulation as a trace that Perfetto and chrome://tracing open.
 
 The format is Chrome's Trace Event Format: a stage's rank is a process, its streams are threads, a
-task is a complete event, a send a flow from its task to the one that waited for it. Times are in
-microseconds.
+task is a complete event, a send a flow from its task to the one that waited for it, memory a
+counter by class. Times are in microseconds.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mistlab.hardware import GIB_BYTES
 from mistlab.interference import STREAMS
 from mistlab.schedule import Kind
 from simulators.events import Simulation
+from simulators.memory import CLASSES, MemoryOverTime
 
 Event = dict[str, Any]
 
@@ -34,16 +36,16 @@ WORDS: Mapping[Kind, str] = {
 }
 
 
-def trace_of(simulation: Simulation) -> dict[str, Any]:
+def trace_of(simulation: Simulation, memory: Sequence[MemoryOverTime] = ()) -> dict[str, Any]:
     """The trace as JSON values: names of the tracks first, then events in order of time."""
-    events = _tasks(simulation) + _flows(simulation)
+    events = _tasks(simulation) + _flows(simulation) + _counters(memory)
     events.sort(key=lambda event: event["ts"])
     return {"displayTimeUnit": "ms", "traceEvents": _tracks(simulation) + events}
 
 
-def trace_text(simulation: Simulation) -> str:
+def trace_text(simulation: Simulation, memory: Sequence[MemoryOverTime] = ()) -> str:
     """The trace as the text of a file."""
-    return json.dumps(trace_of(simulation), separators=(",", ":")) + "\n"
+    return json.dumps(trace_of(simulation, memory), separators=(",", ":")) + "\n"
 
 
 def _tracks(simulation: Simulation) -> list[Event]:
@@ -75,6 +77,20 @@ def _tasks(simulation: Simulation) -> list[Event]:
             "dur": (task.end_s - task.start_s) * MICROSECONDS,
         }
         for task in simulation.tasks()
+    ]
+
+
+def _counters(memory: Sequence[MemoryOverTime]) -> list[Event]:
+    return [
+        {
+            "ph": "C",
+            "name": "memory (GiB)",
+            "pid": stage.stage,
+            "ts": time * MICROSECONDS,
+            "args": {name: size / GIB_BYTES for name, size in zip(CLASSES, sizes, strict=True)},
+        }
+        for stage in memory
+        for time, sizes in zip(stage.times_s.tolist(), stage.by_class.tolist(), strict=True)
     ]
 
 

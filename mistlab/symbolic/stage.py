@@ -69,11 +69,11 @@ def stage_expressions(sizes: StateSizes, *, tied_embeddings: bool) -> StageExpre
         optimizer=optimizer(blocks, ends, sizes),
         activations=_activations(embedding, block),
         buffers_bytes=_buffers(embedding, block, head, sizes),
-        step_buffer_bytes=wo * sharded(block.parameters * sizes.optimizer, level=1),
+        step_buffer_bytes=_step_buffer(block, sizes),
         logits_bytes=t * (head.saved_bytes - head.checkpointed_bytes),
         largest_parameters=_largest(embedding, block, head),
         head_parameters=t * head.parameters,
-        moments=_moments(embedding, block, head),
+        moments=_moments(embedding, block, head, sizes),
         work={
             f"{phase}_{what}": _work(embedding, block, head, phase, what)
             for phase in PHASES
@@ -109,11 +109,16 @@ def _buffers(
     ) + sympy.Piecewise((2 * layer * sizes.gradient, gradients_come_and_go), (0, True))
 
 
+def _step_buffer(block: LayerSums, sizes: StateSizes) -> sympy.Expr:
+    """What is offloaded of a block's optimizer state, back on the device to step."""
+    return wo * sharded(block.parameters * sizes.optimizer, level=1)
+
+
 def _moments(
-    embedding: LayerSums, block: LayerSums, head: LayerSums
+    embedding: LayerSums, block: LayerSums, head: LayerSums, sizes: StateSizes
 ) -> Mapping[Phase, tuple[sympy.Expr, ...]]:
     """The last block and the head when every block has been kept; the embedding when only other
-    micro-batches are."""
+    micro-batches are. Blocks step in the first forward, when one micro-batch is in flight."""
     saved, checkpointed = block.saved_bytes, block.checkpointed_bytes
     running = sympy.Piecewise((checkpointed, c > 0), (saved, True))
     # Of the micro-batches in flight, what was sent to the next stage is held until it comes back.
@@ -123,12 +128,14 @@ def _moments(
     others = all_kept - (1 - wa) * running + sympy.Piecewise((wa * running, L > 1), (0, True))
     older = (q - 1) * ((1 - wa) * _kept(block) + embedding.saved_bytes) + sent
     again = sympy.Piecewise((block.forward_peak_bytes + block.output_bytes, c > 0), (0, True))
+    forward = (
+        others + block.forward_peak_bytes,
+        t * (all_kept + head.forward_peak_bytes),
+        e * (older + embedding.forward_peak_bytes),
+    )
+    step = _step_buffer(block, sizes)
     return {
-        "forward": (
-            others + block.forward_peak_bytes,
-            t * (all_kept + head.forward_peak_bytes),
-            e * (older + embedding.forward_peak_bytes),
-        ),
+        "forward": (*forward, *(step + moment.subs(q, 1) for moment in forward)),
         "backward": (
             others + block.backward_peak_bytes,
             others + again,

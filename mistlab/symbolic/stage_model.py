@@ -53,6 +53,15 @@ class StageModel:
         feasible, values = self._values(batch, _all)
         return StageFigures(feasible=feasible, **values)
 
+    def layers_of(self, batch: StageBatch) -> Mapping[str, NDArray[np.float64]]:
+        """Sums of the layers of each candidate's stage, by ``sum_name``."""
+        found = distinct_rows([batch.micro_batch, batch.tensor_parallel])
+        values = self.layers(size_columns(self.workload, *found.columns))
+        return {
+            name: column[found.index]
+            for name, column in zip(self.layers.names, values, strict=True)
+        }
+
     def peaks(self, batch: StageBatch) -> StagePeaks:
         """What decides whether each candidate fits: a quarter of the figures in half the time."""
         feasible, values = self._values(batch, _peaks)
@@ -111,9 +120,7 @@ def _expressions(sizes: StateSizes, tied_embeddings: bool) -> Mapping[str, sympy
     }
     peaks = {
         f"{phase}_peak_bytes": sympy.Add(
-            *held.values(),
-            stage.step_buffer_bytes if phase == "forward" else 0,
-            sympy.Max(*stage.moments[phase], evaluate=False),
+            *held.values(), sympy.Max(*stage.moments[phase], evaluate=False)
         )
         for phase in PHASES
     }

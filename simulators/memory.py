@@ -1,0 +1,204 @@
+"""What a stage's GPU holds over an iteration as it was played, and its fullest moment.
+
+States and the ring of buffers are there throughout. A layer that runs holds what its graph says is
+alive at its peak; when it has run forward it keeps what it saved, or its input where it is computed
+again, until its backward. What is swapped out leaves when its copy has ended and is back when the
+copy in begins. Activations that were sent on stay until their gradient arrives.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.plan import Plan
+from mistlab.schedule import Action
+from mistlab.stages import StageBatch, StageFigures
+from mistlab.symbolic.layer import sum_name
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.symbolic.states import sizes_of
+from simulators.events import Simulation
+
+# When, of which class, by how many bytes.
+Change = tuple[float, int, float]
+
+CLASSES = ("states", "buffers", "optimizer_buffers", "activations", "temporaries")
+_STATES, _BUFFERS, _STEP, _ACTIVATIONS, _TEMPORARIES = range(len(CLASSES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryOverTime:
+    """Bytes on one GPU of a stage after each change: times (N), and bytes by class (N, 5).
+
+    ``fits`` compares the peak with ``room_bytes``, less what the allocator holds beyond tensors.
+    """
+
+    stage: int
+    times_s: NDArray[np.float64]
+    by_class: NDArray[np.float64]
+    room_bytes: float
+
+    @property
+    def total_bytes(self) -> NDArray[np.float64]:
+        """Bytes of all classes (N)."""
+        return np.asarray(self.by_class.sum(axis=1))
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most at any time."""
+        return float(self.total_bytes.max())
+
+    @property
+    def peak(self) -> tuple[float, Mapping[str, float]]:
+        """When the most was held first, and of what."""
+        moment = int(np.argmax(self.total_bytes))
+        classes = dict(zip(CLASSES, self.by_class[moment].tolist(), strict=True))
+        return float(self.times_s[moment]), classes
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room at every time."""
+        return self.peak_bytes <= self.room_bytes
+
+    @property
+    def overflow(self) -> str:
+        """When and with what memory first ran out, in words; empty where it never did."""
+        over = np.flatnonzero(self.total_bytes > self.room_bytes)
+        if not len(over):
+            return ""
+        moment = int(over[0])
+        held = ", ".join(
+            f"{name.replace('_', ' ')} {size / 2**30:.2f}"
+            for name, size in zip(CLASSES, self.by_class[moment], strict=True)
+        )
+        return (
+            f"stage {self.stage} is out of memory at {self.times_s[moment]:.3f} s: "
+            f"{self.total_bytes[moment] / 2**30:.2f} of {self.room_bytes / 2**30:.2f} GiB "
+            f"(GiB: {held})"
+        )
+
+
+def memory_of(
+    simulation: Simulation, plan: Plan, model: StageModel, room_bytes: NDArray[np.float64]
+) -> list[MemoryOverTime]:
+    """The memory of each stage of a plan over its simulation; ``room_bytes`` of each stage."""
+    batch = StageBatch.of_plan(plan)
+    figures, sums = model.figures(batch), model.layers_of(batch)
+    changes: dict[int, list[Change]] = defaultdict(list)
+    stages = [_Stage(plan, stage, model, figures, sums) for stage in range(plan.num_stages)]
+    for task in simulation.tasks():
+        stage = task.action.stage
+        changes[stage] += stages[stage].changes(task.action, task.start_s, task.end_s)
+    return [
+        _over_time(stage, stages[stage].static, changes[stage], float(room_bytes[stage]))
+        for stage in range(plan.num_stages)
+    ]
+
+
+class _Stage:
+    """What each task of a stage changes: class and bytes."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stage: int,
+        model: StageModel,
+        figures: StageFigures,
+        sums: Mapping[str, NDArray[np.float64]],
+    ) -> None:
+        own = plan.stages[stage]
+        before = sum(one.layers for one in plan.stages[:stage])
+        self.ratios = own.offload
+        # Layers count through the whole model, the embedding is layer 0.
+        self.plain = range(before + 1, before + 1 + own.layers - own.checkpointed_layers)
+        self.blocks = range(before + 1, before + 1 + own.layers)
+        last = self.blocks.stop - 1
+        self.sends_from = None if stage == plan.num_stages - 1 else last
+        self.bytes = {
+            name: {key: float(sums[sum_name(name, key)][stage]) for key in _SUMS}
+            for name in ("embedding", "block", "head")
+        }
+        self.static = np.zeros(len(CLASSES))
+        states = (figures.weights_bytes, figures.gradients_bytes, figures.optimizer_bytes)
+        self.static[_STATES] = sum(float(column[stage]) for column in states)
+        self.static[_BUFFERS] = float(figures.buffers_bytes[stage])
+        shard = own.data_parallel if own.zero >= 1 else 1
+        local = self.bytes["block"]["parameters"] / shard
+        self.step_bytes = local * sizes_of(model.workload.precision).optimizer
+        self.step_bytes *= own.offload.optimizer
+
+    def changes(self, action: Action, start_s: float, end_s: float) -> list[Change]:
+        """When a task changes which class by how many bytes."""
+        layer = action.layer
+        if layer is None:
+            return []
+        if action.kind in ("F", "B"):
+            return self._computing(action.kind == "F", layer, start_s, end_s)
+        if action.kind == "A":
+            kind, size = _ACTIVATIONS, self.ratios.activations * self._kept(layer)
+        elif action.kind == "O":
+            kind, size = _STEP, self.step_bytes
+        else:
+            return []
+        return [(start_s, kind, size) if action.direction == "<" else (end_s, kind, -size)]
+
+    def _computing(
+        self, is_forward: bool, layer: int, start_s: float, end_s: float
+    ) -> list[Change]:
+        sums = self._of(layer)
+        held = self._kept(layer) + (sums["output_bytes"] if layer == self.sends_from else 0.0)
+        running = sums["forward_peak_bytes"] if is_forward else self._backward(layer)
+        return [
+            (end_s, _ACTIVATIONS, held) if is_forward else (start_s, _ACTIVATIONS, -held),
+            (start_s, _TEMPORARIES, running),
+            (end_s, _TEMPORARIES, -running),
+        ]
+
+    def _of(self, layer: int) -> Mapping[str, float]:
+        if layer in self.blocks:
+            return self.bytes["block"]
+        return self.bytes["embedding" if layer < self.blocks.start else "head"]
+
+    def _kept(self, layer: int) -> float:
+        """What a layer keeps between its forward and its backward."""
+        is_again = layer in self.blocks and layer not in self.plain
+        return self._of(layer)["checkpointed_bytes" if is_again else "saved_bytes"]
+
+    def _backward(self, layer: int) -> float:
+        """What is alive at the peak of a layer's backward, its second forward among it."""
+        sums = self._of(layer)
+        if layer in self.plain or layer not in self.blocks:
+            return sums["backward_peak_bytes"]
+        again = sums["forward_peak_bytes"] + sums["output_bytes"]
+        return max(again, sums["backward_peak_bytes"])
+
+
+_SUMS = (
+    *("parameters", "saved_bytes", "checkpointed_bytes", "output_bytes"),
+    *("forward_peak_bytes", "backward_peak_bytes"),
+)
+
+
+def _over_time(
+    stage: int,
+    static: NDArray[np.float64],
+    changes: list[Change],
+    room_bytes: float,
+) -> MemoryOverTime:
+    # At equal times what is freed goes first: a layer's temporaries do not meet the next one's.
+    changes.sort(key=lambda change: (change[0], change[2] > 0))
+    times = np.array([0.0, *(time for time, _, _ in changes)])
+    deltas = np.zeros((len(changes) + 1, len(CLASSES)))
+    deltas[0] = static
+    rows = np.arange(1, len(changes) + 1)
+    deltas[rows, [kind for _, kind, _ in changes]] = [size for _, _, size in changes]
+    # Changes at one time happen together.
+    ends = np.flatnonzero(np.append(times[1:] != times[:-1], True))
+    return MemoryOverTime(
+        stage=stage,
+        times_s=times[ends],
+        by_class=np.cumsum(deltas, axis=0)[ends],
+        room_bytes=room_bytes,
+    )

@@ -1,0 +1,85 @@
+"""Memory over a played iteration: its peak against the closed form, and when it runs out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.workload import Workload
+from simulators.events import EventSimulator
+from simulators.memory import MemoryOverTime, memory_of
+from simulators.symbolic import SymbolicPredictor
+
+WORK = Workload(
+    model=catalog.model("gpt3-1.3b"),
+    sequence_length=2048,
+    global_batch=32,
+    attention="flash",
+    precision="fp16",
+)
+CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
+STAGE = StagePlan(layers=12, data_parallel=2, tensor_parallel=1, micro_batch=2, zero=1)
+PLAN = Plan(micro_batches=8, stages=(replace(STAGE, layers=13), replace(STAGE, layers=11)))
+
+
+def memory(plan: Plan, room: float = 1e15) -> list[MemoryOverTime]:
+    simulation = EventSimulator(workload=WORK, cluster=CLUSTER).simulate(plan)
+    return memory_of(simulation, plan, StageModel.of(WORK), np.full(plan.num_stages, room))
+
+
+def with_all(**changes: object) -> Plan:
+    stages = tuple(replace(stage, **changes) for stage in PLAN.stages)  # type: ignore[arg-type]
+    return replace(PLAN, stages=stages)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PLAN,
+        with_all(checkpointed_layers=11),
+        with_all(checkpointed_layers=4, zero=3),
+        with_all(zero=2, offload=Offload(gradients=0.5)),
+        replace(with_all(checkpointed_layers=2), engine="megatron"),
+        Plan(micro_batches=4, stages=(replace(STAGE, layers=24, data_parallel=4),)),
+    ],
+)
+def test_the_peak_is_the_closed_forms(plan: Plan) -> None:
+    stages = SymbolicPredictor(workload=WORK, cluster=CLUSTER).predict(plan).stages
+    for found, stage in zip(memory(plan), stages, strict=True):
+        assert found.peak_bytes == pytest.approx(stage.peak_allocated_bytes, rel=0.01)
+
+
+def test_all_that_is_allocated_in_an_iteration_is_freed() -> None:
+    offload = Offload(optimizer=0.5, activations=0.25)
+    for found in memory(with_all(checkpointed_layers=3, offload=offload)):
+        assert (found.by_class >= -1e-3).all()
+        states, buffers, *others = found.by_class[-1]
+        assert (found.by_class[:, 0] == states).all()
+        assert (found.by_class[:, 1] == buffers).all()
+        assert others == pytest.approx([0, 0, 0], abs=1e-3)
+        assert (np.diff(found.times_s) > 0).all()
+
+
+def test_offloaded_activations_leave_while_their_micro_batch_waits() -> None:
+    kept, gone = (
+        max(memory(with_all(offload=Offload(activations=share)))[0].by_class[:, 3])
+        for share in (0.0, 1.0)
+    )
+    assert gone < 0.5 * kept
+
+
+def test_running_out_names_the_moment_and_the_classes() -> None:
+    (first, _) = memory(PLAN)
+    short, enough = memory(PLAN, room=0.9 * first.peak_bytes)[0], memory(PLAN)[0]
+    assert enough.fits
+    assert enough.overflow == ""
+    assert not short.fits
+    assert short.overflow.startswith("stage 0 is out of memory at ")
+    assert "activations" in short.overflow
+    moment, classes = first.peak
+    assert 0 < moment < first.times_s[-1]
+    assert sum(classes.values()) == pytest.approx(first.peak_bytes)
