@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from mistlab.errors import InputError
 
-PACKAGES = ("mistlab", "numpy", "sympy")
+PACKAGES = ("mistlab", "numpy", "scipy", "simpy", "sympy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

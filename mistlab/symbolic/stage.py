@@ -27,7 +27,7 @@ class StageExpressions:
 
     ``buffers_bytes`` is the room for what is gathered from other ranks or fetched from the host:
     twice the largest layer where weights or gradients come and go. ``step_buffer_bytes`` is the
-    room in the first forward for the optimizer state of a block that steps. ``activations`` are
+    room in the first forward for the optimizer state of blocks that step. ``activations`` are
     kept between forward and backward passes; ``moments`` are what each phase's fullest moments hold
     of activations and temporaries, kept ones included. ``logits_bytes`` is what the head keeps for
     its backward pass beyond its input.
@@ -110,8 +110,10 @@ def _buffers(
 
 
 def _step_buffer(block: LayerSums, sizes: StateSizes) -> sympy.Expr:
-    """What is offloaded of a block's optimizer state, back on the device to step."""
-    return wo * sharded(block.parameters * sizes.optimizer, level=1)
+    """Offloaded optimizer state that is back on the device: of a block that steps, and of the one
+    before it, which leaves."""
+    blocks = sympy.Piecewise((2, L > 1), (1, True))
+    return blocks * wo * sharded(block.parameters * sizes.optimizer, level=1)
 
 
 def _moments(

@@ -71,7 +71,8 @@ def test_a_middle_stage_is_its_blocks_added_up(stage_model: StageModel) -> None:
         "optimizer_bytes": 0.25 * 12 * parameters / 2,
         "buffers_bytes": 2 * (2 + 2) * block["parameters"],
     }
-    step_buffer = 0.75 * 12 / 2 * block["parameters"]
+    # One block steps while the one before it leaves.
+    step_buffer = 2 * 0.75 * 12 / 2 * block["parameters"]
     # The older of the two micro-batches in flight was sent on.
     sent = block["output_bytes"]
     # The last block is checkpointed: it runs with its input on the device, and its neighbour's.
