@@ -30,9 +30,7 @@ from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.workload import Workload
 
-EXAMPLE = Path(
-    os.path.relpath(Path(__file__).parents[1] / "examples" / "plans" / "gpt3-2.7b-4xl4.yaml")
-)
+EXAMPLE = Path(os.path.relpath(Path(__file__).parent / "plans" / "gpt3-2.7b-4xl4.yaml"))
 HOLDINGS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
