@@ -198,6 +198,7 @@ def _summary(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "median_rank_correlation": float(np.median(ranks)) if ranks else None,
         "median_predicted_best_over_measured_best": float(np.median(best)) if best else None,
         "worst_predicted_best_over_measured_best": max(best) if best else None,
+        "predicted_best_within_5_percent": float(np.mean(np.array(best) <= 0.05)) if best else None,
         "telling_pairs_in_wrong_order": disordered,
     }
 
@@ -303,7 +304,8 @@ def _ranks(one: Mapping[str, Any]) -> str:
         parts.append(
             f"the predicted best takes {one['median_predicted_best_over_measured_best']:.1%} more "
             f"than the measured one (median; worst "
-            f"{one['worst_predicted_best_over_measured_best']:.1%}), "
+            f"{one['worst_predicted_best_over_measured_best']:.1%}, within 5 % in "
+            f"{one['predicted_best_within_5_percent']:.0%} of workloads), "
             f"{one['telling_pairs_in_wrong_order']} pairs in the wrong order"
         )
     return "".join(f"; {part}" for part in parts)
