@@ -24,10 +24,10 @@ from experiments.commandline import (
 )
 from mistlab.cost.memory import host_bytes_of_fullest_node
 from mistlab.errors import InputError
-from mistlab.hardware import GIB_BYTES
 from mistlab.job import Job, load_job
 from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.units import GIB_BYTES
 from mistlab.workload import Workload
 
 EXAMPLE = Path(os.path.relpath(Path(__file__).parent / "plans" / "gpt3-2.7b-4xl4.yaml"))

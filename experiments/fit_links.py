@@ -22,9 +22,10 @@ from mistlab.calibration.tables import (
     read_transfer_table,
 )
 from mistlab.errors import InputError
-from mistlab.hardware import GIB_BYTES, Hardware, Source
+from mistlab.hardware import Hardware, Source
 from mistlab.interference import GroupSlowdowns, Interference
-from mistlab.transfers import GBYTES, MICROSECONDS, GroupTransfers, Line, Transfers
+from mistlab.transfers import GroupTransfers, Line, Transfers
+from mistlab.units import GBYTES, GIB_BYTES, MICROSECONDS
 
 FEWEST_ROWS = 4
 

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mistlab.hardware import GIB_BYTES
 from mistlab.interference import STREAMS
 from mistlab.schedule import Kind
+from mistlab.units import GIB_BYTES
 from simulators.events import PlayedTask, Simulation
 from simulators.timeline import WORDS
 

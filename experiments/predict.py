@@ -29,11 +29,11 @@ from experiments.commandline import (
 from mistlab.cluster import Cluster
 from mistlab.cost.memory import reserved_bytes
 from mistlab.errors import InputError
-from mistlab.hardware import GIB_BYTES
 from mistlab.job import Job, load_job
 from mistlab.predict import Prediction, Predictor, compared
 from mistlab.stages import StageBatch
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.units import GIB_BYTES
 from mistlab.value import to_mapping
 from mistlab.workload import Workload
 from simulators.events import EventSimulator, Simulation

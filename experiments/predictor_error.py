@@ -33,7 +33,7 @@ from experiments.whole_runs import figures_of, fit_sustained, predicted_s
 from mistlab import catalog
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.memory import reserved_bytes
-from mistlab.hardware import GIB_BYTES
+from mistlab.units import GIB_BYTES
 
 END_TO_END = "end_to_end.csv"
 MEGATRON = ("megatron_a100_one_node.csv", "megatron_a100_many_nodes.csv")

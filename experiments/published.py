@@ -20,11 +20,8 @@ from mistlab.model import ModelSpec
 from mistlab.pipeline import in_flight
 from mistlab.plan import Engine, Offload, Plan, StagePlan
 from mistlab.stages import StageBatch
+from mistlab.units import MIB_BYTES, MILLISECONDS, TFLOP
 from mistlab.workload import Workload
-
-MIB_BYTES = 2**20
-MILLISECONDS = 1e-3
-TFLOP = 10**12
 
 END_TO_END = (
     *("id", "hardware", "nodes", "gpus", "system", "model", "flash", "seq", "vocab"),

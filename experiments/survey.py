@@ -29,11 +29,11 @@ from experiments.commandline import (
 )
 from experiments.rundir import RunDirectory
 from mistlab.cluster import Cluster
-from mistlab.hardware import GIB_BYTES
 from mistlab.model import ModelSpec
 from mistlab.pipeline import in_flight
 from mistlab.stages import StageBatch
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.units import GIB_BYTES
 from mistlab.workload import Workload
 
 EIGHTHS = tuple(i / 8 for i in range(9))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from mistlab.errors import refuse
-from mistlab.hardware import GBYTES, GIB_BYTES, Hardware
+from mistlab.hardware import Hardware
+from mistlab.units import GBYTES, GIB_BYTES
 from mistlab.value import bounded, check_fields
 from mistlab.workload import Precision
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mistlab.errors import refuse
+from mistlab.units import GBYTES, TFLOP
 from mistlab.value import bounded, check_fields
 
 OperatorClass = Literal[
     "matmul", "batched_matmul", "attention_forward", "attention_backward", "memory"
 ]
 OPERATOR_CLASSES: tuple[OperatorClass, ...] = OperatorClass.__args__  # type: ignore[attr-defined]
-GBYTES = 10**9
-TFLOP = 10**12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,8 @@ from dataclasses import dataclass, field
 
 from mistlab.errors import refuse
 from mistlab.plan import Engine
+from mistlab.units import MIB_BYTES, MILLISECONDS
 from mistlab.value import bounded, check_fields
-
-MIB_BYTES = 2**20
-MILLISECONDS = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,9 @@ from mistlab.engines import Allocator, EngineCalibration
 from mistlab.errors import refuse
 from mistlab.interference import Interference
 from mistlab.transfers import Transfers
+from mistlab.units import GBYTES, GIB_BYTES, TFLOP
 from mistlab.value import bounded, check_fields
 from mistlab.workload import Precision
-
-GIB_BYTES = 2**30
-GBYTES = 10**9
-TFLOP = 10**12
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed"]
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")

@@ -6,10 +6,8 @@ A line is a latency and a bandwidth, good within the sizes that were measured.
 from dataclasses import dataclass, field
 
 from mistlab.errors import refuse
+from mistlab.units import GBYTES, MICROSECONDS
 from mistlab.value import bounded, check_fields
-
-GBYTES = 10**9
-MICROSECONDS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

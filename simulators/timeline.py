@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mistlab.hardware import GIB_BYTES
 from mistlab.interference import STREAMS
 from mistlab.schedule import Kind
+from mistlab.units import GIB_BYTES
 from simulators.events import Simulation
 from simulators.memory import CLASSES, MemoryOverTime
 

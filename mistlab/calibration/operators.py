@@ -27,16 +27,14 @@ from mistlab.calibration.rows import (
     refuse_row,
     spread_of,
 )
-from mistlab.compute import GBYTES, TFLOP, OperatorClass, Rate
+from mistlab.compute import OperatorClass, Rate
 from mistlab.cost.layers import work_of
 from mistlab.model import ModelSpec
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
+from mistlab.units import GBYTES, MICROSECONDS, MILLISECONDS, TFLOP
 from mistlab.workload import Workload
-
-MICROSECONDS = 1e-6
-MILLISECONDS = 1e-3
 
 # The profile's operators of one block, by class.
 CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {

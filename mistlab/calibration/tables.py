@@ -19,6 +19,7 @@ from mistlab.calibration.rows import (
     spread_of,
 )
 from mistlab.calibration.transfers import TransferRows
+from mistlab.units import MIB_BYTES, MILLISECONDS
 
 ALONE = ("iso_compute_ms", "iso_g2g_ms", "iso_c2g_ms", "iso_g2c_ms")
 TOGETHER = "latency_ms"
@@ -30,8 +31,6 @@ TRANSFERS = {
 }
 SHAPE = ("intra_group", "inter_group")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
-MIB_BYTES = 2**20
-MILLISECONDS = 1e-3
 NANOSECONDS = 1e-9
 
 

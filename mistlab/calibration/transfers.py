@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from mistlab.cost.transfers import transfer_s
-from mistlab.transfers import GBYTES, MICROSECONDS, Line
-
-MIB_BYTES = 2**20
+from mistlab.transfers import Line
+from mistlab.units import GBYTES, MIB_BYTES, MICROSECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
