@@ -32,7 +32,8 @@ class ModelConfig:
     """Sizes and switches of one model on one tensor-parallel rank.
 
     Sizes are those of the whole model. ``positions`` is the longest sequence, ``rotated`` the
-    channels of a head that rotary embedding turns.
+    channels of a head that rotary embedding turns. The last ``unused_vocab`` tokens are padding,
+    which nobody predicts.
     """
 
     hidden: Size
@@ -50,6 +51,7 @@ class ModelConfig:
     biases: bool = False
     tied_embeddings: bool = False
     dropout: float = 0.0
+    unused_vocab: int = 0
 
 
 def config_with(
@@ -95,6 +97,7 @@ def config_of(workload: Workload, *, tensor_parallel: int = 1, layers: int = 0) 
         biases=spec.biases,
         tied_embeddings=spec.tied_embeddings,
         dropout=spec.dropout,
+        unused_vocab=spec.padded_vocab(tensor_parallel) - spec.vocab,
     )
 
 

@@ -5,6 +5,7 @@ trace knows each apart. GPT, Llama and Falcon differ only in their ``Structure``
 """
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor, nn
@@ -162,6 +163,7 @@ class Head(nn.Module):
         norm = LayerNorm if structure.norm == "layernorm" else RMSNorm
         self.norm = norm(config.hidden, config.dtype)
         self.ranks = ranks
+        self.unused = config.unused_vocab
         self.projection = ColumnLinear(
             config.hidden, (config.vocab,), ranks, biases=False, dtype=config.dtype
         )
@@ -169,8 +171,13 @@ class Head(nn.Module):
             self.projection.weight = tied
 
     def logits(self, x: Tensor) -> Tensor:
-        """The rank's share of the logits."""
-        return self.projection(enter(self.norm(x), self.ranks))
+        """The rank's share of the logits; those of padding are minus infinity."""
+        logits = self.projection(enter(self.norm(x), self.ranks))
+        if not self.unused:
+            return logits
+        used = self.ranks.size * logits.shape[-1] - self.unused - self.ranks.rank * logits.shape[-1]
+        tokens = torch.arange(logits.shape[-1], device=logits.device)
+        return logits.masked_fill(tokens >= used, -math.inf)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The mean loss against ``targets`` (batch, sequence), or the whole logits without."""

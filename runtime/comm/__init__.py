@@ -1,0 +1,1 @@
+"""Collectives between ranks: processes of torch.distributed, or threads of one process."""

@@ -1,0 +1,180 @@
+"""Ranks that are threads of one process: every plan runs without a launcher, for tests.
+
+A rank leaves what it contributes and takes the result when all have; nobody holds a lock meanwhile.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from runtime.comm.group import own_part
+
+Result = TypeVar("Result")
+# How long a rank sleeps before it looks whether others have come; they wake it when they do.
+MOMENT_S = 0.02
+Key = tuple[object, ...]
+
+
+class Abandoned(RuntimeError):  # noqa: N818
+    """Another rank has failed: this one cannot go on."""
+
+
+@dataclass(slots=True, eq=False)
+class Meeting:
+    """Where the ranks of one process leave their tensors for one another."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    left: dict[Key, dict[int, Tensor]] = field(default_factory=dict)
+    taken: dict[Key, int] = field(default_factory=dict)
+    failed: bool = False
+
+    def leave(self, key: Key, rank: int, tensor: Tensor) -> None:
+        """Contribute a copy."""
+        with self.changed:
+            self.left.setdefault(key, {})[rank] = tensor.clone()
+            self.changed.notify_all()
+
+    def has(self, key: Key, count: int) -> bool:
+        """Whether so many ranks have contributed."""
+        if self.failed:
+            message = "another rank has failed"
+            raise Abandoned(message)
+        return len(self.left.get(key, ())) == count
+
+    def take(self, key: Key, takers: int) -> list[Tensor]:
+        """The contributions by rank; forgotten when the last taker has them."""
+        with self.changed:
+            parts = [part for _, part in sorted(self.left[key].items())]
+            self.taken[key] = self.taken.get(key, 0) + 1
+            if self.taken[key] == takers:
+                del self.left[key], self.taken[key]
+            return parts
+
+    def fail(self) -> None:
+        """Wake everybody up: it is over."""
+        with self.changed:
+            self.failed = True
+            self.changed.notify_all()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gathering:
+    """A collective of which each rank makes its own result from all contributions."""
+
+    meeting: Meeting
+    keys: Sequence[Key]
+    counts: Sequence[int]
+    takers: int
+    receive: Callable[[list[list[Tensor]]], object]
+
+    def is_ready(self) -> bool:
+        """Whether all have contributed."""
+        pairs = zip(self.keys, self.counts, strict=True)
+        return all(self.meeting.has(key, count) for key, count in pairs)
+
+    def wait_a_moment(self) -> None:
+        """Sleep until somebody contributes."""
+        with self.meeting.changed:
+            if not self.is_ready():
+                self.meeting.changed.wait(MOMENT_S)
+
+    def finish(self) -> None:
+        """Take what the others have left."""
+        self.receive([self.meeting.take(key, self.takers) for key in self.keys])
+
+
+class ThreadGroup:
+    """Some of the threads; ``ranks`` are their numbers in the world."""
+
+    def __init__(self, meeting: Meeting, name: str, ranks: Sequence[int], world_rank: int) -> None:
+        self._meeting = meeting
+        self._name = (name, *ranks)
+        self.size = len(ranks)
+        self.rank = list(ranks).index(world_rank)
+        self._calls = 0
+        self._messages: dict[tuple[int, int], int] = {}
+
+    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> "_Gathering":
+        """Reduce in the order of ranks, so that all get the same."""
+
+        def receive(parts: list[Tensor]) -> None:
+            stacked = torch.stack(parts)
+            tensor.copy_(stacked.sum(0) if operation == "sum" else stacked.amax(0))
+
+        return self._gather(tensor, receive)
+
+    def all_gather(self, whole: Tensor, own: Tensor) -> "_Gathering":
+        """Fill ``whole`` with the parts in the order of ranks."""
+        return self._gather(own, lambda parts: whole.copy_(torch.cat(parts)))
+
+    def reduce_scatter(self, whole: Tensor) -> "_Gathering":
+        """Sum everybody's tensor; keep this rank's part of it."""
+
+        def receive(parts: list[Tensor]) -> None:
+            own_part(whole, self).copy_(torch.stack([own_part(p, self) for p in parts]).sum(0))
+
+        return self._gather(whole, receive)
+
+    def exchange(
+        self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
+    ) -> "_Gathering":
+        """Leave messages for some ranks, and wait for those of others."""
+        for tensor, peer in sends:
+            self._meeting.leave(self._message(self.rank, peer), 0, tensor)
+
+        def receive(messages: list[list[Tensor]]) -> None:
+            for (tensor, _), (message,) in zip(receives, messages, strict=True):
+                tensor.copy_(message)
+
+        return _Gathering(
+            meeting=self._meeting,
+            keys=[self._message(peer, self.rank) for _, peer in receives],
+            counts=[1] * len(receives),
+            takers=1,
+            receive=receive,
+        )
+
+    def _message(self, sender: int, receiver: int) -> Key:
+        number = self._messages.get((sender, receiver), 0)
+        self._messages[sender, receiver] = number + 1
+        return (*self._name, "message", sender, receiver, number)
+
+    def _gather(self, tensor: Tensor, receive: Callable[[list[Tensor]], object]) -> _Gathering:
+        self._calls += 1
+        key = (*self._name, self._calls)
+        self._meeting.leave(key, self.rank, tensor)
+        return _Gathering(
+            meeting=self._meeting,
+            keys=[key],
+            counts=[self.size],
+            takers=self.size,
+            receive=lambda gathered: receive(gathered[0]),
+        )
+
+
+def run_threads(ranks: int, work: Callable[[int, Meeting], Result]) -> list[Result]:
+    """What ``work(rank, meeting)`` returns in a thread for each rank; the first error is raised."""
+    meeting = Meeting()
+    results: dict[int, Result] = {}
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank, meeting)
+        except BaseException as error:
+            if not isinstance(error, Abandoned):
+                errors.append(error)
+            meeting.fail()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[rank] for rank in range(ranks)]

@@ -1,0 +1,1 @@
+"""Runs plans: the slot table's tasks on streams, layer by layer."""

@@ -1,0 +1,114 @@
+"""The buffers that each kind of task reads and writes: all that the order of tasks follows from.
+
+A buffer is a name with a layer, or with an entry of a ring. Weights, gradients and optimizer state
+that stay somewhere have a part on the device and a part on the host.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mistlab.schedule import Phase, Task
+from runtime.engine.shape import StageShape
+
+Buffer = tuple[str | int, ...]
+Buffers = tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touched:
+    """What a task of a layer touches in a phase, with its entry of the rings."""
+
+    shape: StageShape
+    layer: int
+    entry: int
+    phase: Phase
+    micro_batch: int
+
+    def by(self, row: Task) -> tuple[Buffers, Buffers]:
+        """What a row of the slot table reads, and what it writes."""
+        return _TOUCHES[f"{row.kind}{row.direction or ''}"](self)
+
+    @property
+    def weights(self) -> Buffer:
+        """Where the layer's weights are whole."""
+        rings = self.shape.rings_weights(self.layer)
+        return ("weight slot", self.entry) if rings else ("weights", self.layer)
+
+    @property
+    def gradients(self) -> Buffer:
+        """Where a backward pass adds its gradients."""
+        rings = self.shape.rings_gradients(self.layer)
+        return ("gradient slot", self.entry) if rings else ("gradients", self.layer)
+
+    @property
+    def sums(self) -> Buffer:
+        """Where those of micro-batches add up."""
+        if self.shape.zero < 2:
+            return self.gradients
+        offloads = self.shape.offload_of(self.layer).gradients > 0
+        return ("sum slot", self.entry) if offloads else ("gradients", self.layer)
+
+    @property
+    def state(self) -> Buffer:
+        """Where optimizer state is while it is fetched."""
+        return ("optimizer slot", self.entry)
+
+    @property
+    def away(self) -> Buffer:
+        """Where activations are on the host."""
+        return ("host activations", self.layer, self.shape.held(self.micro_batch))
+
+    def kept(self, what: str) -> Buffers:
+        """Where a layer's weights or gradients stay, on both sides of their cut."""
+        return (what, self.layer), (f"host {what}", self.layer)
+
+    def forward(self) -> tuple[Buffers, Buffers]:
+        """F: compute waits before it lets go of what left the same entry before."""
+        leaves = self.shape.offload_of(self.layer).activations > 0
+        return (self.weights,), ((("leaving", self.entry),) if leaves else ())
+
+    def backward(self) -> tuple[Buffers, Buffers]:
+        """B."""
+        returns = self.shape.offload_of(self.layer).activations > 0
+        reads: Buffers = (("returned", self.entry),) if returns else ()
+        return (self.weights, *reads), (self.gradients, *self._squares(reduced=False))
+
+    def step(self) -> tuple[Buffers, Buffers]:
+        """S."""
+        offload = self.shape.offload_of(self.layer)
+        reads: Buffers = (("report",),) if self.shape.clips else ()
+        writes: Buffers = (self.state,) if offload.optimizer > 0 else ()
+        if self.shape.rings_weights(self.layer) and not offload.weights:
+            writes = (*writes, ("weights", self.layer))
+        return (self.sums, *reads), (self.weights, ("optimizer", self.layer), *writes)
+
+    def gather(self) -> tuple[Buffers, Buffers]:
+        """U: of weights that a swap has put in their place, or of those that are kept."""
+        swapped = self.shape.offload_of(self.layer).weights > 0
+        return (() if swapped else (("weights", self.layer),)), (self.weights,)
+
+    def reduce(self) -> tuple[Buffers, Buffers]:
+        """R."""
+        return (), (self.gradients, self.sums, *self._squares(reduced=True))
+
+    def _squares(self, *, reduced: bool) -> Buffers:
+        """The norm is taken by whoever touches a layer's gradients last."""
+        is_last = self.phase == "last_backward" and reduced == (self.shape.data_parallel > 1)
+        return (("squares", self.layer),) if is_last else ()
+
+
+_TOUCHES: Mapping[str, Callable[[Touched], tuple[Buffers, Buffers]]] = {
+    "F": Touched.forward,
+    "B": Touched.backward,
+    "S": Touched.step,
+    "U": Touched.gather,
+    "R": Touched.reduce,
+    "P<": lambda t: (t.kept("weights"), (t.weights,)),
+    "P>": lambda t: ((t.weights,), t.kept("weights")),
+    "G<": lambda t: (t.kept("gradients"), (t.sums,)),
+    "G>": lambda t: ((t.sums,), t.kept("gradients")),
+    "O<": lambda t: ((("host optimizer", t.layer),), (t.state,)),
+    "O>": lambda t: ((t.state,), (("host optimizer", t.layer),)),
+    "A<": lambda t: ((t.away,), (("returned", t.entry),)),
+    "A>": lambda t: ((("leaving", t.entry),), (t.away,)),
+}

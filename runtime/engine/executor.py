@@ -1,0 +1,217 @@
+"""Interprets a stage's program: issues each task to its lane, with the waits that it needs.
+
+The host never waits for a device here. What a task works on is decided when it is issued, in the
+order of the program; memory that comes and goes is allocated then, while compute is the current
+lane, and let go of only when compute has been told to wait for its last use.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mistlab.plan import Plan
+from mistlab.workload import Workload
+from runtime.comm.group import Pending, then
+from runtime.comm.topology import Connections
+from runtime.engine.boundary import Boundary
+from runtime.engine.layout import Layout
+from runtime.engine.modules import LayerModule, layer_modules
+from runtime.engine.norm import Squares
+from runtime.engine.optimizer import Scaling, Stepper
+from runtime.engine.parameters import Parameters
+from runtime.engine.passes import Passes
+from runtime.engine.program import Op, flush, iterations
+from runtime.engine.ranks import StreamedRanks
+from runtime.engine.shape import StageShape
+from runtime.engine.state import StageState
+from runtime.engine.streams import Event, Streams, Work
+from runtime.engine.swaps import Swaps
+from runtime.engine.training import Training
+from runtime.models.config import TYPE_OF_PRECISION
+
+# Tokens and targets (sequences, positions) of a micro-batch on this rank.
+Batches = Callable[[int], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What an iteration came to, the same on every rank."""
+
+    loss: float
+    gradient_norm: float | None
+    loss_scale: float
+    skipped: bool
+
+
+class Executor:
+    """One rank of a plan."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        plan: Plan,
+        connections: Connections,
+        streams: Streams,
+        training: Training,
+        *,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        stage = connections.place.stage
+        self.own = plan.stages[stage]
+        self.shape = StageShape.of(
+            plan, stage, clips=training.needs_norm, tied=workload.model.tied_embeddings
+        )
+        self.programs = iterations(self.shape, 2)
+        self.flushing = flush(self.shape)
+        self.connections, self.streams, self.training = connections, streams, training
+        ranks = StreamedRanks(connections.tensor, streams)
+        self.layers = layer_modules(workload, self.shape, ranks, device)
+        dtype = TYPE_OF_PRECISION[workload.precision]
+        self.state = StageState.build(self.shape, self._layouts(), dtype, device)
+        self.device = device
+        self.parameters = Parameters(workload, self.shape, self.state, self.layers, connections)
+        self.squares = Squares(self.parameters.counted(), device, wanted=training.needs_norm)
+        self.scaling = Scaling(training, device)
+        self.stepper = Stepper(self.state, training, self.scaling, streams)
+        self.swaps = Swaps(self.state, connections, self.squares, streams)
+        again = range(self.shape.blocks.stop - self.own.checkpointed_layers, self.shape.blocks.stop)
+        modules = {layer: one.module for layer, one in self.layers.items()}
+        self.passes = Passes(self.state, modules, again, streams, device)
+        micro_batch = (self.own.micro_batch, workload.sequence_length, workload.model.hidden)
+        self.boundary = Boundary(connections, micro_batch, dtype, device, streams)
+        self._works: Mapping[str, Callable[[Op], Work]] = {
+            **self.swaps.works,
+            "F": lambda op: lambda: self._forward(op),
+            "B": lambda op: lambda: self._backward(op),
+            "S": self.stepper.step,
+            "A>": lambda op: self.passes.leave(op.layer, op.micro_batch, op.entry),
+            "A<": lambda op: self.passes.come_back(op.layer, op.micro_batch),
+            "X": self.boundary.send,
+            "Y": self.boundary.receive,
+            "tied": lambda op: lambda: self.parameters.add_up(self.squares),
+            "report": lambda op: self._report,
+        }
+        self.steps = 0
+        self._events: list[Event] = []
+        self._flow: Tensor | None = None
+        self._batches: Batches | None = None
+        self._losses = torch.zeros((), device=device)
+        self._reported = torch.zeros(2, device=device)
+        self.issued: list[Op] = []
+        self._initialise(seed)
+
+    def iterate(self, batches: Batches) -> None:
+        """Issue one iteration: the step of the one before, then its own passes."""
+        self._batches = batches
+        self._losses = torch.zeros((), device=self.device)
+        self._issue(self.programs[1 if self._events else 0])
+        self.stepper.learning_rate = self.training.learning_rate_at(self.steps)
+        self.steps += 1
+
+    def report(self) -> Report:
+        """Wait for what has been issued; what the last iteration came to."""
+        self.streams.synchronize()
+        loss, _ = self._reported.tolist()
+        scaling, wanted = self.scaling, self.training.needs_norm
+        return Report(
+            loss=loss,
+            gradient_norm=scaling.norm.item() if wanted else None,
+            loss_scale=scaling.scale.item(),
+            skipped=bool(scaling.overflow.item()),
+        )
+
+    def flush(self) -> None:
+        """Do the step that waits for the next iteration; then everything is up to date."""
+        self.streams.synchronize()
+        self._events.clear()
+        if self.stepper.learning_rate is not None:
+            self._issue(self.flushing)
+            self.streams.synchronize()
+            self._events.clear()
+            self.stepper.learning_rate = None
+
+    def _issue(self, program: list[Op]) -> None:
+        for op in program:
+            waits = [self._events[-back] for back in op.waits]
+            work = self._works[op.name](op)
+            self._events.append(self.streams.submit(op.lane, work, waits))
+        self.issued = program
+        del self._events[: -2 * len(self.programs[1])]
+
+    def _forward(self, op: Op) -> None:
+        assert self._batches is not None
+        layer, shape, targets = op.layer, self.shape, None
+        if layer == shape.first_layer:
+            self._flow = self._input(op)
+        if shape.has_head and layer == shape.last_layer:
+            targets = self._batches(op.micro_batch)[1]
+        assert self._flow is not None
+        y = self.passes.forward(layer, op.micro_batch, op.entry, self._flow, targets)
+        self._flow = None if layer == shape.last_layer else y
+        if targets is not None:
+            self._losses += y.float()
+        elif layer == shape.last_layer:
+            self.boundary.outbox[op.turn] = y
+
+    def _input(self, op: Op) -> Tensor:
+        assert self._batches is not None
+        if self.shape.stage == 0:
+            return self._batches(op.micro_batch)[0]
+        return self.boundary.taken(op.turn)
+
+    def _backward(self, op: Op) -> None:
+        layer, shape = op.layer, self.shape
+        if layer == shape.last_layer:
+            self._flow = self._share() if shape.has_head else self.boundary.taken(op.turn)
+        assert self._flow is not None
+        gradient = self.passes.backward(layer, op.micro_batch, op.entry, self._flow)
+        self._flow = gradient
+        if layer == shape.first_layer:
+            if shape.stage > 0:
+                self.boundary.outbox[op.turn] = gradient
+            self._flow = None
+        if op.phase == "last_backward" and shape.data_parallel == 1:
+            self.squares.take(layer, self.state.stepped_gradients(layer, op.entry))
+
+    def _share(self) -> Tensor:
+        """A micro-batch's share in the loss, on this rank, scaled."""
+        return self.scaling.scale / (self.shape.micro_batches * self.shape.data_parallel)
+
+    def _report(self) -> Pending | None:
+        place, shape = self.connections.place, self.shape
+        mine = torch.zeros(2, device=self.device)
+        if shape.has_head and place.tensor == 0:
+            mine[0] = self._losses / (shape.micro_batches * shape.data_parallel)
+        mine[1] = self.squares.total()
+
+        def take() -> None:
+            self._reported = mine
+            if self.training.needs_norm:
+                self.scaling.judge(mine[1])
+
+        return then(self.connections.world.all_reduce(mine), take)
+
+    def _layouts(self) -> dict[int, Layout]:
+        zero, data = self.shape.zero, self.connections.place.data
+        parts = self.shape.data_parallel if zero else 1
+        return {
+            layer: Layout.of(
+                {name: tuple(p.shape) for name, p in one.module.named_parameters()},
+                parts=parts,
+                part=data if zero else 0,
+            )
+            for layer, one in self.layers.items()
+        }
+
+    def _initialise(self, seed: int) -> None:
+        """Fill the masters with weights that depend on the seed alone."""
+        tied = self.parameters.tied
+        for layer, one in self.layers.items():
+            self.parameters.set_masters(layer, _initial(one, seed, tied=tied))
+
+
+def _initial(layer: LayerModule, seed: int, *, tied: bool) -> Mapping[str, Tensor]:
+    return layer.initial(seed, tied=tied)

@@ -1,0 +1,119 @@
+"""The layers of a stage as modules without storage, and weights that depend on the seed alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from mistlab.errors import InputError
+from mistlab.workload import Workload
+from runtime.comm.group import Group
+from runtime.engine.shape import StageShape
+from runtime.models.attention import RotaryTables
+from runtime.models.config import ModelConfig, config_of, structure_of
+from runtime.models.ranks import OneRank, TensorParallel
+from runtime.models.shard import shard_of
+from runtime.models.transformer import Block, Embedding, Head
+
+INITIAL_STD = 0.02
+# The table of token vectors, and the head's weight that may be tied to it.
+TABLE, TIED = "embedding.tokens.weight", "head.projection.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerModule:
+    """A layer as one tensor-parallel rank holds it; ``prefix`` begins its parameters' names."""
+
+    prefix: str
+    module: nn.Module
+    whole_shapes: Mapping[str, tuple[int, ...]]
+
+    def part_of(self, tensors: Mapping[str, Tensor], ranks: Group) -> dict[str, Tensor]:
+        """The rank's part of the layer's unsplit tensors; a padded vocabulary is zeros."""
+        padded = {
+            name: _padded(tensor, ranks.size * self.module.get_parameter(name).shape[0])
+            if self.prefix + name in (TABLE, TIED)
+            else tensor
+            for name, tensor in tensors.items()
+        }
+        return shard_of(self.module, padded, rank=ranks.rank, ranks=ranks.size)
+
+    def initial(self, seed: int, *, tied: bool) -> dict[str, Tensor]:
+        """The layer's unsplit parameters before training."""
+        return {
+            name: initial_tensor(self.prefix + name, shape, seed, tied=tied)
+            for name, shape in self.whole_shapes.items()
+        }
+
+
+def initial_tensor(name: str, shape: tuple[int, ...], seed: int, *, tied: bool) -> Tensor:
+    """A parameter before training: by its name, so that no plan changes it."""
+    if tied and name == TIED:
+        name = TABLE
+    if len(shape) == 1:
+        return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
+    generator = torch.Generator().manual_seed(crc32(name.encode()) + (seed << 32))
+    return torch.empty(shape).normal_(std=INITIAL_STD, generator=generator)
+
+
+def layer_modules(
+    workload: Workload, shape: StageShape, ranks: TensorParallel, device: torch.device
+) -> dict[int, LayerModule]:
+    """A stage's layers by their numbers in the whole model."""
+    model = workload.model
+    if model.family == "custom" or model.dropout:
+        what = "a traced model" if model.family == "custom" else f"dropout {model.dropout:g}"
+        remedy = "give a family of the catalogue" if model.family == "custom" else "give dropout: 0"
+        message = f"workload.model: {what} cannot be run: {remedy}"
+        raise InputError(message)
+    config = config_of(workload, tensor_parallel=ranks.size)
+    build = _Builder(workload, config, ranks, _rotary(config, workload, device))
+    unsplit = _Builder(workload, config_of(workload), OneRank(), build.rotary)
+    return {
+        layer: LayerModule(
+            prefix=_prefix(layer, model.layers),
+            module=build.layer(layer),
+            whole_shapes={n: tuple(p.shape) for n, p in unsplit.layer(layer).named_parameters()},
+        )
+        for layer in range(shape.first_layer, shape.last_layer + 1)
+    }
+
+
+class _Builder:
+    def __init__(
+        self,
+        workload: Workload,
+        config: ModelConfig,
+        ranks: TensorParallel,
+        rotary: RotaryTables | None,
+    ) -> None:
+        self.structure = structure_of(workload.model)
+        self.blocks = workload.model.layers
+        self.config, self.ranks, self.rotary = config, ranks, rotary
+
+    def layer(self, layer: int) -> nn.Module:
+        with torch.device("meta"):
+            if layer == 0:
+                return Embedding(self.config, self.structure, self.ranks)
+            if layer <= self.blocks:
+                return Block(self.config, self.structure, self.ranks, self.rotary)
+            return Head(self.config, self.structure, self.ranks)
+
+
+def _rotary(config: ModelConfig, workload: Workload, device: torch.device) -> RotaryTables | None:
+    if structure_of(workload.model).position != "rotary":
+        return None
+    with torch.device(device):
+        return RotaryTables(config.positions, config.rotated, config.dtype)
+
+
+def _padded(tensor: Tensor, rows: int) -> Tensor:
+    return nn.functional.pad(tensor, (0, 0, 0, rows - tensor.shape[0]))
+
+
+def _prefix(layer: int, blocks: int) -> str:
+    if layer == 0:
+        return "embedding."
+    return f"blocks.{layer - 1}." if layer <= blocks else "head."

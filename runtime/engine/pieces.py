@@ -1,0 +1,91 @@
+"""What part of the model's tensors each range of a rank's flat vectors is: boxes of whole tensors.
+
+A range of a flat vector is up to three boxes of the tensor that lies there (a begun row, whole
+rows, a broken-off row), more where the rank's rows are not neighbours in the whole tensor.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from runtime.models.parallel import ColumnLinear, RowLinear, VocabularyEmbedding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A box of the whole tensor ``name``, which lies at ``begin`` of what the rank steps."""
+
+    name: str
+    begin: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Its elements."""
+        rows, columns = self.sizes if len(self.sizes) == 2 else (*self.sizes, 1)
+        return rows * columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of a rank's tensor, and where they begin in the whole one."""
+
+    begin: int
+    end: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """How a rank's part of a tensor lies in the whole."""
+
+    rows: tuple[Rows, ...]
+    column: int = 0
+
+
+def part_of(
+    module: nn.Module, leaf: str, shape: Sequence[int], *, rank: int, ranks: int, used: int
+) -> Part:
+    """How tensor-parallel ranks split a module's parameter; of the whole, ``used`` rows count."""
+    size = shape[0]
+    if isinstance(module, ColumnLinear):
+        return Part(rows=tuple(_blocks(module.blocks, rank, ranks, used)))
+    if isinstance(module, VocabularyEmbedding):
+        return Part(rows=tuple(_blocks((size * ranks,), rank, ranks, used)))
+    rows = (Rows(begin=0, end=size, first=0),)
+    if isinstance(module, RowLinear) and leaf == "weight":
+        return Part(rows=rows, column=rank * shape[1])
+    return Part(rows=rows)
+
+
+def _blocks(blocks: Sequence[int], rank: int, ranks: int, used: int) -> Iterator[Rows]:
+    begin = before = 0
+    for block in blocks:
+        own = block // ranks
+        first = before + rank * own
+        yield Rows(begin=begin, end=begin + max(0, min(own, used - first)), first=first)
+        begin, before = begin + own, before + block
+
+
+def pieces_of(
+    name: str, shape: Sequence[int], part: Part, low: int, high: int, begin: int
+) -> Iterator[Piece]:
+    """The boxes of elements ``low`` to ``high`` of a rank's tensor; ``low`` lies at ``begin``."""
+    columns = shape[1] if len(shape) == 2 else 1
+    for rows in part.rows:
+        at, end = max(low, rows.begin * columns), min(high, rows.end * columns)
+        while at < end:
+            row, column = divmod(at, columns)
+            whole = (end - at) // columns if column == 0 else 0
+            width = columns if whole else min(columns - column, end - at)
+            height = whole or 1
+            offset, size = (rows.first + row - rows.begin, part.column + column), (height, width)
+            yield Piece(
+                name=name,
+                begin=begin + at - low,
+                offsets=offset[: len(shape)],
+                sizes=size[: len(shape)],
+            )
+            at += height * width

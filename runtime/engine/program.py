@@ -1,0 +1,228 @@
+"""The tasks of an iteration of a stage in the order that the host issues them: the slot table.
+
+A task says which buffers it reads and writes (``runtime.engine.buffers``); what it waits for
+follows from that alone (``runtime.engine.hazards``). Layers count through the whole model, as in
+``simulators``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mistlab.pipeline import pipeline_order
+from mistlab.schedule import Action, Kind, Phase, Task, template_of
+from runtime.engine.buffers import Buffers, Touched
+from runtime.engine.hazards import Hazards
+from runtime.engine.shape import RING, StageShape
+from runtime.engine.streams import Lane
+
+# Besides the table's tasks: the sum of a table that two layers share, and of losses and norms.
+Extra = Literal["tied", "report"]
+# Issued first in a slot is what makes room in a ring, then what fills it, last what computes.
+_TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """A task as the host issues it.
+
+    ``entry`` is its entry of the layers' rings, ``turn`` its pass's of what goes between stages.
+    ``waits`` are the tasks on other lanes whose ends it waits for, counted back from itself: 1 is
+    the task issued just before.
+    """
+
+    task: Action | Extra
+    lane: Lane
+    phase: Phase
+    entry: int = 0
+    turn: int = 0
+    reads: Buffers = ()
+    writes: Buffers = ()
+    waits: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Kind and direction of a table's task; the name of another."""
+        if isinstance(self.task, str):
+            return self.task
+        return f"{self.task.kind}{self.task.direction or ''}"
+
+    @property
+    def layer(self) -> int:
+        """The layer of a table's task."""
+        assert isinstance(self.task, Action)
+        assert self.task.layer is not None
+        return self.task.layer
+
+    @property
+    def micro_batch(self) -> int:
+        """The micro-batch of a table's task."""
+        assert isinstance(self.task, Action)
+        return self.task.micro_batch
+
+
+def iterations(shape: StageShape, count: int) -> list[list[Op]]:
+    """The programs of successive iterations; all after the first are alike."""
+    hazards = Hazards()
+    return [[_ordered(op, hazards) for op in _Tasks(shape).iteration()] for _ in range(count)]
+
+
+def flush(shape: StageShape) -> list[Op]:
+    """The program that only steps the layers, after everything before it has ended."""
+    hazards = Hazards()
+    return [
+        _ordered(op, hazards)
+        for op in _Tasks(shape).iteration()
+        if op.phase == "first_forward" and op.name in ("S", "O<", "O>", "G<")
+    ]
+
+
+def _ordered(op: Op, hazards: Hazards) -> Op:
+    # What gets memory that compute has let go of must not write it before compute is past that.
+    after: Lane | None = "compute" if op.name in ("Y", "A<") else None
+    return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
+
+
+class _Tasks:
+    """One iteration's tasks without their waits."""
+
+    def __init__(self, shape: StageShape) -> None:
+        self.shape = shape
+        self.template = template_of("mistlab", sends_block=False)
+
+    def iteration(self) -> Iterator[Op]:
+        shape = self.shape
+        orders = pipeline_order(shape.num_stages, shape.micro_batches)[shape.stage]
+        yield from self._receive(orders[0], 0)
+        for number, action in enumerate(orders):
+            # What the next pass needs may come while this one computes.
+            if number + 1 < len(orders):
+                yield from self._receive(orders[number + 1], number + 1)
+            yield from self._pass(action, number)
+            yield from self._send(action, number)
+        yield from self._end()
+
+    def _end(self) -> Iterator[Op]:
+        shape = self.shape
+        layers = range(shape.first_layer, shape.last_layer + 1)
+        squares: Buffers = tuple(("squares", layer) for layer in layers)
+        if shape.ties:
+            ends = {shape.first_layer, shape.last_layer} - set(shape.blocks)
+            tables: Buffers = (*(("gradients", layer) for layer in sorted(ends)), ("squares", -1))
+            yield self._extra("tied", writes=tables)
+            squares = (*squares, ("squares", -1))
+        yield self._extra("report", reads=(*squares, ("losses",)), writes=(("report",),))
+
+    def _extra(self, task: Extra, *, reads: Buffers = (), writes: Buffers) -> Op:
+        return Op(task=task, lane="reduce_scatter", phase="step", reads=reads, writes=writes)
+
+    def _pass(self, action: Action, number: int) -> Iterator[Op]:
+        phase = _phase(action, self.shape.micro_batches)
+        depth, count = self.template.depth, self.shape.num_layers
+        offsets = {"ahead": depth, "here": 0, "behind": -depth}
+        for slot in range(-depth, count + depth):
+            rows = [(row, slot + offsets[row.place]) for row in self.template.phases[phase]]
+            # Lanes keep the table's order.
+            for row, position in sorted(rows, key=_turn):
+                is_inside = 0 <= position < count
+                if is_inside and self.shape.has(row, self._layer(action, position)):
+                    yield self._op(row, position, action, number)
+
+    def _layer(self, action: Action, position: int) -> int:
+        if action.kind == "F":
+            return self.shape.first_layer + position
+        return self.shape.last_layer - position
+
+    def _op(self, row: Task, position: int, action: Action, number: int) -> Op:
+        layer, phase = self._layer(action, position), _phase(action, self.shape.micro_batches)
+        entry = (number * self.shape.num_layers + position) % RING
+        touched = Touched(
+            shape=self.shape,
+            layer=layer,
+            entry=entry,
+            phase=phase,
+            micro_batch=action.micro_batch,
+        )
+        reads, writes = touched.by(row)
+        if row.kind in ("F", "B"):
+            more = self._at_the_ends(position, action, number)
+            reads, writes = (*reads, *more[0]), (*writes, *more[1])
+        return Op(
+            task=replace(action, kind=row.kind, direction=row.direction, layer=layer),
+            lane=_lane(row),
+            phase=phase,
+            entry=entry,
+            turn=number % RING,
+            reads=reads,
+            writes=writes,
+        )
+
+    def _at_the_ends(self, position: int, action: Action, number: int) -> tuple[Buffers, Buffers]:
+        """What the first and the last layer of a pass touch besides."""
+        reads: Buffers = ()
+        writes: Buffers = ()
+        if position == 0 and self._has_neighbour(action, receives=True):
+            reads = (("inbox", number % RING),)
+        if position == self.shape.num_layers - 1 and self._has_neighbour(action, receives=False):
+            writes = (("outbox", number % RING),)
+        if self._layer(action, position) == self.shape.last_layer and self.shape.has_head:
+            if action.kind == "F":
+                writes = (("losses",),)
+            elif self.shape.clips:
+                # Gradients are scaled as the last report says.
+                reads = (("report",),)
+        return reads, writes
+
+    def _has_neighbour(self, action: Action, *, receives: bool) -> bool:
+        """Whether a pass gets its input from another stage, or gives its outcome to one."""
+        if (action.kind == "F") == receives:
+            return self.shape.stage > 0
+        return not self.shape.has_head
+
+    def _receive(self, action: Action, number: int) -> Iterator[Op]:
+        if self._has_neighbour(action, receives=True):
+            lane: Lane = "receive_forward" if action.kind == "F" else "receive_backward"
+            yield self._transfer("Y", lane, action, number, writes=(("inbox", number % RING),))
+
+    def _send(self, action: Action, number: int) -> Iterator[Op]:
+        if self._has_neighbour(action, receives=False):
+            lane: Lane = "send_forward" if action.kind == "F" else "send_backward"
+            yield self._transfer("X", lane, action, number, reads=(("outbox", number % RING),))
+
+    def _transfer(
+        self,
+        kind: Kind,
+        lane: Lane,
+        action: Action,
+        number: int,
+        *,
+        reads: Buffers = (),
+        writes: Buffers = (),
+    ) -> Op:
+        above = (action.kind == "F") == (kind == "X")
+        layer = self.shape.last_layer if above else self.shape.first_layer
+        return Op(
+            task=replace(action, kind=kind, layer=layer),
+            lane=lane,
+            phase=_phase(action, self.shape.micro_batches),
+            turn=number % RING,
+            reads=reads,
+            writes=writes,
+        )
+
+
+def _turn(found: tuple[Task, int]) -> int:
+    row, _ = found
+    return _TURNS.index(row.kind if row.direction is None else row.stream)
+
+
+def _lane(row: Task) -> Lane:
+    if row.stream != "gpu_to_gpu":
+        return row.stream
+    return "all_gather" if row.kind == "U" else "reduce_scatter"
+
+
+def _phase(action: Action, micro_batches: int) -> Phase:
+    if action.kind == "F":
+        return "first_forward" if action.micro_batch == 0 else "forward"
+    return "last_backward" if action.micro_batch == micro_batches - 1 else "backward"

@@ -1,0 +1,46 @@
+"""Streams and events: one small interface, met by CUDA and by simulated streams.
+
+A lane is a queue of work that runs in order. Work may be told to wait for events, the ends of
+other work; apart from that, lanes run side by side. The host runs ahead of all of them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, get_args
+
+from torch import Tensor
+
+from runtime.comm.group import Pending
+
+Lane = Literal[
+    "compute",
+    "host_to_device",
+    "device_to_host",
+    "all_gather",
+    "reduce_scatter",
+    "send_forward",
+    "send_backward",
+    "receive_forward",
+    "receive_backward",
+]
+LANES: tuple[Lane, ...] = get_args(Lane)
+Work = Callable[[], Pending | None]
+Event = Any
+
+
+class Streams(Protocol):
+    """Lanes of one device."""
+
+    def submit(self, lane: Lane, work: Work, waits: Sequence[Event]) -> Event:
+        """Queue work that waits for events; the event of its end."""
+
+    def settle(self, pending: Pending | None) -> None:
+        """Let the work that calls this wait for a collective that it has started."""
+
+    def synchronize(self) -> None:
+        """Let the host wait for everything."""
+
+    def spoil(self, tensor: Tensor) -> None:
+        """Make what nobody may read any more useless, where that is checked."""
+
+    def spans(self) -> list[tuple[float, float]]:
+        """When each work since the last call ran, in seconds on one clock; waits for all."""

@@ -1,0 +1,51 @@
+"""How weights are updated: AdamW, its learning rate over time, clipping and loss scaling."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mistlab.value import bounded, check_fields
+
+Decay = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The optimizer's settings; the same for every plan.
+
+    The learning rate rises over ``warmup_steps`` and then stays, or falls to a tenth of
+    ``learning_rate`` at ``total_steps``. Gradients are clipped to a norm of ``clip_norm`` if it is
+    given. With ``loss_scale`` losses are scaled by it at first, doubled after ``growth_interval``
+    good steps, halved after an overflow, whose step is left out.
+    """
+
+    learning_rate: float = field(default=3e-4, metadata=bounded(minimum=0))
+    decay: Decay = "constant"
+    warmup_steps: int = field(default=0, metadata=bounded(minimum=0))
+    total_steps: int = field(default=0, metadata=bounded(minimum=0))
+    beta1: float = field(default=0.9, metadata=bounded(minimum=0, maximum=1))
+    beta2: float = field(default=0.95, metadata=bounded(minimum=0, maximum=1))
+    epsilon: float = field(default=1e-8, metadata=bounded(above=0))
+    weight_decay: float = field(default=0.1, metadata=bounded(minimum=0))
+    clip_norm: float | None = field(default=None, metadata=bounded(above=0))
+    loss_scale: float | None = field(default=None, metadata=bounded(above=0))
+    growth_interval: int = field(default=2000, metadata=bounded(minimum=1))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether a step waits for the norm of all gradients."""
+        return self.clip_norm is not None or self.loss_scale is not None
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from zero."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.decay == "constant" or self.total_steps <= self.warmup_steps:
+            return self.learning_rate
+        gone = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        gone = min(1.0, gone)
+        left = 1 - gone if self.decay == "linear" else (1 + math.cos(math.pi * gone)) / 2
+        return self.learning_rate * (0.1 + 0.9 * left)

@@ -1,0 +1,227 @@
+"""Small models, trained plainly and by plans: what tests of the runtime compare."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mistlab.model import ModelSpec
+from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.workload import Workload
+from runtime.comm.group import Alone, Group
+from runtime.comm.threads import Meeting, ThreadGroup, run_threads
+from runtime.comm.topology import Connections, connected
+from runtime.engine.executor import Executor, Report
+from runtime.engine.modules import initial_tensor
+from runtime.engine.simulated import Progress, SimulatedStreams
+from runtime.engine.training import Training
+from runtime.models.families import model_of
+
+CPU = torch.device("cpu")
+SEED = 7
+STEPS = 3
+# Adam divides by the root of its second moment: a larger epsilon keeps rounding errors small.
+TRAINING = Training(learning_rate=3e-4, epsilon=1e-6)
+TOLERANCE = 1e-6
+# Biases begin at zero, so their norm is that of three updates alone. Where a gradient is as small
+# as epsilon, an update depends on its rounding: 1e-7 of the largest term is a thousandth of it.
+TOLERANCE_FROM_ZERO = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trained:
+    """Losses of all steps, and the weights after the last."""
+
+    reports: Sequence[Report]
+    weights: dict[str, Tensor]
+
+    @property
+    def losses(self) -> list[float]:
+        return [report.loss for report in self.reports]
+
+
+def workload(family: str = "gpt", *, layers: int = 4, batch: int = 8, **fields: Any) -> Workload:
+    others: dict[str, Any] = {"vocab": 96, "ffn": 64, **fields}
+    precision = others.pop("precision", "fp32")
+    spec = ModelSpec.of(family=family, hidden=32, layers=layers, heads=4, **others)
+    return Workload(
+        model=spec,
+        sequence_length=16,
+        global_batch=batch,
+        attention="flash",
+        precision=precision,
+    )
+
+
+def sequences(work: Workload, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    shape = (work.global_batch, work.sequence_length + 1)
+    return torch.randint(work.model.vocab, shape, generator=generator)
+
+
+def plainly(work: Workload, training: Training = TRAINING, steps: int = STEPS) -> Trained:
+    """One process, torch's own AdamW, the whole batch at once."""
+    model, tied = model_of(work), work.model.tied_embeddings
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(initial_tensor(name, tuple(parameter.shape), SEED, tied=tied))
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        betas=(training.beta1, training.beta2),
+        eps=training.epsilon,
+        weight_decay=training.weight_decay,
+    )
+    reports = []
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = training.learning_rate_at(step)
+        optimizer.zero_grad()
+        tokens = sequences(work, step)
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(
+            model.parameters(), training.clip_norm or float("inf")
+        )
+        optimizer.step()
+        reports.append(
+            Report(loss=loss.item(), gradient_norm=norm.item(), loss_scale=1.0, skipped=False)
+        )
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return Trained(reports=reports, weights=weights)
+
+
+def by_plan(
+    work: Workload,
+    plan: Plan,
+    training: Training = TRAINING,
+    *,
+    progress: Progress = "random",
+    seed: int = 0,
+    steps: int = STEPS,
+) -> Trained:
+    """All ranks of a plan as threads of this process, on simulated streams."""
+
+    def rank_of(rank: int, meeting: Meeting) -> tuple[list[Report], Executor]:
+        connections = connected(plan, rank, thread_groups(meeting, rank))
+        streams = SimulatedStreams(progress=progress, seed=1000 * seed + rank)
+        executor = Executor(work, plan, connections, streams, training, device=CPU, seed=SEED)
+        reports = [run_step(executor, work, connections, step) for step in range(steps)]
+        executor.flush()
+        return reports, executor
+
+    results = run_threads(plan.num_gpus, rank_of)
+    for reports, _ in results:
+        assert reports == results[0][0]
+    return Trained(reports=results[0][0], weights=whole_weights(work, [one for _, one in results]))
+
+
+def thread_groups(meeting: Meeting, rank: int) -> Any:
+    def make(name: str, ranks: Sequence[int]) -> Group | None:
+        if rank not in ranks:
+            return None
+        return ThreadGroup(meeting, name, ranks, rank) if len(ranks) > 1 else Alone()
+
+    return make
+
+
+def run_step(executor: Executor, work: Workload, connections: Connections, step: int) -> Report:
+    place = connections.place
+    stage = connections.topology.plan.stages[place.stage]
+    whole = sequences(work, step)
+
+    def batches(micro_batch: int) -> tuple[Tensor, Tensor]:
+        first = (micro_batch * stage.data_parallel + place.data) * stage.micro_batch
+        rows = whole[first : first + stage.micro_batch]
+        return rows[:, :-1], rows[:, 1:]
+
+    executor.iterate(batches)
+    return executor.report()
+
+
+def whole_weights(work: Workload, executors: Sequence[Executor]) -> dict[str, Tensor]:
+    """The model's tensors, put together from the masters of all ranks."""
+    weights = {
+        name: torch.full(parameter.shape, float("nan"))
+        for name, parameter in model_of(work).state_dict().items()
+    }
+    for executor in executors:
+        parameters = executor.parameters
+        for layer in executor.layers:
+            masters = parameters.stepped(layer, 0)
+            for piece in parameters.pieces(layer):
+                box = tuple(
+                    slice(at, at + size)
+                    for at, size in zip(piece.offsets, piece.sizes, strict=True)
+                )
+                flat = masters[piece.begin : piece.begin + piece.numel]
+                weights[piece.name][box] = flat.view(piece.sizes)
+    return weights
+
+
+def assert_alike(found: Trained, expected: Trained) -> None:
+    """Losses within 1e-6, each tensor within 1e-6 of its norm."""
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=TOLERANCE)
+    for name, tensor in expected.weights.items():
+        error = (found.weights[name] - tensor).norm() / tensor.norm()
+        most = TOLERANCE_FROM_ZERO if name.endswith("bias") else TOLERANCE
+        assert error <= most, f"{name}: {error:.2e}"
+
+
+def stage(layers: int = 4, **fields: Any) -> StagePlan:
+    return StagePlan(
+        **{
+            "layers": layers,
+            "data_parallel": 1,
+            "tensor_parallel": 1,
+            "micro_batch": 2,
+            **fields,
+        }
+    )
+
+
+def ratios(weights: float, gradients: float, optimizer: float, activations: float) -> Offload:
+    return Offload(
+        weights=weights, gradients=gradients, optimizer=optimizer, activations=activations
+    )
+
+
+MIXED = ratios(0.5, 0.37, 1.0, 0.5)
+
+
+def random_plan(seed: int, *, most_ranks: int = 4) -> tuple[Workload, Plan]:
+    """A workload and a plan of it, drawn from everything that a plan can say."""
+    draw = np.random.default_rng(seed)
+    while True:
+        stages = int(draw.integers(1, 4))
+        layers = int(draw.integers(max(2, stages), 7))
+        cuts = np.sort(draw.choice(np.arange(1, layers), stages - 1, replace=False))
+        sizes = np.diff([0, *cuts, layers])
+        micro_batches, batch = int(draw.choice([1, 2, 3, 4])), int(draw.choice([2, 4]))
+        made = [_random_stage(draw, int(size), batch) for size in sizes]
+        if sum(one.num_gpus for one in made) <= most_ranks:
+            break
+    family = str(draw.choice(["gpt", "llama", "falcon"]))
+    work = workload(
+        family,
+        layers=layers,
+        batch=batch * micro_batches,
+        tied_embeddings=bool(draw.random() < 0.3),
+        biases=bool(draw.random() < 0.3),
+        kv_heads=int(draw.choice([2, 4])),
+        vocab=int(draw.choice([96, 97])),
+    )
+    return work, Plan(micro_batches=micro_batches, stages=tuple(made))
+
+
+def _random_stage(draw: np.random.Generator, layers: int, batch: int) -> StagePlan:
+    data = int(draw.choice([1, 2, 2]))
+    return stage(
+        layers,
+        data_parallel=data,
+        tensor_parallel=int(draw.choice([1, 1, 2])),
+        micro_batch=batch // data,
+        zero=int(draw.integers(0, 4)),
+        checkpointed_layers=int(draw.integers(0, layers + 1)),
+        offload=ratios(*(float(draw.choice([0.0, 0.37, 0.5, 1.0])) for _ in range(4))),
+    )
