@@ -28,7 +28,7 @@ TRAINING = Training(learning_rate=3e-4, epsilon=1e-6)
 TOLERANCE = 1e-6
 # Biases begin at zero, so their norm is that of three updates alone. Where a gradient is as small
 # as epsilon, an update depends on its rounding: 1e-7 of the largest term is a thousandth of it.
-TOLERANCE_FROM_ZERO = 1e-5
+TOLERANCE_FROM_ZERO = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,0 +1,121 @@
+"""Programs are free of races, and every wait in them is needed."""
+
+from itertools import chain
+
+import pytest
+
+pytest.importorskip("torch")
+
+from mistlab.plan import Plan
+from mistlab.schedule import template_of
+from runtime.engine.program import Op, iterations
+from runtime.engine.races import path, races, unallocated, without_wait
+from runtime.engine.shape import StageShape
+from simulators.build import build_graph
+from simulators.passes import StageTasks
+from tests.runtime.worlds import MIXED, random_plan, stage
+
+ITERATIONS = 3
+
+
+def programs(seed: int) -> list[list[list[Op]]]:
+    """For each stage of a random plan, its programs of some iterations."""
+    work, plan = random_plan(seed, most_ranks=16)
+    tied = work.model.tied_embeddings
+    shapes = [
+        StageShape.of(plan, one, clips=seed % 2 == 0, tied=tied) for one in range(plan.num_stages)
+    ]
+    return [iterations(shape, ITERATIONS) for shape in shapes]
+
+
+def joined(program: list[list[Op]]) -> list[Op]:
+    return list(chain.from_iterable(program))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_programs_of_random_plans_have_no_race(seed: int) -> None:
+    for program in programs(seed):
+        assert races(joined(program)) == []
+        assert unallocated(joined(program)) == []
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_iterations_after_the_first_are_alike(seed: int) -> None:
+    for _, second, third in programs(seed):
+        assert second == third
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_wait_left_out_makes_a_race(seed: int) -> None:
+    for program in programs(seed):
+        ops, last = joined(program), len(joined(program)) - len(program[-1])
+        for number in range(last, len(ops)):
+            for wait in ops[number].waits:
+                changed = without_wait(ops, number, wait)
+                assert path(changed, number - wait, number) == []
+                assert races(changed) or unallocated(changed)
+
+
+def test_a_wait_too_many_comes_with_the_path_that_implies_it() -> None:
+    plan = Plan(micro_batches=2, stages=(stage(offload=MIXED),))
+    (program,) = iterations(StageShape.of(plan, 0), 1)
+    backward = next(n for n, op in enumerate(program) if op.name == "B" and op.layer == 2)
+    forward = next(n for n, op in enumerate(program) if op.name == "F" and op.layer == 2)
+    leads = [program[number].name for number in path(program, forward, backward)]
+    assert leads[0] == "F"
+    assert leads[-1] == "B"
+    assert "A<" not in leads or "A>" in leads
+
+
+def lanes_of_program(ops: list[Op]) -> dict[str, list[str]]:
+    """The table's tasks by lane, as text. Receipts take no time and are no tasks elsewhere."""
+    found: dict[str, list[str]] = {}
+    for op in ops:
+        if not isinstance(op.task, str) and op.name != "Y":
+            lane = "send" if op.lane.startswith("send") else op.lane
+            found.setdefault(lane, []).append(str(op.task))
+    return found
+
+
+def lanes_of_simulation(plan: Plan, index: int) -> dict[str, list[str]]:
+    """The same tasks as the event simulator has them, in the order of its slot table."""
+    template = template_of("mistlab", sends_block=False)
+    stages = []
+    for one in range(plan.num_stages):
+        shape = StageShape.of(plan, one)
+        layers = range(shape.first_layer, shape.last_layer + 1)
+        # Of rows of one kind the one that the lowest level of ZeRO has says which layers have it.
+        rows = sorted(
+            (row for phase in template.phases.values() for row in phase),
+            key=lambda row: -row.from_zero,
+        )
+        seconds = {
+            (row.kind, row.direction): [1.0 * shape.has(row, layer) for layer in layers]
+            for row in rows
+        }
+        stages.append(
+            StageTasks(
+                stage=one,
+                first_layer=shape.first_layer,
+                zero=shape.zero,
+                seconds=seconds,
+                send_s=1.0,
+            )
+        )
+    graph = build_graph(stages, template, plan.micro_batches)
+    found: dict[str, list[str]] = {}
+    for task in range(len(graph)):
+        if graph.stage(task) == index:
+            action = graph.action(task)
+            names = {"U": "all_gather", "R": "reduce_scatter", "X": "send"}
+            lane = names.get(action.kind, graph.stream(task))
+            found.setdefault(lane, []).append(str(action))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_lanes_run_the_simulators_tasks_in_the_simulators_order(seed: int) -> None:
+    _, plan = random_plan(seed, most_ranks=16)
+    for index in range(plan.num_stages):
+        (program,) = iterations(StageShape.of(plan, index), 1)
+        assert lanes_of_program(program) == lanes_of_simulation(plan, index)
