@@ -80,7 +80,7 @@ def own_part(whole: Tensor, group: Group) -> Tensor:
 class Then:
     """A collective with something to do when it has ended."""
 
-    def __init__(self, pending: Pending, follow: Callable[[], None]) -> None:
+    def __init__(self, pending: Pending, follow: Callable[[], object]) -> None:
         self._pending = pending
         self._follow = follow
 
@@ -98,7 +98,7 @@ class Then:
         self._follow()
 
 
-def then(pending: Pending | None, follow: Callable[[], None]) -> Pending | None:
+def then(pending: Pending | None, follow: Callable[[], object]) -> Pending | None:
     """Do something when a collective has ended; now, if streams see to the order."""
     if pending is None:
         follow()

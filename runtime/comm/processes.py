@@ -1,0 +1,174 @@
+"""Ranks that are processes: torch.distributed, NCCL between GPUs and gloo between CPUs."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor, distributed
+
+from mistlab.errors import InputError
+from runtime.comm.group import Alone, Group, Pending, own_part, then
+
+MOMENT_S = 0.01
+# Names from torch 2.13 on, which warns of those that 2.11 has.
+_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_reduce_scatter = (
+    getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+)
+REDUCTIONS = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The processes that a launcher started, this one among them."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+def world_of_launcher() -> World:
+    """What torchrun, or whoever sets its variables, says; one process without."""
+    said = os.environ
+    return World(
+        rank=int(said.get("RANK", "0")),
+        size=int(said.get("WORLD_SIZE", "1")),
+        local_rank=int(said.get("LOCAL_RANK", "0")),
+    )
+
+
+def device_of(name: str, world: World) -> torch.device:
+    """The rank's device; a GPU that is not there is refused."""
+    if name == "cpu":
+        return torch.device("cpu")
+    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if world.local_rank >= present:
+        problem = "there is no CUDA device" if not present else f"there are {present} CUDA devices"
+        message = (
+            f"--device cuda: {problem}, and rank {world.rank} needs one of its own: "
+            "start fewer ranks on this node, or give --device cpu"
+        )
+        raise InputError(message)
+    device = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def join(world: World, device: torch.device, timeout_s: float) -> None:
+    """Meet the other processes; whoever waits longer for one of them gives up."""
+    if world.size > 1:
+        distributed.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s)
+        )
+
+
+def leave(world: World) -> None:
+    """Part from the other processes."""
+    if world.size > 1:
+        distributed.destroy_process_group()
+
+
+def maker(world: World) -> Callable[[str, Sequence[int]], Group | None]:
+    """Makes groups of processes, all in the same order everywhere."""
+
+    def make(_name: str, ranks: Sequence[int]) -> Group | None:
+        if len(ranks) == 1:
+            return Alone()
+        group = distributed.new_group(list(ranks))
+        return ProcessGroup(group) if world.rank in ranks else None
+
+    return make
+
+
+class ProcessGroup:
+    """Some of the processes.
+
+    NCCL runs a collective on the stream that is current, so nobody waits; gloo's run in threads of
+    their own, and are waited for.
+    """
+
+    def __init__(self, group: distributed.ProcessGroup) -> None:
+        self._group = group
+        self.size, self.rank = group.size(), group.rank()
+        self._is_ordered = distributed.get_backend(group) == "nccl"
+
+    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> Pending | None:
+        """Reduce over the group, in place."""
+        reduction = REDUCTIONS[operation]
+        return self._started(
+            distributed.all_reduce(tensor, reduction, self._group, not self._is_ordered)
+        )
+
+    def all_gather(self, whole: Tensor, own: Tensor) -> Pending | None:
+        """Fill ``whole`` with the parts in the order of ranks."""
+        # Gloo may write what others send before it has read what this rank does.
+        own = own if self._is_ordered else own.clone()
+        return self._started(
+            _all_gather(whole, own, group=self._group, async_op=not self._is_ordered)
+        )
+
+    def reduce_scatter(self, whole: Tensor) -> Pending | None:
+        """Sum everybody's tensor; keep this rank's part of it."""
+        own = own_part(whole, self)
+        result = own if self._is_ordered else torch.empty_like(own)
+        started = self._started(
+            _reduce_scatter(result, whole, group=self._group, async_op=not self._is_ordered)
+        )
+        return started if self._is_ordered else then(started, lambda: own.copy_(result))
+
+    def exchange(
+        self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
+    ) -> Pending | None:
+        """Send and receive; all messages are under way at once."""
+        ranks = distributed.get_process_group_ranks(self._group)
+        operations = [
+            distributed.P2POp(call, tensor, ranks[peer], self._group)
+            for call, messages in ((distributed.isend, sends), (distributed.irecv, receives))
+            for tensor, peer in messages
+        ]
+        works = distributed.batch_isend_irecv(operations)
+        if not self._is_ordered:
+            return _Works(works, [tensor for tensor, _ in (*sends, *receives)])
+        for work in works:
+            work.wait()
+        return None
+
+    def _started(self, work: distributed.Work | None) -> Pending | None:
+        return None if work is None else _Works([work], [])
+
+
+class _Works:
+    """Collectives of gloo that are under way, and what they must not lose meanwhile.
+
+    Some of gloo's works end only when somebody waits for them, so a thread does.
+    """
+
+    def __init__(self, works: list[distributed.Work], held: list[Tensor]) -> None:
+        self._works = works
+        self._held = held
+        self._error: BaseException | None = None
+        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        self._waiter.start()
+
+    def is_ready(self) -> bool:
+        """Whether all have ended."""
+        return not self._waiter.is_alive()
+
+    def wait_a_moment(self) -> None:
+        """Let gloo's threads run."""
+        self._waiter.join(MOMENT_S)
+
+    def finish(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def _wait(self) -> None:
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            self._error = error

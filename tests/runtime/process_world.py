@@ -1,0 +1,102 @@
+"""One process of a world that runs several plans in turn, and writes what came of them."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from mistlab.plan import Plan
+from mistlab.workload import Workload
+from runtime.comm.processes import World, maker
+from runtime.comm.topology import connected
+from runtime.engine.executor import Executor
+from runtime.engine.simulated import SimulatedStreams
+from runtime.engine.training import Training
+from tests.runtime.worlds import (
+    CPU,
+    MIXED,
+    SEED,
+    STEPS,
+    TRAINING,
+    run_step,
+    stage,
+    whole_weights,
+    workload,
+)
+
+CLIPPING = Training(learning_rate=3e-4, epsilon=1e-6, clip_norm=0.3)
+Case = tuple[Workload, Plan, Training]
+
+
+def one_stage(**fields: object) -> Plan:
+    return Plan(micro_batches=2, stages=(stage(**fields),))
+
+
+CASES: dict[str, Case] = {
+    **{
+        f"8 ranks: ZeRO-{zero}, 4 data x 2 tensor": (
+            workload("llama", batch=16, kv_heads=2),
+            one_stage(data_parallel=4, tensor_parallel=2, zero=zero, offload=MIXED),
+            TRAINING,
+        )
+        for zero in range(4)
+    },
+    "8 ranks: 2 stages x 2 data x 2 tensor, tied, clipped": (
+        workload("gpt", batch=16, tied_embeddings=True, biases=True),
+        Plan(
+            micro_batches=4,
+            stages=(
+                stage(3, data_parallel=2, tensor_parallel=2, zero=3, checkpointed_layers=1),
+                stage(1, data_parallel=2, tensor_parallel=2, zero=2, offload=MIXED),
+            ),
+        ),
+        CLIPPING,
+    ),
+    "8 ranks: 3 stages of unlike degrees, padded vocabulary": (
+        workload("falcon", batch=16, vocab=97),
+        Plan(
+            micro_batches=4,
+            stages=(
+                stage(1, data_parallel=4, micro_batch=1, zero=1, offload=MIXED),
+                stage(2, data_parallel=1, tensor_parallel=2, micro_batch=4, checkpointed_layers=2),
+                stage(1, data_parallel=2, micro_batch=2, zero=3),
+            ),
+        ),
+        CLIPPING,
+    ),
+    "4 ranks: 4 stages": (
+        workload("gpt", batch=8),
+        Plan(micro_batches=4, stages=tuple(stage(1, offload=MIXED) for _ in range(4))),
+        TRAINING,
+    ),
+    "2 ranks: tensor parallel": (
+        workload("falcon", vocab=97),
+        one_stage(tensor_parallel=2, micro_batch=4, offload=MIXED),
+        TRAINING,
+    ),
+    "2 ranks: ZeRO-2": (workload("llama"), one_stage(data_parallel=2, zero=2), CLIPPING),
+}
+
+
+def cases_of(ranks: int) -> dict[str, Case]:
+    return {name: case for name, case in CASES.items() if case[1].num_gpus == ranks}
+
+
+def main() -> None:
+    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
+    world = World(rank=rank, size=size, local_rank=rank)
+    for number, (work, plan, training) in enumerate(cases_of(size).values()):
+        connections = connected(plan, rank, maker(world))
+        streams = SimulatedStreams()
+        executor = Executor(work, plan, connections, streams, training, device=CPU, seed=SEED)
+        reports = [run_step(executor, work, connections, step) for step in range(STEPS)]
+        executor.flush()
+        losses = [report.loss for report in reports]
+        (folder / f"{number} {rank}.json").write_text(json.dumps(losses), encoding="utf-8")
+        torch.save(whole_weights(work, [executor]), folder / f"{number} {rank}.pt")
+    distributed.destroy_process_group()
