@@ -10,6 +10,10 @@ from typing import Protocol
 from torch import Tensor
 
 
+class RankLostError(RuntimeError):
+    """Another rank is gone, or has not come in time."""
+
+
 class Pending(Protocol):
     """A collective that has been started."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed
 
 from mistlab.errors import InputError
-from runtime.comm.group import Alone, Group, Pending, own_part, then
+from runtime.comm.group import Alone, Group, Pending, RankLostError, own_part, then
 
 MOMENT_S = 0.01
 # Names from torch 2.13 on, which warns of those that 2.11 has.
@@ -129,7 +129,7 @@ class ProcessGroup:
             for call, messages in ((distributed.isend, sends), (distributed.irecv, receives))
             for tensor, peer in messages
         ]
-        works = distributed.batch_isend_irecv(operations)
+        works = distributed.batch_isend_irecv(operations) if operations else []
         if not self._is_ordered:
             return _Works(works, [tensor for tensor, _ in (*sends, *receives)])
         for work in works:
@@ -164,7 +164,8 @@ class _Works:
     def finish(self) -> None:
         """Raise what went wrong, if anything did."""
         if self._error is not None:
-            raise self._error
+            message = f"another rank is gone, or has not come in time ({self._error})"
+            raise RankLostError(message) from self._error
 
     def _wait(self) -> None:
         try:

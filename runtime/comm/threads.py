@@ -11,16 +11,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from runtime.comm.group import own_part
+from runtime.comm.group import RankLostError, own_part
 
 Result = TypeVar("Result")
 # How long a rank sleeps before it looks whether others have come; they wake it when they do.
 MOMENT_S = 0.02
 Key = tuple[object, ...]
-
-
-class Abandoned(RuntimeError):  # noqa: N818
-    """Another rank has failed: this one cannot go on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +38,7 @@ class Meeting:
         """Whether so many ranks have contributed."""
         if self.failed:
             message = "another rank has failed"
-            raise Abandoned(message)
+            raise RankLostError(message)
         return len(self.left.get(key, ())) == count
 
     def take(self, key: Key, takers: int) -> list[Tensor]:
@@ -166,7 +162,7 @@ def run_threads(ranks: int, work: Callable[[int, Meeting], Result]) -> list[Resu
         try:
             results[rank] = work(rank, meeting)
         except BaseException as error:
-            if not isinstance(error, Abandoned):
+            if not isinstance(error, RankLostError):
                 errors.append(error)
             meeting.fail()
 

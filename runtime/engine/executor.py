@@ -101,13 +101,15 @@ class Executor:
         self._losses = torch.zeros((), device=device)
         self._reported = torch.zeros(2, device=device)
         self.issued: list[Op] = []
+        self.issuing = ""
         self._initialise(seed)
 
     def iterate(self, batches: Batches) -> None:
         """Issue one iteration: the step of the one before, then its own passes."""
         self._batches = batches
         self._losses = torch.zeros((), device=self.device)
-        self._issue(self.programs[1 if self._events else 0])
+        self.issued = self.programs[1 if self._events else 0]
+        self._issue(self.issued)
         self.stepper.learning_rate = self.training.learning_rate_at(self.steps)
         self.steps += 1
 
@@ -133,12 +135,37 @@ class Executor:
             self._events.clear()
             self.stepper.learning_rate = None
 
+    def counts(self) -> Tensor:
+        """The numbers that a checkpoint keeps: steps, done and tried, and the loss scale's."""
+        done = next(iter(self.state.layers.values())).step.cpu()
+        scaling = torch.stack([self.scaling.scale, self.scaling.good_steps.float()]).cpu()
+        return torch.cat([torch.tensor([float(self.steps)]), done, scaling]).double()
+
+    def set_counts(self, counts: Tensor) -> None:
+        """Go on from what ``counts`` gave."""
+        steps, done, scale, good_steps = counts.tolist()
+        self.steps = int(steps)
+        for layer in self.state.layers.values():
+            layer.step.fill_(done)
+        self.scaling.scale.fill_(scale)
+        self.scaling.good_steps.fill_(int(good_steps))
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of what is offloaded."""
+        return self.state.host.size_bytes + self.passes.host.size_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """States, rings and saved activations at their most; without what only runs."""
+        return self.state.device.size_bytes + self.passes.peak_bytes
+
     def _issue(self, program: list[Op]) -> None:
         for op in program:
+            self.issuing = str(op.task)
             waits = [self._events[-back] for back in op.waits]
             work = self._works[op.name](op)
             self._events.append(self.streams.submit(op.lane, work, waits))
-        self.issued = program
         del self._events[: -2 * len(self.programs[1])]
 
     def _forward(self, op: Op) -> None:

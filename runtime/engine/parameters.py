@@ -125,6 +125,16 @@ class Parameters:
         split = self.state.layers[layer].optimizer[kind]
         return torch.cat([split.resident.cpu(), split.tail])
 
+    def set_stepped(self, layer: int, kind: int, flat: Tensor) -> None:
+        """Take back what ``stepped`` gave."""
+        self.state.layers[layer].optimizer[kind].store(flat)
+
+    def writes(self, piece: Piece) -> bool:
+        """Whether this rank is the one that writes a piece, where several have it."""
+        place = self.connections.place
+        is_first = self.shape.zero > 0 or place.data == 0
+        return is_first and (piece.is_split or place.tensor == 0)
+
     def _stepped(self, layer: int) -> tuple[int, int]:
         """The range of a layer's flat vector that the rank steps."""
         layout = self.state.layers[layer].layout

@@ -66,6 +66,7 @@ class Passes:
         self.leaving: list[list[Tensor]] = [[], []]
         self.host = HostPool(pins=device.type == "cuda")
         self.carried_bytes = 0.0
+        self.peak_bytes = 0
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._constants = {
             layer: frozenset(b.untyped_storage().data_ptr() for b in module.buffers())
@@ -86,10 +87,13 @@ class Passes:
         if layer in self.checkpointed:
             kept.again = saved.keep(x)
             with torch.no_grad():
-                return self._run(layer, x, targets)
-        with saved.hooks():
-            y = self._run(layer, self._entered(x, kept), targets)
-        kept.edge = get_gradient_edge(y)
+                y = self._run(layer, x, targets)
+        else:
+            with saved.hooks():
+                y = self._run(layer, self._entered(x, kept), targets)
+            kept.edge = get_gradient_edge(y)
+        held = sum(one.saved.size_bytes for one in self.kept.values())
+        self.peak_bytes = max(self.peak_bytes, held)
         return y.detach()
 
     def backward(self, layer: int, micro_batch: int, entry: int, gradient: Tensor) -> Tensor | None:

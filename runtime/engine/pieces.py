@@ -14,12 +14,16 @@ from runtime.models.parallel import ColumnLinear, RowLinear, VocabularyEmbedding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A box of the whole tensor ``name``, which lies at ``begin`` of what the rank steps."""
+    """A box of the whole tensor ``name``, which lies at ``begin`` of what the rank steps.
+
+    Of a tensor that is not split every tensor-parallel rank has the same.
+    """
 
     name: str
     begin: int
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
+    is_split: bool
 
     @property
     def numel(self) -> int:
@@ -43,6 +47,7 @@ class Part:
 
     rows: tuple[Rows, ...]
     column: int = 0
+    is_split: bool = True
 
 
 def part_of(
@@ -57,7 +62,7 @@ def part_of(
     rows = (Rows(begin=0, end=size, first=0),)
     if isinstance(module, RowLinear) and leaf == "weight":
         return Part(rows=rows, column=rank * shape[1])
-    return Part(rows=rows)
+    return Part(rows=rows, is_split=False)
 
 
 def _blocks(blocks: Sequence[int], rank: int, ranks: int, used: int) -> Iterator[Rows]:
@@ -87,5 +92,6 @@ def pieces_of(
                 begin=begin + at - low,
                 offsets=offset[: len(shape)],
                 sizes=size[: len(shape)],
+                is_split=part.is_split,
             )
             at += height * width

@@ -1,0 +1,66 @@
+"""A measured iteration beside the predicted one, in the simulators' trace format.
+
+Each stage has two processes in the trace: what the event simulator played, and what its first rank
+did. Streams, names and units are the same; both begin at zero.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mistlab.errors import InputError
+from mistlab.interference import STREAMS
+from mistlab.job import Job
+from mistlab.schedule import Action
+from simulators.events import EventSimulator
+from simulators.timeline import MICROSECONDS, WORDS, trace_of
+
+if TYPE_CHECKING:
+    from runtime.session import MeasuredTask
+
+# Lanes of the runtime that the simulators have as one stream.
+_GPU_TO_GPU = STREAMS.index("gpu_to_gpu")
+
+
+def write_trace(job: Job, tasks: Sequence["MeasuredTask"], path: Path) -> None:
+    """Write both; the measured one alone where the hardware has no calibration to predict with."""
+    stages = job.plan.num_stages
+    try:
+        simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
+        trace = trace_of(simulator.simulate(job.plan))
+    except InputError:
+        trace = {"displayTimeUnit": "ms", "traceEvents": []}
+    for event in trace["traceEvents"]:
+        if event["name"] == "process_name":
+            event["args"]["name"] += ", predicted"
+    trace["traceEvents"] += [event for stage in range(stages) for event in _tracks(stage, stages)]
+    trace["traceEvents"] += [_event(task, stages) for task in tasks]
+    path.write_text(json.dumps(trace, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def _tracks(stage: int, stages: int) -> list[dict[str, Any]]:
+    process = {"ph": "M", "pid": stages + stage}
+    names = [{**process, "name": "process_name", "args": {"name": f"stage {stage}, measured"}}]
+    return names + [
+        {
+            **process,
+            "tid": thread,
+            "name": "thread_name",
+            "args": {"name": stream.replace("_", "-")},
+        }
+        for thread, stream in enumerate(STREAMS)
+    ]
+
+
+def _event(task: "MeasuredTask", stages: int) -> dict[str, Any]:
+    is_action = task.name not in ("tied", "report")
+    return {
+        "ph": "X",
+        "name": task.name,
+        "cat": WORDS[Action.parse(task.name).kind] if is_action else task.name,
+        "pid": stages + task.stage,
+        "tid": STREAMS.index(task.lane) if task.lane in STREAMS else _GPU_TO_GPU,
+        "ts": task.start_s * MICROSECONDS,
+        "dur": (task.end_s - task.start_s) * MICROSECONDS,
+    }

@@ -1,0 +1,251 @@
+"""Checkpoints that any plan can resume: torch.distributed.checkpoint of the whole model's tensors.
+
+Each rank writes the boxes of master weights and moments that it steps, and reads those that it
+needs, however they were written. A checkpoint is complete when its folder has its name: it is
+written beside it, and renamed when every rank is done.
+"""
+
+import io
+import pickle
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import (
+    create_default_global_load_plan,
+    create_default_global_save_plan,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+
+from mistlab.errors import InputError
+from runtime.engine.executor import Executor
+
+KINDS = ("master", "moment1", "moment2")
+_NAME = re.compile(r"step-(\d+)")
+# Everything besides tensors: so many numbers.
+_COUNTS = "counts"
+_Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def save(executor: Executor, folder: Path) -> Path:
+    """Do what is still to do, and write ``folder/step-N``."""
+    executor.flush()
+    path = folder / f"step-{executor.steps}"
+    unfinished = path.with_suffix(".part")
+    if executor.connections.rank == 0:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+    _meet()
+    with _quiet():
+        save_state(
+            {}, checkpoint_id=unfinished, planner=_Saver(executor), no_dist=not _is_distributed()
+        )
+    _meet()
+    if executor.connections.rank == 0:
+        shutil.rmtree(path, ignore_errors=True)
+        unfinished.rename(path)
+    _meet()
+    return path
+
+
+def latest(folder: Path) -> Path | None:
+    """The last complete checkpoint in a folder, if it has one."""
+    steps = [
+        (int(match[1]), path)
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _NAME.fullmatch(path.name))
+    ]
+    return max(steps)[1] if steps else None
+
+
+def load(executor: Executor, path: Path) -> None:
+    """Go on from a checkpoint; what is wrong with it is said."""
+    loader = _Loader(executor)
+    try:
+        with _quiet():
+            load_state({}, checkpoint_id=path, planner=loader, no_dist=not _is_distributed())
+    except (
+        CheckpointException,
+        OSError,
+        EOFError,
+        KeyError,
+        ValueError,
+        RuntimeError,
+        pickle.UnpicklingError,
+    ) as error:
+        reason = str(error).strip().splitlines()
+        message = (
+            f"--resume {path}: cannot be read ({reason[-1] if reason else type(error).__name__}): "
+            "it is truncated, or of another model: give another checkpoint"
+        )
+        raise InputError(message) from error
+    loader.apply()
+
+
+class _Saver(SavePlanner):
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.tensors: dict[MetadataIndex, Tensor] = {}
+
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
+        """Nothing is taken from a state dict."""
+
+    def create_local_plan(self) -> SavePlan:
+        """The boxes of this rank that no other writes."""
+        items = []
+        for name, whole, (offsets, sizes), tensor in _writable(self.executor):
+            index = MetadataIndex(name, torch.Size(offsets))
+            self.tensors[index] = tensor
+            chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+            data = TensorWriteData(
+                chunk=chunk,
+                properties=TensorProperties.create_from_tensor(tensor),
+                size=torch.Size(whole),
+            )
+            items.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
+        return SavePlan(items)
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """All ranks' boxes together."""
+        return create_default_global_save_plan(all_plans)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """The plan as it is."""
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
+        """A box's values."""
+        return self.tensors[write_item.index]
+
+
+class _Loader(LoadPlanner):
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.targets = {
+            (name, offsets): tensor for name, (offsets, _), tensor in _readable(executor)
+        }
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Note what there is."""
+        assert metadata is not None
+        self.stored = metadata.state_dict_metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        """The boxes that this rank needs."""
+        items = []
+        for (name, offsets), target in self.targets.items():
+            stored = self.stored.get(name)
+            if not isinstance(stored, TensorStorageMetadata):
+                message = f"it has no {name}"
+                raise KeyError(message)
+            chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=target.shape)
+            items += create_read_items_for_chunk_list(name, stored, [chunk])
+        return LoadPlan(items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """All ranks' needs together."""
+        return create_default_global_load_plan(global_plan)
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """There are tensors only."""
+        raise AssertionError
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """Where to put what is read."""
+        index = read_item.dest_index
+        assert index.offset is not None
+        target = self.targets[index.fqn, tuple(index.offset)]
+        for axis, (begin, size) in enumerate(
+            zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        ):
+            target = target.narrow(axis, begin, size)
+        return target
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """It is in its place already."""
+
+    def apply(self) -> None:
+        """Put everything where the executor has it."""
+        parameters = self.executor.parameters
+        for layer in self.executor.layers:
+            for number, kind in enumerate(KINDS):
+                flat = parameters.stepped(layer, number)
+                for piece in parameters.pieces(layer):
+                    box = self.targets[f"{kind}.{piece.name}", piece.offsets]
+                    flat[piece.begin : piece.begin + piece.numel] = box.flatten()
+                parameters.set_stepped(layer, number, flat)
+        self.executor.set_counts(self.targets[_COUNTS, (0,)])
+
+
+def _writable(
+    executor: Executor,
+) -> Iterator[tuple[str, tuple[int, ...], _Box, Tensor]]:
+    parameters = executor.parameters
+    for layer, one in executor.layers.items():
+        written = [piece for piece in parameters.pieces(layer) if parameters.writes(piece)]
+        for number, kind in enumerate(KINDS):
+            flat = parameters.stepped(layer, number)
+            for piece in written:
+                tensor = flat[piece.begin : piece.begin + piece.numel].view(piece.sizes)
+                whole = one.whole_shapes[piece.name.removeprefix(one.prefix)]
+                yield f"{kind}.{piece.name}", whole, (piece.offsets, piece.sizes), tensor
+    if executor.connections.rank == 0:
+        counts = executor.counts()
+        yield _COUNTS, tuple(counts.shape), ((0,), tuple(counts.shape)), counts
+
+
+def _readable(executor: Executor) -> Iterator[tuple[str, _Box, Tensor]]:
+    for layer in executor.layers:
+        for piece in executor.parameters.pieces(layer):
+            for kind in KINDS:
+                box = piece.offsets, piece.sizes
+                yield f"{kind}.{piece.name}", box, torch.empty(piece.sizes)
+    counts = executor.counts()
+    yield _COUNTS, ((0,), tuple(counts.shape)), counts
+
+
+def _quiet() -> "warnings.catch_warnings[None]":
+    """Warnings of torch.distributed.checkpoint about its own calls are of no use to anybody."""
+    return warnings.catch_warnings(action="ignore")
+
+
+def _is_distributed() -> bool:
+    return bool(distributed.is_initialized())
+
+
+def _meet() -> None:
+    if _is_distributed():
+        distributed.barrier()

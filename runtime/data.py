@@ -1,0 +1,128 @@
+"""Sequences to train on: a file of tokens, mapped into memory, or drawn at random.
+
+A sequence depends on the seed and on its number alone, counted over all steps, so that every plan
+sees the same ones. A file is plain 16-bit or 32-bit tokens one after another (nanoGPT's), or
+Megatron's, whose index beside it says of what type and how many they are.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mistlab.errors import InputError
+
+_MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
+_MEGATRON_TYPES: dict[int, np.dtype[Any]] = {
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    8: np.dtype("<u2"),
+}
+_MEGATRON_HEADER = struct.Struct("<9sQBQQ")
+MOST_OF_16_BITS = 1 << 16
+
+# The tokens of a numbered sequence, one more than its length.
+Sequences = Callable[[int], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenFile:
+    """A file's tokens, cut into sequences that overlap by one token, in an order drawn by seed."""
+
+    path: Path
+    tokens: NDArray[np.generic]
+    length: int
+    vocab: int
+    seed: int
+
+    @property
+    def count(self) -> int:
+        """Whole sequences in the file."""
+        return (len(self.tokens) - 1) // self.length
+
+    def __call__(self, number: int) -> NDArray[np.int64]:
+        """A sequence; each comes once before any comes again."""
+        epoch, place = divmod(number, self.count)
+        begin = int(_shuffled(self.count, self.seed, epoch)[place]) * self.length
+        found = self.tokens[begin : begin + self.length + 1].astype(np.int64)
+        if found.max() >= self.vocab or found.min() < 0:
+            message = (
+                f"--data {self.path}: token {found.max()} after {begin} is outside the vocabulary "
+                f"of {self.vocab}: give the model's vocab, or a file of its tokenizer"
+            )
+            raise InputError(message)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synthetic:
+    """Tokens drawn at random, all equally likely."""
+
+    length: int
+    vocab: int
+    seed: int
+
+    def __call__(self, number: int) -> NDArray[np.int64]:
+        """A sequence."""
+        draw = np.random.default_rng((self.seed, number))
+        return draw.integers(self.vocab, size=self.length + 1, dtype=np.int64)
+
+
+def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
+    """Map a file of tokens."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        message = f"--data {path}: {error.strerror}: give a file of tokens, or synthetic"
+        raise InputError(message) from None
+    index = path.with_suffix(".idx")
+    kind, said = _megatron(index) if index.exists() else (_plain_type(vocab), size)
+    if size < said or size % kind.itemsize:
+        what = f"{said} bytes by its index" if size < said else f"tokens of {kind.itemsize} bytes"
+        message = f"--data {path}: {size} bytes are no {what}: it is truncated, copy it again"
+        raise InputError(message)
+    if size // kind.itemsize <= length:
+        message = (
+            f"--data {path}: {size // kind.itemsize} tokens are too few for a sequence of {length} "
+            "and its next token: give a longer file, or a shorter sequence_length"
+        )
+        raise InputError(message)
+    tokens = np.memmap(path, dtype=kind, mode="r")
+    return TokenFile(path=path, tokens=tokens, length=length, vocab=vocab, seed=seed)
+
+
+def batch_of(sequences: Sequences, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Tokens and targets (count, length) of sequences one after another."""
+    whole = torch.from_numpy(np.stack([sequences(first + one) for one in range(count)]))
+    return whole[:, :-1], whole[:, 1:]
+
+
+@lru_cache(maxsize=2)
+def _shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(count)
+
+
+def _plain_type(vocab: int) -> np.dtype[Any]:
+    return np.dtype("<u2" if vocab <= MOST_OF_16_BITS else "<u4")
+
+
+def _megatron(index: Path) -> tuple[np.dtype[Any], int]:
+    """The type of Megatron's tokens, and how many bytes they must be."""
+    content = index.read_bytes()
+    if len(content) < _MEGATRON_HEADER.size:
+        message = f"--data {index}: {len(content)} bytes are no index: it is truncated"
+        raise InputError(message)
+    magic, _, code, count, _ = _MEGATRON_HEADER.unpack_from(content)
+    begin, end = _MEGATRON_HEADER.size, _MEGATRON_HEADER.size + 4 * count
+    if magic != _MEGATRON_MAGIC or code not in _MEGATRON_TYPES or len(content) < end:
+        message = f"--data {index}: is no index of Megatron's tokens, or truncated: make it again"
+        raise InputError(message)
+    lengths = np.frombuffer(content[begin:end], dtype="<i4")
+    return _MEGATRON_TYPES[code], int(lengths.sum()) * _MEGATRON_TYPES[code].itemsize

@@ -1,0 +1,234 @@
+"""A run of a plan on this process and the others that its launcher started."""
+
+import platform
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Self
+
+import torch
+from torch import Tensor, distributed
+
+from mistlab.errors import InputError
+from mistlab.job import Job
+from mistlab.measurement import Environment
+from runtime import checkpoint
+from runtime.comm.processes import World, device_of, join, leave, maker, world_of_launcher
+from runtime.comm.topology import Topology, connected
+from runtime.data import Sequences, Synthetic, batch_of, open_tokens
+from runtime.engine.cuda import CudaStreams
+from runtime.engine.executor import Executor, Report
+from runtime.engine.simulated import SimulatedStreams
+from runtime.engine.streams import Streams
+from runtime.engine.training import Training
+from runtime.export import export
+
+KIBIBYTE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to run, besides the plan; ``data`` is a file of tokens, or None for synthetic ones."""
+
+    device: str
+    data: Path | None
+    seed: int
+    timeout_s: float
+    training: Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """A rank's peaks; ``host_bytes`` are of what is offloaded."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTask:
+    """A task of the last iteration, in seconds from the start of the first."""
+
+    stage: int
+    name: str
+    lane: str
+    start_s: float
+    end_s: float
+
+
+class Session:
+    """One rank's part of a run."""
+
+    def __init__(self, job: Job, settings: Settings, world: World, device: torch.device) -> None:
+        self.job, self.settings = job, settings
+        self.world, self.device = world, device
+        self._sequences = _sequences(job, settings)
+        connections = connected(job.plan, world.rank, maker(world))
+        self._streams: Streams = (
+            CudaStreams(device) if device.type == "cuda" else SimulatedStreams(spoils=False)
+        )
+        self._executor = Executor(
+            job.workload,
+            job.plan,
+            connections,
+            self._streams,
+            settings.training,
+            device=device,
+            seed=settings.seed,
+        )
+        self._spans: list[tuple[float, float]] = []
+
+    @classmethod
+    @contextmanager
+    def started(cls, job: Job, settings: Settings) -> Iterator[Self]:
+        """Join the other processes, and part from them at the end."""
+        world = world_of_launcher()
+        _check(job, world)
+        device = device_of(settings.device, world)
+        join(world, device, settings.timeout_s)
+        yield cls(job, settings, world, device)
+        leave(world)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for all."""
+        return self.world.rank == 0
+
+    @property
+    def steps(self) -> int:
+        """Steps done, those before a checkpoint included."""
+        return self._executor.steps
+
+    @property
+    def stage(self) -> int:
+        """The stage of this rank."""
+        return self._executor.connections.place.stage
+
+    @property
+    def now(self) -> str:
+        """What was issued last, for messages."""
+        return self._executor.issuing
+
+    def step(self) -> tuple[Report, float]:
+        """Train one step; what it came to, and seconds."""
+        self._streams.spans()
+        start = perf_counter()
+        self._executor.iterate(self._batches(self.steps))
+        report = self._executor.report()
+        seconds = perf_counter() - start
+        self._spans = self._streams.spans()
+        return report, seconds
+
+    def save(self, folder: Path) -> Path:
+        """Write a checkpoint."""
+        return checkpoint.save(self._executor, folder)
+
+    def resume(self, folder: Path) -> None:
+        """Go on from the last checkpoint of a folder, or from the one that it is."""
+        path = checkpoint.latest(folder) or folder
+        if not path.is_dir():
+            message = f"--resume {folder}: there is no checkpoint: give a folder that has one"
+            raise InputError(message)
+        checkpoint.load(self._executor, path)
+
+    def export(self, path: Path) -> None:
+        """Write the weights as one safetensors file."""
+        export(self._executor, self.job.workload, path)
+
+    def memory(self) -> list[RankMemory]:
+        """The peaks of all ranks."""
+        return self._gathered(self.own_memory())
+
+    def tasks(self) -> list[MeasuredTask]:
+        """The last iteration's tasks on the first rank of each stage."""
+        place = self._executor.connections.place
+        own: list[MeasuredTask] = []
+        if place.data == place.tensor == 0 and self._spans:
+            began = min(start for start, _ in self._spans)
+            own = [
+                MeasuredTask(
+                    stage=place.stage,
+                    name=str(op.task),
+                    lane=op.lane,
+                    start_s=start - began,
+                    end_s=end - began,
+                )
+                for op, (start, end) in zip(self._executor.issued, self._spans, strict=True)
+            ]
+        return [task for tasks in self._gathered(own) for task in tasks]
+
+    def environment(self, revision: str) -> Environment:
+        """What the run was made on."""
+        is_cuda = self.device.type == "cuda"
+        return Environment(
+            device=torch.cuda.get_device_name(self.device) if is_cuda else platform.machine(),
+            num_devices=self.world.size,
+            python=platform.python_version(),
+            torch=str(torch.__version__),
+            cuda=torch.version.cuda or "",
+            revision=revision,
+        )
+
+    def _batches(self, step: int) -> Any:
+        place = self._executor.connections.place
+        stage = self.job.plan.stages[place.stage]
+        first = step * self.job.workload.global_batch
+
+        def batches(micro_batch: int) -> tuple[Tensor, Tensor]:
+            before = (micro_batch * stage.data_parallel + place.data) * stage.micro_batch
+            tokens, targets = batch_of(self._sequences, first + before, stage.micro_batch)
+            return tokens.to(self.device), targets.to(self.device)
+
+        return batches
+
+    def own_memory(self) -> RankMemory:
+        """This rank's peaks."""
+        executor = self._executor
+        if self.device.type == "cuda":
+            allocated = torch.cuda.max_memory_allocated(self.device)
+            reserved = torch.cuda.max_memory_reserved(self.device)
+        else:
+            # What the run accounts for, and what the process has ever held.
+            allocated = executor.peak_bytes
+            reserved = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
+        return RankMemory(
+            peak_allocated_bytes=allocated,
+            peak_reserved_bytes=reserved,
+            host_bytes=executor.host_bytes,
+        )
+
+    def _gathered(self, own: Any) -> list[Any]:
+        if self.world.size == 1:
+            return [own]
+        gathered: list[Any] = [None] * self.world.size
+        distributed.all_gather_object(gathered, own)
+        return gathered
+
+
+def _sequences(job: Job, settings: Settings) -> Sequences:
+    length, vocab = job.workload.sequence_length, job.workload.model.vocab
+    if settings.data is None:
+        return Synthetic(length=length, vocab=vocab, seed=settings.seed)
+    return open_tokens(settings.data, length=length, vocab=vocab, seed=settings.seed)
+
+
+def _check(job: Job, world: World) -> None:
+    """Refuse what cannot run: another world, another engine's schedule."""
+    ranks = Topology(plan=job.plan).plan.num_gpus
+    if world.size != ranks:
+        started = "1 was" if world.size == 1 else f"{world.size} were"
+        message = (
+            f"the plan takes {ranks} ranks, {started} started: "
+            f"torchrun --nproc-per-node {ranks} -m experiments.run_plan ... (fewer on each of "
+            "several nodes)"
+        )
+        raise InputError(message)
+    if job.plan.engine != "mistlab":
+        message = (
+            f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
+        )
+        raise InputError(message)
