@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from experiments.commandline import (
     DONE,
     NoAnswerError,
-    about,
     parser_of,
     print_json,
     progress,
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
     job = load_job(options.plan)
     history = History()
-    with about(options.plan), Session.started(job, _settings(options, job)) as session:
+    with Session.started(job, _settings(options, job)) as session:
         try:
             _train(session, options, history)
         except (RuntimeError, MemoryError) as error:

@@ -148,9 +148,11 @@ class _Saver(SavePlanner):
 class _Loader(LoadPlanner):
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self.targets = {
-            (name, offsets): tensor for name, (offsets, _), tensor in _readable(executor)
-        }
+        self.wholes: dict[str, torch.Size] = {}
+        self.targets: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        for name, whole, (offsets, _), tensor in _readable(executor):
+            self.wholes[name] = torch.Size(whole)
+            self.targets[name, offsets] = tensor
 
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
@@ -164,9 +166,9 @@ class _Loader(LoadPlanner):
         items = []
         for (name, offsets), target in self.targets.items():
             stored = self.stored.get(name)
-            if not isinstance(stored, TensorStorageMetadata):
-                message = f"it has no {name}"
-                raise KeyError(message)
+            if not isinstance(stored, TensorStorageMetadata) or stored.size != self.wholes[name]:
+                message = f"it has no {name} of {tuple(self.wholes[name])}"
+                raise ValueError(message)
             chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=target.shape)
             items += create_read_items_for_chunk_list(name, stored, [chunk])
         return LoadPlan(items)
@@ -210,9 +212,11 @@ class _Loader(LoadPlanner):
         self.executor.set_counts(self.targets[_COUNTS, (0,)])
 
 
-def _writable(
-    executor: Executor,
-) -> Iterator[tuple[str, tuple[int, ...], _Box, Tensor]]:
+# A box of a whole tensor: its name, the whole shape, offsets and sizes, and values.
+_Boxes = Iterator[tuple[str, tuple[int, ...], _Box, Tensor]]
+
+
+def _writable(executor: Executor) -> _Boxes:
     parameters = executor.parameters
     for layer, one in executor.layers.items():
         written = [piece for piece in parameters.pieces(layer) if parameters.writes(piece)]
@@ -220,21 +224,25 @@ def _writable(
             flat = parameters.stepped(layer, number)
             for piece in written:
                 tensor = flat[piece.begin : piece.begin + piece.numel].view(piece.sizes)
-                whole = one.whole_shapes[piece.name.removeprefix(one.prefix)]
+                whole = one.whole_shape(piece.name)
                 yield f"{kind}.{piece.name}", whole, (piece.offsets, piece.sizes), tensor
     if executor.connections.rank == 0:
-        counts = executor.counts()
-        yield _COUNTS, tuple(counts.shape), ((0,), tuple(counts.shape)), counts
+        yield _counts_box(executor)
 
 
-def _readable(executor: Executor) -> Iterator[tuple[str, _Box, Tensor]]:
-    for layer in executor.layers:
+def _readable(executor: Executor) -> _Boxes:
+    for layer, one in executor.layers.items():
         for piece in executor.parameters.pieces(layer):
             for kind in KINDS:
-                box = piece.offsets, piece.sizes
-                yield f"{kind}.{piece.name}", box, torch.empty(piece.sizes)
+                box, whole = (piece.offsets, piece.sizes), one.whole_shape(piece.name)
+                yield f"{kind}.{piece.name}", whole, box, torch.empty(piece.sizes)
+    yield _counts_box(executor)
+
+
+def _counts_box(executor: Executor) -> tuple[str, tuple[int, ...], _Box, Tensor]:
     counts = executor.counts()
-    yield _COUNTS, ((0,), tuple(counts.shape)), counts
+    shape = tuple(counts.shape)
+    return _COUNTS, shape, ((0,), shape), counts
 
 
 def _quiet() -> "warnings.catch_warnings[None]":

@@ -37,7 +37,10 @@ Batches = Callable[[int], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What an iteration came to, the same on every rank."""
+    """What an iteration came to, the same on every rank.
+
+    There is no norm where none was wanted, or where gradients overflowed and the step is left out.
+    """
 
     loss: float
     gradient_norm: float | None
@@ -117,12 +120,14 @@ class Executor:
         """Wait for what has been issued; what the last iteration came to."""
         self.streams.synchronize()
         loss, _ = self._reported.tolist()
-        scaling, wanted = self.scaling, self.training.needs_norm
+        scaling = self.scaling
+        skipped = bool(scaling.overflow.item())
+        has_norm = self.training.needs_norm and not skipped
         return Report(
             loss=loss,
-            gradient_norm=scaling.norm.item() if wanted else None,
+            gradient_norm=scaling.norm.item() if has_norm else None,
             loss_scale=scaling.scale.item(),
-            skipped=bool(scaling.overflow.item()),
+            skipped=skipped,
         )
 
     def flush(self) -> None:

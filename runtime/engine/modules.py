@@ -30,6 +30,10 @@ class LayerModule:
     module: nn.Module
     whole_shapes: Mapping[str, tuple[int, ...]]
 
+    def whole_shape(self, name: str) -> tuple[int, ...]:
+        """The unsplit shape of a parameter by its full name."""
+        return self.whole_shapes[name.removeprefix(self.prefix)]
+
     def part_of(self, tensors: Mapping[str, Tensor], ranks: Group) -> dict[str, Tensor]:
         """The rank's part of the layer's unsplit tensors; a padded vocabulary is zeros."""
         padded = {

@@ -29,9 +29,14 @@ def test_plans_on_processes_train_as_a_plain_run(ranks: int, tmp_path: Path) -> 
         )
         for rank in range(ranks)
     ]
-    for process in processes:
-        _, complaint = process.communicate(timeout=300)
-        assert process.returncode == 0, complaint
+    try:
+        for process in processes:
+            _, complaint = process.communicate(timeout=300)
+            assert process.returncode == 0, complaint
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
     for number, (work, _, training) in enumerate(cases_of(ranks).values()):
         expected = plainly(work, training)

@@ -1,11 +1,15 @@
 """Plans on simulated streams train as a plain run does, whatever the streams' progress."""
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from mistlab.plan import Plan  # noqa: E402
+from runtime.engine.ranks import StreamedRanks  # noqa: E402
 from runtime.engine.simulated import Progress  # noqa: E402
+from runtime.engine.training import Training  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,
     TRAINING,
@@ -51,6 +55,63 @@ def test_stages_of_unlike_degrees_train_as_a_plain_run() -> None:
         stage(1, data_parallel=2, tensor_parallel=2, micro_batch=1, zero=1, offload=MIXED),
     )
     assert_alike(by_plan(work, Plan(micro_batches=4, stages=stages)), plainly(work))
+
+
+def test_clipping_and_a_learning_rate_over_time_are_those_of_a_plain_run() -> None:
+    work = workload("gpt", biases=True, tied_embeddings=True)
+    training = Training(
+        learning_rate=3e-4,
+        epsilon=1e-6,
+        decay="cosine",
+        warmup_steps=2,
+        total_steps=4,
+        clip_norm=0.3,
+    )
+    stages = (
+        stage(3, data_parallel=2, micro_batch=1, zero=2, offload=MIXED),
+        stage(1, tensor_parallel=2, zero=1),
+    )
+    found = by_plan(work, Plan(micro_batches=4, stages=stages), training, steps=4)
+    expected = plainly(work, training, steps=4)
+    assert_alike(found, expected)
+    norms = [report.gradient_norm for report in found.reports]
+    assert norms == pytest.approx([report.gradient_norm for report in expected.reports], rel=1e-5)
+    assert min(norms) > training.clip_norm
+
+
+def test_an_overflow_leaves_a_step_out_and_halves_the_scale_on_every_rank() -> None:
+    work = workload(batch=4, precision="fp16")
+    training = Training(learning_rate=1e-3, loss_scale=2.0**20, growth_interval=2)
+    plan = Plan(
+        micro_batches=2,
+        stages=(stage(2, data_parallel=2, micro_batch=1, zero=3), stage(2, offload=MIXED)),
+    )
+    reports = by_plan(work, plan, training, steps=12).reports
+    scales = [report.loss_scale for report in reports]
+    skipped = [report.skipped for report in reports]
+    assert skipped[0]
+    assert not all(skipped)
+    assert scales[0] == 2.0**19
+    for before, after, was_skipped in zip(scales, scales[1:], skipped[1:], strict=False):
+        assert after == before / 2 if was_skipped else after in (before, 2 * before)
+    assert all(math.isfinite(report.loss) for report in reports)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_learns_as_full_precision_does(precision: str) -> None:
+    plan = Plan(micro_batches=2, stages=(stage(data_parallel=2, zero=2, offload=MIXED),))
+    training = Training(learning_rate=1e-2)
+    full = by_plan(workload(), plan, training, steps=6).losses
+    half = by_plan(workload(precision=precision), plan, training, steps=6).losses
+    assert half == pytest.approx(full, rel=1e-2)
+
+
+def test_a_tensor_sum_that_is_left_out_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StreamedRanks, "all_reduce_", lambda *_: None)
+    work = workload()
+    plan = Plan(micro_batches=2, stages=(stage(tensor_parallel=2, micro_batch=4),))
+    with pytest.raises(AssertionError):
+        assert_alike(by_plan(work, plan), plainly(work))
 
 
 @pytest.mark.parametrize("seed", range(16))

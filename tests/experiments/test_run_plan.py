@@ -1,0 +1,220 @@
+"""run_plan: what it prints and writes, alone and under torchrun, and what it says when it fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+pytest.importorskip("torch")
+
+from experiments import run_plan
+from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run
+from mistlab.datafile import read_yaml, write_yaml
+from mistlab.measurement import Measurement
+from mistlab.value import from_mapping
+
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., Mapping[str, Any]]
+
+MODEL = {"family": "gpt", "hidden": 32, "layers": 3, "heads": 4, "vocab": 97}
+STAGE = {"layers": 3, "data_parallel": 1, "tensor_parallel": 1, "micro_batch": 2}
+
+
+def plan_file(folder: Path, *stages: Mapping[str, Any], **workload: Any) -> Path:
+    """A plan of four sequences a step, in two micro-batches."""
+    work = {
+        "model": MODEL,
+        "sequence_length": 16,
+        "global_batch": 4,
+        "attention": "flash",
+        "precision": "fp32",
+        **workload,
+    }
+    made = [{**STAGE, **stage} for stage in stages or ({},)]
+    ranks = sum(one["data_parallel"] * one["tensor_parallel"] for one in made)
+    content = {
+        "workload": work,
+        "cluster": {"hardware": "l4-24gb", "nodes": 1, "gpus_per_node": ranks},
+        "plan": {"micro_batches": 2, "stages": made},
+    }
+    path = folder / f"plan-{len(list(folder.glob('plan-*')))}.yaml"
+    write_yaml(content, path)
+    return path
+
+
+@pytest.fixture
+def result(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a plan and gives its JSON."""
+
+    def of(*arguments: object) -> Mapping[str, Any]:
+        assert run(run_plan.main, [*map(str, arguments), "--json"]) == DONE
+        found: Mapping[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return of
+
+
+def test_losses_are_those_of_the_workload_whatever_the_plan(tmp_path: Path, result: Run) -> None:
+    offload = dict.fromkeys(("weights", "gradients", "optimizer", "activations"), 0.37)
+    plain = result(plan_file(tmp_path), "--steps", 3)
+    other = plan_file(tmp_path, {"checkpointed_layers": 2, "offload": offload})
+    found = result(other, "--steps", 3)
+    assert found["losses"] == pytest.approx(plain["losses"], rel=1e-6)
+    assert len(found["iteration_s"]) == 3
+    for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
+        assert len(found[name]) == 1
+    assert found["peak_allocated_bytes"][0] < plain["peak_allocated_bytes"][0]
+    assert result(other, "--steps", 1, "--seed", 1)["losses"] != found["losses"][:1]
+
+
+def test_a_folder_gets_measurement_timeline_and_rows(tmp_path: Path, result: Run) -> None:
+    out = tmp_path / "out"
+    found = result(plan_file(tmp_path), "--steps", 4, "--out", out)
+
+    measured = from_mapping(Measurement, read_yaml(out / "measurement.yaml"))
+    assert list(measured.samples_s) == sorted(found["iteration_s"][2:])
+    rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in rows] == found["losses"]
+    events = json.loads((out / "timeline.json").read_text())["traceEvents"]
+    names = {
+        process: {event["name"] for event in events if event["ph"] == "X" and event["pid"] == pid}
+        for pid, process in enumerate(("predicted", "measured"))
+    }
+    assert names["predicted"]
+    assert names["measured"] == names["predicted"] | {"report"}
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, result: Run) -> None:
+    plan, out = plan_file(tmp_path), tmp_path / "out"
+    whole = result(plan, "--steps", 4)
+    begun = result(plan, "--steps", 2, "--out", out, "--save-every", 2)
+    ended = result(
+        plan_file(tmp_path, {"offload": {"optimizer": 0.5}}),
+        *("--steps", 2, "--resume", out / "checkpoints"),
+    )
+    assert begun["losses"] + ended["losses"] == pytest.approx(whole["losses"], rel=1e-6)
+
+
+def test_a_file_of_tokens_is_trained_on(tmp_path: Path, result: Run) -> None:
+    tokens = np.tile(np.arange(97, dtype="<u2"), 30)
+    tokens.tofile(tmp_path / "tokens.bin")
+    found = result(
+        plan_file(tmp_path),
+        *("--data", tmp_path / "tokens.bin", "--steps", 12, "--learning-rate", 1e-2),
+    )
+    assert found["losses"][-1] < 0.9 * found["losses"][0]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], status: int, *arguments: object) -> str:
+    assert run(run_plan.main, [str(argument) for argument in arguments]) == status
+    captured = capsys.readouterr()
+    assert not captured.out
+    return captured.err
+
+
+def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_file(tmp_path)
+    two = plan_file(tmp_path, {"data_parallel": 2, "micro_batch": 1})
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    cases = {
+        (two,): "takes 2 ranks, 1 was started: torchrun --nproc-per-node 2",
+        (plan, "--device", "cuda"): "there is no CUDA device",
+        (plan, "--data", tmp_path / "none"): "No such file",
+        (plan, "--data", tmp_path / "odd.bin"): "truncated",
+        (plan, "--steps", 0): "--steps 0 is too small",
+        (plan, "--save-every", 1): "give --out DIR",
+        (plan, "--resume", tmp_path / "nowhere"): "there is no checkpoint",
+        (plan_file(tmp_path, model={**MODEL, "dropout": 0.1}),): "dropout 0.1 cannot be run",
+    }
+    for arguments, words in cases.items():
+        assert words in refusal(capsys, WRONG_USAGE, *arguments)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    complaint = refusal(
+        capsys, NO_ANSWER, plan_file(tmp_path), "--steps", 20, "--learning-rate", 1e30
+    )
+    assert "the loss is nan at step" in complaint
+    assert "give a lower --learning-rate" in complaint
+
+
+def torchrun(ranks: int, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), "-m", "experiments.run_plan"]
+    return subprocess.Popen(
+        [*command, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+UNLIKE = ({"layers": 1, "data_parallel": 2, "micro_batch": 1, "zero": 2}, {"layers": 2})
+
+
+@pytest.mark.slow
+def test_torchrun_gives_the_losses_of_one_process(tmp_path: Path, result: Run) -> None:
+    out = tmp_path / "out"
+    alone = result(plan_file(tmp_path), "--steps", 4)
+    plan = plan_file(tmp_path, *UNLIKE)
+    with torchrun(3, plan, "--steps", 2, "--json", "--out", out, "--save-every", 2) as process:
+        printed, complaint = process.communicate(timeout=200)
+    assert process.returncode == DONE, complaint
+    found = json.loads(printed)
+    assert found["losses"] == pytest.approx(alone["losses"][:2], rel=1e-6)
+    assert len(found["peak_allocated_bytes"]) == 3
+    ended = result(plan_file(tmp_path), "--steps", 2, "--resume", out / "checkpoints")
+    assert ended["losses"] == pytest.approx(alone["losses"][2:], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_others_and_leaves_the_checkpoint(
+    tmp_path: Path, result: Run
+) -> None:
+    out, plan = tmp_path / "out", plan_file(tmp_path, *UNLIKE)
+    environment = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29417"}
+    command = [sys.executable, "-m", "experiments.run_plan", str(plan), "--steps", "100000"]
+    processes = [
+        subprocess.Popen(
+            [*command, "--out", str(out), "--save-every", "2"],
+            cwd=ROOT,
+            env={**os.environ, **environment, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        deadline = time.monotonic() + 150
+        while not list((out / "checkpoints").glob("step-?")) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        processes[2].send_signal(signal.SIGKILL)
+        for process in processes[:2]:
+            _, complaint = process.communicate(timeout=60)
+            assert process.returncode == NO_ANSWER
+            assert "another rank is gone" in complaint
+            assert "the last checkpoint is" in complaint
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    found = result(plan_file(tmp_path), "--steps", 1, "--resume", out / "checkpoints")
+    assert len(found["losses"]) == 1
+
+
+def test_the_example_is_a_plan_of_one_rank() -> None:
+    content = yaml.safe_load(run_plan.EXAMPLE.read_text(encoding="utf-8"))
+    assert content["cluster"]["gpus_per_node"] == 1

@@ -1,0 +1,117 @@
+"""Checkpoints: another plan goes on with the same losses; what is broken is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mistlab.errors import InputError  # noqa: E402
+from mistlab.plan import Plan  # noqa: E402
+from mistlab.workload import Workload  # noqa: E402
+from runtime import checkpoint  # noqa: E402
+from runtime.comm.group import Alone  # noqa: E402
+from runtime.comm.topology import connected  # noqa: E402
+from runtime.engine.executor import Executor  # noqa: E402
+from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from runtime.export import export  # noqa: E402
+from tests.runtime.worlds import (  # noqa: E402
+    CPU,
+    MIXED,
+    SEED,
+    TRAINING,
+    plainly,
+    run_step,
+    stage,
+    whole_weights,
+    workload,
+)
+
+STEPS = 4
+
+
+def alone(work: Workload, plan: Plan) -> Executor:
+    connections = connected(plan, 0, lambda _name, _ranks: Alone())
+    streams = SimulatedStreams(progress="lazy")
+    return Executor(work, plan, connections, streams, TRAINING, device=CPU, seed=SEED)
+
+
+def losses(executor: Executor, work: Workload, steps: range) -> list[float]:
+    return [run_step(executor, work, executor.connections, step).loss for step in steps]
+
+
+def work() -> Workload:
+    return workload("gpt", vocab=97, biases=True, tied_embeddings=True)
+
+
+OFFLOADED = Plan(micro_batches=2, stages=(stage(micro_batch=4, offload=MIXED),))
+PLAIN = Plan(micro_batches=4, stages=(stage(micro_batch=2, checkpointed_layers=3),))
+
+
+def test_another_plan_goes_on_with_the_same_losses(tmp_path: Path) -> None:
+    first = alone(work(), OFFLOADED)
+    begun = losses(first, work(), range(2))
+    path = checkpoint.save(first, tmp_path)
+    second = alone(work(), PLAIN)
+    checkpoint.load(second, path)
+
+    ended = losses(second, work(), range(2, STEPS))
+
+    expected = plainly(work(), steps=STEPS)
+    assert begun + ended == pytest.approx(expected.losses, rel=1e-6)
+    assert second.steps == STEPS
+
+
+def test_saving_changes_nothing(tmp_path: Path) -> None:
+    executor = alone(work(), OFFLOADED)
+    found = losses(executor, work(), range(2))
+    checkpoint.save(executor, tmp_path)
+    found += losses(executor, work(), range(2, STEPS))
+    assert found == losses(alone(work(), OFFLOADED), work(), range(STEPS))
+
+
+def test_the_last_complete_checkpoint_is_found(tmp_path: Path) -> None:
+    for name in ("step-2", "step-10", "step-11.part", "other"):
+        (tmp_path / name).mkdir()
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-10"
+    assert checkpoint.latest(tmp_path / "nowhere") is None
+
+
+def _cut_data(path: Path) -> None:
+    file = path / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def _cut_metadata(path: Path) -> None:
+    (path / ".metadata").write_bytes((path / ".metadata").read_bytes()[:50])
+
+
+@pytest.mark.parametrize("spoil", [_cut_data, _cut_metadata])
+def test_a_truncated_checkpoint_is_refused(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    path = checkpoint.save(alone(work(), PLAIN), tmp_path)
+    spoil(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        checkpoint.load(alone(work(), PLAIN), path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = checkpoint.save(alone(work(), PLAIN), tmp_path)
+    other = workload("llama")
+    with pytest.raises(InputError, match=r"it has no .* of \("):
+        checkpoint.load(alone(other, PLAIN), path)
+
+
+def test_exported_weights_are_the_model_s(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    executor = alone(work(), OFFLOADED)
+    losses(executor, work(), range(2))
+
+    export(executor, work(), tmp_path / "weights.safetensors")
+
+    stored = safetensors.load_file(tmp_path / "weights.safetensors")
+    expected = whole_weights(work(), [executor])
+    del expected["head.projection.weight"]
+    assert stored.keys() == expected.keys()
+    for name, tensor in stored.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
