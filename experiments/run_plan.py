@@ -98,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
         "--export", type=Path, metavar="FILE.safetensors", help="weights at the end"
     )
     parser.add_argument(
+        "--serialise", action="store_true", help="one task after another, to compare (cuda)"
+    )
+    parser.add_argument(
         "--timeout", type=float, default=300.0, help="seconds to wait for other ranks"
     )
     return parser
@@ -120,6 +123,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
         data=None if options.data == "synthetic" else Path(options.data),
         seed=options.seed,
         timeout_s=options.timeout,
+        serialises=options.serialise,
         training=Training(
             learning_rate=options.learning_rate,
             decay=options.decay,

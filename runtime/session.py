@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, Self
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 
 from mistlab.errors import InputError
 from mistlab.job import Job
@@ -20,7 +20,7 @@ from runtime.comm.processes import World, device_of, join, leave, maker, world_o
 from runtime.comm.topology import Topology, connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
 from runtime.engine.cuda import CudaStreams
-from runtime.engine.executor import Executor, Report
+from runtime.engine.executor import Batches, Executor, Report
 from runtime.engine.simulated import SimulatedStreams
 from runtime.engine.streams import Streams
 from runtime.engine.training import Training
@@ -31,13 +31,17 @@ KIBIBYTE = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to run, besides the plan; ``data`` is a file of tokens, or None for synthetic ones."""
+    """How to run, besides the plan; ``data`` is a file of tokens, or None for synthetic ones.
+
+    With ``serialises`` no two tasks of a CUDA device overlap, for comparison.
+    """
 
     device: str
     data: Path | None
     seed: int
     timeout_s: float
     training: Training
+    serialises: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,9 @@ class Session:
         self._sequences = _sequences(job, settings)
         connections = connected(job.plan, world.rank, maker(world))
         self._streams: Streams = (
-            CudaStreams(device) if device.type == "cuda" else SimulatedStreams(spoils=False)
+            CudaStreams(device, serialises=settings.serialises)
+            if device.type == "cuda"
+            else SimulatedStreams(spoils=False)
         )
         self._executor = Executor(
             job.workload,
@@ -173,17 +179,22 @@ class Session:
             revision=revision,
         )
 
-    def _batches(self, step: int) -> Any:
-        place = self._executor.connections.place
-        stage = self.job.plan.stages[place.stage]
-        first = step * self.job.workload.global_batch
+    def _batches(self, step: int) -> Batches:
+        """The step's sequences of this rank, on the device before anything is issued.
 
-        def batches(micro_batch: int) -> tuple[Tensor, Tensor]:
-            before = (micro_batch * stage.data_parallel + place.data) * stage.micro_batch
-            tokens, targets = batch_of(self._sequences, first + before, stage.micro_batch)
-            return tokens.to(self.device), targets.to(self.device)
-
-        return batches
+        A copy from memory that is not pinned would let the host wait for the device.
+        """
+        place, plan = self._executor.connections.place, self.job.plan
+        stage = plan.stages[place.stage]
+        if place.stage not in (0, plan.num_stages - 1):
+            return []
+        first = step * self.job.workload.global_batch + place.data * stage.micro_batch
+        apart = stage.data_parallel * stage.micro_batch
+        pairs = [
+            batch_of(self._sequences, first + number * apart, stage.micro_batch)
+            for number in range(plan.micro_batches)
+        ]
+        return [(tokens.to(self.device), targets.to(self.device)) for tokens, targets in pairs]
 
     def own_memory(self) -> RankMemory:
         """This rank's peaks."""

@@ -5,7 +5,7 @@ order of the program; memory that comes and goes is allocated then, while comput
 lane, and let go of only when compute has been told to wait for its last use.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +31,9 @@ from runtime.engine.swaps import Swaps
 from runtime.engine.training import Training
 from runtime.models.config import TYPE_OF_PRECISION
 
-# Tokens and targets (sequences, positions) of a micro-batch on this rank.
-Batches = Callable[[int], tuple[Tensor, Tensor]]
+# Tokens and targets (sequences, positions) of each micro-batch on this rank; a stage between the
+# first and the last needs none.
+Batches = Sequence[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class Executor:
         self.steps = 0
         self._events: list[Event] = []
         self._flow: Tensor | None = None
-        self._batches: Batches | None = None
+        self._batches: Batches = ()
         self._losses = torch.zeros((), device=device)
         self._reported = torch.zeros(2, device=device)
         self.issued: list[Op] = []
@@ -110,7 +111,6 @@ class Executor:
     def iterate(self, batches: Batches) -> None:
         """Issue one iteration: the step of the one before, then its own passes."""
         self._batches = batches
-        self._losses = torch.zeros((), device=self.device)
         self.issued = self.programs[1 if self._events else 0]
         self._issue(self.issued)
         self.stepper.learning_rate = self.training.learning_rate_at(self.steps)
@@ -174,24 +174,22 @@ class Executor:
         del self._events[: -2 * len(self.programs[1])]
 
     def _forward(self, op: Op) -> None:
-        assert self._batches is not None
         layer, shape, targets = op.layer, self.shape, None
         if layer == shape.first_layer:
             self._flow = self._input(op)
         if shape.has_head and layer == shape.last_layer:
-            targets = self._batches(op.micro_batch)[1]
+            targets = self._batches[op.micro_batch][1]
         assert self._flow is not None
         y = self.passes.forward(layer, op.micro_batch, op.entry, self._flow, targets)
         self._flow = None if layer == shape.last_layer else y
         if targets is not None:
-            self._losses += y.float()
+            self._losses.copy_(y if op.micro_batch == 0 else self._losses + y)
         elif layer == shape.last_layer:
             self.boundary.outbox[op.turn] = y
 
     def _input(self, op: Op) -> Tensor:
-        assert self._batches is not None
         if self.shape.stage == 0:
-            return self._batches(op.micro_batch)[0]
+            return self._batches[op.micro_batch][0]
         return self.boundary.taken(op.turn)
 
     def _backward(self, op: Op) -> None:

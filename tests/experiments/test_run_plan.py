@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import yaml
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from experiments import run_plan
-from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run
-from mistlab.datafile import read_yaml, write_yaml
-from mistlab.measurement import Measurement
-from mistlab.value import from_mapping
+from experiments import run_plan  # noqa: E402
+from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E402
+from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
+from mistlab.measurement import Measurement  # noqa: E402
+from mistlab.value import from_mapping  # noqa: E402
+from runtime.engine.passes import Passes  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Mapping[str, Any]]
@@ -147,6 +148,25 @@ def test_a_loss_that_is_no_number_ends_the_run(
     )
     assert "the loss is nan at step" in complaint
     assert "give a lower --learning-rate" in complaint
+
+
+def test_a_shortage_of_memory_says_where_and_what_was_predicted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        message = "CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more."
+        raise torch.OutOfMemoryError(message)
+
+    monkeypatch.setattr(Passes, "backward", run_out)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        run(run_plan.main, [str(plan_file(tmp_path))])
+    assert ended.value.code == NO_ANSWER
+    complaint = capfd.readouterr().err
+    assert "stage 0 is out of memory at 0B.4m0" in complaint
+    assert "Tried to allocate 2.00 GiB" in complaint
+    assert "predicted 0.00 GiB (" in complaint
+    assert "optimizer" in complaint
 
 
 def torchrun(ranks: int, *arguments: object) -> subprocess.Popen[str]:

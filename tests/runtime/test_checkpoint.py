@@ -11,16 +11,11 @@ from mistlab.errors import InputError  # noqa: E402
 from mistlab.plan import Plan  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
 from runtime import checkpoint  # noqa: E402
-from runtime.comm.group import Alone  # noqa: E402
-from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
-from runtime.engine.simulated import SimulatedStreams  # noqa: E402
 from runtime.export import export  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
-    CPU,
     MIXED,
-    SEED,
-    TRAINING,
+    alone,
     plainly,
     run_step,
     stage,
@@ -29,12 +24,6 @@ from tests.runtime.worlds import (  # noqa: E402
 )
 
 STEPS = 4
-
-
-def alone(work: Workload, plan: Plan) -> Executor:
-    connections = connected(plan, 0, lambda _name, _ranks: Alone())
-    streams = SimulatedStreams(progress="lazy")
-    return Executor(work, plan, connections, streams, TRAINING, device=CPU, seed=SEED)
 
 
 def losses(executor: Executor, work: Workload, steps: range) -> list[float]:
@@ -50,10 +39,10 @@ PLAIN = Plan(micro_batches=4, stages=(stage(micro_batch=2, checkpointed_layers=3
 
 
 def test_another_plan_goes_on_with_the_same_losses(tmp_path: Path) -> None:
-    first = alone(work(), OFFLOADED)
+    first = alone(work(), OFFLOADED, "lazy")
     begun = losses(first, work(), range(2))
     path = checkpoint.save(first, tmp_path)
-    second = alone(work(), PLAIN)
+    second = alone(work(), PLAIN, "lazy")
     checkpoint.load(second, path)
 
     ended = losses(second, work(), range(2, STEPS))
@@ -64,11 +53,11 @@ def test_another_plan_goes_on_with_the_same_losses(tmp_path: Path) -> None:
 
 
 def test_saving_changes_nothing(tmp_path: Path) -> None:
-    executor = alone(work(), OFFLOADED)
+    executor = alone(work(), OFFLOADED, "lazy")
     found = losses(executor, work(), range(2))
     checkpoint.save(executor, tmp_path)
     found += losses(executor, work(), range(2, STEPS))
-    assert found == losses(alone(work(), OFFLOADED), work(), range(STEPS))
+    assert found == losses(alone(work(), OFFLOADED, "lazy"), work(), range(STEPS))
 
 
 def test_the_last_complete_checkpoint_is_found(tmp_path: Path) -> None:
@@ -89,22 +78,22 @@ def _cut_metadata(path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_cut_data, _cut_metadata])
 def test_a_truncated_checkpoint_is_refused(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
-    path = checkpoint.save(alone(work(), PLAIN), tmp_path)
+    path = checkpoint.save(alone(work(), PLAIN, "lazy"), tmp_path)
     spoil(path)
     with pytest.raises(InputError, match="cannot be read"):
-        checkpoint.load(alone(work(), PLAIN), path)
+        checkpoint.load(alone(work(), PLAIN, "lazy"), path)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    path = checkpoint.save(alone(work(), PLAIN), tmp_path)
+    path = checkpoint.save(alone(work(), PLAIN, "lazy"), tmp_path)
     other = workload("llama")
     with pytest.raises(InputError, match=r"it has no .* of \("):
-        checkpoint.load(alone(other, PLAIN), path)
+        checkpoint.load(alone(other, PLAIN, "lazy"), path)
 
 
 def test_exported_weights_are_the_model_s(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
-    executor = alone(work(), OFFLOADED)
+    executor = alone(work(), OFFLOADED, "lazy")
     losses(executor, work(), range(2))
 
     export(executor, work(), tmp_path / "weights.safetensors")

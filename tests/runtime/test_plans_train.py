@@ -7,18 +7,26 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab.plan import Plan  # noqa: E402
+from mistlab.workload import Workload  # noqa: E402
+from runtime.engine.program import iterations  # noqa: E402
+from runtime.engine.races import without_wait  # noqa: E402
 from runtime.engine.ranks import StreamedRanks  # noqa: E402
+from runtime.engine.shape import StageShape  # noqa: E402
 from runtime.engine.simulated import Progress  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,
     TRAINING,
+    Trained,
+    alone,
     assert_alike,
     by_plan,
     plainly,
     random_plan,
     ratios,
+    run_step,
     stage,
+    whole_weights,
     workload,
 )
 
@@ -125,3 +133,33 @@ def test_random_plans_train_as_a_plain_run(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 220))
 def test_many_random_plans_train_as_a_plain_run(seed: int) -> None:
     test_random_plans_train_as_a_plain_run(seed)
+
+
+@pytest.mark.slow
+def test_most_waits_that_are_left_out_show_on_lazy_streams() -> None:
+    """Compute never lags here, so waits for it are for the check of races to judge."""
+    work = workload(layers=3, batch=4)
+    plan = Plan(micro_batches=2, stages=(stage(3, offload=MIXED),))
+    (program,) = iterations(StageShape.of(plan, 0), 2)[1:]
+    expected = plainly(work, steps=2)
+    waits = [
+        (number, wait)
+        for number, op in enumerate(program)
+        for wait in op.waits
+        if program[number - wait].lane != "compute"
+    ]
+    shown = [_shows(work, plan, expected, number, wait) for number, wait in waits]
+    assert sum(shown) >= len(shown) / 2
+
+
+def _shows(work: Workload, plan: Plan, expected: Trained, number: int, wait: int) -> bool:
+    executor = alone(work, plan, "lazy")
+    executor.programs = [without_wait(program, number, wait) for program in executor.programs]
+    reports = [run_step(executor, work, executor.connections, step) for step in range(2)]
+    executor.flush()
+    found = Trained(reports=reports, weights=whole_weights(work, [executor]))
+    try:
+        assert_alike(found, expected)
+    except AssertionError:
+        return True
+    return False

@@ -116,6 +116,13 @@ def by_plan(
     return Trained(reports=results[0][0], weights=whole_weights(work, [one for _, one in results]))
 
 
+def alone(work: Workload, plan: Plan, progress: Progress) -> Executor:
+    """The only rank of a plan."""
+    connections = connected(plan, 0, lambda _name, _ranks: Alone())
+    streams = SimulatedStreams(progress=progress)
+    return Executor(work, plan, connections, streams, TRAINING, device=CPU, seed=SEED)
+
+
 def thread_groups(meeting: Meeting, rank: int) -> Any:
     def make(name: str, ranks: Sequence[int]) -> Group | None:
         if rank not in ranks:
@@ -130,11 +137,11 @@ def run_step(executor: Executor, work: Workload, connections: Connections, step:
     stage = connections.topology.plan.stages[place.stage]
     whole = sequences(work, step)
 
-    def batches(micro_batch: int) -> tuple[Tensor, Tensor]:
+    batches = []
+    for micro_batch in range(connections.topology.plan.micro_batches):
         first = (micro_batch * stage.data_parallel + place.data) * stage.micro_batch
         rows = whole[first : first + stage.micro_batch]
-        return rows[:, :-1], rows[:, 1:]
-
+        batches.append((rows[:, :-1], rows[:, 1:]))
     executor.iterate(batches)
     return executor.report()
 
