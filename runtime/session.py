@@ -17,7 +17,7 @@ from mistlab.job import Job
 from mistlab.measurement import Environment
 from runtime import checkpoint
 from runtime.comm.processes import World, device_of, join, leave, maker, world_of_launcher
-from runtime.comm.topology import Topology, connected
+from runtime.comm.topology import connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
 from runtime.engine.cuda import CudaStreams
 from runtime.engine.executor import Batches, Executor, Report
@@ -96,7 +96,9 @@ class Session:
         _check(job, world)
         device = device_of(settings.device, world)
         join(world, device, settings.timeout_s)
-        yield cls(job, settings, world, device)
+        session = cls(job, settings, world, device)
+        yield session
+        session._executor.release()
         leave(world)
 
     @property
@@ -229,7 +231,7 @@ def _sequences(job: Job, settings: Settings) -> Sequences:
 
 def _check(job: Job, world: World) -> None:
     """Refuse what cannot run: another world, another engine's schedule."""
-    ranks = Topology(plan=job.plan).plan.num_gpus
+    ranks = job.plan.num_gpus
     if world.size != ranks:
         started = "1 was" if world.size == 1 else f"{world.size} were"
         message = (

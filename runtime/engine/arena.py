@@ -54,10 +54,6 @@ class Arena:
         assert part.numel() == size, "more is taken than was rehearsed"
         return part.view(dtype)
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in the arena."""
-        return tensor.untyped_storage().data_ptr() == self._memory.data_ptr()
-
     def release(self) -> None:
         """Unpin the memory, before it goes."""
         if self._is_pinned:

@@ -16,8 +16,8 @@ from mistlab.workload import Workload
 from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections
 from runtime.engine.boundary import Boundary
-from runtime.engine.layout import Layout
-from runtime.engine.modules import LayerModule, layer_modules
+from runtime.engine.layout import Layout, shapes_of
+from runtime.engine.modules import layer_modules
 from runtime.engine.norm import Squares
 from runtime.engine.optimizer import Scaling, Stepper
 from runtime.engine.parameters import Parameters
@@ -140,6 +140,12 @@ class Executor:
             self._events.clear()
             self.stepper.learning_rate = None
 
+    def release(self) -> None:
+        """Let go of pinned memory, when nothing runs any more."""
+        self.streams.synchronize()
+        self.state.host.release()
+        self.passes.host.release()
+
     def counts(self) -> Tensor:
         """The numbers that a checkpoint keeps: steps, done and tried, and the loss scale's."""
         done = next(iter(self.state.layers.values())).step.cpu()
@@ -229,7 +235,7 @@ class Executor:
         parts = self.shape.data_parallel if zero else 1
         return {
             layer: Layout.of(
-                {name: tuple(p.shape) for name, p in one.module.named_parameters()},
+                shapes_of(one.module),
                 parts=parts,
                 part=data if zero else 0,
             )
@@ -240,8 +246,4 @@ class Executor:
         """Fill the masters with weights that depend on the seed alone."""
         tied = self.parameters.tied
         for layer, one in self.layers.items():
-            self.parameters.set_masters(layer, _initial(one, seed, tied=tied))
-
-
-def _initial(layer: LayerModule, seed: int, *, tied: bool) -> Mapping[str, Tensor]:
-    return layer.initial(seed, tied=tied)
+            self.parameters.set_masters(layer, one.initial(seed, tied=tied))

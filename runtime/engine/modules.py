@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mistlab.errors import InputError
 from mistlab.workload import Workload
 from runtime.comm.group import Group
+from runtime.engine.layout import shapes_of
 from runtime.engine.shape import StageShape
 from runtime.models.attention import RotaryTables
 from runtime.models.config import ModelConfig, config_of, structure_of
@@ -79,7 +80,7 @@ def layer_modules(
         layer: LayerModule(
             prefix=_prefix(layer, model.layers),
             module=build.layer(layer),
-            whole_shapes={n: tuple(p.shape) for n, p in unsplit.layer(layer).named_parameters()},
+            whole_shapes=shapes_of(unsplit.layer(layer)),
         )
         for layer in range(shape.first_layer, shape.last_layer + 1)
     }
