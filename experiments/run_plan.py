@@ -43,6 +43,7 @@ EXAMPLE = Path(__file__).parent / "plans" / "tiny-gpt.yaml"
 # Iterations that allocate, compile and connect; left out of the measurement where more follow.
 WARM_UP = 2
 FP16_LOSS_SCALE = 2.0**16
+MOST_SEED = 2**31
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,6 +115,9 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
         if getattr(options, name) <= 0:
             message = f"--{name} {getattr(options, name):g} is too small: give a number above 0"
             raise InputError(message)
+    if not 0 <= options.seed < MOST_SEED:
+        message = f"--seed {options.seed}: give a number from 0 to {MOST_SEED - 1}"
+        raise InputError(message)
     if options.save_every and options.out is None:
         message = "--save-every needs a folder: give --out DIR too"
         raise InputError(message)

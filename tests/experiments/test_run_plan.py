@@ -133,6 +133,7 @@ def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (plan, "--data", tmp_path / "odd.bin"): "truncated",
         (plan, "--steps", 0): "--steps 0 is too small",
         (plan, "--save-every", 1): "give --out DIR",
+        (plan, "--seed", -1): "--seed -1: give a number from 0",
         (plan, "--resume", tmp_path / "nowhere"): "there is no checkpoint",
         (plan_file(tmp_path, model={**MODEL, "dropout": 0.1}),): "dropout 0.1 cannot be run",
     }
