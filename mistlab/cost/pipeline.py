@@ -1,15 +1,23 @@
-"""How long an iteration of a pipeline takes, from what its stages take.
+"""How long an iteration of a 1F1B pipeline takes, from what its stages take.
 
 G micro-batches, stages i with tf and tb the steady forward and backward of one micro-batch, df and
-db what the first forward and the last backward take beyond them:
+db what the first forward and the last backward take beyond them, t_i = tf_i + tb_i:
 
-    (G - 1) max_i t_i + sum_i t_i + sum p2p + Ef + Eb,   t_i = tf_i + tb_i
+    max_i (sum_{j<i} t_j + G t_i + W_i) + sum p2p + Ef + Eb
+    W_i = max(0, D_i - a_i, D_i - b_i, 2 D_i - a_i - b_i),   D_i = sum_{j>i} t_j
+    a_i = (k_i - 1) tf_i,   b_i = (k_i - 1) tb_i,   k_i = min(G, S - i)
     Ef = max_i max(0, df_i - sum_{j<i} tf_j),   Eb = max_i max(0, db_i - sum_{j<i} tb_j)
 
-After Mist (EuroSys 2025), whose form pools both slacks and leaves out p2p: a stage waits for the
-forwards before it once, and its last backward is followed by theirs. Exact for equal stages; for
-uneven ones a little long, since a slow stage may hide the passage through those after it: within a
-tenth where stages are within a tenth of one another (tests/mistlab/test_pipeline.py).
+A stage is busy for G t_i. Before that the first micro-batch reaches it, after that the last one
+goes back to the first stage. It waits while its first micro-batch is with the stages after it, for
+as long as the forwards that it runs ahead (a_i) do not fill; and once more for the last one, which
+b_i fills. Each of the sums is a chain of passes that wait for one another, so no pipeline is faster
+than the longest; the last term of W_i holds where some passes alternate (G >= S - i).
+
+For equal stages this is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is longer
+for all others: it charges the passage through the stages after a slow one beside that one's time.
+A stage's first micro-batch is delayed by the forwards before it once, and its last backward is
+followed by theirs, so each direction has a slack of its own.
 
 Axes: C candidates, S stages.
 """
@@ -44,12 +52,25 @@ class StageTimes:
 
 def iteration_s(times: StageTimes, micro_batches: NDArray[np.int64]) -> Table:
     """Seconds (C) of one iteration with ``micro_batches`` (C)."""
-    stable = times.stable_s
-    steady = (micro_batches - 1) * stable.max(axis=1) + stable.sum(axis=1)
     exposed = _exposed(times.delta_forward_s, times.forward_s)
     exposed += _exposed(times.delta_backward_s, times.backward_s)
     # The last stage has no next one.
-    return np.asarray(steady + times.point_to_point_s[:, :-1].sum(axis=1) + exposed)
+    passing = times.point_to_point_s[:, :-1].sum(axis=1)
+    return np.asarray(_longest_chain(times, micro_batches[:, None]) + passing + exposed)
+
+
+def _longest_chain(times: StageTimes, micro_batches: NDArray[np.int64]) -> Table:
+    """Seconds (C) of steady passes, by the stage that keeps all others waiting."""
+    stable = times.stable_s
+    until = np.cumsum(stable, axis=1)
+    after = until[:, -1:] - until
+    stages_left = stable.shape[1] - np.arange(stable.shape[1])
+    ahead = np.minimum(micro_batches, stages_left) - 1
+    first = after - ahead * times.forward_s
+    last = after - ahead * times.backward_s
+    both = np.where(micro_batches >= stages_left, first + last, 0.0)
+    waits = np.maximum(np.maximum(first, last), np.maximum(both, 0.0))
+    return np.asarray((until - stable + micro_batches * stable + waits).max(axis=1))
 
 
 def _exposed(delta: Table, before: Table) -> Table:
