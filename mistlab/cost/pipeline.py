@@ -1,28 +1,33 @@
 """How long an iteration of a 1F1B pipeline takes, from what its stages take.
 
-G micro-batches, stages i with tf and tb the steady forward and backward of one micro-batch, df and
-db what the first forward and the last backward take beyond them, t_i = tf_i + tb_i:
+The answer is the longest chain of passes that wait for one another. A stage has G forwards (tf) and
+G backwards (tb) to do, of which it runs k - 1 ahead; before its first forward it does what comes
+once an iteration (df), after its last backward the rest of that (db). What the stages after it mean
+to it are three durations:
 
-    max_i (sum_{j<i} t_j + G t_i + W_i) + sum p2p + Ef + Eb
-    W_i = max(0, D_i - a_i, D_i - b_i, 2 D_i - a_i - b_i),   D_i = sum_{j>i} t_j
-    a_i = (k_i - 1) tf_i,   b_i = (k_i - 1) tb_i,   k_i = min(G, S - i)
-    Ef = max_i max(0, df_i - sum_{j<i} tf_j),   Eb = max_i max(0, db_i - sum_{j<i} tb_j)
+    there_and_back    from where a first micro-batch leaves to where its gradient returns
+    last_one          the same of the last micro-batch
+    through           from where the first one leaves to where the last one's gradient returns
 
-A stage is busy for G t_i. Before that the first micro-batch reaches it, after that the last one
-goes back to the first stage. It waits while its first micro-batch is with the stages after it, for
-as long as the forwards that it runs ahead (a_i) do not fill; and once more for the last one, which
-b_i fills. Each of the sums is a chain of passes that wait for one another, so no pipeline is faster
-than the longest; the last term of W_i holds where some passes alternate (G >= S - i).
+and a chain of the stage and those after it is one of
 
-For equal stages this is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is longer
-for all others: it charges the passage through the stages after a slow one beside that one's time.
-A stage's first micro-batch is delayed by the forwards before it once, and its last backward is
-followed by theirs, so each direction has a slack of its own.
+    a stage by itself            G t                                 t = tf + tb
+    waits for the first          G t + there_and_back - (k - 1) tf
+    waits for the last           G t + last_one - (k - 1) tb
+    waits for both, G >= k       G t + there_and_back + last_one - (k - 1) t
+    waits for the others         t + through
+
+Chains begin where a micro-batch arrives, or with a stage's own df at the iteration's beginning;
+they end where one is sent back, or with a stage's own db. So the three have two, two and four
+values. Transfers that no stage waits for are added once each. For equal stages without extras this
+is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is longer for all others
+(docs/decisions/0008-pipeline-objective.md).
 
 Axes: C candidates, S stages.
 """
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +37,8 @@ Table = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTimes:
-    """Seconds (C, S) of each stage; ``point_to_point_s`` is to the next stage and back."""
+    """Seconds of one stage (C), or of several (C, S); ``point_to_point_s`` is to the next stage and
+    back."""
 
     forward_s: Table
     backward_s: Table
@@ -44,36 +50,121 @@ class StageTimes:
         shapes = {getattr(self, entry.name).shape for entry in fields(self)}
         assert len(shapes) == 1, f"tables of unlike shapes: {shapes}"
 
+    def of_stage(self, stage: int) -> Self:
+        """One stage of several (C)."""
+        return type(self)(**{e.name: getattr(self, e.name)[:, stage] for e in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chains:
+    """The longest chains of a stage and those after it (C), all of them never negative.
+
+    Those that begin with an extra are named ``begun``, those that end with one ``ended``. Each only
+    ever grows with those of the stages after it and with the times of every stage.
+    """
+
+    there_and_back: Table
+    there_and_back_begun: Table
+    last_one: Table
+    last_one_ended: Table
+    through: Table
+    through_begun: Table
+    through_ended: Table
+    whole: Table
+    point_to_point: Table
+
     @property
-    def stable_s(self) -> Table:
-        """A steady forward and backward (C, S)."""
-        return self.forward_s + self.backward_s
+    def iteration_s(self) -> Table:
+        """What an iteration of these stages takes (C)."""
+        return self.whole + self.point_to_point
 
 
 def iteration_s(times: StageTimes, micro_batches: NDArray[np.int64]) -> Table:
     """Seconds (C) of one iteration with ``micro_batches`` (C)."""
-    exposed = _exposed(times.delta_forward_s, times.forward_s)
-    exposed += _exposed(times.delta_backward_s, times.backward_s)
+    candidates, stages = times.forward_s.shape
+    chains = no_stages(candidates)
+    for after in range(stages):
+        stage = times.of_stage(stages - 1 - after)
+        chains = prepended(stage, chains, micro_batches, np.minimum(micro_batches, after + 1))
     # The last stage has no next one.
-    passing = times.point_to_point_s[:, :-1].sum(axis=1)
-    return np.asarray(_longest_chain(times, micro_batches[:, None]) + passing + exposed)
+    return chains.iteration_s - times.point_to_point_s[:, -1]
 
 
-def _longest_chain(times: StageTimes, micro_batches: NDArray[np.int64]) -> Table:
-    """Seconds (C) of steady passes, by the stage that keeps all others waiting."""
-    stable = times.stable_s
-    until = np.cumsum(stable, axis=1)
-    after = until[:, -1:] - until
-    stages_left = stable.shape[1] - np.arange(stable.shape[1])
-    ahead = np.minimum(micro_batches, stages_left) - 1
-    first = after - ahead * times.forward_s
-    last = after - ahead * times.backward_s
-    both = np.where(micro_batches >= stages_left, first + last, 0.0)
-    waits = np.maximum(np.maximum(first, last), np.maximum(both, 0.0))
-    return np.asarray((until - stable + micro_batches * stable + waits).max(axis=1))
+def no_stages(candidates: int) -> Chains:
+    """What follows the last stage."""
+    return Chains(**{entry.name: np.zeros(candidates) for entry in fields(Chains)})
 
 
-def _exposed(delta: Table, before: Table) -> Table:
-    """What no earlier stage's time hides (C)."""
-    slack = np.cumsum(before, axis=1) - before
-    return np.asarray(np.maximum(delta - slack, 0.0).max(axis=1))
+def prepended(
+    stage: StageTimes, after: Chains, micro_batches: NDArray[np.int64], in_flight: NDArray[np.int64]
+) -> Chains:
+    """The chains of a stage and those after it; ``in_flight`` is how many micro-batches it holds at
+    once."""
+    forward, backward = stage.forward_s, stage.backward_s
+    begin, end = np.maximum(stage.delta_forward_s, 0.0), np.maximum(stage.delta_backward_s, 0.0)
+    nothing = np.zeros_like(begin)
+
+    def begun(plain: Table, with_begin: Table) -> Table:
+        return np.maximum(begin + forward + plain, with_begin)
+
+    def ended(plain: Table, with_end: Table) -> Table:
+        return np.maximum(plain + backward + end, with_end)
+
+    # Until the stage's first backward begins, and from when its last forward has ended.
+    there = forward + after.there_and_back
+    there_begun = begun(after.there_and_back, after.there_and_back_begun)
+    last = after.last_one + backward
+    last_ended = ended(after.last_one, after.last_one_ended)
+    through_begun = begun(after.through, after.through_begun)
+    through_ended = ended(after.through, after.through_ended)
+    own = _Own(stage, micro_batches, in_flight)
+    return Chains(
+        there_and_back=there + backward,
+        there_and_back_begun=there_begun + backward,
+        last_one=forward + last,
+        last_one_ended=forward + last_ended,
+        through=_longest(
+            own.longest(nothing, there, last, nothing), forward + after.through + backward
+        ),
+        through_begun=_longest(
+            own.longest(begin, there_begun, last, nothing), through_begun + backward
+        ),
+        through_ended=_longest(
+            own.longest(nothing, there, last_ended, end), forward + through_ended
+        ),
+        whole=_longest(
+            own.longest(begin, there_begun, last_ended, end),
+            through_begun + backward + end,
+            begin + forward + after.through_ended,
+            after.whole,
+        ),
+        point_to_point=after.point_to_point + stage.point_to_point_s,
+    )
+
+
+def _longest(*chains: Table) -> Table:
+    return np.asarray(np.maximum.reduce(chains))
+
+
+class _Own:
+    """What a stage does between any two of its waits."""
+
+    def __init__(
+        self, stage: StageTimes, micro_batches: NDArray[np.int64], in_flight: NDArray[np.int64]
+    ) -> None:
+        alternating = micro_batches - in_flight
+        pairs = alternating * (stage.forward_s + stage.backward_s)
+        self.all = micro_batches * (stage.forward_s + stage.backward_s)
+        self.from_first_backward = pairs + in_flight * stage.backward_s
+        self.to_last_forward = in_flight * stage.forward_s + pairs
+        # Without passes that alternate, no forward waits for a backward.
+        self.between = np.where(alternating > 0, pairs, -np.inf)
+
+    def longest(self, begins: Table, there: Table, last: Table, ends: Table) -> Table:
+        """The longest chain that waits at this stage."""
+        return _longest(
+            begins + self.all + ends,
+            there + self.from_first_backward + ends,
+            begins + self.to_last_forward + last,
+            there + self.between + last,
+        )
