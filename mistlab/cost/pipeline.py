@@ -3,25 +3,24 @@
 The answer is the longest chain of passes that wait for one another. A stage has G forwards (tf) and
 G backwards (tb) to do, of which it runs k - 1 ahead; before its first forward it does what comes
 once an iteration (df), after its last backward the rest of that (db). What the stages after it mean
-to it are three durations:
+to it are two durations:
 
-    there_and_back    from where a first micro-batch leaves to where its gradient returns
-    last_one          the same of the last micro-batch
-    through           from where the first one leaves to where the last one's gradient returns
+    around     from where a micro-batch leaves to where its gradient returns, if nothing else is on
+    through    from where the first one leaves to where the last one's gradient returns
 
 and a chain of the stage and those after it is one of
 
-    a stage by itself            G t                                 t = tf + tb
-    waits for the first          G t + there_and_back - (k - 1) tf
-    waits for the last           G t + last_one - (k - 1) tb
-    waits for both, G >= k       G t + there_and_back + last_one - (k - 1) t
-    waits for the others         t + through
+    it never waits               G t                                  t = tf + tb
+    waits for the first          G t + around - (k - 1) tf
+    waits for the last           G t + around - (k - 1) tb
+    waits for both, G > k        G t + 2 around - (k - 1) t
+    waits for what is between    t + through
 
 Chains begin where a micro-batch arrives, or with a stage's own df at the iteration's beginning;
-they end where one is sent back, or with a stage's own db. So the three have two, two and four
-values. Transfers that no stage waits for are added once each. For equal stages without extras this
-is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is longer for all others
-(docs/decisions/0008-pipeline-objective.md).
+they end where a gradient is sent back, or with a stage's own db. So the longest are kept for each
+kind of beginning and end. Transfers that no stage waits for are added once each. For equal stages
+without extras this is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is longer for
+all others (docs/decisions/0008-pipeline-objective.md).
 
 Axes: C candidates, S stages.
 """
@@ -57,16 +56,16 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chains:
-    """The longest chains of a stage and those after it (C), all of them never negative.
+    """The longest chains of a stage and those after it (C).
 
-    Those that begin with an extra are named ``begun``, those that end with one ``ended``. Each only
-    ever grows with those of the stages after it and with the times of every stage.
+    Those that begin with an extra are named ``begun``, those that end with one ``ended``, the one
+    that does both is the ``whole``. Each grows with those of the stages after it and with the times
+    of every stage.
     """
 
-    there_and_back: Table
-    there_and_back_begun: Table
-    last_one: Table
-    last_one_ended: Table
+    around: Table
+    around_begun: Table
+    around_ended: Table
     through: Table
     through_begun: Table
     through_ended: Table
@@ -111,29 +110,27 @@ def prepended(
         return np.maximum(plain + backward + end, with_end)
 
     # Until the stage's first backward begins, and from when its last forward has ended.
-    there = forward + after.there_and_back
-    there_begun = begun(after.there_and_back, after.there_and_back_begun)
-    last = after.last_one + backward
-    last_ended = ended(after.last_one, after.last_one_ended)
+    there, back = forward + after.around, after.around + backward
+    there_begun = begun(after.around, after.around_begun)
+    back_ended = ended(after.around, after.around_ended)
     through_begun = begun(after.through, after.through_begun)
     through_ended = ended(after.through, after.through_ended)
     own = _Own(stage, micro_batches, in_flight)
     return Chains(
-        there_and_back=there + backward,
-        there_and_back_begun=there_begun + backward,
-        last_one=forward + last,
-        last_one_ended=forward + last_ended,
+        around=there + backward,
+        around_begun=there_begun + backward,
+        around_ended=forward + back_ended,
         through=_longest(
-            own.longest(nothing, there, last, nothing), forward + after.through + backward
+            own.longest(nothing, there, back, nothing), forward + after.through + backward
         ),
         through_begun=_longest(
-            own.longest(begin, there_begun, last, nothing), through_begun + backward
+            own.longest(begin, there_begun, back, nothing), through_begun + backward
         ),
         through_ended=_longest(
-            own.longest(nothing, there, last_ended, end), forward + through_ended
+            own.longest(nothing, there, back_ended, end), forward + through_ended
         ),
         whole=_longest(
-            own.longest(begin, there_begun, last_ended, end),
+            own.longest(begin, there_begun, back_ended, end),
             through_begun + backward + end,
             begin + forward + after.through_ended,
             after.whole,
@@ -160,11 +157,11 @@ class _Own:
         # Without passes that alternate, no forward waits for a backward.
         self.between = np.where(alternating > 0, pairs, -np.inf)
 
-    def longest(self, begins: Table, there: Table, last: Table, ends: Table) -> Table:
+    def longest(self, begins: Table, there: Table, back: Table, ends: Table) -> Table:
         """The longest chain that waits at this stage."""
         return _longest(
             begins + self.all + ends,
             there + self.from_first_backward + ends,
-            begins + self.to_last_forward + last,
-            there + self.between + last,
+            begins + self.to_last_forward + back,
+            there + self.between + back,
         )
