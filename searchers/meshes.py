@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from mistlab.cluster import Cluster
 from mistlab.job import degree_problem
-from mistlab.plan import highest_zero
 from mistlab.search import Problem
 from mistlab.space import SearchSpace
 
@@ -120,9 +119,12 @@ def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def zero_levels(space: SearchSpace, num_stages: int, data_parallel: int) -> tuple[int, ...]:
-    """The ZeRO levels that a stage may have: a single rank shards nothing, and takes the lowest."""
-    highest = highest_zero(space.engine, num_stages)
-    levels = tuple(sorted(level for level in set(space.zero) if level <= highest))
+    """The ZeRO levels that a stage may have: a single rank shards nothing, and takes the lowest.
+
+    Megatron shards optimizer state at most, as DeepSpeed does in a pipeline.
+    """
+    shards_all = space.engine == "mistlab" or (space.engine == "deepspeed" and num_stages == 1)
+    levels = tuple(sorted(level for level in set(space.zero) if shards_all or level <= 1))
     return levels[:1] if data_parallel == 1 else levels
 
 
