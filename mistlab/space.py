@@ -28,10 +28,11 @@ class SearchSpace:
 
     A plan takes all GPUs, and each of its stages lies inside one node or fills whole ones. Without
     ``partial_checkpointing`` a stage recomputes none or all of its blocks. Without
-    ``unequal_stages`` all stages have the same ZeRO level, ratios and number of recomputed blocks
-    (as far as they have so many); without ``unequal_meshes`` the same degrees. A stage's blocks are
-    at most ``layers_off_balance`` fewer or more than an even share, any number with None. A single
-    rank shards nothing: of the ZeRO levels it takes the lowest.
+    ``unequal_stages`` stages are alike: the same ZeRO level, ratios and number of recomputed blocks
+    (as far as they have so many), and even shares of the blocks. With it a stage's blocks may be
+    ``layers_off_balance`` fewer or more than an even share, any number with None; degrees may
+    differ too with ``unequal_meshes``. A single rank shards nothing: of the ZeRO levels it takes
+    the lowest.
     """
 
     name: str
@@ -52,6 +53,12 @@ class SearchSpace:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_not_empty(self)
+        if not self.unequal_stages and (self.unequal_meshes or self.layers_off_balance != 0):
+            problem = (
+                "False does not go with unequal_meshes or layers_off_balance: stages that are alike "
+                "have equal meshes and even shares: give True, or leave both out"
+            )
+            refuse("unequal_stages", problem)
 
 
 def space_of(name: str) -> SearchSpace:
