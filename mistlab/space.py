@@ -55,8 +55,8 @@ class SearchSpace:
         _check_not_empty(self)
         if not self.unequal_stages and (self.unequal_meshes or self.layers_off_balance != 0):
             problem = (
-                "False does not go with unequal_meshes or layers_off_balance: stages that are alike "
-                "have equal meshes and even shares: give True, or leave both out"
+                "False does not go with unequal_meshes or layers_off_balance: stages that are "
+                "alike have equal meshes and even shares: give True, or leave both out"
             )
             refuse("unequal_stages", problem)
 
@@ -83,11 +83,12 @@ def _check_not_empty(value: OffloadRatios | SearchSpace) -> None:
 _POWERS = tuple(2**i for i in range(14))
 _EIGHTHS = tuple(i / 8 for i in range(9))
 
-# The published space, grown feature by feature (Mist, EuroSys 2025).
+# The published space, grown feature by feature (Mist, EuroSys 2025). Degrees and micro-batches are
+# powers of two, and so is the number of micro-batches if the global batch is one.
 _3D = SearchSpace(
     name="3d",
+    data_parallel=_POWERS,
     tensor_parallel=_POWERS,
-    micro_batches=_POWERS,
     micro_batch=(1, 2, 4),
     zero=(1,),
 )
@@ -104,9 +105,9 @@ _MIST = replace(_OFFLOAD, name="mist", unequal_stages=True, layers_off_balance=2
 _WIDE = replace(
     _MIST,
     name="wide",
+    data_parallel=None,
     tensor_parallel=None,
     tensor_parallel_in_node=False,
-    micro_batches=None,
     micro_batch=None,
     zero=(0, 1, 2, 3),
     layers_off_balance=None,
@@ -126,8 +127,8 @@ _DEEPSPEED = replace(
 _ACESO = SearchSpace(
     name="aceso",
     engine="megatron",
+    data_parallel=_POWERS,
     tensor_parallel=_POWERS,
-    micro_batches=_POWERS,
     partial_checkpointing=True,
     unequal_stages=True,
     layers_off_balance=None,

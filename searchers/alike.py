@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.pipeline import in_flight
 from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.search import Problem
 from mistlab.space import SearchSpace
 from mistlab.stages import StageBatch, StageCosts
 from searchers.choices import alike
@@ -48,16 +49,21 @@ def every_candidate(
 
 
 def show_fastest(
-    space: SearchSpace, ledger: Ledger, pipeline: Pipeline, layers: int, candidates: Candidates
+    problem: Problem,
+    space: SearchSpace,
+    ledger: Ledger,
+    pipeline: Pipeline,
+    candidates: Candidates,
 ) -> float:
     """Let a ledger see the fastest of the candidates that fit, if it is faster than its best; its
     seconds, infinite without any."""
-    shares = even_layers(layers, pipeline.num_stages)
+    shares = even_layers(problem.workload.model.layers, pipeline.num_stages)
+    places = [rank % problem.cluster.gpus_per_node for rank in pipeline.first_ranks()]
     at_once = max(1, TOGETHER // pipeline.num_stages)
     fastest_s = np.inf
     for start in range(0, len(candidates), at_once):
         some = candidates[start : start + at_once]
-        costs = ledger.stage_costs(_batch(pipeline, shares, some), engine=space.engine)
+        costs = ledger.stage_costs(_batch(pipeline, shares, places, some), engine=space.engine)
         seconds = _iterations(costs, pipeline, len(some))
         fastest_s = min(fastest_s, float(seconds.min()))
         for row in np.argsort(seconds, kind="stable"):
@@ -70,7 +76,9 @@ def show_fastest(
     return fastest_s
 
 
-def _batch(pipeline: Pipeline, shares: Sequence[int], candidates: Candidates) -> StageBatch:
+def _batch(
+    pipeline: Pipeline, shares: Sequence[int], places: Sequence[int], candidates: Candidates
+) -> StageBatch:
     """Each candidate's stages, one stage of all candidates after another."""
     stages, rows = pipeline.num_stages, len(candidates)
     zero, weights, gradients, optimizer, activations, recomputed = np.tile(
@@ -78,8 +86,8 @@ def _batch(pipeline: Pipeline, shares: Sequence[int], candidates: Candidates) ->
     ).T
     layers = np.repeat(shares, rows)
     mesh = pipeline.meshes[0]
-    place = np.arange(stages)
-    held = [in_flight(stage, stages, pipeline.micro_batches) for stage in place.tolist()]
+    number = np.arange(stages)
+    held = [in_flight(stage, stages, pipeline.micro_batches) for stage in range(stages)]
     return StageBatch(
         layers=layers,
         data_parallel=np.full(len(layers), mesh.data_parallel),
@@ -92,9 +100,9 @@ def _batch(pipeline: Pipeline, shares: Sequence[int], candidates: Candidates) ->
         offload_optimizer=optimizer,
         offload_activations=activations,
         in_flight=np.repeat(held, rows),
-        has_embedding=np.repeat((place == 0).astype(np.int64), rows),
-        has_head=np.repeat((place == stages - 1).astype(np.int64), rows),
-        first_rank=np.repeat(pipeline.first_ranks(), rows),
+        has_embedding=np.repeat((number == 0).astype(np.int64), rows),
+        has_head=np.repeat((number == stages - 1).astype(np.int64), rows),
+        first_rank=np.repeat(places, rows),
     )
 
 

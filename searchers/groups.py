@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mistlab.search import Problem
 from mistlab.space import SearchSpace
 from searchers.bounds import Work
-from searchers.meshes import Mesh, Pipeline, allows, equal_pipelines, meshes, micro_batch_counts
+from searchers.meshes import Mesh, Pipeline, allows, meshes, micro_batch_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,26 +56,45 @@ class Group:
         return max(mesh.num_gpus for mesh in self.meshes)
 
 
-def groups_of(problem: Problem, space: SearchSpace) -> Iterator[Group]:
-    """All pipelines of the space."""
-    if not space.unequal_meshes:
-        for pipeline in equal_pipelines(problem, space):
-            yield Group(
-                micro_batches=pipeline.micro_batches,
-                meshes=pipeline.meshes[:1],
-                num_stages=pipeline.num_stages,
-            )
-        return
+def groups_of(
+    problem: Problem, space: SearchSpace, *, equal_sizes: bool = False
+) -> Iterator[Group]:
+    """All pipelines of the space, or those whose stages have equally many GPUs."""
     for micro_batches in micro_batch_counts(problem, space):
-        choices = tuple(meshes(problem, space, micro_batches))
-        if choices:
-            for num_stages in _stage_counts(problem, space):
-                yield Group(micro_batches=micro_batches, meshes=choices, num_stages=num_stages)
+        choices = meshes(problem, space, micro_batches)
+        if space.unequal_meshes and not equal_sizes:
+            together = [(tuple(choices), count) for count in _stage_counts(problem, space)]
+        else:
+            together = [
+                (alike, problem.cluster.num_gpus // size)
+                for size in sorted({mesh.num_gpus for mesh in choices})
+                for alike in _alike(space, [mesh for mesh in choices if mesh.num_gpus == size])
+            ]
+        for alike, count in together:
+            group = Group(micro_batches=micro_batches, meshes=alike, num_stages=count)
+            if alike and (count is None or _is_pipeline(problem, space, alike, count)):
+                yield group
+
+
+def _alike(space: SearchSpace, choices: list[Mesh]) -> list[tuple[Mesh, ...]]:
+    """Meshes that stages of one pipeline may have."""
+    return [tuple(choices)] if space.unequal_meshes else [(mesh,) for mesh in choices]
+
+
+def _is_pipeline(
+    problem: Problem, space: SearchSpace, choices: tuple[Mesh, ...], num_stages: int
+) -> bool:
+    sizes = [mesh.num_gpus for mesh in choices]
+    gpus = problem.cluster.num_gpus
+    return (
+        allows(space.pipeline, num_stages)
+        and num_stages <= problem.workload.model.layers
+        and min(sizes) * num_stages <= gpus <= max(sizes) * num_stages
+    )
 
 
 def _stage_counts(problem: Problem, space: SearchSpace) -> list[int | None]:
     """Numbers of stages, where it matters which."""
     if space.layers_off_balance is None and space.pipeline is None:
         return [None]
-    most = min(problem.workload.model.layers, problem.cluster.num_gpus)
-    return [count for count in range(1, most + 1) if allows(space.pipeline, count)]
+    return list(range(1, problem.cluster.num_gpus + 1))

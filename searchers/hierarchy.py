@@ -40,7 +40,7 @@ def in_two_levels(
 ) -> Ending:
     """The best plan of a space whose stages may differ; the best of some with equal stages is where
     it starts. Without ``coarse_to_fine`` and with an exact joiner it is proven."""
-    groups = list(groups_of(problem, space))
+    groups = list(groups_of(problem, space, equal_sizes=coarse_to_fine))
     every_mesh = sorted({mesh for group in groups for mesh in group.meshes})
     work = work_of(problem, space, ledger, every_mesh)
     least_s = {group: group.least_s(problem, work) for group in groups}
@@ -89,7 +89,7 @@ def _show_alike(
     for pipeline in group.equal_pipelines(problem):
         most = even_layers(layers, pipeline.num_stages)[0]
         candidates = every_candidate(space, pipeline, most, coarsely=coarsely)
-        seconds = show_fastest(space, ledger, pipeline, layers, candidates)
+        seconds = show_fastest(problem, space, ledger, pipeline, candidates)
         fastest_s = min(fastest_s, seconds)
     return fastest_s
 

@@ -124,11 +124,16 @@ class _Join:
     def _steps(
         self, partials: Iterable[Taken], after: int, limit_s: float
     ) -> Iterator[tuple[Taken, Place]]:
-        """What has taken so much, with each stage in front of it that is not too slow."""
-        group, work = self.menus.group, self.menus.work
+        """What has taken so much, with each stage in front of it that is not too slow and leaves
+        the others no more than they can do."""
+        group, work, (layers, gpus) = self.menus.group, self.menus.work, self._all
+        each_s = limit_s / group.micro_batches
         for taken in partials:
             for place in self._places(taken, after):
-                if group.micro_batches * place.layers * work[place.mesh].block_s < limit_s:
+                done = _with(taken, place)
+                others_s = group.least_gpu_s(work, layers - done[0])
+                is_slow = place.layers * work[place.mesh].block_s >= each_s
+                if not is_slow and others_s <= each_s * (gpus - done[1]):
                     yield taken, place
 
     def _places(self, taken: Taken, after: int) -> Iterator[Place]:
