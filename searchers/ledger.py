@@ -18,7 +18,14 @@ Clock = Callable[[], float]
 
 
 class BudgetSpentError(Exception):
-    """The search must end now; what it has found stands in the ledger."""
+    """The search must end now; what it has found stands in the ledger.
+
+    ``predictions`` are the answers that the budget still allowed, for strategies that keep them.
+    """
+
+    def __init__(self, predictions: Sequence[Prediction] = ()) -> None:
+        super().__init__()
+        self.predictions = predictions
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,22 +84,22 @@ class Ledger:
                         wall_s=self.wall_s,
                     )
                 )
-        self._continue(is_short=len(allowed) < len(plans))
+        self._continue(predictions, is_short=len(allowed) < len(plans))
         return predictions
 
     def stage_costs(self, batch: StageBatch, *, engine: Engine) -> StageCosts:
         """What each candidate for a stage costs. Raises ``BudgetSpentError``."""
         costs = self.predictor.stage_costs(batch, engine=engine)
         self.stage_evaluations += len(batch)
-        self._continue(is_short=False)
+        self._continue((), is_short=False)
         return costs
 
-    def _continue(self, *, is_short: bool) -> None:
+    def _continue(self, predictions: Sequence[Prediction], *, is_short: bool) -> None:
         if self.listener is not None:
             self.listener(self)
         seconds = self.budget.seconds
         if is_short or self.evaluations_left == 0 or (seconds and self.wall_s >= seconds):
-            raise BudgetSpentError
+            raise BudgetSpentError(predictions)
 
     def result(
         self, status: Status, seed: int, *, lower_bound_s: float | None = None, reason: str = ""

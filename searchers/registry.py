@@ -2,9 +2,16 @@
 
 from collections.abc import Mapping
 
+from searchers.optuna_search import optuna_strategy
 from searchers.random_search import random_search
+from searchers.rl import rl
 from searchers.strategy import Strategy
 
 SEARCHERS: Mapping[str, Strategy] = {
+    "optuna": optuna_strategy("tpe"),
+    "optuna:cmaes": optuna_strategy("cmaes"),
+    "optuna:nsgaii": optuna_strategy("nsgaii"),
+    "optuna:random": optuna_strategy("random"),
     "random": random_search,
+    "rl": rl,
 }
