@@ -31,16 +31,23 @@ from searchers.strategy import Ending
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """A sampler of a seed; one that knows no constraints is told longer times instead."""
+    """A sampler of a seed.
+
+    One that needs all keys is given those too that a plan does not ask for; one that knows no
+    constraints is told longer times instead.
+    """
 
     of_seed: Callable[[int], BaseSampler]
+    needs_all_keys: bool = False
     knows_constraints: bool = True
 
 
 SAMPLERS: Mapping[str, Sampler] = {
     "tpe": Sampler(of_seed=lambda seed: TPESampler(seed=seed)),
-    "cmaes": Sampler(of_seed=lambda seed: CmaEsSampler(seed=seed), knows_constraints=False),
-    "nsgaii": Sampler(of_seed=lambda seed: NSGAIISampler(seed=seed)),
+    "cmaes": Sampler(
+        of_seed=lambda seed: CmaEsSampler(seed=seed), needs_all_keys=True, knows_constraints=False
+    ),
+    "nsgaii": Sampler(of_seed=lambda seed: NSGAIISampler(seed=seed), needs_all_keys=True),
     "random": Sampler(of_seed=lambda seed: RandomSampler(seed=seed)),
 }
 TOGETHER = 16
@@ -82,13 +89,17 @@ def sample(
 def _draw_together(study: "PlanStudy", scores: Scores) -> None:
     left = scores.ledger.evaluations_left
     trials = study.ask(TOGETHER if left is None else min(TOGETHER, left))
-    plans = [study.plan_of(trial.params) for trial in trials]
+    plans = [study.plan_of(_asking(trial)) for trial in trials]
     try:
         scores.of(plans)
     finally:
         # However the search ends, the study is told of all that was predicted.
         found = [None if plan is None else scores.known.get(plan) for plan in plans]
         study.tell(trials, found)
+
+
+def _asking(trial: Trial) -> Callable[[str], float]:
+    return lambda name: trial.suggest_float(name, 0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +117,7 @@ class PlanStudy:
     knows_constraints: bool
 
     def ask(self, number: int) -> list[Trial]:
-        """New trials with all their keys."""
+        """New trials."""
         with _storage_errors(self.storage):
             return [self.study.ask(dict(self.keys)) for _ in range(number)]
 
@@ -124,9 +135,9 @@ class PlanStudy:
                 else:
                     self.study.tell(trial, score.penalised_s)
 
-    def plan_of(self, keys: Mapping[str, float]) -> Plan | None:
-        """The plan that a vector of keys means."""
-        chooser = Chooser(lambda name, options: min(int(keys[name] * options), options - 1))
+    def plan_of(self, key: Callable[[str], float]) -> Plan | None:
+        """The plan that keys mean."""
+        chooser = Chooser(lambda name, options: min(int(key(name) * options), options - 1))
         return chosen_plan(self.problem, self.space, chooser)
 
     def best_plans(self) -> list[Plan]:
@@ -135,7 +146,7 @@ class PlanStudy:
             trials = self.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         fitting = [trial for trial in trials if trial.user_attrs["fits"]]
         best = min(fitting, key=lambda trial: (trial.value, trial.number), default=None)
-        plan = None if best is None else self.plan_of(best.params)
+        plan = None if best is None else self.plan_of(best.params.__getitem__)
         return [] if plan is None else [plan]
 
 
@@ -157,11 +168,12 @@ def _opened(
         # A study that goes on does not draw what it drew at first.
         seed = (int(draw.integers(2**31)) + len(study.get_trials(deepcopy=False))) % 2**31
     study.sampler = chosen.of_seed(seed)
+    names = key_names(problem, space) if chosen.needs_all_keys else ()
     return PlanStudy(
         problem=problem,
         space=space,
         study=study,
-        keys={name: FloatDistribution(0, 1) for name in key_names(problem, space)},
+        keys={name: FloatDistribution(0, 1) for name in names},
         storage=storage,
         knows_constraints=chosen.knows_constraints,
     )
