@@ -58,6 +58,24 @@ def alike(first: StagePlan, layers: int) -> StagePlan:
     return replace(first, layers=layers, checkpointed_layers=recomputed)
 
 
+def bare_stage(mesh: Mesh, layers: int, space: SearchSpace) -> StagePlan:
+    """A stage that saves as little memory as the space allows."""
+    ratios = space.offload
+    return StagePlan(
+        layers=layers,
+        data_parallel=mesh.data_parallel,
+        tensor_parallel=mesh.tensor_parallel,
+        micro_batch=mesh.micro_batch,
+        zero=min(space.zero),
+        offload=Offload(
+            weights=min(ratios.weights),
+            gradients=min(ratios.gradients),
+            optimizer=min(ratios.optimizer),
+            activations=min(ratios.activations),
+        ),
+    )
+
+
 def _pipeline(problem: Problem, space: SearchSpace, choose: Chooser) -> Pipeline | None:
     micro_batches = choose("micro_batches", micro_batch_counts(problem, space))
     options = meshes(problem, space, micro_batches)

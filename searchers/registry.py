@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 
+from searchers.aceso import aceso
+from searchers.alpa import alpa
 from searchers.optuna_search import optuna_strategy
 from searchers.random_search import random_search
 from searchers.rl import rl
 from searchers.strategy import Strategy
 
 SEARCHERS: Mapping[str, Strategy] = {
+    "aceso": aceso,
+    "alpa": alpa,
     "optuna": optuna_strategy("tpe"),
     "optuna:cmaes": optuna_strategy("cmaes"),
     "optuna:nsgaii": optuna_strategy("nsgaii"),
