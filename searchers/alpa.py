@@ -26,6 +26,7 @@ from searchers.alpa_stages import Division, StageTable, kind_of, stage_table
 from searchers.ledger import Ledger
 from searchers.meshes import (
     Mesh,
+    allows,
     equal_pipelines,
     even_layers,
     layer_counts,
@@ -76,7 +77,7 @@ def _pipelines(
         chosen = tuple(meshes(problem, space, micro_batches))
         smallest = min((mesh.num_gpus for mesh in chosen), default=problem.cluster.num_gpus + 1)
         most = min(problem.cluster.num_gpus // smallest, problem.workload.model.layers)
-        numbers = [n for n in range(1, most + 1) if space.pipeline is None or n in space.pipeline]
+        numbers = [number for number in range(1, most + 1) if allows(space.pipeline, number)]
         if space.layers_off_balance is None and numbers:
             yield micro_batches, chosen, tuple(numbers)
         else:

@@ -6,8 +6,10 @@ from mistlab.plan import Offload, Plan, StagePlan
 from mistlab.search import Problem
 from mistlab.space import OffloadRatios, SearchSpace
 from mistlab.value import to_mapping
+from searchers.choices import alike
 from searchers.meshes import (
     Mesh,
+    allows,
     checkpoint_counts,
     even_layers,
     layer_counts,
@@ -38,7 +40,7 @@ class Members:
             and self._allows_meshes(plan)
             and self._allows_layers([stage.layers for stage in plan.stages])
             and all(self._allows_savings(stage, plan.num_stages) for stage in plan.stages)
-            and (self.space.unequal_stages or _saves_alike(plan))
+            and (self.space.unequal_stages or _is_alike(plan))
         )
 
     def _allows_meshes(self, plan: Plan) -> bool:
@@ -51,7 +53,7 @@ class Members:
             first_rank += mesh.num_gpus
         return (
             first_rank == cluster.num_gpus
-            and (space.pipeline is None or plan.num_stages in space.pipeline)
+            and allows(space.pipeline, plan.num_stages)
             and (space.unequal_meshes or len(set(chosen)) == 1)
             and self._meshes_for(plan.micro_batches).issuperset(chosen)
         )
@@ -74,7 +76,7 @@ class Members:
 
     def _allows_savings(self, stage: StagePlan, num_stages: int) -> bool:
         return (
-            stage.zero in zero_levels(self.space, num_stages, stage.data_parallel)
+            stage.zero in zero_levels(self.space, stage.data_parallel, in_pipeline=num_stages > 1)
             and stage.checkpointed_layers in checkpoint_counts(self.space, stage.layers)
             and _allows_ratios(self.space.offload, stage.offload)
         )
@@ -93,13 +95,6 @@ def _allows_ratios(allowed: OffloadRatios, chosen: Offload) -> bool:
     return all(ratio in getattr(allowed, name) for name, ratio in to_mapping(chosen).items())
 
 
-def _saves_alike(plan: Plan) -> bool:
-    """Whether one choice of savings makes all stages: a single rank takes the lowest level, and
-    none recomputes more blocks than it has."""
-    recomputed = max(stage.checkpointed_layers for stage in plan.stages)
-    levels = {stage.zero for stage in plan.stages if stage.data_parallel > 1}
-    return (
-        len({stage.offload for stage in plan.stages}) == 1
-        and len(levels) <= 1
-        and all(s.checkpointed_layers == min(recomputed, s.layers) for s in plan.stages)
-    )
+def _is_alike(plan: Plan) -> bool:
+    first = plan.stages[0]
+    return all(stage == alike(first, stage.layers) for stage in plan.stages)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from mistlab.plan import Offload, Plan, StagePlan
 from mistlab.space import SearchSpace
+from searchers.choices import alike
 
 Resource = Literal["compute", "communication", "memory", "host"]
 Move = Callable[[Plan, int, SearchSpace], Iterator[Plan]]
@@ -29,16 +30,8 @@ def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> P
     """The plan with one stage's savings changed, or those of all where they must be alike."""
     if space.unequal_stages:
         return _with_stages(plan, {stage: changed})
-    alike = {
-        index: replace(
-            other,
-            zero=changed.zero if other.data_parallel > 1 else other.zero,
-            offload=changed.offload,
-            checkpointed_layers=min(changed.checkpointed_layers, other.layers),
-        )
-        for index, other in enumerate(plan.stages)
-    }
-    return _with_stages(plan, alike)
+    largest = _resized(changed, plan.stages[0].layers)
+    return replace(plan, stages=tuple(alike(largest, other.layers) for other in plan.stages))
 
 
 def _recompute(sign: int) -> Move:

@@ -52,7 +52,7 @@ SAMPLERS: Mapping[str, Sampler] = {
 }
 TOGETHER = 16
 # Batches without a new plan after which there is nothing left to draw.
-SETTLED = 20
+SETTLED = 8
 # What a storage raises that is locked, damaged or not a study, by its kind.
 _STORAGE_ERRORS = (SQLAlchemyError, StorageInternalError, OSError, ValueError, LookupError)
 
