@@ -206,6 +206,8 @@ def _storage_errors(storage: str | None) -> Iterator[None]:
     try:
         yield
     except _STORAGE_ERRORS as error:
+        if storage is None:
+            raise
         first_line = str(error).partition("\n")[0]
         message = (
             f"storage {storage!r}: {first_line}: if another process holds it, wait for that to "
