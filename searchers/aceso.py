@@ -39,13 +39,13 @@ def aceso(
     relief = Relief(problem=problem, space=space, ledger=ledger)
     starts = list(initial_plans(problem, space))
     relief.predict(starts)
-    starts.sort(key=relief.score)
-    # The best of each depth, and then the others.
-    leaders = list({plan.num_stages: plan for plan in reversed(starts)}.values())
-    for plans in (leaders, [plan for plan in starts if plan not in leaders]):
-        for hops in HOPS:
-            plans.sort(key=relief.score)
-            plans[:] = dict.fromkeys(relief.relieved(plan, hops) for plan in plans)
+    starts.sort(key=relief.promise)
+    # The most promising of each depth, and then the others.
+    leaders = {plan.num_stages: plan for plan in reversed(starts)}
+    plans = list(dict.fromkeys([*leaders.values(), *starts]))
+    for hops in HOPS:
+        plans = list(dict.fromkeys(relief.relieved(plan, hops) for plan in plans))
+        plans.sort(key=relief.score)
     return Ending()
 
 
@@ -82,6 +82,11 @@ class Relief:
         """How good a known plan is."""
         return score_of(plan, self.known[plan], self.problem.cluster)
 
+    def promise(self, plan: Plan) -> float:
+        """A plan's time, longer for what it is over: the next move may relieve that."""
+        score = self.score(plan)
+        return score.iteration_s * (1 + score.excess)
+
     def relieved(self, plan: Plan, hops: int) -> Plan:
         """The plan that chains of so many moves lead to, each of which is an improvement."""
         self.followed = {}
@@ -97,20 +102,15 @@ class Relief:
         for stage, resource in bottlenecks(plan, self.known[plan], self.problem.cluster):
             ways = [way for way in moves(plan, stage, resource, self.space) if way in self.members]
             self.predict(ways)
-            best = min(ways, key=self.score, default=plan)
-            if self.score(best) < target:
-                return best
-            ways.sort(key=self._promise)
+            ways.sort(key=self.promise)
+            better = next((way for way in ways if self.score(way) < target), None)
+            if better is not None:
+                return better
             for way in ways[:WAYS]:
                 found = self._better(way, target, hops - 1)
                 if found is not None:
                     return found
         return None
-
-    def _promise(self, plan: Plan) -> float:
-        """A plan's time, longer for what it is over: the next move may relieve that."""
-        score = self.score(plan)
-        return score.iteration_s * (1 + score.excess)
 
 
 def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tuple[int, Resource]]:

@@ -78,17 +78,15 @@ def _offload(sign: int) -> Move:
 
 
 def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
-    """Blocks to a neighbour, or to any other stage through those between."""
-    own = plan.stages[stage]
-    for other in range(plan.num_stages):
-        if other != stage:
-            for step in (1, 2, own.layers // 4):
-                if 0 < step < own.layers:
-                    changes = {
-                        stage: _resized(own, own.layers - step),
-                        other: _resized(plan.stages[other], plan.stages[other].layers + step),
-                    }
-                    yield _with_stages(plan, changes)
+    """Blocks to a neighbour, or through those between to the first or the last stage."""
+    own, last = plan.stages[stage], plan.num_stages - 1
+    for place in sorted({stage - 1, stage + 1, 0, last} - {stage, -1, plan.num_stages}):
+        other = plan.stages[place]
+        for step in sorted({1, 2, own.layers // 4} - {0}):
+            if step < own.layers:
+                smaller = _resized(own, own.layers - step)
+                larger = _resized(other, other.layers + step)
+                yield _with_stages(plan, {stage: smaller, place: larger})
 
 
 def _resized(stage: StagePlan, layers: int) -> StagePlan:
