@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from mistlab.errors import InputError
 
-PACKAGES = ("mistlab", "numpy", "scipy", "simpy", "sympy")
+PACKAGES = ("mistlab", "highspy", "numpy", "optuna", "pulp", "scipy", "simpy", "sympy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
