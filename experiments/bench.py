@@ -1,7 +1,7 @@
-"""A problem on which searchers are tried: all ask one predictor, one simulator plays the answers."""
+"""A problem on which searchers are tried: all ask one predictor, one simulator plays answers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from mistlab.job import Job
@@ -34,7 +34,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One searcher's result, played by the event simulator.
+    """One searcher's result, and what the event simulator says of it.
 
     ``front`` are the plans it asked about that no other beats in both time and memory.
     """
@@ -147,15 +147,18 @@ class Bench:
             searcher=name,
             space=space,
             result=result,
-            simulated_s=None if result.plan is None else self.simulated_s(result.plan),
+            simulated_s=None,
             front=front_of(watched.points),
         )
 
-    def simulated_s(self, plan: Plan) -> float:
-        """What the event simulator says of a plan, which it plays once."""
+    def played(self, entry: Entry) -> Entry:
+        """An entry with what the event simulator says of its plan; equal plans are played once."""
+        plan = entry.result.plan
+        if plan is None or entry.simulated_s is not None:
+            return entry
         if plan not in self._simulated_s:
             self._simulated_s[plan] = self.simulator.simulate(plan).iteration_s
-        return self._simulated_s[plan]
+        return replace(entry, simulated_s=self._simulated_s[plan])
 
 
 def fullest_bytes(prediction: Prediction) -> int:

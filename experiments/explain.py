@@ -8,7 +8,7 @@ besides).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -41,59 +41,54 @@ class StageLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """An iteration taken apart."""
+    """An iteration taken apart, or the difference of two."""
 
-    slowest_stage: int
     computation_s: float
     exposed_communication_s: float
     other_stages_s: float
     rest_s: float
 
     @classmethod
-    def of(cls, plan: Plan, prediction: Prediction) -> "Terms":
+    def of(cls, plan: Plan, prediction: Prediction) -> Self:
         """The terms of a plan."""
-        stable = [stage.stable_s for stage in prediction.stages]
-        slowest = int(np.argmax(stable))
-        exposed_s = plan.micro_batches * prediction.stages[slowest].exposed_communication_s
-        steady_s = plan.micro_batches * stable[slowest]
-        others_s = sum(stable) - stable[slowest]
+        slowest = prediction.stages[slowest_stage(prediction)]
+        exposed_s = plan.micro_batches * slowest.exposed_communication_s
+        steady_s = plan.micro_batches * slowest.stable_s
+        others_s = sum(stage.stable_s for stage in prediction.stages) - slowest.stable_s
         return cls(
-            slowest_stage=slowest,
             computation_s=steady_s - exposed_s,
             exposed_communication_s=exposed_s,
             other_stages_s=others_s,
             rest_s=prediction.iteration_s - steady_s - others_s,
         )
 
-    def longer_by(self, other: "Terms") -> dict[str, float]:
-        """How much longer each term of another plan is."""
-        names = [entry.name for entry in fields(self) if entry.name.endswith("_s")]
-        return {name: getattr(other, name) - getattr(self, name) for name in names}
+    def __sub__(self, other: Self) -> Self:
+        names = [entry.name for entry in fields(self)]
+        return type(self)(**{name: getattr(self, name) - getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loser:
     """A plan that another one beats: by how much, whether the bounds tell them apart, and where.
 
-    ``slowest_stage`` is its own; ``longer_by_s`` has the difference of each term.
+    ``slowest_stage`` is its own; ``longer_by`` is how much longer each of its terms is.
     """
 
     searcher: str
     comparison: Comparison
     slowest_stage: int
-    longer_by_s: dict[str, float]
+    longer_by: Terms
 
     @classmethod
-    def of(cls, best: Entry, other: Entry) -> "Loser":
+    def of(cls, best: Entry, other: Entry) -> Self:
         """An entry beside the best one; both have answers."""
         assert best.answer is not None
         assert other.answer is not None
-        first, second = Terms.of(*best.answer), Terms.of(*other.answer)
         return cls(
             searcher=other.searcher,
             comparison=compared(best.answer[1], other.answer[1]),
-            slowest_stage=second.slowest_stage,
-            longer_by_s=first.longer_by(second),
+            slowest_stage=slowest_stage(other.answer[1]),
+            longer_by=Terms.of(*other.answer) - Terms.of(*best.answer),
         )
 
 
@@ -155,7 +150,12 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
         for _, change, other, found in faster
         if not found.fits
     ]
-    short = {one.stage for one in rejected}
+    short = {
+        index
+        for *_, found in faster
+        for index, stage in enumerate(found.stages)
+        if stage.peak_reserved_bytes > bench.room_bytes
+    }
     others = [entry for entry in entries if entry is not best and entry.answer is not None]
     return Why(
         searcher=best.searcher,
@@ -166,6 +166,12 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
         rejected=rejected[0] if rejected else None,
         missed=next((change for _, change, _, found in faster if found.fits), None),
     )
+
+
+def slowest_stage(prediction: Prediction) -> int:
+    """The stage whose micro-batches take longest."""
+    stable = [stage.stable_s for stage in prediction.stages]
+    return stable.index(max(stable))
 
 
 def _runner_up(best: Entry, others: Sequence[Entry]) -> Loser | None:
@@ -186,7 +192,7 @@ def _predicted_s(entry: Entry) -> float:
     return entry.answer[1].iteration_s
 
 
-def _limits(prediction: Prediction, short: set[int | None], bench: Bench) -> tuple[StageLimit, ...]:
+def _limits(prediction: Prediction, short: set[int], bench: Bench) -> tuple[StageLimit, ...]:
     slowest_s = max(stage.stable_s for stage in prediction.stages)
     limits = []
     for index, stage in enumerate(prediction.stages):

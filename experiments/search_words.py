@@ -9,6 +9,7 @@ from experiments.smallest import Smallest
 from mistlab.plan import Offload, Plan, StagePlan
 from mistlab.predict import Comparison, Prediction
 from mistlab.units import GIB_BYTES
+from mistlab.value import to_mapping
 
 # Below this many milliseconds a difference is not worth a word.
 NEGLIGIBLE_S = 5e-4
@@ -60,8 +61,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         ).rstrip()
         for line in cells
     ]
-    reasons = [f"{row['searcher']}: {row['reason']}" for row in rows if row["reason"]]
-    return "\n".join([*lines, *reasons])
+    return "\n".join([*lines, *reasons(rows)])
+
+
+def reasons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What searchers say about how they ended."""
+    return [f"{row['searcher']}: {row['reason']}" for row in rows if row["reason"]]
 
 
 def by_time(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -138,7 +143,7 @@ def _loser_words(loser: Loser) -> Iterator[str]:
         f"The runner-up, by {loser.searcher}, takes {loser.comparison.ratio - 1:.2%} longer, "
         f"{verdict}."
     )
-    terms = sorted(loser.longer_by_s.items(), key=lambda term: -abs(term[1]))
+    terms = sorted(to_mapping(loser.longer_by).items(), key=lambda term: -abs(term[1]))
     told = [
         f"{TERMS[name]} {seconds:+.3f} s" for name, seconds in terms if abs(seconds) > NEGLIGIBLE_S
     ]
@@ -179,10 +184,8 @@ def smallest_words(smallest: Smallest, space: str) -> list[str]:
         "host memory"
     )
     if smallest.prediction.fits:
-        return [
-            f"No searcher found a plan that fits within its budget, but there is one, of {needs}: "
-            "give a larger --budget-evaluations or --budget-seconds."
-        ]
+        found = "No searcher found a plan that fits within its budget, but there is one"
+        return [f"{found}, of {needs}: give a larger --budget-evaluations or --budget-seconds."]
     remedies = smallest.remedies or (
         "nothing that was tried: more GPUs, more host memory or a smaller batch, up to 32 times",
     )

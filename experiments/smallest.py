@@ -87,7 +87,7 @@ def _nearest(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]:
 
 
 def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
-    """For each mesh the pipeline with most micro-batches; a few of any where none is of equal ones."""
+    """The one with most micro-batches for each mesh; a few others where none has equal meshes."""
     smallest: dict[tuple[int, int], Pipeline] = {}
     for pipeline in equal_pipelines(problem, space):
         mesh = pipeline.meshes[0]
