@@ -56,19 +56,7 @@ class Report:
                 [f"{r['searcher']}: {r['reason']}" for r in self.rows if r["reason"]]
             ),
             answer=self._answer(self.answer) if self.answer else "",
-            convergence_evaluations=_figure(
-                search_plots.convergence(self.rows, over_seconds=False),
-                "Best plan so far against evaluations.",
-            ),
-            convergence_seconds=_figure(
-                search_plots.convergence(self.rows, over_seconds=True),
-                "Best plan so far against seconds of the search.",
-            ),
-            fronts=_figure(
-                search_plots.fronts(self.rows, self.limit_bytes),
-                "Time against memory: the plans each searcher asked about that no other of its "
-                "beats in both, its answer a star. Beyond the limit they do not fit.",
-            ),
+            searches=self._searches() if self.answer else "",
             command=escape(command_line(self.config)),
             config=escape(json.dumps(self.config, indent=2)),
         )
@@ -87,6 +75,23 @@ class Report:
                 inline_svg(answer.timeline, "timeline"),
                 "As the event simulator plays it: four streams a stage.",
                 "long",
+            ),
+        ]
+        return "\n".join(parts)
+
+    def _searches(self) -> str:
+        evaluations = search_plots.convergence(self.rows, over_seconds=False)
+        seconds = search_plots.convergence(self.rows, over_seconds=True)
+        parts = [
+            "<h2>How the searches went</h2>",
+            '<div class="pair">',
+            _figure(evaluations, "Best plan so far against evaluations."),
+            _figure(seconds, "Best plan so far against seconds of the search."),
+            "</div>",
+            _figure(
+                search_plots.fronts(self.rows, self.limit_bytes),
+                "Time against memory: the plans each searcher asked about that no other of its "
+                "beats in both, its answer a star. Beyond the limit they do not fit.",
             ),
         ]
         return "\n".join(parts)

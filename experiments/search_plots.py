@@ -28,10 +28,9 @@ def convergence(rows: Rows, *, over_seconds: bool) -> Figure:
         best_s = [one["iteration_s"] for one in (*row["history"], row["history"][-1])]
         axes.step(spent, best_s, where="post", label=row["searcher"], **style)
         axes.plot(spent[-1], best_s[-1], "o", color=style["color"], markersize=4)
-    if found:
-        ends_s = [row["history"][-1]["iteration_s"] for _, row in found]
-        # What the first plans of a search take would leave no room for the others.
-        axes.set_ylim(0.97 * min(ends_s), 1.5 * max(ends_s))
+    ends_s = [row["history"][-1]["iteration_s"] for _, row in found]
+    # What the first plans of a search take would leave no room for the others.
+    axes.set_ylim(0.97 * min(ends_s), 1.5 * max(ends_s))
     axes.set_xlabel("seconds" if over_seconds else "evaluations of plans (1,000 stages as one)")
     axes.set_ylabel("best iteration so far (s)")
     axes.set_xscale("log")
@@ -61,12 +60,14 @@ def fronts(rows: Rows, limit_bytes: int) -> Figure:
         axes.plot(
             *(memory, seconds),
             marker="o",
-            markersize=3,
+            markersize=2,
             linewidth=1,
             drawstyle="steps-pre",
-            color=colour,
             label=row["searcher"],
+            **style,
         )
+        taken = (limit_bytes - row["headroom_bytes"]) / GIB_BYTES
+        axes.plot(taken, row["predicted_s"], "*", color=style["color"], markersize=11)
     limit = limit_bytes / GIB_BYTES
     axes.axvline(limit, color="#D55E00", linestyle="--", linewidth=1, label="limit")
     axes.set_xlim(0, 2 * limit)
