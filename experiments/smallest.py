@@ -2,8 +2,8 @@
 
 For every mesh that all stages can have, even stages that recompute all blocks are tried with the
 smallest micro-batches, at each ZeRO level, with nothing, everything or one kind offloaded as far as
-the space allows; from the best of these, blocks move between stages while that helps. What is
-proposed has been tried.
+the space allows; from the best of these, blocks move between stages and one kind's ratio changes
+while that helps. What is proposed has been tried.
 """
 
 from collections.abc import Iterator, Sequence
@@ -78,8 +78,8 @@ def _nearest(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]:
         for plan in _saving(pipeline, bench.problem.workload.model.layers, space)
     ]
     best = _best(candidates, bench)
-    while not best[1].fits and space.layers_off_balance != 0:
-        better = _best([best[0], *_moved(*best, space)], bench)
+    while not best[1].fits:
+        better = _best([best[0], *_moved(*best, space), *_offloading(best[0], space)], bench)
         if better[0] == best[0]:
             break
         best = better
@@ -141,6 +141,8 @@ def _offloads(space: SearchSpace) -> list[Offload]:
 
 def _moved(plan: Plan, prediction: Prediction, space: SearchSpace) -> Iterator[Plan]:
     """The plan with one block moved from its fullest stage to another."""
+    if space.layers_off_balance == 0:
+        return
     allowed = layer_counts(plan.layers, plan.num_stages, space)
     peaks = [stage.peak_reserved_bytes for stage in prediction.stages]
     source = peaks.index(max(peaks))
@@ -149,6 +151,17 @@ def _moved(plan: Plan, prediction: Prediction, space: SearchSpace) -> Iterator[P
             stages = list(plan.stages)
             stages[source], stages[target] = _sized(stages[source], -1), _sized(stage, 1)
             yield replace(plan, stages=tuple(stages))
+
+
+def _offloading(plan: Plan, space: SearchSpace) -> Iterator[Plan]:
+    """The plan with another ratio of one kind on every stage."""
+    for kind in (entry.name for entry in fields(Offload)):
+        for ratio in getattr(space.offload, kind):
+            stages = tuple(
+                replace(stage, offload=replace(stage.offload, **{kind: ratio}))
+                for stage in plan.stages
+            )
+            yield replace(plan, stages=stages)
 
 
 def _sized(stage: StagePlan, change: int) -> StagePlan:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 
 from experiments import compare_searchers
 from experiments.commandline import run
+from experiments.explain import Rejected
+from experiments.smallest import Smallest
 from mistlab.job import job_from_mapping, load_job
 from searchers.registry import SEARCHERS
 from simulators.events import EventSimulator
@@ -30,6 +33,9 @@ KEYS = {
 
 Compare = Callable[..., int]
 Answers = list[tuple[Path, dict[str, Any]]]
+
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "json-output.md"
 
 
 class Page(HTMLParser):
@@ -109,6 +115,15 @@ def test_rows_say_what_each_searcher_found(answers: Answers) -> None:
     assert rows["random"]["space"] == "mist"
     assert rows["refusing"]["status"] == "REFUSED"
     assert rows["refusing"]["plan"] is rows["refusing"]["predicted_s"] is None
+
+
+def test_every_key_is_in_the_reference(answers: Answers) -> None:
+    answer = answers[0][1]
+    keys = {*answer, *answer["rows"][0], *answer["why"], *answer["why"]["stages"][0]}
+    keys |= {*answer["why"]["runner_up"], *answer["why"]["runner_up"]["longer_by"]}
+    keys |= {entry.name for kind in (Rejected, Smallest) for entry in fields(kind)}
+    text = REFERENCE.read_text(encoding="utf-8")
+    assert {key for key in keys if f"`{key}`" not in text} == set()
 
 
 def test_a_bound_serves_all_of_equal_engine_and_space(
