@@ -175,8 +175,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--searchers",
         metavar="A,B,...",
-        default=",".join(SEARCHERS),
-        help="which of them (default: all: %(default)s)",
+        default=",".join(name for name in SEARCHERS if ":" not in name),
+        help="which of them (default: %(default)s)",
     )
     return parser
 

@@ -63,7 +63,8 @@ class Comparison:
         self.directory.write_rows(self.rows())
         for entry in self.entries:
             if entry.answer is not None:
-                path = self.directory.path / "plans" / f"{entry.searcher}.yaml"
+                name = entry.searcher.replace(":", "-")
+                path = self.directory.path / "plans" / f"{name}.yaml"
                 path.parent.mkdir(exist_ok=True)
                 dump_job(self.bench.job(entry.answer[0]), path)
 
