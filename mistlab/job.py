@@ -13,7 +13,7 @@ from mistlab.cluster import Cluster
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import FieldError, InputError, refuse
 from mistlab.model import ModelSpec
-from mistlab.plan import NO_OFFLOAD, Plan, highest_zero
+from mistlab.plan import NO_OFFLOAD, Plan
 from mistlab.references import hardware_from, model_from, plain_hardware, plain_model
 from mistlab.value import check_fields, from_mapping, to_mapping
 from mistlab.workload import Workload
@@ -153,9 +153,8 @@ def _engine_problem(job: Job) -> FieldError | None:
         return None
     for index, stage in enumerate(job.plan.stages):
         where = f"plan.stages[{index}]"
-        if stage.zero > highest_zero(engine, job.plan.num_stages):
-            system = "Megatron" if engine == "megatron" else "DeepSpeed in a pipeline"
-            problem = f"{stage.zero}, but {system} shards optimizer state at most: give 0 or 1"
+        if engine == "megatron" and stage.zero > 1:
+            problem = f"{stage.zero}, but Megatron shards optimizer state at most: give 0 or 1"
             return FieldError(f"{where}.zero", problem)
         if stage.offload != NO_OFFLOAD:
             problem = f"engine {engine} keeps everything on the GPU: leave it out, or give mistlab"

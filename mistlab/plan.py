@@ -9,14 +9,6 @@ from mistlab.value import bounded, check_fields, ratio
 Engine = Literal["mistlab", "megatron", "deepspeed"]
 
 
-def highest_zero(engine: Engine, num_stages: int) -> int:
-    """The highest ZeRO level that an engine offers: Megatron shards optimizer state at most, as
-    DeepSpeed does in a pipeline."""
-    if engine == "megatron" or (engine == "deepspeed" and num_stages > 1):
-        return 1
-    return 3
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
     """Shares of a rank's own bytes, after sharding, that live in host memory.

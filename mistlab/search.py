@@ -5,16 +5,18 @@ for whole plans and a ``StageCostModel`` for columns of candidates for a stage.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from mistlab.cluster import Cluster
 from mistlab.errors import refuse
 from mistlab.plan import Engine, Plan
 from mistlab.predict import Prediction, Predictor
 from mistlab.space import SearchSpace
-from mistlab.stages import StageBatch, StageCosts
 from mistlab.value import bounded, check_fields
 from mistlab.workload import Workload
+
+if TYPE_CHECKING:
+    from mistlab.stages import StageBatch, StageCosts
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
 
@@ -99,7 +101,7 @@ class SearchResult:
 class StageCostModel(Protocol):
     """Whoever predicts single stages, many at a time."""
 
-    def stage_costs(self, batch: StageBatch, *, engine: Engine = "mistlab") -> StageCosts:
+    def stage_costs(self, batch: "StageBatch", *, engine: Engine = "mistlab") -> "StageCosts":
         """What each candidate costs."""
         ...
 

@@ -28,10 +28,11 @@ class SearchSpace:
 
     A plan takes all GPUs, and each of its stages lies inside one node or fills whole ones. Without
     ``partial_checkpointing`` a stage recomputes none or all of its blocks. Without
-    ``unequal_stages`` all stages have the same ZeRO level, ratios and number of recomputed blocks
-    (as far as they have so many); without ``unequal_meshes`` the same degrees. A stage's blocks are
-    at most ``layers_off_balance`` fewer or more than an even share, any number with None. A single
-    rank shards nothing: of the ZeRO levels it takes the lowest.
+    ``unequal_stages`` stages are alike: the same ZeRO level, ratios and number of recomputed blocks
+    (as far as they have so many), and even shares of the blocks. With it a stage's blocks may be
+    ``layers_off_balance`` fewer or more than an even share, any number with None; degrees may
+    differ too with ``unequal_meshes``. A single rank shards nothing: of the ZeRO levels it takes
+    the lowest.
     """
 
     name: str
@@ -52,6 +53,12 @@ class SearchSpace:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_not_empty(self)
+        if not self.unequal_stages and (self.unequal_meshes or self.layers_off_balance != 0):
+            problem = (
+                "False does not go with unequal_meshes or layers_off_balance: stages that are "
+                "alike have equal meshes and even shares: give True, or leave both out"
+            )
+            refuse("unequal_stages", problem)
 
 
 def space_of(name: str) -> SearchSpace:
@@ -76,11 +83,12 @@ def _check_not_empty(value: OffloadRatios | SearchSpace) -> None:
 _POWERS = tuple(2**i for i in range(14))
 _EIGHTHS = tuple(i / 8 for i in range(9))
 
-# The published space, grown feature by feature (Mist, EuroSys 2025).
+# The published space, grown feature by feature (Mist, EuroSys 2025). Degrees and micro-batches are
+# powers of two, and so is the number of micro-batches if the global batch is one.
 _3D = SearchSpace(
     name="3d",
+    data_parallel=_POWERS,
     tensor_parallel=_POWERS,
-    micro_batches=_POWERS,
     micro_batch=(1, 2, 4),
     zero=(1,),
 )
@@ -97,9 +105,9 @@ _MIST = replace(_OFFLOAD, name="mist", unequal_stages=True, layers_off_balance=2
 _WIDE = replace(
     _MIST,
     name="wide",
+    data_parallel=None,
     tensor_parallel=None,
     tensor_parallel_in_node=False,
-    micro_batches=None,
     micro_batch=None,
     zero=(0, 1, 2, 3),
     layers_off_balance=None,
@@ -119,8 +127,8 @@ _DEEPSPEED = replace(
 _ACESO = SearchSpace(
     name="aceso",
     engine="megatron",
+    data_parallel=_POWERS,
     tensor_parallel=_POWERS,
-    micro_batches=_POWERS,
     partial_checkpointing=True,
     unequal_stages=True,
     layers_off_balance=None,

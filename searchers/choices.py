@@ -117,7 +117,9 @@ def _stage(
         data_parallel=mesh.data_parallel,
         tensor_parallel=mesh.tensor_parallel,
         micro_batch=mesh.micro_batch,
-        zero=choose(f"zero {stage}", zero_levels(space, num_stages, mesh.data_parallel)),
+        zero=choose(
+            f"zero {stage}", zero_levels(space, mesh.data_parallel, in_pipeline=num_stages > 1)
+        ),
         checkpointed_layers=choose(f"checkpointed {stage}", checkpoint_counts(space, layers)),
         offload=Offload(
             weights=choose(f"weights {stage}", _sorted(ratios.weights)),

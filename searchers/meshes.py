@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from mistlab.cluster import Cluster
 from mistlab.job import degree_problem
-from mistlab.plan import highest_zero
 from mistlab.search import Problem
 from mistlab.space import SearchSpace
 
@@ -55,7 +54,7 @@ def divisors(number: int) -> list[int]:
 def micro_batch_counts(problem: Problem, space: SearchSpace) -> list[int]:
     """How many micro-batches a step may have."""
     counts = divisors(problem.workload.global_batch)
-    return [count for count in counts if _allows(space.micro_batches, count)]
+    return [count for count in counts if allows(space.micro_batches, count)]
 
 
 def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mesh]:
@@ -68,7 +67,7 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         mesh
         for tensor in _tensor_degrees(problem, space)
         for data in divisors(together)
-        if _allows(space.data_parallel, data) and _allows(space.micro_batch, together // data)
+        if allows(space.data_parallel, data) and allows(space.micro_batch, together // data)
         for mesh in [Mesh(data_parallel=data, tensor_parallel=tensor, micro_batch=together // data)]
         if mesh.num_gpus <= cluster.num_gpus and _divides_nodes(mesh.num_gpus, cluster)
     ]
@@ -79,7 +78,7 @@ def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
     for micro_batches in micro_batch_counts(problem, space):
         for mesh in meshes(problem, space, micro_batches):
             num_stages, rest = divmod(problem.cluster.num_gpus, mesh.num_gpus)
-            if rest or not _allows(space.pipeline, num_stages):
+            if rest or not allows(space.pipeline, num_stages):
                 continue
             if num_stages <= problem.workload.model.layers:
                 yield Pipeline(micro_batches=micro_batches, meshes=(mesh,) * num_stages)
@@ -93,8 +92,13 @@ def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
     for micro_batches in micro_batch_counts(problem, space):
         choices = meshes(problem, space, micro_batches)
         for chosen in _sequences(problem, choices, 0, problem.workload.model.layers):
-            if _allows(space.pipeline, len(chosen)):
+            if allows(space.pipeline, len(chosen)):
                 yield Pipeline(micro_batches=micro_batches, meshes=chosen)
+
+
+def allows(choices: tuple[int, ...] | None, value: int) -> bool:
+    """Whether a space's choices include a value; None includes all."""
+    return choices is None or value in choices
 
 
 def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
@@ -119,10 +123,13 @@ def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
     return tuple(share + (stage < rest) for stage in range(num_stages))
 
 
-def zero_levels(space: SearchSpace, num_stages: int, data_parallel: int) -> tuple[int, ...]:
-    """The ZeRO levels that a stage may have: a single rank shards nothing, and takes the lowest."""
-    highest = highest_zero(space.engine, num_stages)
-    levels = tuple(sorted(level for level in set(space.zero) if level <= highest))
+def zero_levels(space: SearchSpace, data_parallel: int, *, in_pipeline: bool) -> tuple[int, ...]:
+    """The ZeRO levels that a stage may have: a single rank shards nothing, and takes the lowest.
+
+    Megatron shards optimizer state at most, as DeepSpeed does in a pipeline.
+    """
+    shards_all = space.engine == "mistlab" or (space.engine == "deepspeed" and not in_pipeline)
+    levels = tuple(sorted(level for level in set(space.zero) if shards_all or level <= 1))
     return levels[:1] if data_parallel == 1 else levels
 
 
@@ -162,7 +169,3 @@ def _tensor_degrees(problem: Problem, space: SearchSpace) -> list[int]:
 
 def _divides_nodes(gpus: int, cluster: Cluster) -> bool:
     return gpus <= cluster.gpus_per_node or gpus % cluster.gpus_per_node == 0
-
-
-def _allows(choices: tuple[int, ...] | None, value: int) -> bool:
-    return choices is None or value in choices

@@ -2,9 +2,20 @@
 
 from collections.abc import Mapping
 
+from searchers.exact import exact
+from searchers.exhaustive import exhaustive
+from searchers.grids import grid_of
+from searchers.mist import mist_with
 from searchers.random_search import random_search
 from searchers.strategy import Strategy
 
+# After a colon, what else a searcher can be made with.
 SEARCHERS: Mapping[str, Strategy] = {
+    "mist": mist_with("highs"),
+    "mist:cbc": mist_with("cbc"),
+    "exact": exact,
+    "exhaustive": exhaustive,
     "random": random_search,
+    "megatron": grid_of("megatron"),
+    "deepspeed": grid_of("deepspeed"),
 }
