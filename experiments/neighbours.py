@@ -54,7 +54,7 @@ def _steps(stage: StagePlan, num_stages: int, space: SearchSpace) -> Iterator[tu
             f"{count} instead of {stage.checkpointed_layers} blocks recomputed",
             _recomputing(count),
         )
-    level = _below(stage.zero, zero_levels(space, num_stages, stage.data_parallel))
+    level = _below(stage.zero, zero_levels(space, stage.data_parallel, in_pipeline=num_stages > 1))
     if level is not None:
         yield f"ZeRO-{level} instead of ZeRO-{stage.zero}", lambda one: replace(one, zero=level)
     for kind in (entry.name for entry in fields(Offload)):

@@ -113,7 +113,7 @@ def _fullness(one: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
 def _saving(pipeline: Pipeline, layers: int, space: SearchSpace) -> Iterator[Plan]:
     """Ways to save as much memory as can be."""
     degrees = {mesh.data_parallel for mesh in pipeline.meshes}
-    levels = zero_levels(space, pipeline.num_stages, max(degrees))
+    levels = zero_levels(space, max(degrees), in_pipeline=pipeline.num_stages > 1)
     for level in levels:
         for offload in _offloads(space):
             stages = tuple(
