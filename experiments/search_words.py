@@ -170,7 +170,7 @@ def _rejected_words(rejected: Rejected) -> str:
     if rejected.stage is None:
         return f"{begin}; the fullest node lacks {over} of host memory."
     return (
-        f"{begin}; stage {rejected.stage} lacks {over} in its {rejected.phase} pass, "
+        f"{begin}; stage {rejected.stage} lacks {over} in its {rejected.phase} phase, "
         f"for {rejected.memory_class}."
     )
 
