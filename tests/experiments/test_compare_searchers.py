@@ -257,7 +257,13 @@ WRONG = {
     "space": (["--space", "mst"], "--space: space 'mst' is unknown"),
     "evaluations": (["--budget-evaluations", "0"], "--budget-evaluations: 0 is too small"),
     "seconds": (["--budget-seconds", "0"], "--budget-seconds: 0.0 is too small"),
-    "batch": (["--global-batch", "7", "--space", "3d"], "--global-batch 7 on 2 GPUs: space 3d has"),
+    "batch": (
+        [
+            *("--global-batch", "1", "--space", "deepspeed"),
+            *("--nodes", "8", "--gpus-per-node", "8"),
+        ],
+        "--global-batch 1 on 64 GPUs: space deepspeed has no plan",
+    ),
     "model": (["--model", "gpt3-2"], "--model: 'gpt3-2' is unknown"),
 }
 
