@@ -37,7 +37,7 @@ class RunDirectory:
         config = {
             "command": command,
             "options": plain,
-            "revision": _revision(),
+            "revision": revision(),
             "versions": {
                 "python": platform.python_version(),
                 **{name: version(name) for name in PACKAGES},
@@ -55,7 +55,7 @@ class RunDirectory:
         (self.path / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
-def _revision() -> str:
+def revision() -> str:
     """The source's git revision, with ``-dirty`` for local changes; empty outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mistlab.calibration.operators import ClassRows, fit, precision_of
+from mistlab.calibration.operators import ClassRows, fit, precision_of, rounded
 from mistlab.calibration.rows import Origin, Row, positive, read_rows, refuse_row
 from mistlab.compute import OperatorClass, Rate
 from mistlab.cost.layers import slowdown_of
@@ -49,7 +49,7 @@ def read_attention_table(
         where, row = rows[0]
         refuse_row(where, "op", "the table has no rows of flash_attn")
     fitted = [
-        Rate(operators=operators, tflops=round(float(np.median(found)), 2))
+        Rate(operators=operators, tflops=rounded(float(np.median(found))))
         for operators, found in rates.items()
     ]
     if not products:

@@ -7,6 +7,7 @@ is what a block takes.
 Axes: C rows, each a block's worth of one class at one size.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -157,9 +158,14 @@ def fit(rows: ClassRows, operators: OperatorClass) -> Rate:
     (s_per_tflop, s_per_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
     return Rate(
         operators=operators,
-        tflops=round(1 / s_per_tflop, 2) if s_per_tflop > 0 else None,
-        gbytes_per_s=round(1 / s_per_gbyte, 2) if s_per_gbyte > 0 else None,
+        tflops=rounded(1 / s_per_tflop) if s_per_tflop > 0 else None,
+        gbytes_per_s=rounded(1 / s_per_gbyte) if s_per_gbyte > 0 else None,
     )
+
+
+def rounded(rate: float) -> float:
+    """Two decimals, and at least four digits that mean something."""
+    return round(rate, max(2, 3 - math.floor(math.log10(rate))))
 
 
 def errors(rows: ClassRows, rate: Rate) -> NDArray[np.float64]:

@@ -119,6 +119,18 @@ def test_too_few_sizes_make_no_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
 
 
+def test_times_that_do_not_grow_make_no_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"a,2,1,all_gather,{2**power},{20 - power / 2}" for power in range(20, 26)]
+    header = "generation,intra_group,inter_group,kind,bytes,latency_ms"
+    table.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    out = str(tmp_path / "m.yaml")
+    assert run(calibrate.main, ["--bandwidth", str(table), "--out", out]) == 2
+    assert "table.csv: all_gather: long transfers took no longer" in capsys.readouterr().err
+
+
 def test_no_table_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(calibrate.main, ["--out", str(tmp_path / "m.yaml")]) == 2
     assert "nothing to fit: give --interference" in capsys.readouterr().err
