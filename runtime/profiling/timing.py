@@ -14,7 +14,7 @@ Work = Callable[[], object]
 
 WARM_UPS = 2
 # The GPU idles this long before each timed piece of work, so that the host has launched all of it.
-HEAD_START_CYCLES = 500_000
+HEAD_START_CYCLES = 2_000_000
 # Written before each piece of work, so that nothing of it lies in the L2 cache (at most 126 MB).
 FLUSHED_BYTES = 256 * MIB_BYTES
 

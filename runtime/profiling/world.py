@@ -4,7 +4,7 @@ import queue
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,10 @@ def _measure(rank: int, world: World, folder: Path, cases: Sequence[Case], outco
     """One process: all cases in order; the first one reports."""
     place = Rank.join(rank, world.devices, folder / "meeting", world.repetitions)
     loads: dict[int, StreamLoads] = {}
+    parent = parent_process()
     for case in cases:
+        if parent is not None and not parent.is_alive():
+            return
         if isinstance(case, OverlapCase):
             if case.gpus not in loads:
                 loads = {case.gpus: StreamLoads(world.lengths, place, case.gpus)}
