@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.commandline import DONE, NO_ANSWER, parser_of, print_json, progress, run, writable
-from experiments.fit_runs import whole_runs
+from experiments.fit_runs import FEWEST_RUNS, whole_runs
 from experiments.plan_runs import PlanRunner, ProcessRunner, RunRows, ended_within
 from experiments.published import END_TO_END
 from experiments.report_plans import PLANS, ReportPlan
@@ -110,11 +110,11 @@ class Report:
     def _calibrated(
         self, plans: Sequence[ReportPlan], profiled: Hardware, runs: RunRows
     ) -> Hardware:
-        """The profile with what the fitted runs say; the profile itself if none of them ran."""
+        """The profile with what the fitted runs say; the profile itself if too few of them ran."""
         path = self.folder / "runs.csv"
         ran = [plan for plan in plans if "error" not in runs.said[plan.name]]
-        if not ran:
-            progress("none of the plans to fit ran: predictions are those of the profile alone")
+        if len(ran) < FEWEST_RUNS:
+            progress(f"{len(ran)} of the plans to fit ran: predictions are the profile's alone")
             return profiled
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, END_TO_END, lineterminator="\n")

@@ -67,6 +67,7 @@ def test_output_may_be_cut_short() -> None:
         "analyse",
         "build_graphs",
         "calibrate",
+        "gpu_report",
         "predictor_error",
         "profile_hardware",
         "survey",

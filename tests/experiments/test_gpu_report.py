@@ -23,7 +23,7 @@ from mistlab.value import from_mapping, to_mapping
 from simulators.symbolic import SymbolicPredictor
 
 SUSTAINED = 0.85
-FEW = (*PLANS[:2], *PLANS[4:7])
+FEW = (*PLANS[:2], *PLANS[10:13])
 
 
 def h200(sustained: float) -> Hardware:
@@ -124,16 +124,20 @@ def test_runs_that_fail_are_told_and_counted(tmp_path: Path) -> None:
     assert f"| {FEW[2].name} | out of memory |" in page
 
 
+def test_without_runs_to_fit_predictions_are_the_profiles(tmp_path: Path) -> None:
+    summary = report(tmp_path, Runner(fails=FEW[1].name)).work()
+    assert summary is not None
+    assert summary["mean_time_error"] > 0.01
+    assert not (tmp_path / "hardware.yaml").exists()
+
+
 def test_losses_that_offloading_changes_are_told(tmp_path: Path) -> None:
     row = FEW[0].row
-    resident, offloaded = (
-        ReportPlan(row=(*row[:6], ratios), is_fitted=False) for ratios in ((0,) * 4, (0, 0, 1, 0))
-    )
-    plans = (FEW[0], offloaded)
+    offloaded = ReportPlan(row=(*row[:6], (0, 0, 1, 0)), is_fitted=False)
+    plans = (*FEW[:2], offloaded)
     summary = report(tmp_path, Runner(drifts=offloaded.name), plans).work()
     assert summary is not None
-    assert resident.name == FEW[0].name
-    assert summary["unequal_losses"] == [[resident.name, offloaded.name]]
+    assert summary["unequal_losses"] == [[FEW[0].name, offloaded.name]]
 
 
 def test_a_run_that_was_cut_off_is_dropped_and_a_strange_one_refused(tmp_path: Path) -> None:
