@@ -26,6 +26,7 @@ from experiments.report_rows import (
     page_of,
     row_of,
     summary_of,
+    table_row,
     unequal_twins,
 )
 from mistlab.datafile import read_yaml, write_yaml
@@ -33,7 +34,6 @@ from mistlab.errors import InputError
 from mistlab.hardware import Hardware
 from mistlab.job import dump_job
 from mistlab.predict import Prediction
-from mistlab.units import MIB_BYTES
 from mistlab.value import from_mapping, to_mapping
 from simulators.symbolic import SymbolicPredictor
 
@@ -121,7 +121,7 @@ class Report:
             writer.writeheader()
             for plan in ran:
                 measured = row_of(plan, _predicted(plan, profiled), runs.said[plan.name])
-                writer.writerow(_table_row(plan, profiled, measured))
+                writer.writerow(table_row(plan.job(profiled), measured, plan.model))
         hardware, _ = whole_runs(path)(profiled)
         write_yaml(to_mapping(hardware, omit_defaults=True), self.folder / "hardware.yaml")
         return hardware
@@ -130,39 +130,6 @@ class Report:
 def _predicted(plan: ReportPlan, hardware: Hardware) -> Prediction:
     job = plan.job(hardware)
     return SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
-
-
-def _table_row(plan: ReportPlan, hardware: Hardware, measured: ReportRow) -> dict[str, object]:
-    """A run in the columns of whole iterations (docs/reference/measurement-tables.md)."""
-    job = plan.job(hardware)
-    (stage,) = job.plan.stages
-    workload, offload = job.workload, stage.offload
-    ratios = (offload.weights, offload.gradients, offload.optimizer, offload.activations)
-    return {
-        "id": plan.name,
-        "hardware": hardware.name,
-        "nodes": 1,
-        "gpus": 1,
-        "system": "mist",
-        "model": plan.model,
-        "flash": workload.attention == "flash",
-        "seq": workload.sequence_length,
-        "vocab": workload.model.vocab,
-        "dropout": workload.model.dropout,
-        "global_batch": workload.global_batch,
-        "grad_accum": job.plan.micro_batches,
-        "num_stages": 1,
-        "layers": stage.layers,
-        "ckpt_layers": stage.checkpointed_layers,
-        "mbs": stage.micro_batch,
-        "dp": 1,
-        "tp": 1,
-        "zero_wgo": "000",
-        "offload_wgoa": "/".join(f"{ratio:g}" for ratio in ratios),
-        "iter_s": measured["measured_s"],
-        "peak_alloc_mb": measured["measured_allocated_bytes"] / MIB_BYTES,
-        "peak_reserved_mb": measured["measured_reserved_bytes"] / MIB_BYTES,
-    }
 
 
 def profiled_in_process(device: str, *, quick: bool) -> Profiler:

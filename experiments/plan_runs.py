@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from experiments.commandline import WRONG_USAGE
 from mistlab.errors import InputError
 
 Said = Mapping[str, Any]
@@ -30,7 +31,7 @@ class ProcessRunner:
     device: str
 
     def __call__(self, plan: Path, *, steps: int, seconds: float) -> Said | None:
-        """Run; what ends it otherwise is its last line on standard error."""
+        """Run; a failure is its last line on standard error, wrong usage ends the caller too."""
         command = [sys.executable, "-m", "experiments.run_plan", str(plan), "--json"]
         command += ["--steps", str(steps), "--device", self.device]
         done = ended_within(command, seconds)
@@ -38,6 +39,9 @@ class ProcessRunner:
             return None
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+            if done.returncode == WRONG_USAGE:
+                message = f"{plan}: {lines[-1]}"
+                raise InputError(message)
             return {"error": lines[-1]}
         said: Said = json.loads(done.stdout)
         return said

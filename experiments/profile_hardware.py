@@ -25,6 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     profiled = import_module("experiments.profiled")
     device = import_module("runtime.profiling.device")
+    sizes = import_module("experiments.profile_sizes").SIZES
     out = writable(options.out, "file")
     devices = device.devices_of(options.device, options.gpus_per_node)
     request = profiled.Request(
@@ -34,8 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         datasheet=options.datasheet and hardware_from(options.datasheet, Path()),
         seed=options.seed,
     )
-    sizes = profiled.SIZES[devices.kind, options.quick]
-    hardware, fitted = profiled.profiled(request, devices, sizes)
+    hardware, fitted = profiled.profiled(request, devices, sizes[devices.kind, options.quick])
     write_yaml(to_mapping(hardware, omit_defaults=True), out)
     if options.json:
         print_json({"hardware": hardware.name, **fits.by_group(fitted), "out": str(out)})

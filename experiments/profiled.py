@@ -7,7 +7,7 @@ from experiments import fit_links, fits
 from experiments.commandline import progress
 from experiments.fit_operators import launch_time, operator_rates
 from experiments.machine import Machine, machine_of
-from experiments.profile_sizes import SIZES, ProfileSizes
+from experiments.profile_sizes import ProfileSizes
 from experiments.profiling import KINDS, Tables, measure
 from experiments.resumed_table import ResumedTable
 from experiments.rundir import revision
@@ -18,8 +18,6 @@ from mistlab.hardware import Gpu, Hardware, Node, Provenance, Source
 from mistlab.units import GBYTES, GIB_BYTES, MIB_BYTES, MILLISECONDS
 from runtime.profiling.device import Devices
 from runtime.profiling.timing import clock_of
-
-__all__ = ["SIZES", "Request", "profiled"]
 
 # What nobody measures on one node, where no datasheet is named: 10 Gb/s.
 ASSUMED_NETWORK_GBYTES_PER_S = 1.25

@@ -10,8 +10,9 @@ from experiments import plots
 from experiments.plan_runs import Said
 from experiments.report_plans import ReportPlan
 from mistlab.hardware import Hardware
+from mistlab.job import Job
 from mistlab.predict import Prediction
-from mistlab.units import GIB_BYTES
+from mistlab.units import GIB_BYTES, MIB_BYTES
 
 WARM_UPS, TIMED = 2, 5
 ERRORS = {
@@ -48,6 +49,38 @@ def row_of(plan: ReportPlan, prediction: Prediction, said: Said) -> ReportRow:
         error: row[f"predicted_{name}"] / measured[f"measured_{name}"] - 1 for error, name in names
     }
     return {**row, **measured, **errors}
+
+
+def table_row(job: Job, measured: ReportRow, model: str) -> dict[str, object]:
+    """A run in the columns of whole iterations (docs/reference/measurement-tables.md)."""
+    (stage,) = job.plan.stages
+    workload, offload = job.workload, stage.offload
+    ratios = (offload.weights, offload.gradients, offload.optimizer, offload.activations)
+    return {
+        "id": measured["plan"],
+        "hardware": job.cluster.hardware.name,
+        "nodes": 1,
+        "gpus": 1,
+        "system": "mist",
+        "model": model,
+        "flash": workload.attention == "flash",
+        "seq": workload.sequence_length,
+        "vocab": workload.model.vocab,
+        "dropout": workload.model.dropout,
+        "global_batch": workload.global_batch,
+        "grad_accum": job.plan.micro_batches,
+        "num_stages": 1,
+        "layers": stage.layers,
+        "ckpt_layers": stage.checkpointed_layers,
+        "mbs": stage.micro_batch,
+        "dp": 1,
+        "tp": 1,
+        "zero_wgo": "000",
+        "offload_wgoa": "/".join(f"{ratio:g}" for ratio in ratios),
+        "iter_s": measured["measured_s"],
+        "peak_alloc_mb": measured["measured_allocated_bytes"] / MIB_BYTES,
+        "peak_reserved_mb": measured["measured_reserved_bytes"] / MIB_BYTES,
+    }
 
 
 def summary_of(rows: Sequence[ReportRow]) -> ReportRow:

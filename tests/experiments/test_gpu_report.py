@@ -1,6 +1,7 @@
 """A report on a GPU that is not there: profile and runs come from a hardware with known numbers."""
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from experiments import plan_runs
 from experiments.gpu_report import Report
-from experiments.plan_runs import RunRows, ended_within
+from experiments.plan_runs import ProcessRunner, RunRows, ended_within
 from experiments.report_plans import CAPS_GIB, PLANS, ReportPlan
 from experiments.report_rows import TIMED, WARM_UPS
 from mistlab import catalog
@@ -151,6 +153,24 @@ def test_a_run_that_was_cut_off_is_dropped_and_a_strange_one_refused(tmp_path: P
     path.write_text("{}\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"runs.jsonl: line 1 is not a run: remove it"):
         RunRows(path=path)
+
+
+def test_wrong_usage_of_a_run_ends_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(status: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(
+            [], status, "", "a warning\nerror: no GPU: install one\n"
+        )
+
+    runner = ProcessRunner(device="cuda")
+    monkeypatch.setattr(plan_runs, "ended_within", lambda *_: ended(1))
+    assert runner(tmp_path / "a.yaml", steps=7, seconds=1.0) == {
+        "error": "error: no GPU: install one"
+    }
+    monkeypatch.setattr(plan_runs, "ended_within", lambda *_: ended(2))
+    with pytest.raises(InputError, match=r"a.yaml: error: no GPU: install one"):
+        runner(tmp_path / "a.yaml", steps=7, seconds=1.0)
 
 
 def test_a_process_is_interrupted_when_its_time_is_over() -> None:
