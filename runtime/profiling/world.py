@@ -1,6 +1,7 @@
 """Measuring with several processes at once, one for each device of the node."""
 
 import queue
+import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ def _next(outcomes: Any, processes: Sequence[BaseProcess], case: Case) -> Outcom
 
 def _measure(rank: int, world: World, folder: Path, cases: Sequence[Case], outcomes: Any) -> None:
     """One process: all cases in order; the first one reports."""
+    # An interrupt goes to all processes of a terminal; the parent ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = Rank.join(rank, world.devices, folder / "meeting", world.repetitions)
     loads: dict[int, StreamLoads] = {}
     parent = parent_process()
