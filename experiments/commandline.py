@@ -85,12 +85,12 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def about(path: Path) -> Iterator[None]:
-    """Let an error of the block begin with the file that it is about."""
+def about(what: Path | str) -> Iterator[None]:
+    """Let an error of the block begin with what it is about, such as a file."""
     try:
         yield
     except InputError as error:
-        message = f"{path}: {error}"
+        message = f"{what}: {error}"
         raise InputError(message) from None
 
 

@@ -74,7 +74,7 @@ def _config(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "command": command,
         "options": {name: str(v) if isinstance(v, Path) else v for name, v in options.items()},
-        "revision": _revision(),
+        "revision": revision(),
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in PACKAGES},
@@ -82,7 +82,7 @@ def _config(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _revision() -> str:
+def revision() -> str:
     """The source's git revision, with ``-dirty`` for local changes; empty outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
