@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.timeline is not None:
         for answer in answers:
             if answer.job is not None:
-                _draw(
+                draw(
                     answer.job, answer.path.stem, writable(options.timeline / "x", "folder").parent
                 )
     for answer in answers:
@@ -114,7 +114,7 @@ def predicted(paths: Sequence[Path], simulator: str = "symbolic") -> list[Answer
     return [answers[place] for place in range(len(paths))]
 
 
-def _draw(job: Job, name: str, folder: Path) -> None:
+def draw(job: Job, name: str, folder: Path) -> None:
     """One iteration as a trace and as a picture."""
     simulation = EventSimulator(workload=job.workload, cluster=job.cluster).simulate(job.plan)
     trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"

@@ -69,7 +69,7 @@ def space_of(name: str) -> SearchSpace:
     """
     if name in SPACES:
         return SPACES[name]
-    message = f"space {name!r} is unknown: {near_matches(name, SPACES)}"
+    message = f"space {name!r} is unknown{near_matches(name, SPACES)}"
     raise InputError(message)
 
 

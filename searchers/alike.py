@@ -3,8 +3,8 @@
 Axes: C candidates, S stages.
 """
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import product
 
 import numpy as np
@@ -27,83 +27,141 @@ TOGETHER = 1 << 19
 Candidates = NDArray[np.float64]
 
 
-def every_candidate(
-    space: SearchSpace, pipeline: Pipeline, layers: int, *, coarsely: bool
-) -> Candidates:
-    """Every way to save memory (C, 6) on stages of at most so many blocks; ``coarsely`` those that
-    recompute quarters, and offload halves of optimizer state and activations, or all."""
-    ratios = space.offload
-    levels = zero_levels(
-        space, pipeline.meshes[0].data_parallel, in_pipeline=pipeline.num_stages > 1
-    )
-    kinds = (ratios.weights, ratios.gradients, ratios.optimizer, ratios.activations)
-    choices: list[Sequence[float]] = [sorted(set(kind)) for kind in kinds]
-    counts: Sequence[float] = checkpoint_counts(space, layers)
-    if coarsely:
-        choices = [
-            *([kind[0], kind[-1]] for kind in choices[:2]),
-            *(kind[:: max(1, (len(kind) - 1) // 2)] for kind in choices[2:]),
-        ]
-        counts = counts[:: max(1, (len(counts) - 1) // 4)]
-    return np.array([*product(levels, *choices, counts)], dtype=np.float64)
+@dataclass(slots=True, kw_only=True)
+class AlikeStages:
+    """A pipeline whose stages are alike, and all the ways to save memory on them.
 
+    ``axes`` are what each column of candidates may be.
+    """
 
-def show_fastest(
-    problem: Problem,
-    space: SearchSpace,
-    ledger: Ledger,
-    pipeline: Pipeline,
-    candidates: Candidates,
-) -> float:
-    """Let a ledger see the fastest of the candidates that fit, if it is faster than its best; its
-    seconds, infinite without any."""
-    shares = even_layers(problem.workload.model.layers, pipeline.num_stages)
-    places = [rank % problem.cluster.gpus_per_node for rank in pipeline.first_ranks()]
-    at_once = max(1, TOGETHER // pipeline.num_stages)
-    fastest_s = np.inf
-    for start in range(0, len(candidates), at_once):
-        some = candidates[start : start + at_once]
-        costs = ledger.stage_costs(_batch(pipeline, shares, places, some), engine=space.engine)
-        seconds = _iterations(costs, pipeline, len(some))
-        fastest_s = min(fastest_s, float(seconds.min()))
-        for row in np.argsort(seconds, kind="stable"):
-            # A node's host memory is shared by its stages, which only a whole plan shows.
-            if seconds[row] >= ledger.best_s:
-                break
-            plan = _plan(space, pipeline, shares, some[row])
-            if ledger.predict([plan])[0].fits:
-                break
-    return fastest_s
+    problem: Problem
+    space: SearchSpace
+    ledger: Ledger
+    pipeline: Pipeline
+    shares: tuple[int, ...] = field(init=False)
+    axes: tuple[Sequence[float], ...] = field(init=False)
 
+    def __post_init__(self) -> None:
+        self.shares = even_layers(self.problem.workload.model.layers, self.pipeline.num_stages)
+        ratios = self.space.offload
+        kinds = (ratios.weights, ratios.gradients, ratios.optimizer, ratios.activations)
+        self.axes = (
+            zero_levels(
+                self.space,
+                self.pipeline.meshes[0].data_parallel,
+                in_pipeline=self.pipeline.num_stages > 1,
+            ),
+            *(sorted(set(kind)) for kind in kinds),
+            checkpoint_counts(self.space, self.shares[0]),
+        )
 
-def _batch(
-    pipeline: Pipeline, shares: Sequence[int], places: Sequence[int], candidates: Candidates
-) -> StageBatch:
-    """Each candidate's stages, one stage of all candidates after another."""
-    stages, rows = pipeline.num_stages, len(candidates)
-    zero, weights, gradients, optimizer, activations, recomputed = np.tile(
-        candidates, (stages, 1)
-    ).T
-    layers = np.repeat(shares, rows)
-    mesh = pipeline.meshes[0]
-    number = np.arange(stages)
-    held = [in_flight(stage, stages, pipeline.micro_batches) for stage in range(stages)]
-    return StageBatch(
-        layers=layers,
-        data_parallel=np.full(len(layers), mesh.data_parallel),
-        tensor_parallel=np.full(len(layers), mesh.tensor_parallel),
-        micro_batch=np.full(len(layers), mesh.micro_batch),
-        zero=zero.astype(np.int64),
-        checkpointed_layers=np.minimum(recomputed.astype(np.int64), layers),
-        offload_weights=weights,
-        offload_gradients=gradients,
-        offload_optimizer=optimizer,
-        offload_activations=activations,
-        in_flight=np.repeat(held, rows),
-        has_embedding=np.repeat((number == 0).astype(np.int64), rows),
-        has_head=np.repeat((number == stages - 1).astype(np.int64), rows),
-        first_rank=np.repeat(places, rows),
-    )
+    def show_all(self) -> float:
+        """Let the ledger see the fastest plan that fits, if it beats its best; its seconds."""
+        return float(self._show(np.array([*product(*self.axes)], dtype=np.float64)).min())
+
+    def show_coarse(self) -> float:
+        """The same of recomputation in quarters, optimizer state and activations in halves, and
+        weights and gradients all or none."""
+        zero, weights, gradients, optimizer, activations, counts = self.axes
+        some = (
+            *(zero, weights[:: len(weights) - 1 or 1], gradients[:: len(gradients) - 1 or 1]),
+            *(axis[:: (len(axis) - 1) // 2 or 1] for axis in (optimizer, activations)),
+            counts[:: (len(counts) - 1) // 4 or 1],
+        )
+        return float(self._show(np.array([*product(*some)], dtype=np.float64)).min())
+
+    def show_near(self, count: int) -> None:
+        """Go from the fastest few coarse candidates to better ones beside them, in ever smaller
+        steps."""
+        zero, *axes = self.axes
+        halves = [axis[:: (len(axis) - 1) // 2 or 1] for axis in axes]
+        found = np.array([*product(zero, *halves)], dtype=np.float64)
+        seconds = self._show(found)
+        seen = set(map(tuple, found.tolist()))
+        level = 2
+        while any((len(axis) - 1) >> level for axis in axes) or level == 2:
+            best = np.argsort(seconds, kind="stable")[:count]
+            found, seconds = found[best], seconds[best]
+            new = {near for one in found.tolist() for near in self._beside(one, level)} - seen
+            if not new:
+                level += 1
+                continue
+            seen |= new
+            others = np.array(sorted(new), dtype=np.float64)
+            seconds = np.concatenate([seconds, self._show(others)])
+            found = np.concatenate([found, others])
+
+    def _beside(self, candidate: list[float], level: int) -> Iterator[tuple[float, ...]]:
+        """What differs in one column by the step of a level."""
+        for column, axis in enumerate(self.axes):
+            here = axis.index(candidate[column])
+            step = (len(axis) - 1) >> level or 1
+            for place in (here - step, here + step):
+                if 0 <= place < len(axis):
+                    yield (*candidate[:column], axis[place], *candidate[column + 1 :])
+
+    def _show(self, candidates: Candidates) -> NDArray[np.float64]:
+        """Seconds (C) of an iteration, infinite where a stage does not fit."""
+        at_once = max(1, TOGETHER // self.pipeline.num_stages)
+        found = []
+        for start in range(0, len(candidates), at_once):
+            some = candidates[start : start + at_once]
+            costs = self.ledger.stage_costs(self._batch(some), engine=self.space.engine)
+            seconds = _iterations(costs, self.pipeline, len(some))
+            found.append(seconds)
+            for row in np.argsort(seconds, kind="stable"):
+                # A node's host memory is shared by its stages, which only a whole plan shows.
+                if seconds[row] >= self.ledger.best_s:
+                    break
+                if self.ledger.predict([self._plan(some[row])])[0].fits:
+                    break
+        return np.concatenate(found)
+
+    def _batch(self, candidates: Candidates) -> StageBatch:
+        """Each candidate's stages, one stage of all candidates after another."""
+        pipeline, rows = self.pipeline, len(candidates)
+        stages, mesh = pipeline.num_stages, pipeline.meshes[0]
+        columns = np.tile(candidates, (stages, 1)).T
+        zero, weights, gradients, optimizer, activations, recomputed = columns
+        layers, number = np.repeat(self.shares, rows), np.arange(stages)
+        held = [in_flight(stage, stages, pipeline.micro_batches) for stage in range(stages)]
+        in_node = np.array(pipeline.first_ranks()) % self.problem.cluster.gpus_per_node
+        return StageBatch(
+            layers=layers,
+            data_parallel=np.full(len(layers), mesh.data_parallel),
+            tensor_parallel=np.full(len(layers), mesh.tensor_parallel),
+            micro_batch=np.full(len(layers), mesh.micro_batch),
+            zero=zero.astype(np.int64),
+            checkpointed_layers=np.minimum(recomputed.astype(np.int64), layers),
+            offload_weights=weights,
+            offload_gradients=gradients,
+            offload_optimizer=optimizer,
+            offload_activations=activations,
+            in_flight=np.repeat(held, rows),
+            has_embedding=np.repeat((number == 0).astype(np.int64), rows),
+            has_head=np.repeat((number == stages - 1).astype(np.int64), rows),
+            first_rank=np.repeat(in_node, rows),
+        )
+
+    def _plan(self, candidate: NDArray[np.float64]) -> Plan:
+        zero, weights, gradients, optimizer, activations, recomputed = candidate.tolist()
+        mesh = self.pipeline.meshes[0]
+        first = StagePlan(
+            layers=self.shares[0],
+            data_parallel=mesh.data_parallel,
+            tensor_parallel=mesh.tensor_parallel,
+            micro_batch=mesh.micro_batch,
+            zero=int(zero),
+            checkpointed_layers=int(recomputed),
+            offload=Offload(
+                weights=weights, gradients=gradients, optimizer=optimizer, activations=activations
+            ),
+        )
+        return Plan(
+            engine=self.space.engine,
+            micro_batches=self.pipeline.micro_batches,
+            stages=tuple(alike(first, own) for own in self.shares),
+        )
 
 
 def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> NDArray[np.float64]:
@@ -116,26 +174,3 @@ def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> NDArray[np.
     )
     seconds = iteration_s(times, np.full(rows, pipeline.micro_batches))
     return np.where(costs.fits.reshape(-1, rows).all(axis=0), seconds, np.inf)
-
-
-def _plan(
-    space: SearchSpace, pipeline: Pipeline, shares: Sequence[int], candidate: NDArray[np.float64]
-) -> Plan:
-    zero, weights, gradients, optimizer, activations, recomputed = candidate.tolist()
-    mesh = pipeline.meshes[0]
-    first = StagePlan(
-        layers=shares[0],
-        data_parallel=mesh.data_parallel,
-        tensor_parallel=mesh.tensor_parallel,
-        micro_batch=mesh.micro_batch,
-        zero=int(zero),
-        checkpointed_layers=int(recomputed),
-        offload=Offload(
-            weights=weights, gradients=gradients, optimizer=optimizer, activations=activations
-        ),
-    )
-    return Plan(
-        engine=space.engine,
-        micro_batches=pipeline.micro_batches,
-        stages=tuple(alike(first, own) for own in shares),
-    )

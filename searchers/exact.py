@@ -4,7 +4,7 @@ import numpy as np
 
 from mistlab.search import Problem
 from mistlab.space import SearchSpace
-from searchers.hierarchy import all_alike, in_two_levels
+from searchers.hierarchy import Hierarchy
 from searchers.join import join
 from searchers.ledger import Ledger
 from searchers.strategy import Ending
@@ -14,6 +14,5 @@ def exact(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
     """Prove the best plan, or that there is none."""
-    if not space.unequal_stages:
-        return all_alike(problem, space, ledger)
-    return in_two_levels(problem, space, ledger, join, coarse_to_fine=False)
+    hierarchy = Hierarchy.of(problem, space, ledger)
+    return hierarchy.joined(join) if space.unequal_stages else hierarchy.all_alike()

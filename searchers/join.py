@@ -65,12 +65,21 @@ def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
     return _Join(menus=menus).fastest(limit_s)
 
 
+def places_by_stage(menus: Menus, limit_s: float) -> list[list[Place]]:
+    """What each stage of the pipelines of a group may be, the last stage first; their number must
+    be given. Menus are prepared for all of them."""
+    stages = _Join(menus=menus).places_by_stage(limit_s)
+    menus.prepare([place for places in stages for place in places], limit_s)
+    return stages
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Join:
     menus: Menus
 
     def fastest(self, limit_s: float) -> tuple[float, Plan] | None:
-        self.menus.prepare(self._all_places(limit_s), limit_s)
+        places = [place for stage in self.places_by_stage(limit_s) for place in stage]
+        self.menus.prepare(places, limit_s)
         best: tuple[float, Partial, int] | None = None
         partials: dict[Taken, Partial] = {(0, 0): _nothing()}
         for after in range(self._most_stages):
@@ -90,6 +99,16 @@ class _Join:
             if not partials:
                 break
         return None if best is None else (best[0], self._plan(best[1], best[2]))
+
+    def places_by_stage(self, limit_s: float) -> list[list[Place]]:
+        """What each stage may be, the last stage first."""
+        taken: Iterable[Taken] = [(0, 0)]
+        stages = []
+        for after in range(self._most_stages):
+            steps = list(self._steps(taken, after, limit_s))
+            stages.append(sorted({place for _, place in steps}))
+            taken = {_with(before, place) for before, place in steps}
+        return stages
 
     @property
     def _all(self) -> Taken:
@@ -113,14 +132,6 @@ class _Join:
                 extended[_with(taken, place)].append(part)
         return extended
 
-    def _all_places(self, limit_s: float) -> Iterator[Place]:
-        """The stages of all pipelines."""
-        taken: Iterable[Taken] = [(0, 0)]
-        for after in range(self._most_stages):
-            steps = list(self._steps(taken, after, limit_s))
-            yield from (place for _, place in steps)
-            taken = {_with(before, place) for before, place in steps}
-
     def _steps(
         self, partials: Iterable[Taken], after: int, limit_s: float
     ) -> Iterator[tuple[Taken, Place]]:
@@ -131,9 +142,9 @@ class _Join:
         for taken in partials:
             for place in self._places(taken, after):
                 done = _with(taken, place)
-                others_s = group.least_gpu_s(work, layers - done[0])
-                is_slow = place.layers * work[place.mesh].block_s >= each_s
-                if not is_slow and others_s <= each_s * (gpus - done[1]):
+                left = gpus - done[1]
+                others_s = group.least_gpu_s(work, layers - done[0]) / left if left else 0.0
+                if max(place.layers * work[place.mesh].block_s, others_s) < each_s:
                     yield taken, place
 
     def _places(self, taken: Taken, after: int) -> Iterator[Place]:

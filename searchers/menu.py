@@ -112,7 +112,7 @@ class Menus:
             others = self._evaluated(places, np.array(sorted(new)), limit_s)
             for place, other in zip(places, others, strict=True):
                 both = self._found[place].and_also(other)
-                self._found[place] = fastest(both, self._grain(limit_s))
+                self._found[place] = self._fastest(place, both, limit_s)
 
     def _evaluated(
         self, places: Sequence[Place], strategies: Strategies, limit_s: float
@@ -127,18 +127,21 @@ class Menus:
                 hopeful = options.chosen(self._least_s(places[number], options) < limit_s)
                 before = found[number]
                 both = hopeful if before is None else before.and_also(hopeful)
-                found[number] = fastest(both, self._grain(limit_s))
+                found[number] = self._fastest(places[number], both, limit_s)
         return [options for options in found if options is not None]
 
-    def _grain(self, limit_s: float) -> Grain:
-        host_bytes = 0.0 if self.with_host else None
-        if not self.coarse_to_fine or limit_s == np.inf:
-            return Grain(host_bytes=host_bytes)
-        finest_s = FINEST * limit_s
+    def _fastest(self, place: Place, options: Options, limit_s: float) -> Options:
+        finest_s = FINEST * limit_s if self.coarse_to_fine and limit_s < np.inf else 0.0
+        host_bytes = None
         if self.with_host:
-            host_bytes = FINEST * self.problem.cluster.host_memory_bytes
-        steady_s = finest_s / self.group.micro_batches
-        return Grain(steady_s=steady_s, extra_s=finest_s, host_bytes=host_bytes)
+            share = FINEST if finest_s else 0.0
+            host_bytes = share * self.problem.cluster.host_memory_bytes
+        micro_batches = self.group.micro_batches
+        return fastest(
+            options,
+            Grain(steady_s=finest_s / micro_batches, extra_s=finest_s, host_bytes=host_bytes),
+            alone_for=micro_batches if place.is_alone else None,
+        )
 
     def _least_s(self, place: Place, options: Options) -> Column:
         """What a pipeline with a candidate takes at least: it hides at most half its passes ahead

@@ -15,7 +15,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "searchers.md").read_
 
 
 def test_every_searcher_is_described() -> None:
-    assert set(re.findall(r"^\| `([a-z:]+)`", PAGE, re.MULTILINE)) == set(SEARCHERS)
+    first_cells = re.findall(r"^\| (`[^|]+) \|", PAGE, re.MULTILINE)
+    assert set(re.findall(r"`([a-z:]+)`", " ".join(first_cells))) == set(SEARCHERS)
 
 
 def test_the_example_finds_a_plan() -> None:
