@@ -18,6 +18,7 @@ from mistlab.space import SearchSpace
 from mistlab.stages import StageBatch, StageCosts
 from searchers.choices import alike
 from searchers.ledger import Ledger
+from searchers.menu import coarse
 from searchers.meshes import Pipeline, checkpoint_counts, even_layers, zero_levels
 
 # Stage candidates asked for at once.
@@ -25,6 +26,8 @@ TOGETHER = 1 << 19
 
 # ZeRO level, ratios of weights, gradients, optimizer state and activations, blocks computed again.
 Candidates = NDArray[np.float64]
+# All of these but the last.
+Strategy = tuple[float, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,45 +63,40 @@ class AlikeStages:
         return float(self._show(np.array([*product(*self.axes)], dtype=np.float64)).min())
 
     def show_coarse(self) -> float:
-        """The same of recomputation in quarters, optimizer state and activations in halves, and
-        weights and gradients all or none."""
-        zero, weights, gradients, optimizer, activations, counts = self.axes
-        some = (
-            *(zero, weights[:: len(weights) - 1 or 1], gradients[:: len(gradients) - 1 or 1]),
-            *(axis[:: (len(axis) - 1) // 2 or 1] for axis in (optimizer, activations)),
-            counts[:: (len(counts) - 1) // 4 or 1],
-        )
+        """The same of coarse ratios, and recomputation in quarters."""
+        zero, *ratios, counts = self.axes
+        some = (zero, *coarse(ratios), counts[:: (len(counts) - 1) // 4 or 1])
         return float(self._show(np.array([*product(*some)], dtype=np.float64)).min())
 
     def show_near(self, count: int) -> None:
-        """Go from the fastest few coarse candidates to better ones beside them, in ever smaller
-        steps."""
-        zero, *axes = self.axes
-        halves = [axis[:: (len(axis) - 1) // 2 or 1] for axis in axes]
-        found = np.array([*product(zero, *halves)], dtype=np.float64)
-        seconds = self._show(found)
-        seen = set(map(tuple, found.tolist()))
-        level = 2
-        while any((len(axis) - 1) >> level for axis in axes) or level == 2:
-            best = np.argsort(seconds, kind="stable")[:count]
-            found, seconds = found[best], seconds[best]
-            new = {near for one in found.tolist() for near in self._beside(one, level)} - seen
+        """Go from the fastest few strategies of coarse ratios to better ones beside them, in ever
+        smaller steps, each with any number of recomputed blocks."""
+        zero, *ratios, _ = self.axes
+        new = set(product(zero, *coarse(ratios)))
+        best_s: dict[Strategy, float] = {}
+        step = max(len(kind) - 1 for kind in ratios) // 4 or 1
+        while step:
+            best_s |= self._show_strategies(sorted(new))
+            best = sorted(best_s, key=lambda strategy: (best_s[strategy], strategy))[:count]
+            new = {near for one in best for near in self._beside(one, step)} - best_s.keys()
             if not new:
-                level += 1
-                continue
-            seen |= new
-            others = np.array(sorted(new), dtype=np.float64)
-            seconds = np.concatenate([seconds, self._show(others)])
-            found = np.concatenate([found, others])
+                step //= 2
 
-    def _beside(self, candidate: list[float], level: int) -> Iterator[tuple[float, ...]]:
-        """What differs in one column by the step of a level."""
-        for column, axis in enumerate(self.axes):
-            here = axis.index(candidate[column])
-            step = (len(axis) - 1) >> level or 1
+    def _show_strategies(self, strategies: Sequence[Strategy]) -> dict[Strategy, float]:
+        """The best seconds of each strategy."""
+        counts = self.axes[-1]
+        candidates = [(*strategy, count) for strategy in strategies for count in counts]
+        seconds = self._show(np.array(candidates, dtype=np.float64).reshape(-1, len(self.axes)))
+        best = seconds.reshape(len(strategies), len(counts)).min(axis=1)
+        return dict(zip(strategies, best.tolist(), strict=True))
+
+    def _beside(self, strategy: Strategy, step: int) -> Iterator[Strategy]:
+        """What differs in one ratio by a step."""
+        for kind, axis in enumerate(self.axes[1:-1], start=1):
+            here = axis.index(strategy[kind])
             for place in (here - step, here + step):
                 if 0 <= place < len(axis):
-                    yield (*candidate[:column], axis[place], *candidate[column + 1 :])
+                    yield (*strategy[:kind], axis[place], *strategy[kind + 1 :])
 
     def _show(self, candidates: Candidates) -> NDArray[np.float64]:
         """Seconds (C) of an iteration, infinite where a stage does not fit."""
@@ -115,7 +113,7 @@ class AlikeStages:
                     break
                 if self.ledger.predict([self._plan(some[row])])[0].fits:
                     break
-        return np.concatenate(found)
+        return np.concatenate([np.empty(0), *found])
 
     def _batch(self, candidates: Candidates) -> StageBatch:
         """Each candidate's stages, one stage of all candidates after another."""

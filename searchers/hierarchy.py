@@ -4,30 +4,22 @@ Groups of pipelines come in the order of their best plan with alike stages and c
 are left out that even without anything but arithmetic take longer than the best plan.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from mistlab.plan import Plan
+from joblib import effective_n_jobs
+
 from mistlab.search import Problem
 from mistlab.space import SearchSpace
 from searchers.alike import AlikeStages
 from searchers.bounds import Work, work_of
 from searchers.groups import Group, groups_of
-from searchers.join import join as join_exactly
 from searchers.ledger import Ledger
-from searchers.menu import Menus
+from searchers.menu import BESIDE
 from searchers.meshes import Mesh
 from searchers.strategy import Ending
-
-# Joins the stages of a group to the fastest pipeline that takes less than a limit: its time as the
-# chains have it, and the plan.
-Joiner = Callable[[Menus, float], tuple[float, Plan] | None]
-
-# How much slower than the best plan a group may be, with coarse ratios, to be looked at closely.
-NEAR = 1.05
-# Near how many candidates better ones are looked for where stages are alike.
-BESIDE = 16
+from searchers.tasks import NEAR, GroupTask, Joiner, solved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,44 +65,36 @@ class Hierarchy:
 
     def joined(self, join: Joiner) -> Ending:
         """The best plan, every way to save memory on its stages looked at."""
-        best_s = self.ledger.best_s
-        for group, _ in self._in_order():
-            if self.least_s[group] < best_s:
-                best_s = self._join(group, join, best_s, coarse_to_fine=False)
+        self._join(join, coarse_to_fine=False)
         return self._proven()
 
     def joined_coarse_to_fine(self, join: Joiner) -> Ending:
         """The best plan, ratios coarse to fine."""
-        best_s = self.ledger.best_s
-        for group, _ in self._in_order():
-            if self.least_s[group] < best_s:
-                best_s = self._join(group, join, best_s, coarse_to_fine=True)
+        self._join(join, coarse_to_fine=True)
         return self._bounded()
 
-    def _join(self, group: Group, join: Joiner, best_s: float, *, coarse_to_fine: bool) -> float:
-        """The best time of a group's plans that fit, or the one before if none is faster."""
-        # Stages of one node share its host memory: it is followed once a plan does not fit for it.
-        for with_host in (False, True):
-            menus = Menus(
-                problem=self.problem,
-                space=self.space,
-                ledger=self.ledger,
-                group=group,
-                work=self.work,
-                with_host=with_host,
-                coarse_to_fine=coarse_to_fine,
-            )
-            if coarse_to_fine:
-                if join_exactly(menus, NEAR * best_s) is None:
-                    break
-                menus.refine(best_s)
-            found = join(menus, best_s)
-            if found is None:
-                break
-            seconds, plan = found
-            if self.ledger.predict([plan])[0].fits:
-                return seconds
-        return best_s
+    def _join(self, join: Joiner, *, coarse_to_fine: bool) -> None:
+        """Let the ledger see the best plan of each group, as many groups at once as joblib's
+        context has jobs."""
+        groups = [group for group, _ in self._in_order()]
+        best_s = self.ledger.best_s
+        at_once = effective_n_jobs(None)
+        while groups:
+            groups = [group for group in groups if self.least_s[group] < best_s]
+            tasks = [
+                GroupTask(
+                    problem=self.problem,
+                    space=self.space,
+                    group=group,
+                    work=self.work,
+                    join=join,
+                    limit_s=best_s,
+                    coarse_to_fine=coarse_to_fine,
+                )
+                for group in groups[:at_once]
+            ]
+            best_s = min([best_s, *solved(tasks, self.ledger)])
+            groups = groups[at_once:]
 
     def _in_order(self) -> Sequence[tuple[Group, float]]:
         """The groups that may have the best plan, with their best of alike stages; the ledger has

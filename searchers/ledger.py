@@ -67,6 +67,20 @@ class Ledger:
         used = self.plan_evaluations + self.stage_evaluations / STAGES_A_PLAN
         return max(0, int(self.budget.evaluations - used))
 
+    @property
+    def budget_left(self) -> Budget:
+        """What is left of the budget, at least a little of each limit."""
+        left = self.evaluations_left
+        seconds = self.budget.seconds
+        return Budget(
+            evaluations=None if left is None else max(1, left),
+            seconds=None if seconds is None else max(1e-3, seconds - self.wall_s),
+        )
+
+    def count(self, *, stages: int) -> None:
+        """Count what was asked for elsewhere on behalf of this search."""
+        self.stage_evaluations += stages
+
     def predict(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
         """What each plan costs; the best that fits is kept. Raises ``BudgetSpentError``."""
         left = self.evaluations_left

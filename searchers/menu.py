@@ -20,7 +20,7 @@ from searchers.bounds import Work
 from searchers.groups import Group
 from searchers.ledger import Ledger
 from searchers.meshes import Mesh, checkpoint_counts, zero_levels
-from searchers.options import Column, Grain, Options, fastest
+from searchers.options import Column, Grain, Options, fastest, fastest_alone
 
 # Rows asked for at once.
 TOGETHER = 1 << 19
@@ -28,9 +28,11 @@ TOGETHER = 1 << 19
 # Coarse to fine, candidates that differ by less than this share of an iteration are as good as one
 # another.
 FINEST = 2e-4
+# Near how many candidates better ones are looked for where only one time counts.
+BESIDE = 16
 
 # The ratios that one kind of offloading may take.
-Ratios = tuple[float, ...]
+Ratios = Sequence[float]
 # ZeRO level and ratios of weights, gradients, optimizer state and activations (rows, 5).
 Strategies = NDArray[np.float64]
 
@@ -82,7 +84,7 @@ class Menus:
             alike[place.mesh, place.is_alone].append(place)
         ratios = _ratios(self.space)
         if self.coarse_to_fine:
-            ratios = [kind[:: max(1, (len(kind) - 1) // 2)] for kind in ratios]
+            ratios = coarse(ratios)
         for group in alike.values():
             found = self._evaluated(group, _strategies(self.space, group[0], ratios), limit_s)
             self._found |= zip(group, found, strict=True)
@@ -131,17 +133,16 @@ class Menus:
         return [options for options in found if options is not None]
 
     def _fastest(self, place: Place, options: Options, limit_s: float) -> Options:
+        if place.is_alone:
+            count = BESIDE if self.coarse_to_fine else 1
+            return fastest_alone(options, self.group.micro_batches, count)
         finest_s = FINEST * limit_s if self.coarse_to_fine and limit_s < np.inf else 0.0
         host_bytes = None
         if self.with_host:
             share = FINEST if finest_s else 0.0
             host_bytes = share * self.problem.cluster.host_memory_bytes
-        micro_batches = self.group.micro_batches
-        return fastest(
-            options,
-            Grain(steady_s=finest_s / micro_batches, extra_s=finest_s, host_bytes=host_bytes),
-            alone_for=micro_batches if place.is_alone else None,
-        )
+        steady_s = finest_s / self.group.micro_batches
+        return fastest(options, Grain(steady_s=steady_s, extra_s=finest_s, host_bytes=host_bytes))
 
     def _least_s(self, place: Place, options: Options) -> Column:
         """What a pipeline with a candidate takes at least: it hides at most half its passes ahead
@@ -158,6 +159,13 @@ def _ratios(space: SearchSpace) -> list[Ratios]:
     kinds = space.offload
     every = (kinds.weights, kinds.gradients, kinds.optimizer, kinds.activations)
     return [tuple(sorted(set(kind))) for kind in every]
+
+
+def coarse(ratios: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+    """Of the ratios of weights, gradients, optimizer state and activations the first and the last,
+    of the latter two one between as well."""
+    halves = (1, 1, 2, 2)
+    return [kind[:: (len(kind) - 1) // n or 1] for kind, n in zip(ratios, halves, strict=True)]
 
 
 def _strategies(space: SearchSpace, place: Place, ratios: Sequence[Ratios]) -> Strategies:

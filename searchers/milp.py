@@ -12,7 +12,7 @@ from typing import Any
 import pulp
 
 from mistlab.plan import Plan
-from searchers.join import places_by_stage
+from searchers.join import join_hastily, places_by_stage
 from searchers.menu import Menus, Place
 
 # PuLP is not typed.
@@ -20,6 +20,8 @@ Expression = Any
 
 # Plans that differ by less than this share of their time are equally good.
 GAP = 1e-6
+# How far above a known plan's time solvers look, which have tolerances of their own.
+ALMOST = 1 + 1e-5
 
 SOLVERS: dict[str, Callable[[float], pulp.LpSolver]] = {
     "highs": lambda seconds: pulp.HiGHS(msg=False, timeLimit=seconds, gapRel=GAP),
@@ -31,12 +33,16 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
     """A joiner that solves with one of ``SOLVERS`` and takes so long for a group at most."""
 
     def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
+        # What is known to be slower than a quick answer is cut off, which is most of it.
+        hasty = join_hastily(menus, limit_s)
+        if hasty is not None:
+            limit_s = ALMOST * hasty[0]
         stages = places_by_stage(menus, limit_s)
         if not all(any(len(menus[place]) for place in places) for places in stages):
-            return None
+            return hasty
         programme = _Programme(menus, stages, limit_s)
         programme.problem.solve(SOLVERS[solver](seconds))
-        return programme.solution()
+        return programme.solution() or hasty
 
     return join
 

@@ -94,24 +94,27 @@ class Options:
         )
 
 
-def fastest(options: Options, grain: Grain, *, alone_for: int | None = None) -> Options:
+def fastest(options: Options, grain: Grain) -> Options:
     """The candidates that no other is at least as fast as in every respect, and takes less host
-    memory where that counts. Transfers depend on the mesh alone. Of a stage that is a whole
-    pipeline (``alone_for`` so many micro-batches) only the sum of its times matters."""
-    extras = [
-        np.maximum(extra, 0.0) for extra in (options.delta_forward_s, options.delta_backward_s)
+    memory where that counts. Transfers depend on the mesh alone."""
+    extras = (options.delta_forward_s, options.delta_backward_s)
+    columns = [
+        *(_grains(column, grain.steady_s) for column in (options.forward_s, options.backward_s)),
+        *(_grains(np.maximum(extra, 0.0), grain.extra_s) for extra in extras),
     ]
-    if alone_for is not None:
-        columns = [_grains(alone_for * options.stable_s + sum(extras), grain.extra_s)]
-    else:
-        steady = (options.forward_s, options.backward_s)
-        columns = [
-            *(_grains(column, grain.steady_s) for column in steady),
-            *(_grains(extra, grain.extra_s) for extra in extras),
-        ]
     if grain.host_bytes is not None:
         columns.append(_grains(options.host_bytes, grain.host_bytes))
     return options.chosen(undominated(columns))
+
+
+def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
+    """Of candidates for a stage that is a whole pipeline, the fastest few of different strategies:
+    there is only one time to compare."""
+    extras = (options.delta_forward_s, options.delta_backward_s)
+    seconds = micro_batches * options.stable_s + sum(np.maximum(extra, 0.0) for extra in extras)
+    in_order = np.argsort(seconds, kind="stable")
+    first_of_each = np.unique(options.strategies[in_order], axis=0, return_index=True)[1]
+    return options.chosen(in_order[np.sort(first_of_each)[:count]])
 
 
 def _grains(column: Column, grain: float) -> Column:
