@@ -20,7 +20,7 @@ from mistlab.workload import Workload
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 # What a command may need beyond the base, and the extra that brings it.
-EXTRAS: Mapping[str, str] = {"torch": "runtime", "transformers": "huggingface"}
+EXTRAS: Mapping[str, str] = {"cbcbox": "cbc", "torch": "runtime", "transformers": "huggingface"}
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--model": {"help": "catalogue name, or path of a traced model's JSON"},

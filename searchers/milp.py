@@ -23,10 +23,19 @@ GAP = 1e-6
 # How far above a known plan's time solvers look, which have tolerances of their own.
 ALMOST = 1 + 1e-5
 
-SOLVERS: dict[str, Callable[[float], pulp.LpSolver]] = {
-    "highs": lambda seconds: pulp.HiGHS(msg=False, timeLimit=seconds, gapRel=GAP),
-    "cbc": lambda seconds: pulp.PULP_CBC_CMD(msg=False, timeLimit=seconds, gapRel=GAP),
-}
+
+def _highs(seconds: float) -> pulp.LpSolver:
+    return pulp.HiGHS(msg=False, timeLimit=seconds, gapRel=GAP)
+
+
+def _cbc(seconds: float) -> pulp.LpSolver:
+    # An extra of its own: pip install '.[cbc]'.
+    from cbcbox import cbc_bin_path  # noqa: PLC0415
+
+    return pulp.COIN_CMD(path=cbc_bin_path(), msg=False, timeLimit=seconds, gapRel=GAP)
+
+
+SOLVERS: dict[str, Callable[[float], pulp.LpSolver]] = {"highs": _highs, "cbc": _cbc}
 
 
 def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float, Plan] | None]:
@@ -119,7 +128,7 @@ class _Programme:
     def _stage(self, after: int, places: Sequence[Place]) -> _Stage:
         candidates = [(place, row) for place in places for row in range(len(self.menus[place]))]
         chosen = [
-            pulp.LpVariable(f"x{after}_{number}", cat=pulp.LpBinary)
+            self.problem.add_variable(f"x{after}_{number}", cat=pulp.LpBinary)
             for number in range(len(candidates))
         ]
         self.problem.addConstraint(pulp.lpSum(chosen) == 1)
@@ -151,7 +160,7 @@ class _Programme:
         nothing = pulp.LpAffineExpression()
 
         def longest(name: str, *ways: Expression) -> Expression:
-            variable = pulp.LpVariable(f"{name}{number}", lowBound=0)
+            variable = self.problem.add_variable(f"{name}{number}", lowBound=0)
             for way in ways:
                 self.problem.addConstraint(variable >= way)
             return pulp.LpAffineExpression(variable)
