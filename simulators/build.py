@@ -100,9 +100,15 @@ class _Stage:
             for task in pattern.opening:
                 graph.wait(base + task, end_of=self.computed)
             graph.wait(base + pattern.computing[0], end_of=self.holding)
-        for task, before in zip(pattern.computing, self.releases, strict=False):
+        left = self.last.pop(("O", ">"), None)
+        if left is not None:
+            graph.wait(base + pattern.computing[0], end_of=left)
+        for task, fetch, before in zip(
+            pattern.computing, pattern.fetching, self.releases, strict=False
+        ):
             for release in before:
-                graph.wait(base + task, end_of=release)
+                is_activations = graph.labels[release][0] == "A"
+                graph.wait(base + (fetch if is_activations else task), end_of=release)
         for name, task in pattern.last.items():
             self.last[name] = base + task
         freed = [[base + task for task in tasks] for tasks in pattern.releases]

@@ -1,11 +1,15 @@
 """What a stage's GPU holds over an iteration as it was played, and its fullest moment.
 
-States and the ring of buffers are there throughout. A layer that runs holds what its graph says is
-alive at its peak; when it has run forward it keeps what it saved, or its input where it is computed
-again, until its backward. What is swapped out leaves when its copy has ended and is back when the
-copy in begins. Activations that were sent on stay until their gradient arrives.
+States and the buffers of weights and gradients are there throughout. The ring of buffers for
+optimizer state is taken and given back whole: from the first fetch until the first micro-batch has
+gone forward and the last state has left. A layer that runs holds what its graph says is alive at
+its peak; when it has run forward it keeps what it saved, or its input where it is computed again,
+until its backward. What is swapped out makes room when whoever takes its buffer has waited for the
+copy, and is back when the copy in begins. Activations that were sent on stay until their gradient
+arrives.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +30,9 @@ Change = tuple[float, int, float]
 
 CLASSES = ("states", "buffers", "optimizer_buffers", "activations", "temporaries")
 _STATES, _BUFFERS, _STEP, _ACTIVATIONS, _TEMPORARIES = range(len(CLASSES))
+
+# Blocks whose optimizer state is there at once: one that steps and one that leaves.
+_RING = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,13 +95,28 @@ def memory_of(
     figures, sums = model.figures(batch), model.layers_of(batch)
     changes: dict[int, list[Change]] = defaultdict(list)
     stages = [_Stage(plan, stage, model, figures, sums) for stage in range(plan.num_stages)]
-    for task in simulation.tasks():
-        stage = task.action.stage
-        changes[stage] += stages[stage].changes(task.action, task.start_s, task.end_s)
+    for number, task in enumerate(simulation.tasks()):
+        stage, end_s = task.action.stage, task.end_s
+        if task.action.kind == "A":
+            end_s = _given_back_s(simulation, number)
+        changes[stage] += stages[stage].changes(task.action, task.start_s, end_s)
     return [
-        _over_time(stage, stages[stage].static, changes[stage], float(room_bytes[stage]))
+        _over_time(
+            stage,
+            stages[stage].static,
+            changes[stage] + stages[stage].step_ring(),
+            float(room_bytes[stage]),
+        )
         for stage in range(plan.num_stages)
     ]
+
+
+def _given_back_s(simulation: Simulation, number: int) -> float:
+    """When room that a swap leaves is taken again: no stream may before it has waited for it."""
+    graph, times = simulation.graph, simulation.times
+    waiting = (number + offset for offset in graph.after_end[number])
+    starts = [times.starts_s[task] for task in waiting if graph.labels[task][:2] != ("A", ">")]
+    return min(starts, default=times.ends_s[number])
 
 
 class _Stage:
@@ -126,23 +148,37 @@ class _Stage:
         self.static[_BUFFERS] = float(figures.buffers_bytes[stage])
         shard = own.data_parallel if own.zero >= 1 else 1
         local = self.bytes["block"]["parameters"] / shard
-        self.step_bytes = local * sizes_of(model.workload.precision).optimizer
-        self.step_bytes *= own.offload.optimizer
+        swapped = local * sizes_of(model.workload.precision).optimizer * own.offload.optimizer
+        self.ring_bytes = min(_RING, own.layers) * swapped
+        # When the first state came, and when the last had gone and all layers had computed.
+        self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
     def changes(self, action: Action, start_s: float, end_s: float) -> list[Change]:
         """When a task changes which class by how many bytes."""
         layer = action.layer
         if layer is None:
             return []
+        if action.kind == "O":
+            self.steps_from_s = min(self.steps_from_s, start_s)
+        if action.kind == "O" or (action.kind == "F" and action.micro_batch == 0):
+            self.steps_until_s = max(self.steps_until_s, end_s)
         if action.kind in ("F", "B"):
             return self._computing(action.kind == "F", layer, start_s, end_s)
-        if action.kind == "A":
-            kind, size = _ACTIVATIONS, self.ratios.activations * self._kept(layer)
-        elif action.kind == "O":
-            kind, size = _STEP, self.step_bytes
-        else:
+        if action.kind != "A":
             return []
-        return [(start_s, kind, size) if action.direction == "<" else (end_s, kind, -size)]
+        size = self.ratios.activations * self._kept(layer)
+        if action.direction == "<":
+            return [(start_s, _ACTIVATIONS, size)]
+        return [(end_s, _ACTIVATIONS, -size)]
+
+    def step_ring(self) -> list[Change]:
+        """The buffers of optimizer state, if any came: taken and given back whole."""
+        if math.isinf(self.steps_from_s):
+            return []
+        return [
+            (self.steps_from_s, _STEP, self.ring_bytes),
+            (self.steps_until_s, _STEP, -self.ring_bytes),
+        ]
 
     def _computing(
         self, is_forward: bool, layer: int, start_s: float, end_s: float

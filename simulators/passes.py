@@ -5,6 +5,8 @@ The table says what belongs to which slot. A slot is no barrier here: what a tas
     F B    the layer before it; its parameters gathered (U) and swapped in (P<), its state stepped
            (S), activations and gradients back (A< G<); what leaves the buffers that it takes, those
            of the layer depth + 1 before (A> G>, from ZeRO-2 on R)
+    A<     of a pass after another: what leaves the buffers that it takes (A>)
+    pass   after the one that steps: the last O>, for its activations come where that was
     U      its own part of the parameters: P<, S
     S      O< and G<; where weights are offloaded also the buffers of the layer depth + 1 before
     R      B;   A> after its F or B;   G> after B and R;   O> and P> after S
@@ -65,8 +67,9 @@ class StageTasks:
 class Pattern:
     """The tasks of a pass, numbered from zero, and what they wait for inside the pass.
 
-    ``computing`` are the layers' F or B in order; ``opening`` waits for the pass before to have
-    computed; ``first`` and ``last`` of each name link passes; ``by_layer`` finds tasks.
+    ``computing`` are the layers' F or B in order, ``fetching`` what brings each of them its
+    activations, or itself; ``opening`` waits for the pass before to have computed; ``first`` and
+    ``last`` of each name link passes; ``by_layer`` finds tasks.
     """
 
     labels: list[Label] = field(default_factory=list)
@@ -77,6 +80,7 @@ class Pattern:
     after_start: list[Offsets] = field(default_factory=list)
     by_layer: dict[tuple[Name, int], int] = field(default_factory=dict)
     computing: list[int] = field(default_factory=list)
+    fetching: list[int] = field(default_factory=list)
     opening: list[int] = field(default_factory=list)
     first: dict[Name, int] = field(default_factory=dict)
     last: dict[Name, int] = field(default_factory=dict)
@@ -221,6 +225,9 @@ class _Layout:
                 made.waits[task] += 1
         positions = range(self.count)
         made.computing = [self.at[self.computes, p] for p in positions]
+        made.fetching = [
+            self.at.get((("A", "<"), p), task) for p, task in enumerate(made.computing)
+        ]
         made.releases = [
             [self.at[name, p] for name in self.releases if (name, p) in self.at] for p in positions
         ]
