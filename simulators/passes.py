@@ -24,7 +24,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from mistlab.interference import STREAMS
-from mistlab.schedule import Direction, Kind, Phase, Template
+from mistlab.schedule import (
+    SHARDED_GRADIENTS,
+    SHARDED_WEIGHTS,
+    Direction,
+    Kind,
+    Phase,
+    Template,
+)
 from simulators.graph import Label, Offsets
 
 # A kind of task and its direction: F, P<, A>.
@@ -36,10 +43,6 @@ _REDUCE: Name = ("R", None)
 _FETCHES: tuple[Name, ...] = (("P", "<"), ("G", "<"), ("O", "<"), ("A", "<"))
 _STATE_FETCHES: tuple[Name, ...] = (("G", "<"), ("O", "<"))
 _LEAVES: tuple[Name, ...] = (("A", ">"), ("G", ">"), _REDUCE)
-# From these ZeRO levels on, gradients are reduced from buffers and weights gathered into buffers;
-# below them in place.
-_SHARDED_GRADIENTS = 2
-_SHARDED_WEIGHTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,7 @@ class _Layout:
         self.depth = template.depth
         self.count = tasks.num_layers
         self.upwards = "forward" in phase
-        in_place = tasks.zero < _SHARDED_GRADIENTS
+        in_place = tasks.zero < SHARDED_GRADIENTS
         self.releases = tuple(name for name in _LEAVES if name != _REDUCE or not in_place)
         self.computes: Name = ("F" if self.upwards else "B", None)
         # Of each position, what is there; and of each task, its slot.
@@ -184,7 +187,7 @@ class _Layout:
         if task is None:
             return
         self._wait(task, position, ("P", "<"), _STEP)
-        if self.tasks.zero >= _SHARDED_WEIGHTS or self.depth == 0:
+        if self.tasks.zero >= SHARDED_WEIGHTS or self.depth == 0:
             self._enter(task)
 
     def _leave(self, position: int) -> None:

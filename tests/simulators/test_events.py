@@ -106,8 +106,12 @@ def test_equal_stages_agree_with_the_closed_form(
         stage_times = StageTimes(
             forward_s=equal[0],
             backward_s=equal[1],
+            through_forward_s=equal[0],
+            through_backward_s=equal[1],
             delta_forward_s=nothing + steps,
             delta_backward_s=nothing,
+            within_forward_s=nothing,
+            within_backward_s=nothing,
             point_to_point_s=nothing + 2 * sends,
         )
         return float(iteration_s(stage_times, np.array([micro_batches]))[0])
@@ -134,8 +138,12 @@ def test_sends_that_block_cost_the_stages_what_the_closed_form_says(
     stage_times = StageTimes(
         forward_s=forward + received,
         backward_s=backward + received[:, ::-1],
+        through_forward_s=forward + received,
+        through_backward_s=backward + received[:, ::-1],
         delta_forward_s=nothing,
         delta_backward_s=nothing,
+        within_forward_s=nothing,
+        within_backward_s=nothing,
         point_to_point_s=nothing,
     )
     closed = float(iteration_s(stage_times, np.array([micro_batches]))[0])
