@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mistlab.cost.interference import overlapped
 from mistlab.cost.tasks import TaskSeconds
 from mistlab.interference import STREAMS
-from mistlab.schedule import PHASES, SHARDED_GRADIENTS, Phase, Task
+from mistlab.schedule import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase, Task
 from mistlab.slots import NOTHING, SlotKind
 
 Values = NDArray[np.float64]
@@ -25,6 +25,7 @@ Values = NDArray[np.float64]
 Sum = Callable[[Values, NDArray[np.bool_]], Values]
 
 COMPUTE = STREAMS.index("compute")
+_FETCHING = (("P", "<"), ("U", None))
 _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
 
@@ -54,20 +55,20 @@ def pass_seconds(seconds: TaskSeconds, kinds: Sequence[SlotKind], summed: Sum) -
     above = ~inside & ~below
 
     def lasting(
-        slots: Values, where: NDArray[np.bool_], awaited: Sequence[str] = STREAMS
+        where: NDArray[np.bool_], *phases: Phase, awaited: Sequence[str] = STREAMS
     ) -> Values:
-        return summed(_slot_seconds(seconds, slots[where], awaited), where)
+        slots = np.sum([work[phase][where] for phase in phases], axis=0)
+        fetched = np.max([_fetched_s(seconds, phase, kinds)[where] for phase in phases], axis=0)
+        return summed(np.maximum(_slot_seconds(seconds, slots, awaited), fetched), where)
 
-    inside_s = {phase: lasting(work[phase], inside) for phase in PHASES}
-    turning = work["forward"] + work["backward"]
     return PassSeconds(
-        inside=inside_s,
-        last_computed=lasting(work["last_backward"], inside, _NOT_REDUCING),
-        opening=lasting(work["forward"], below),
-        first_opening=lasting(work["first_forward"], below),
-        last_closing=lasting(work["last_backward"], below),
-        turn_at_first_layer=lasting(turning, below),
-        turn_at_last_layer=lasting(turning, above),
+        inside={phase: lasting(inside, phase) for phase in PHASES},
+        last_computed=lasting(inside, "last_backward", awaited=_NOT_REDUCING),
+        opening=lasting(below, "forward"),
+        first_opening=lasting(below, "first_forward"),
+        last_closing=lasting(below, "last_backward"),
+        turn_at_first_layer=lasting(below, "forward", "backward"),
+        turn_at_last_layer=lasting(above, "forward", "backward"),
     )
 
 
@@ -96,6 +97,25 @@ def slot_work(seconds: TaskSeconds, phase: Phase, kinds: Sequence[SlotKind]) -> 
             if here != NOTHING:
                 alone[row, :, COMPUTE] += waiting[here]
     return alone
+
+
+def _fetched_s(seconds: TaskSeconds, phase: Phase, kinds: Sequence[SlotKind]) -> Values:
+    """Seconds (K, S) until the next layer's weights are swapped in and then gathered.
+
+    Fetched further ahead, the two are in slots of their own.
+    """
+    template = seconds.model.template
+    least = np.zeros((len(kinds), len(seconds.zero)))
+    rows = [row for row in template.phases[phase] if (row.kind, row.direction) in _FETCHING]
+    if len(rows) < len(_FETCHING) or template.depth != 1:
+        return least
+    both = seconds.alone("P", "<") + seconds.alone("U", "")
+    both = np.where((seconds.zero >= SHARDED_WEIGHTS) & (seconds.alone("P", "<") > 0), both, 0.0)
+    for row, kind in enumerate(kinds):
+        layer = kind[_place(rows[0], phase, template.depth)]
+        if layer != NOTHING:
+            least[row] = both[layer]
+    return least
 
 
 def _slot_seconds(seconds: TaskSeconds, alone: Values, awaited: Sequence[str]) -> Values:

@@ -1,5 +1,6 @@
 """Times of stages against a walk through their slots, and what must always hold."""
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 
 import numpy as np
@@ -54,12 +55,13 @@ def candidates(rows: int, seed: int = 0) -> StageBatch:
     )
 
 
-Work = dict[int, np.ndarray]
+# What the streams of each slot hold, by position from the stage's first layer, and the least that
+# the slot takes.
+Work = dict[int, tuple[np.ndarray, float]]
 
 
 def walked(model: StageCostModel, batch: StageBatch, row: int, phase: str) -> tuple[Work, int]:
-    """What each slot of one candidate holds, by position from the stage's first layer, and how many
-    layers there are."""
+    """The slots of one candidate, and how many layers there are."""
     tasks, template = model.tasks, model.tasks.template
     seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in STRATEGY})
     plain = batch.layers[row] - batch.checkpointed_layers[row]
@@ -72,13 +74,18 @@ def walked(model: StageCostModel, batch: StageBatch, row: int, phase: str) -> tu
     upwards = "forward" in phase
     slots: Work = {}
     for here in range(-template.depth, len(types) + template.depth):
-        alone = slots[here] = np.zeros((1, len(STREAMS)))
+        alone, fetched = np.zeros((1, len(STREAMS))), {"P": 0.0, "U": 0.0}
         for task in template.phases[phase]:
             ahead = {"here": 0, "ahead": 1, "behind": -1}[task.place] * template.depth
             place = here + (ahead if upwards else -ahead)
             if 0 <= place < len(types) and batch.zero[row] >= task.from_zero:
                 duration = seconds.alone(task.kind, task.direction or "")[types[place], 0]
                 alone[0, STREAMS.index(task.stream)] += duration
+                if task.place == "ahead" and task.kind in fetched and "first" not in phase:
+                    fetched[task.kind] = duration
+        # Weights of the next layer are swapped in before they are gathered.
+        one_ahead = template.depth == 1 and batch.zero[row] == 3 and fetched["P"] > 0
+        slots[here] = alone, sum(fetched.values()) if one_ahead else 0.0
         if 0 <= here < len(types):
             key = "forward" if upwards else "backward"
             alone[0, STREAMS.index("compute")] += seconds.tensor_s[key][types[here], 0]
@@ -93,8 +100,14 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         strategy = {name: getattr(batch, name)[row : row + 1] for name in STRATEGY}
         ((_, factors),) = model.tasks.seconds(strategy).factors()
 
-        def lasting(*slots: np.ndarray, factors: np.ndarray = factors) -> float:
-            return sum(float(overlapped(alone, factors)[0]) for alone in slots)
+        def lasting(slots: Iterable[int], *works: Work, factors: np.ndarray = factors) -> float:
+            return sum(
+                max(
+                    float(overlapped(sum(work[slot][0] for work in works), factors)[0]),
+                    *(work[slot][1] for work in works),
+                )
+                for slot in slots
+            )
 
         phases = ("forward", "backward", "first_forward", "last_backward")
         (forward, layers), (backward, _), (first, _), (last, _) = (
@@ -103,18 +116,18 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         inside, below = range(layers), range(-depth, 0)
         above = range(layers, layers + depth)
         # Between a backward pass and a forward one, and the other way round.
-        turns = lasting(*(forward[slot] + backward[slot] for slot in (*below, *above)))
-        once = [lasting(*map(work.__getitem__, inside)) for work in (forward, backward)]
+        turns = lasting((*below, *above), forward, backward)
+        once = [lasting(inside, work) for work in (forward, backward)]
         assert found.through_forward_s[row] == pytest.approx(once[0], rel=1e-9)
         assert found.through_backward_s[row] == pytest.approx(once[1], rel=1e-9)
         assert found.stable_s[row] == pytest.approx(sum(once) + turns, rel=1e-9)
         # Three micro-batches of a single stage, from its first slot to its last.
         whole = (
-            lasting(*map(first.__getitem__, (*below, *inside)))
+            lasting((*below, *inside), first)
             + 2 * sum(once)
-            + 2 * lasting(*(forward[slot] + backward[slot] for slot in below))
-            + 3 * lasting(*(forward[slot] + backward[slot] for slot in above))
-            + lasting(*map(last.__getitem__, (*inside, *below)))
+            + 2 * lasting(below, forward, backward)
+            + 3 * lasting(above, forward, backward)
+            + lasting((*inside, *below), last)
         )
         deltas = found.delta_forward_s[row] + found.delta_backward_s[row]
         assert 3 * found.stable_s[row] + deltas == pytest.approx(whole, rel=1e-9)
