@@ -33,6 +33,7 @@ from mistlab.schedule import (
     Template,
 )
 from simulators.graph import Label, Offsets
+from simulators.network import Use
 
 # A kind of task and its direction: F, P<, A>.
 Name = tuple[Kind, Direction | None]
@@ -51,7 +52,8 @@ class StageTasks:
 
     The first layer has the number ``first_layer``. Forward and backward include the tensor-parallel
     collectives that the layer waits for. ``send_s`` is what a micro-batch takes to the next stage,
-    and back.
+    and back; ``networks`` are the links that sends after forward (F) and backward passes (B) take.
+    ``tied_s`` is the reduction of the embedding's gradient with a head that shares its table.
     """
 
     stage: int
@@ -59,6 +61,8 @@ class StageTasks:
     zero: int
     seconds: Mapping[Name, Sequence[float]]
     send_s: float
+    networks: Mapping[Kind, tuple[Use, ...]] = field(default_factory=dict)
+    tied_s: float = 0.0
 
     @property
     def num_layers(self) -> int:

@@ -68,9 +68,11 @@ class StageCostModel:
             reduces_in_place(seconds)[strategies.index],
             _run_ahead(batch),
         )
+        # The first stage ends last.
+        tied = np.where(batch.has_embedding > batch.has_head, seconds.tied_s[strategies.index], 0.0)
         computing = summed(_of_layer(seconds, ("F", "B"), kinds), everywhere)
         return StageSeconds(
-            **times,
+            **{**times, "delta_backward_s": times["delta_backward_s"] + tied},
             point_to_point_s=2 * (1 - blocking) * sent,
             exposed_communication_s=times["forward_s"] + times["backward_s"] - computing,
             step_s=summed(_of_layer(seconds, ("S",), kinds), everywhere),
