@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mistlab.cluster import Cluster
-from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import bounds_of
+from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
 from mistlab.errors import refuse
 from mistlab.interference import STREAMS
@@ -152,24 +152,30 @@ class EventSimulator:
 
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
         """What each plan costs, in order."""
+        closed = self._closed_form().predict_many(plans)
+        return [
+            self._predicted(plan, one, self.simulate(plan))
+            for plan, one in zip(plans, closed, strict=True)
+        ]
+
+    def prediction_of(self, plan: Plan, simulation: Simulation) -> Prediction:
+        """What a plan costs whose iteration was played already."""
+        return self._predicted(plan, self._closed_form().predict(plan), simulation)
+
+    def _closed_form(self) -> SymbolicPredictor:
         if self._symbolic is None:
             self._symbolic = SymbolicPredictor(workload=self.workload, cluster=self.cluster)
-        closed = self._symbolic.predict_many(plans)
-        return [self._predicted(plan, one) for plan, one in zip(plans, closed, strict=True)]
+        return self._symbolic
 
-    def _predicted(self, plan: Plan, closed: Prediction) -> Prediction:
-        seconds = self.simulate(plan).iteration_s
-        peak = self.cluster.peak_flop_per_s(self.workload.precision)
-        half_width = bounds_of(self.workload, self.cluster, plan.engine).half_width(plan.num_gpus)
-        return replace(
-            closed,
-            iteration_s=seconds,
-            iteration_s_low=seconds * max(0.0, 1 - half_width),
-            iteration_s_high=seconds * (1 + half_width),
-            tokens_per_s=self.workload.tokens / seconds,
-            mfu=model_flop(self.workload) / (seconds * plan.num_gpus * peak),
-            predictor=NAME,
+    def _predicted(self, plan: Plan, closed: Prediction, simulation: Simulation) -> Prediction:
+        figures = iteration_figures(
+            simulation.iteration_s,
+            num_gpus=plan.num_gpus,
+            workload=self.workload,
+            cluster=self.cluster,
+            bounds=bounds_of(self.workload, self.cluster, plan.engine),
         )
+        return replace(closed, **figures, predictor=NAME)
 
     def _model(self, plan: Plan) -> TaskModel:
         key = plan.engine, plan.overlap_communication
