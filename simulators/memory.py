@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.plan import Plan
-from mistlab.schedule import Action
 from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.layer import sum_name
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.symbolic.states import sizes_of
 from simulators.events import Simulation
+from simulators.graph import Label
 
 # When, of which class, by how many bytes.
 Change = tuple[float, int, float]
@@ -31,6 +31,8 @@ Change = tuple[float, int, float]
 CLASSES = ("states", "buffers", "optimizer_buffers", "activations", "temporaries")
 _STATES, _BUFFERS, _STEP, _ACTIVATIONS, _TEMPORARIES = range(len(CLASSES))
 
+# Kinds of tasks that change what is held.
+_HOLDING = frozenset("FBAO")
 # Blocks whose optimizer state is there at once: one that steps and one that leaves.
 _RING = 2
 
@@ -95,11 +97,16 @@ def memory_of(
     figures, sums = model.figures(batch), model.layers_of(batch)
     changes: dict[int, list[Change]] = defaultdict(list)
     stages = [_Stage(plan, stage, model, figures, sums) for stage in range(plan.num_stages)]
-    for number, task in enumerate(simulation.tasks()):
-        stage, end_s = task.action.stage, task.end_s
-        if task.action.kind == "A":
-            end_s = _given_back_s(simulation, number)
-        changes[stage] += stages[stage].changes(task.action, task.start_s, end_s)
+    graph, times = simulation.graph, simulation.times
+    for task, label in enumerate(graph.labels):
+        if label[0] in _HOLDING:
+            stage, end_s = graph.stage(task), times.ends_s[task]
+            if label[0] == "A":
+                end_s = _given_back_s(simulation, task)
+            is_first = graph.micro_batches[task] == 0
+            changes[stage] += stages[stage].changes(
+                label, times.starts_s[task], end_s, is_first=is_first
+            )
     return [
         _over_time(
             stage,
@@ -142,6 +149,7 @@ class _Stage:
             name: {key: float(sums[sum_name(name, key)][stage]) for key in _SUMS}
             for name in ("embedding", "block", "head")
         }
+        self.of_layer: dict[int, tuple[float, float, float]] = {}
         self.static = np.zeros(len(CLASSES))
         states = (figures.weights_bytes, figures.gradients_bytes, figures.optimizer_bytes)
         self.static[_STATES] = sum(float(column[stage]) for column in states)
@@ -153,21 +161,22 @@ class _Stage:
         # When the first state came, and when the last had gone and all layers had computed.
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
-    def changes(self, action: Action, start_s: float, end_s: float) -> list[Change]:
-        """When a task changes which class by how many bytes."""
-        layer = action.layer
-        if layer is None:
-            return []
-        if action.kind == "O":
+    def changes(
+        self, label: Label, start_s: float, end_s: float, *, is_first: bool
+    ) -> list[Change]:
+        """When a task changes which class by how many bytes; ``is_first`` of all micro-batches."""
+        kind, direction, layer = label
+        assert layer is not None
+        if kind == "O":
             self.steps_from_s = min(self.steps_from_s, start_s)
-        if action.kind == "O" or (action.kind == "F" and action.micro_batch == 0):
+        if kind == "O" or (kind == "F" and is_first):
             self.steps_until_s = max(self.steps_until_s, end_s)
-        if action.kind in ("F", "B"):
-            return self._computing(action.kind == "F", layer, start_s, end_s)
-        if action.kind != "A":
+        if kind in ("F", "B"):
+            return self._computing(kind == "F", layer, start_s, end_s)
+        if kind == "O":
             return []
         size = self.ratios.activations * self._kept(layer)
-        if action.direction == "<":
+        if direction == "<":
             return [(start_s, _ACTIVATIONS, size)]
         return [(end_s, _ACTIVATIONS, -size)]
 
@@ -183,14 +192,23 @@ class _Stage:
     def _computing(
         self, is_forward: bool, layer: int, start_s: float, end_s: float
     ) -> list[Change]:
-        sums = self._of(layer)
-        held = self._kept(layer) + (sums["output_bytes"] if layer == self.sends_from else 0.0)
-        running = sums["forward_peak_bytes"] if is_forward else self._backward(layer)
+        held, *peaks = self._held_and_peaks(layer)
+        running = peaks[0 if is_forward else 1]
         return [
             (end_s, _ACTIVATIONS, held) if is_forward else (start_s, _ACTIVATIONS, -held),
             (start_s, _TEMPORARIES, running),
             (end_s, _TEMPORARIES, -running),
         ]
+
+    def _held_and_peaks(self, layer: int) -> tuple[float, float, float]:
+        """What a layer keeps and has sent, and what is alive at the peak of its two passes."""
+        found = self.of_layer.get(layer)
+        if found is None:
+            sums = self._of(layer)
+            sent = sums["output_bytes"] if layer == self.sends_from else 0.0
+            peaks = sums["forward_peak_bytes"], self._backward(layer)
+            found = self.of_layer[layer] = (self._kept(layer) + sent, *peaks)
+        return found
 
     def _of(self, layer: int) -> Mapping[str, float]:
         if layer in self.blocks:
@@ -224,12 +242,12 @@ def _over_time(
     room_bytes: float,
 ) -> MemoryOverTime:
     # At equal times what is freed goes first: a layer's temporaries do not meet the next one's.
-    changes.sort(key=lambda change: (change[0], change[2] > 0))
-    times = np.array([0.0, *(time for time, _, _ in changes)])
+    when, kinds, sizes = np.array(changes).reshape(-1, 3).T
+    order = np.lexsort((sizes > 0, when))
+    times = np.concatenate([[0.0], when[order]])
     deltas = np.zeros((len(changes) + 1, len(CLASSES)))
     deltas[0] = static
-    rows = np.arange(1, len(changes) + 1)
-    deltas[rows, [kind for _, kind, _ in changes]] = [size for _, _, size in changes]
+    deltas[np.arange(1, len(changes) + 1), kinds[order].astype(int)] = sizes[order]
     # Changes at one time happen together.
     ends = np.flatnonzero(np.append(times[1:] != times[:-1], True))
     return MemoryOverTime(
