@@ -145,3 +145,16 @@ def test_a_send_that_is_left_alone_goes_on_at_full_speed() -> None:
     graph.wait(0, end_of=other)
     # A second alone, two side by side, and two alone again.
     assert play(graph, [ALONE] * 2).ends_s == pytest.approx([3.0, 5.0, 1.0])
+
+
+def test_too_small_a_ring_of_buffers_is_named() -> None:
+    """Two layers are wanted at once, where there is one buffer for both."""
+    graph = graph_of(("0U.0m0", 1.0), ("0U.1m0", 1.0), ("0F.0m0", 1.0), ("0F.1m0", 1.0))
+    graph.wait(2, end_of=0)
+    graph.wait(2, end_of=1)
+    graph.wait(3, end_of=1)
+    # The buffer is free again when layer 0 has computed.
+    graph.wait(1, end_of=2)
+    names = r"0U\.1m0 which waits for 0F\.0m0 which waits for 0U\.1m0"
+    with pytest.raises(StalledError, match=names):
+        play(graph, [ALONE])
