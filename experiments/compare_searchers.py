@@ -145,7 +145,7 @@ def _write_page(
     answer = None
     if best is not None and best.answer is not None and why is not None:
         plan, prediction = best.answer
-        draw(bench.job(plan), "best", folder)
+        draw(bench.job(plan), bench.simulator.simulate(plan), "best", folder)
         answer = Answer(
             row=rows[comparison.entries.index(best)],
             prediction=prediction,

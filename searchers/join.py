@@ -240,7 +240,7 @@ class _Join:
         group, work = self.menus.group, self.menus.work
         slowest_s = group.least_gpu_s(work, layers) / gpus
         ahead = min(group.micro_batches, self._most_stages) - 1
-        behind = np.maximum(chains.around - ahead / 2 * slowest_s, 0.0)
+        behind = np.maximum(chains.around_first - ahead / 2 * slowest_s, 0.0)
         return np.asarray(
             np.maximum.reduce(
                 [

@@ -7,12 +7,13 @@ only the place inside a node matters.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.pipeline import StageTimes
 from mistlab.search import Problem
 from mistlab.space import SearchSpace
 from mistlab.stages import StageBatch, StageCosts
@@ -142,17 +143,16 @@ class Menus:
             share = FINEST if finest_s else 0.0
             host_bytes = share * self.problem.cluster.host_memory_bytes
         steady_s = finest_s / self.group.micro_batches
-        return fastest(options, Grain(steady_s=steady_s, extra_s=finest_s, host_bytes=host_bytes))
+        return fastest(options, Grain(steady_s=steady_s, once_s=finest_s, host_bytes=host_bytes))
 
     def _least_s(self, place: Place, options: Options) -> Column:
         """What a pipeline with a candidate takes at least: it hides at most half its passes ahead
         of what the other stages take."""
         layers = self.problem.workload.model.layers - place.layers
         others_s = self.group.least_stages_s(self.work, layers)
-        extras_s = np.maximum(options.delta_forward_s, 0) + np.maximum(options.delta_backward_s, 0)
         hidden_s = (place.in_flight - 1) / 2 * options.stable_s
         own_s = self.group.micro_batches * options.stable_s
-        return np.asarray(extras_s + own_s + np.maximum(others_s - hidden_s, 0.0))
+        return np.asarray(options.once_s + own_s + np.maximum(others_s - hidden_s, 0.0))
 
 
 def _ratios(space: SearchSpace) -> list[Ratios]:
@@ -263,11 +263,7 @@ class _Rows:
                     gradients=gradients,
                     optimizer=optimizer,
                     activations=activations,
-                    forward_s=seconds.forward_s[flat],
-                    backward_s=seconds.backward_s[flat],
-                    delta_forward_s=seconds.delta_forward_s[flat],
-                    delta_backward_s=seconds.delta_backward_s[flat],
-                    point_to_point_s=seconds.point_to_point_s[flat],
+                    **{e.name: getattr(seconds, e.name)[flat] for e in fields(StageTimes)},
                     host_bytes=costs.host_bytes[flat],
                 ),
             )

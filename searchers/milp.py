@@ -5,7 +5,7 @@ have all blocks. The chains of ``mistlab.cost.pipeline`` are longest paths, so e
 variable with an inequality for every way that it can go, from the last stage to the first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,11 +62,7 @@ class _Stage:
 
     candidates: Sequence[tuple[Place, int]]
     chosen: Sequence[pulp.LpVariable]
-    forward: Expression
-    backward: Expression
-    begin: Expression
-    end: Expression
-    point_to_point: Expression
+    times: Mapping[str, Expression]
     layers: Expression
     in_flight: int
 
@@ -75,13 +71,21 @@ class _Stage:
 class _Chains:
     """The chains of a stage and those behind it, as in ``mistlab.cost.pipeline``."""
 
-    around: Expression
+    around_first: Expression
+    around_last: Expression
     around_begun: Expression
     around_ended: Expression
     through: Expression
     through_begun: Expression
     through_ended: Expression
     whole: Expression
+
+
+# What is read off a candidate's ``StageTimes``.
+_TIMES = (
+    *("forward_s", "backward_s", "through_forward_s", "through_backward_s", "begin_s", "end_s"),
+    *("within_forward_s", "within_backward_s", "point_to_point_s"),
+)
 
 
 class _Programme:
@@ -96,7 +100,7 @@ class _Programme:
         chains = _Chains(**dict.fromkeys(_Chains.__dataclass_fields__, nothing))
         for after, stage in enumerate(self.stages):
             chains = self._prepended(after, stage, chains)
-        sent = pulp.lpSum(stage.point_to_point for stage in self.stages)
+        sent = pulp.lpSum(stage.times["point_to_point_s"] for stage in self.stages)
         self.iteration_s = chains.whole + sent
         self.problem.setObjective(self.iteration_s)
         if limit_s < float("inf"):
@@ -133,31 +137,27 @@ class _Programme:
         ]
         self.problem.addConstraint(pulp.lpSum(chosen) == 1)
 
-        def taken(name: str) -> Expression:
-            values = [float(getattr(self.menus[place], name)[row]) for place, row in candidates]
-            least_nothing = [max(0.0, value) for value in values]
-            return pulp.LpAffineExpression(dict(zip(chosen, least_nothing, strict=True)))
+        times = {place: self.menus[place].times for place in places}
 
+        def taken(name: str) -> Expression:
+            values = [float(getattr(times[place], name)[row]) for place, row in candidates]
+            return pulp.LpAffineExpression(dict(zip(chosen, values, strict=True)))
+
+        layers = [place.layers for place, _ in candidates]
         return _Stage(
             candidates=candidates,
             chosen=chosen,
-            forward=taken("forward_s"),
-            backward=taken("backward_s"),
-            begin=taken("delta_forward_s"),
-            end=taken("delta_backward_s"),
-            point_to_point=taken("point_to_point_s"),
-            layers=pulp.LpAffineExpression(
-                {
-                    variable: place.layers
-                    for variable, (place, _) in zip(chosen, candidates, strict=True)
-                }
-            ),
+            times={name: taken(name) for name in _TIMES},
+            layers=pulp.LpAffineExpression(dict(zip(chosen, layers, strict=True))),
             in_flight=places[0].in_flight,
         )
 
     def _prepended(self, number: int, stage: _Stage, after: _Chains) -> _Chains:
-        forward, backward, begin, end = stage.forward, stage.backward, stage.begin, stage.end
-        nothing = pulp.LpAffineExpression()
+        times = stage.times
+        begin, end, nothing = times["begin_s"], times["end_s"], pulp.LpAffineExpression()
+        forward, backward = times["through_forward_s"], times["through_backward_s"]
+        first = forward + times["within_forward_s"]
+        last = backward + times["within_backward_s"]
 
         def longest(name: str, *ways: Expression) -> Expression:
             variable = self.problem.add_variable(f"{name}{number}", lowBound=0)
@@ -165,33 +165,34 @@ class _Programme:
                 self.problem.addConstraint(variable >= way)
             return pulp.LpAffineExpression(variable)
 
-        there, back = forward + after.around, after.around + backward
-        there_begun = longest("there", begin + there, after.around_begun)
-        back_ended = longest("back", back + end, after.around_ended)
-        through_begun = longest("begun", begin + forward + after.through, after.through_begun)
-        through_ended = longest("ended", after.through + backward + end, after.through_ended)
-
         def own(*ends: Expression) -> list[Expression]:
             return self._own(stage, *ends)
 
+        there = times["forward_s"] + times["within_forward_s"] + after.around_first
+        back = after.around_last + times["backward_s"] + times["within_backward_s"]
+        there_begun = longest("there", begin + there, after.around_begun)
+        back_ended = longest("back", back + end, after.around_ended)
+        through_begun = longest("begun", begin + first + after.through, after.through_begun)
+        through_ended = longest("ended", after.through + last + end, after.through_ended)
+        around_begun = longest("AB", begin + first + after.around_first, after.around_begun)
+        around_ended = longest("AE", after.around_last + last + end, after.around_ended)
         return _Chains(
-            around=there + backward,
-            around_begun=there_begun + backward,
-            around_ended=forward + back_ended,
-            through=longest(
-                "T", *own(nothing, there, back, nothing), forward + after.through + backward
-            ),
+            around_first=first + after.around_first + backward,
+            around_last=forward + after.around_last + last,
+            around_begun=around_begun + backward,
+            around_ended=forward + around_ended,
+            through=longest("T", *own(nothing, there, back, nothing), first + after.through + last),
             through_begun=longest(
-                "TB", *own(begin, there_begun, back, nothing), through_begun + backward
+                "TB", *own(begin, there_begun, back, nothing), through_begun + last
             ),
             through_ended=longest(
-                "TE", *own(nothing, there, back_ended, end), forward + through_ended
+                "TE", *own(nothing, there, back_ended, end), first + through_ended
             ),
             whole=longest(
                 "W",
                 *own(begin, there_begun, back_ended, end),
-                through_begun + backward + end,
-                begin + forward + after.through_ended,
+                through_begun + last + end,
+                begin + first + after.through_ended,
                 after.whole,
             ),
         )
@@ -205,12 +206,15 @@ class _Programme:
         ends: Expression,
     ) -> list[Expression]:
         """The chains that wait at this stage."""
-        ahead = stage.in_flight
-        pairs = (self.micro_batches - ahead) * (stage.forward + stage.backward)
+        ahead, times = stage.in_flight, stage.times
+        forward, backward = times["forward_s"], times["backward_s"]
+        pairs = (self.micro_batches - ahead) * (forward + backward)
+        from_first_backward = pairs + ahead * backward + times["within_backward_s"]
+        to_last_forward = times["within_forward_s"] + ahead * forward + pairs
         ways = [
-            begins + self.micro_batches * (stage.forward + stage.backward) + ends,
-            there + pairs + ahead * stage.backward + ends,
-            begins + ahead * stage.forward + pairs + back,
+            begins + times["within_forward_s"] + ahead * forward + from_first_backward + ends,
+            there + from_first_backward + ends,
+            begins + to_last_forward + back,
         ]
         if self.micro_batches > ahead:
             ways.append(there + pairs + back)

@@ -23,7 +23,7 @@ class Grain:
     does not count."""
 
     steady_s: float = 0.0
-    extra_s: float = 0.0
+    once_s: float = 0.0
     host_bytes: float | None = None
 
 
@@ -39,8 +39,12 @@ class Options:
     activations: Column
     forward_s: Column
     backward_s: Column
+    through_forward_s: Column
+    through_backward_s: Column
     delta_forward_s: Column
     delta_backward_s: Column
+    within_forward_s: Column
+    within_backward_s: Column
     point_to_point_s: Column
     host_bytes: Column
 
@@ -72,6 +76,13 @@ class Options:
         return self.forward_s + self.backward_s
 
     @property
+    def once_s(self) -> Column:
+        """What the first and the last micro-batch take beyond steady ones."""
+        times = self.times
+        within_s = times.within_forward_s + times.within_backward_s
+        return np.asarray(times.begin_s + within_s + times.end_s)
+
+    @property
     def times(self) -> StageTimes:
         """The times alone."""
         return StageTimes(**{e.name: getattr(self, e.name) for e in fields(StageTimes)})
@@ -97,10 +108,15 @@ class Options:
 def fastest(options: Options, grain: Grain) -> Options:
     """The candidates that no other is at least as fast as in every respect, and takes less host
     memory where that counts. Transfers depend on the mesh alone."""
-    extras = (options.delta_forward_s, options.delta_backward_s)
+    times = options.times
+    steady = (
+        *(times.forward_s, times.backward_s),
+        *(times.through_forward_s, times.through_backward_s),
+    )
+    once = (times.begin_s, times.end_s, times.within_forward_s, times.within_backward_s)
     columns = [
-        *(_grains(column, grain.steady_s) for column in (options.forward_s, options.backward_s)),
-        *(_grains(np.maximum(extra, 0.0), grain.extra_s) for extra in extras),
+        *(_grains(column, grain.steady_s) for column in steady),
+        *(_grains(column, grain.once_s) for column in once),
     ]
     if grain.host_bytes is not None:
         columns.append(_grains(options.host_bytes, grain.host_bytes))
@@ -110,8 +126,7 @@ def fastest(options: Options, grain: Grain) -> Options:
 def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
     """Of candidates for a stage that is a whole pipeline, the fastest few of different strategies:
     there is only one time to compare."""
-    extras = (options.delta_forward_s, options.delta_backward_s)
-    seconds = micro_batches * options.stable_s + sum(np.maximum(extra, 0.0) for extra in extras)
+    seconds = micro_batches * options.stable_s + options.once_s
     in_order = np.argsort(seconds, kind="stable")
     first_of_each = np.unique(options.strategies[in_order], axis=0, return_index=True)[1]
     return options.chosen(in_order[np.sort(first_of_each)[:count]])

@@ -1,9 +1,11 @@
 """How long an iteration of a 1F1B pipeline takes, from what its stages take.
 
-The answer is the longest chain of passes that wait for one another. A stage has G forwards (tf) and
-G backwards (tb) to do, of which it runs k - 1 ahead; before its first forward it does what comes
-once an iteration (df), after its last backward the rest of that (db). What the stages after it mean
-to it are two durations:
+The answer is the longest chain of passes that wait for one another. A stage is occupied by G
+forwards (tf) and G backwards (tb), of which it runs k - 1 ahead; a micro-batch that only passes
+through waits for less of each (lf, lb: not for what the stage fetches before and finishes after).
+Before its first forward a stage does what comes once an iteration (df), after its last backward the
+rest of that (db); a part of these makes the pass itself longer (vf, vb). What the stages after one
+mean to it are durations of two kinds:
 
     around     from where a micro-batch leaves to where its gradient returns, if nothing else is on
     through    from where the first one leaves to where the last one's gradient returns
@@ -14,13 +16,14 @@ and a chain of the stage and those after it is one of
     waits for the first          G t + around - (k - 1) tf
     waits for the last           G t + around - (k - 1) tb
     waits for both, G > k        G t + 2 around - (k - 1) t
-    waits for what is between    t + through
+    waits for what is between    l + through                          l = lf + lb
 
-Chains begin where a micro-batch arrives, or with a stage's own df at the iteration's beginning;
-they end where a gradient is sent back, or with a stage's own db. So the longest are kept for each
-kind of beginning and end. Transfers that no stage waits for are added once each. For equal stages
-without extras this is the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is longer for
-all others (docs/decisions/0008-pipeline-objective.md).
+with vf for the first micro-batch and vb for the last. Chains begin where a micro-batch arrives, or
+with a stage's own df - vf at the iteration's beginning; they end where a gradient is sent back, or
+with a stage's own db - vb. So the longest are kept for each kind of beginning and end. Transfers
+that no stage waits for are added once each. For equal stages without extras this is the published
+(G - 1) max t + sum t (Mist, EuroSys 2025), which is longer for all others
+(docs/decisions/0008-pipeline-objective.md).
 
 Axes: C candidates, S stages.
 """
@@ -36,18 +39,31 @@ Table = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTimes:
-    """Seconds of one stage (C), or of several (C, S); ``point_to_point_s`` is to the next stage and
-    back."""
+    """Seconds of one stage (C), or of several (C, S), as in ``StageSeconds``."""
 
     forward_s: Table
     backward_s: Table
+    through_forward_s: Table
+    through_backward_s: Table
     delta_forward_s: Table
     delta_backward_s: Table
+    within_forward_s: Table
+    within_backward_s: Table
     point_to_point_s: Table
 
     def __post_init__(self) -> None:
         shapes = {getattr(self, entry.name).shape for entry in fields(self)}
         assert len(shapes) == 1, f"tables of unlike shapes: {shapes}"
+
+    @property
+    def begin_s(self) -> Table:
+        """What comes before the first forward, whenever that is."""
+        return np.asarray(np.maximum(self.delta_forward_s - self.within_forward_s, 0.0))
+
+    @property
+    def end_s(self) -> Table:
+        """What comes after the last backward, whatever is done meanwhile."""
+        return np.asarray(np.maximum(self.delta_backward_s - self.within_backward_s, 0.0))
 
     def of_stage(self, stage: int) -> Self:
         """One stage of several (C)."""
@@ -58,12 +74,13 @@ class StageTimes:
 class Chains:
     """The longest chains of a stage and those after it (C).
 
-    Those that begin with an extra are named ``begun``, those that end with one ``ended``, the one
-    that does both is the ``whole``. Each grows with those of the stages after it and with the times
-    of every stage.
+    ``around_first`` is of the first micro-batch, ``around_last`` of the last. Chains that begin
+    with an extra are named ``begun``, those that end with one ``ended``, the one that does both is
+    the ``whole``. Each grows with those of the stages after it and with the times of every stage.
     """
 
-    around: Table
+    around_first: Table
+    around_last: Table
     around_begun: Table
     around_ended: Table
     through: Table
@@ -99,40 +116,31 @@ def prepended(
 ) -> Chains:
     """The chains of a stage and those after it; ``in_flight`` is how many micro-batches it holds at
     once."""
-    forward, backward = stage.forward_s, stage.backward_s
-    begin, end = np.maximum(stage.delta_forward_s, 0.0), np.maximum(stage.delta_backward_s, 0.0)
+    begin, end = stage.begin_s, stage.end_s
     nothing = np.zeros_like(begin)
-
-    def begun(plain: Table, with_begin: Table) -> Table:
-        return np.maximum(begin + forward + plain, with_begin)
-
-    def ended(plain: Table, with_end: Table) -> Table:
-        return np.maximum(plain + backward + end, with_end)
-
-    # Until the stage's first backward begins, and from when its last forward has ended.
-    there, back = forward + after.around, after.around + backward
-    there_begun = begun(after.around, after.around_begun)
-    back_ended = ended(after.around, after.around_ended)
-    through_begun = begun(after.through, after.through_begun)
-    through_ended = ended(after.through, after.through_ended)
+    forward, backward = stage.through_forward_s, stage.through_backward_s
+    first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
     own = _Own(stage, micro_batches, in_flight)
+    # Until the stage's first backward begins, and from when its last forward has ended.
+    there, back = own.first + after.around_first, after.around_last + own.last
+    there_begun = _longest(begin + there, after.around_begun)
+    back_ended = _longest(back + end, after.around_ended)
+    through_begun = _longest(begin + first + after.through, after.through_begun)
+    through_ended = _longest(after.through + last + end, after.through_ended)
     return Chains(
-        around=there + backward,
-        around_begun=there_begun + backward,
-        around_ended=forward + back_ended,
-        through=_longest(
-            own.longest(nothing, there, back, nothing), forward + after.through + backward
-        ),
+        around_first=first + after.around_first + backward,
+        around_last=forward + after.around_last + last,
+        around_begun=_longest(begin + first + after.around_first, after.around_begun) + backward,
+        around_ended=forward + _longest(after.around_last + last + end, after.around_ended),
+        through=_longest(own.longest(nothing, there, back, nothing), first + after.through + last),
         through_begun=_longest(
-            own.longest(begin, there_begun, back, nothing), through_begun + backward
+            own.longest(begin, there_begun, back, nothing), through_begun + last
         ),
-        through_ended=_longest(
-            own.longest(nothing, there, back_ended, end), forward + through_ended
-        ),
+        through_ended=_longest(own.longest(nothing, there, back_ended, end), first + through_ended),
         whole=_longest(
             own.longest(begin, there_begun, back_ended, end),
-            through_begun + backward + end,
-            begin + forward + after.through_ended,
+            through_begun + last + end,
+            begin + first + after.through_ended,
             after.whole,
         ),
         point_to_point=after.point_to_point + stage.point_to_point_s,
@@ -144,16 +152,20 @@ def _longest(*chains: Table) -> Table:
 
 
 class _Own:
-    """What a stage does between any two of its waits."""
+    """What a stage does between any two of its waits, the first forward and the last backward as
+    long as they are."""
 
     def __init__(
         self, stage: StageTimes, micro_batches: NDArray[np.int64], in_flight: NDArray[np.int64]
     ) -> None:
+        forward, backward = stage.forward_s, stage.backward_s
+        self.first = forward + stage.within_forward_s
+        self.last = backward + stage.within_backward_s
         alternating = micro_batches - in_flight
-        pairs = alternating * (stage.forward_s + stage.backward_s)
-        self.all = micro_batches * (stage.forward_s + stage.backward_s)
-        self.from_first_backward = pairs + in_flight * stage.backward_s
-        self.to_last_forward = in_flight * stage.forward_s + pairs
+        pairs = alternating * (forward + backward)
+        self.from_first_backward = pairs + (in_flight - 1) * backward + self.last
+        self.to_last_forward = self.first + (in_flight - 1) * forward + pairs
+        self.all = self.to_last_forward + (in_flight - 1) * backward + self.last
         # Without passes that alternate, no forward waits for a backward.
         self.between = np.where(alternating > 0, pairs, -np.inf)
 

@@ -59,11 +59,16 @@ def closed_form(
     delta_forward: list[float] | None = None,
     delta_backward: list[float] | None = None,
     point_to_point: list[float] | None = None,
+    **others: list[float],
 ) -> float:
     nothing = [0.0] * len(forward)
     times = StageTimes(
         forward_s=np.array([forward]),
         backward_s=np.array([backward]),
+        through_forward_s=np.array([others.get("through_forward", forward)]),
+        through_backward_s=np.array([others.get("through_backward", backward)]),
+        within_forward_s=np.array([others.get("within_forward", nothing)]),
+        within_backward_s=np.array([others.get("within_backward", nothing)]),
         delta_forward_s=np.array([delta_forward or nothing]),
         delta_backward_s=np.array([delta_backward or nothing]),
         point_to_point_s=np.array([point_to_point or nothing]),
@@ -139,6 +144,26 @@ def test_a_delta_hides_behind_earlier_stages_of_its_own_direction() -> None:
     assert closed_form(forward, backward, 4, None, [0, 0, 4.5]) == pytest.approx(plain + 0.5)
     # Pooled, as published, the two directions' slack of 6 would hide both of these.
     assert closed_form(forward, backward, 4, [0, 0, 4.0], [0, 0, 1.0]) == pytest.approx(plain + 2)
+
+
+def test_what_makes_last_backwards_themselves_longer_adds_up() -> None:
+    forward, backward = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]
+    plain = closed_form(forward, backward, 4)
+    delta, within = [0.5, 0.5, 2.5], [0.5, 0.5, 0.5]
+    longer = closed_form(forward, backward, 4, None, delta, within_backward=within)
+    assert longer == pytest.approx(plain + 1.5)
+    # Of a stage whose last backward is followed by none, what goes on after it counts too.
+    longer = closed_form(forward, backward, 4, None, [2.5, 0.5, 0.5], within_backward=within)
+    assert longer == pytest.approx(plain + 3.5)
+
+
+def test_what_stages_do_between_passes_delays_no_micro_batch_on_its_way() -> None:
+    forward, backward = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]
+    plain = closed_form(forward, backward, 8)
+    longer = closed_form(
+        [1.1] * 3, [2.1] * 3, 8, through_forward=forward, through_backward=backward
+    )
+    assert longer == pytest.approx(plain + 8 * 0.2)
 
 
 def test_every_boundary_between_stages_is_charged() -> None:
