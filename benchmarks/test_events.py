@@ -1,14 +1,18 @@
 """How many tasks a second the event simulator plays, with contention, beside bare SimPy.
 
 GPT-3 22B on four nodes of eight L4 in four stages with ZeRO-3 and offloading of everything, so that
-all four streams are busy and slow one another down. Rates are in ``extra_info``, with what the same
-number of bare SimPy timeouts in as many processes takes. Run on one core:
+all four streams are busy and slow one another down; memory is followed over time. Rates are in
+``extra_info``, with what the same number of bare SimPy timeouts in as many processes takes. Then
+how time grows with stages, micro-batches and layers, and GPT-3 175B on 1,024 GPUs. Run on one core:
 ``taskset -c 0 make benchmark``.
 """
 
+import resource
 from collections.abc import Generator
+from dataclasses import replace
 from time import perf_counter
 
+import numpy as np
 import pytest
 from simpy import Environment, Event
 
@@ -16,8 +20,11 @@ from mistlab import catalog
 from mistlab.cluster import Cluster
 from mistlab.interference import STREAMS
 from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.units import GIB_BYTES
 from mistlab.workload import Workload
-from simulators.events import EventSimulator
+from simulators.events import EventSimulator, Simulation
+from simulators.memory import memory_of
 
 STAGES = 4
 OFFLOADS = {
@@ -67,15 +74,23 @@ def bare_s(timeouts: int) -> float:
     return perf_counter() - begin
 
 
+def with_memory(simulator: EventSimulator, plan: Plan) -> Simulation:
+    """Play an iteration and follow its memory."""
+    simulation = simulator.simulate(plan)
+    room = np.full(plan.num_stages, float(simulator.cluster.memory_bytes))
+    assert len(memory_of(simulation, plan, StageModel.of(simulator.workload), room)) == STAGES
+    return simulation
+
+
 @pytest.mark.parametrize("micro_batches", [32, 128])
 @pytest.mark.parametrize("offloaded", OFFLOADS)
 def test_tasks_a_second(
     benchmark, simulator: EventSimulator, offloaded: str, micro_batches: int
 ) -> None:
     plan = plan_of(offloaded, micro_batches)
-    simulator.simulate(plan)
+    with_memory(simulator, plan)
 
-    simulation = benchmark.pedantic(simulator.simulate, args=(plan,), rounds=5)
+    simulation = benchmark.pedantic(with_memory, args=(simulator, plan), rounds=5)
 
     assert len(simulation) > 100 * micro_batches
     median_s = benchmark.stats["median"]
@@ -83,3 +98,59 @@ def test_tasks_a_second(
     benchmark.extra_info["tasks_per_s"] = len(simulation) / median_s
     bare = sorted(bare_s(len(simulation)) for _ in range(5))[2]
     benchmark.extra_info["times_bare_simpy"] = median_s / bare
+
+
+STAGE = StagePlan(
+    layers=6,
+    data_parallel=4,
+    tensor_parallel=1,
+    micro_batch=1,
+    zero=3,
+    offload=OFFLOADS["everything"],
+)
+
+
+@pytest.mark.parametrize(
+    ("stages", "micro_batches", "layers"),
+    [
+        *((stages, 32, 6) for stages in (1, 2, 4, 8)),
+        *((4, micro_batches, 6) for micro_batches in (8, 16, 64, 128)),
+        *((4, 32, layers) for layers in (3, 12, 24)),
+    ],
+)
+def test_growth(
+    benchmark, simulator: EventSimulator, stages: int, micro_batches: int, layers: int
+) -> None:
+    plan = Plan(micro_batches=micro_batches, stages=(replace(STAGE, layers=layers),) * stages)
+    simulator.simulate(plan)
+
+    simulation = benchmark.pedantic(simulator.simulate, args=(plan,), rounds=5)
+
+    benchmark.extra_info["tasks"] = len(simulation)
+    benchmark.extra_info["tasks_per_s"] = len(simulation) / benchmark.stats["median"]
+
+
+def test_175_billion_parameters_on_1024_gpus(benchmark) -> None:
+    work = Workload(
+        model=catalog.model("gpt3-175b"),
+        sequence_length=2048,
+        global_batch=1536,
+        attention="flash",
+        precision="fp16",
+    )
+    cluster = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=128, gpus_per_node=8)
+    offload = Offload(optimizer=0.5, activations=0.25)
+    stage = StagePlan(
+        layers=12, data_parallel=16, tensor_parallel=8, micro_batch=1, zero=2, offload=offload
+    )
+    plan = Plan(micro_batches=96, stages=(stage,) * 8)
+
+    simulation = benchmark.pedantic(
+        lambda: EventSimulator(workload=work, cluster=cluster).simulate(plan), rounds=3
+    )
+
+    benchmark.extra_info["tasks"] = len(simulation)
+    benchmark.extra_info["largest_resident_gib"] = (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB_BYTES
+    )
+    assert benchmark.stats["max"] < 60

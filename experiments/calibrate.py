@@ -14,8 +14,7 @@ from typing import Any
 
 from experiments import fit_links, fit_runs, fits
 from experiments.commandline import DONE, parser_of, print_json, run, writable
-from experiments.fit_operators import operator_rates
-from experiments.fits import Fitted, Residual
+from experiments.fit_operators import launch_time, operator_rates
 from mistlab.datafile import write_yaml
 from mistlab.errors import InputError
 from mistlab.references import hardware_from
@@ -37,16 +36,13 @@ def main(arguments: Sequence[str]) -> int:
     hardware = hardware_from(options.hardware, Path())
     if options.borrow is not None:
         hardware = fits.borrowed(hardware_from(options.borrow, Path()))(hardware)
-    fitted = []
-    for step in steps:
-        hardware, report = step(hardware)
-        fitted.append(report)
+    hardware, fitted = fits.applied(steps, hardware)
     out = writable(options.out, "file")
     write_yaml(to_mapping(hardware, omit_defaults=True), out)
     if options.json:
-        print_json({"hardware": options.hardware, **_by_group(fitted), "out": str(out)})
+        print_json({"hardware": options.hardware, **fits.by_group(fitted), "out": str(out)})
     else:
-        print("\n".join(map(_text, fitted)))
+        print("\n".join(map(fits.text_of, fitted)))
         print(f"written: {out} (name it as `hardware:` in a plan file)")
     return DONE
 
@@ -67,6 +63,7 @@ def _steps(options: argparse.Namespace) -> list[fits.Step]:
             attention=options.attention and (options.attention, options.attention_campaign),
             attention_tflops=options.attention_tflops,
         ),
+        "launches": lambda path: launch_time(path, of),
         "runs": fit_runs.whole_runs,
         "megatron_runs": lambda paths: fit_runs.megatron_runs(paths, options.folds.split(",")),
     }
@@ -83,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--interference", **table, help="streams that ran together")
     parser.add_argument("--operators", **table, help="operators of GPT blocks")
     parser.add_argument("--attention", **table, help="kernels of attention, beside --operators")
+    parser.add_argument("--launches", **table, help="the host's time to launch kernels")
     parser.add_argument("--runs", **table, help="whole runs, with their peaks of memory")
     parser.add_argument(
         "--megatron-runs", **table, nargs="+", help="whole Megatron runs, everything recomputed"
@@ -114,54 +112,6 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, required=True, metavar="HARDWARE.yaml", help="the file to write"
     )
     return parser
-
-
-def _by_group(fitted: Sequence[Fitted]) -> dict[str, Any]:
-    """A group's report; of several tables for one group, under their names."""
-    groups: dict[str, Any] = {}
-    for report in fitted:
-        name = report.group if report.group not in groups else f"{report.group} {report.table.name}"
-        groups[name] = _summary(report)
-    return groups
-
-
-def _summary(fitted: Fitted) -> dict[str, Any]:
-    return {
-        "table": str(fitted.table),
-        "sha256": fitted.sha256,
-        "duplicates": fitted.duplicates,
-        "spread": fitted.spread,
-        "held_out_error": fitted.held_out if fitted.residuals else None,
-        "fits": [
-            {
-                "gpus_in_node": r.shape.gpus_in_node if r.shape else None,
-                "nodes": r.shape.nodes if r.shape else None,
-                "what": r.what,
-                "rows": r.rows,
-                "held_out_error": r.held_out,
-                "shape_left_out_error": r.shape_left_out,
-            }
-            for r in fitted.residuals
-        ],
-    }
-
-
-def _text(fitted: Fitted) -> str:
-    if not fitted.residuals:
-        return f"{fitted.group} from {fitted.table.name}"
-    lines = [f"{fitted.group}, mean error of rows that were not fitted:"]
-    lines += [f"  {_line(residual)}" for residual in fitted.residuals]
-    lines.append(f"  all: {fitted.held_out:.2%}")
-    if fitted.spread is not None:
-        lines.append(f"  repeated measurements differ by {fitted.spread:.2%} of their median")
-    return "\n".join(lines)
-
-
-def _line(residual: Residual) -> str:
-    shape, left_out = residual.shape, residual.shape_left_out
-    where = f"{shape.gpus_in_node} GPUs in each of {shape.nodes} nodes, " if shape else ""
-    note = "" if left_out is None else f", {left_out:.2%} with this shape left out"
-    return f"{where}{residual.what}: {residual.held_out:.2%} of {residual.rows} rows{note}"
 
 
 if __name__ == "__main__":

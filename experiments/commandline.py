@@ -20,7 +20,7 @@ from mistlab.workload import Workload
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 # What a command may need beyond the base, and the extra that brings it.
-EXTRAS: Mapping[str, str] = {"torch": "runtime", "transformers": "huggingface"}
+EXTRAS: Mapping[str, str] = {"cbcbox": "cbc", "torch": "runtime", "transformers": "huggingface"}
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--model": {"help": "catalogue name, or path of a traced model's JSON"},
@@ -31,6 +31,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--global-batch": {"type": int, "help": "sequences of a step"},
     "--attention": {"choices": ("flash", "math"), "help": "fused, or product by product"},
     "--precision": {"choices": ("fp16", "bf16", "fp32"), "help": "arithmetic of the training"},
+    "--space": {"help": "which plans may be chosen, by name: 3d, mist, wide, ..."},
+    "--engine": {
+        "choices": ("mistlab", "megatron", "deepspeed"),
+        "help": "whose schedule runs the plans, in place of the space's own; no other offloads",
+    },
     "--seed": {"type": int, "help": "seed of everything drawn at random"},
     "--out": {"type": Path, "metavar": "DIR", "help": "folder for results"},
     "--json": {"action": "store_true", "help": "one JSON object on standard output, nothing else"},
@@ -80,18 +85,18 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def about(path: Path) -> Iterator[None]:
-    """Let an error of the block begin with the file that it is about."""
+def about(what: Path | str) -> Iterator[None]:
+    """Let an error of the block begin with what it is about, such as a file."""
     try:
         yield
     except InputError as error:
-        message = f"{path}: {error}"
+        message = f"{what}: {error}"
         raise InputError(message) from None
 
 
 def problem_of(options: argparse.Namespace) -> tuple[Workload, Cluster]:
     """The workload and the cluster that the common options describe."""
-    with _as_options():
+    with as_options():
         workload = Workload(
             model=model_from(options.model, Path()),
             sequence_length=options.sequence_length,
@@ -109,13 +114,13 @@ def problem_of(options: argparse.Namespace) -> tuple[Workload, Cluster]:
 
 
 @contextmanager
-def _as_options() -> Iterator[None]:
+def as_options(prefix: str = "") -> Iterator[None]:
     """Let an error about a field name the option that gave it."""
     try:
         yield
     except FieldError as error:
         field = error.path.rpartition(".")[2].replace("_", "-")
-        message = f"--{field}: {error.problem}"
+        message = f"--{prefix}{field}: {error.problem}"
         raise InputError(message) from None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.commandline import progress
+from experiments.commandline import about, progress
 from experiments.fits import Fitted, Residual, Step, calibrated, report_dropped, sourced
 from mistlab.calibration import interference, transfers
 from mistlab.calibration.interference import OverlapRows
@@ -149,8 +149,9 @@ def _lines(
                     f"{shape.nodes} nodes: measure at least {FEWEST_ROWS} sizes"
                 )
                 raise InputError(message)
-            lines[kind] = transfers.fit(rows)
-            half = transfers.fit(rows.every_second(0))
+            with about(f"{path}: {kind}"):
+                lines[kind] = transfers.fit(rows)
+                half = transfers.fit(rows.every_second(0))
             error = transfers.mean_error(rows.every_second(1), half)
             residuals.append(Residual(shape=shape, what=kind, rows=len(rows), held_out=error))
     return groups, residuals

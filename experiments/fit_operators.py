@@ -1,6 +1,7 @@
-"""The step that fits the rates of operators."""
+"""Steps that fit how fast a GPU computes: the rates of operators, and the time of a launch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.fits import (
@@ -11,10 +12,12 @@ from experiments.fits import (
     calibrated,
     report_dropped,
 )
-from mistlab.calibration import operators
+from mistlab.calibration import launches, operators
+from mistlab.calibration.attention import read_attention_table
 from mistlab.compute import OPERATOR_CLASSES, Compute, OperatorClass, Rate
 from mistlab.errors import InputError
 from mistlab.hardware import Hardware
+from mistlab.units import MICROSECONDS
 
 FUSED_ATTENTION: tuple[OperatorClass, ...] = ("attention_forward", "attention_backward")
 
@@ -32,7 +35,10 @@ def operator_rates(
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = operators.read_operator_table(
-            path, hardware=table_hardware, without_weight_gradients=without_weight_gradients
+            path,
+            hardware.gpu.peak_tflops,
+            hardware=table_hardware,
+            without_weight_gradients=without_weight_gradients,
         )
         report_dropped(table.origin.duplicates, "repeat another byte for byte")
         report_dropped(table.failed, "failed")
@@ -42,7 +48,9 @@ def operator_rates(
             rates |= {name: before.rate(name) for name in FUSED_ATTENTION}
         notes = [table_hardware or "unnamed"]
         if attention is not None:
-            origin, kernels = operators.read_attention_table(attention[0], campaign=attention[1])
+            origin, kernels = read_attention_table(
+                attention[0], hardware.gpu.peak_tflops, campaign=attention[1]
+            )
             rates |= {rate.operators: rate for rate in kernels}
             digest = origin.sha256[:DIGEST_CHARACTERS]
             notes.append(f"attention's kernels from {attention[0].name} (sha256 {digest})")
@@ -77,5 +85,32 @@ def operator_rates(
             launch_us=before.launch_us if before is not None else 0.0,
         )
         return calibrated(hardware, "compute", value, fitted, more=False), fitted
+
+    return step
+
+
+def launch_time(path: Path, table_hardware: str | None) -> Step:
+    """The host's time to launch one kernel."""
+
+    def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
+        rows = launches.read_launch_table(path, hardware=table_hardware)
+        report_dropped(rows.origin.duplicates, "repeat another byte for byte")
+        if hardware.compute is None:
+            message = f"{path}: {hardware.name} has no rates of operators yet: give --operators too"
+            raise InputError(message)
+        residual = Residual(
+            what="launches, row left out", rows=len(rows), held_out=launches.mean_error(rows)
+        )
+        fitted = Fitted(
+            group="compute",
+            table=path,
+            sha256=rows.origin.sha256,
+            note=table_hardware or "launches",
+            residuals=(residual,),
+            duplicates=rows.origin.duplicates,
+        )
+        launch_us = round(launches.launch_s(rows) / MICROSECONDS, 2)
+        value = replace(hardware.compute, launch_us=launch_us)
+        return calibrated(hardware, "compute", value, fitted, more=True), fitted
 
     return step

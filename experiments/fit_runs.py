@@ -18,6 +18,8 @@ from experiments.whole_runs import (
 from mistlab.errors import InputError
 from mistlab.hardware import Hardware, Source
 
+FEWEST_RUNS = 2
+
 
 def whole_runs(path: Path) -> Step:
     """The sustained share of the rates, how sure each engine's times are, and the allocator."""
@@ -25,8 +27,11 @@ def whole_runs(path: Path) -> Step:
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_end_to_end(path, hardware)
         runs = table.runs
-        if not runs:
-            message = f"{path}: no run on {hardware.name}: give a table with some"
+        if len(runs) < FEWEST_RUNS:
+            message = (
+                f"{path}: {len(runs)} runs on {hardware.name}: give a table with at least "
+                f"{FEWEST_RUNS}, so that each can be left out"
+            )
             raise InputError(message)
         progress(f"fitting {len(runs)} runs, each left out in turn")
         found = fit_sustained(runs, hardware)

@@ -1,6 +1,6 @@
 """Steps of a calibration: each fits one group of a hardware file, and says how well."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,15 @@ class Fitted:
 
 
 Step = Callable[[Hardware], tuple[Hardware, Fitted]]
+
+
+def applied(steps: Sequence[Step], hardware: Hardware) -> tuple[Hardware, list[Fitted]]:
+    """A hardware after some steps, and what each says of itself."""
+    reports = []
+    for step in steps:
+        hardware, report = step(hardware)
+        reports.append(report)
+    return hardware, reports
 
 
 def sourced(hardware: Hardware, group: str, source: Source, *, more: bool = False) -> Provenance:
@@ -126,3 +135,52 @@ def _scaled(compute: Compute, lender: Hardware, hardware: Hardware) -> Compute:
         )
 
     return replace(compute, rates=tuple(map(scaled, compute.rates)))
+
+
+def by_group(fitted: Sequence[Fitted]) -> dict[str, Any]:
+    """A group's report; of several tables for one group, under their names."""
+    groups: dict[str, Any] = {}
+    for report in fitted:
+        name = report.group if report.group not in groups else f"{report.group} {report.table.name}"
+        groups[name] = _summary(report)
+    return groups
+
+
+def _summary(fitted: Fitted) -> dict[str, Any]:
+    return {
+        "table": str(fitted.table),
+        "sha256": fitted.sha256,
+        "duplicates": fitted.duplicates,
+        "spread": fitted.spread,
+        "held_out_error": fitted.held_out if fitted.residuals else None,
+        "fits": [
+            {
+                "gpus_in_node": r.shape.gpus_in_node if r.shape else None,
+                "nodes": r.shape.nodes if r.shape else None,
+                "what": r.what,
+                "rows": r.rows,
+                "held_out_error": r.held_out,
+                "shape_left_out_error": r.shape_left_out,
+            }
+            for r in fitted.residuals
+        ],
+    }
+
+
+def text_of(fitted: Fitted) -> str:
+    """What a fit says of itself, for people."""
+    if not fitted.residuals:
+        return f"{fitted.group} from {fitted.table.name}"
+    lines = [f"{fitted.group}, mean error of rows that were not fitted:"]
+    lines += [f"  {_line(residual)}" for residual in fitted.residuals]
+    lines.append(f"  all: {fitted.held_out:.2%}")
+    if fitted.spread is not None:
+        lines.append(f"  repeated measurements differ by {fitted.spread:.2%} of their median")
+    return "\n".join(lines)
+
+
+def _line(residual: Residual) -> str:
+    shape, left_out = residual.shape, residual.shape_left_out
+    where = f"{shape.gpus_in_node} GPUs in each of {shape.nodes} nodes, " if shape else ""
+    note = "" if left_out is None else f", {left_out:.2%} with this shape left out"
+    return f"{where}{residual.what}: {residual.held_out:.2%} of {residual.rows} rows{note}"

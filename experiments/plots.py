@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -225,10 +225,11 @@ def _lanes(
     axes.tick_params(labelsize="x-small")
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a picture whose bytes depend on nothing but what it shows."""
+def save(figure: Figure, path: Path | TextIO) -> None:
+    """Write a picture whose bytes depend on nothing but what it shows; as SVG into a text."""
+    form = None if isinstance(path, Path) else "svg"
     with mpl.rc_context(STYLE):
-        figure.savefig(path, metadata={"Date": None})
+        figure.savefig(path, format=form, metadata={"Date": None})
 
 
 def _mesh(row: Mapping[str, Any]) -> str:

@@ -49,11 +49,12 @@ PREDICTORS: Mapping[str, Callable[..., Predictor]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A plan file's prediction, or what is wrong with it."""
+    """A plan file's prediction, or what is wrong with it; the iteration if it is to be drawn."""
 
     path: Path
     job: Job | None
     prediction: Prediction | None
+    simulation: Simulation | None = None
     error: str = ""
 
 
@@ -77,13 +78,12 @@ def main(arguments: Sequence[str]) -> int:
     if options.timeline is not None and options.simulator != "events":
         message = "--timeline needs what --simulator events plays: give both"
         raise InputError(message)
-    answers = predicted(options.plans, options.simulator)
-    if options.timeline is not None:
-        for answer in answers:
-            if answer.job is not None:
-                _draw(
-                    answer.job, answer.path.stem, writable(options.timeline / "x", "folder").parent
-                )
+    answers = predicted(options.plans, options.simulator, drawn=options.timeline is not None)
+    for answer in answers:
+        if answer.simulation is not None:
+            folder = writable(options.timeline / "x", "folder").parent
+            assert answer.job is not None
+            draw(answer.job, answer.simulation, answer.path.stem, folder)
     for answer in answers:
         if options.json:
             print_json(_mapping(answer))
@@ -96,8 +96,13 @@ def main(arguments: Sequence[str]) -> int:
     return DONE if all(answer.prediction is not None for answer in answers) else NO_ANSWER
 
 
-def predicted(paths: Sequence[Path], simulator: str = "symbolic") -> list[Answer]:
-    """The answers to plan files, in order; plans of one workload and cluster go together."""
+def predicted(
+    paths: Sequence[Path], simulator: str = "symbolic", *, drawn: bool = False
+) -> list[Answer]:
+    """The answers to plan files, in order; plans of one workload and cluster go together.
+
+    Those that are to be ``drawn`` come with the iteration that was played.
+    """
     answers: dict[int, Answer] = {}
     together: dict[tuple[Workload, Cluster], list[tuple[int, Job]]] = defaultdict(list)
     for place, path in enumerate(paths):
@@ -110,13 +115,12 @@ def predicted(paths: Sequence[Path], simulator: str = "symbolic") -> list[Answer
     for (workload, cluster), jobs in together.items():
         predictor = PREDICTORS[simulator](workload=workload, cluster=cluster)
         for place, job in jobs:
-            answers[place] = _answer(paths[place], job, predictor)
+            answers[place] = _answer(paths[place], job, predictor, drawn=drawn)
     return [answers[place] for place in range(len(paths))]
 
 
-def _draw(job: Job, name: str, folder: Path) -> None:
+def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
     """One iteration as a trace and as a picture."""
-    simulation = EventSimulator(workload=job.workload, cluster=job.cluster).simulate(job.plan)
     trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
     trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")
     plots.timeline(simulation, picture, name)
@@ -141,10 +145,15 @@ def _memory(job: Job, simulation: Simulation) -> list[MemoryOverTime]:
     return memory
 
 
-def _answer(path: Path, job: Job, predictor: Predictor) -> Answer:
+def _answer(path: Path, job: Job, predictor: Predictor, *, drawn: bool) -> Answer:
     try:
         with about(path):
-            return Answer(path=path, job=job, prediction=predictor.predict(job.plan))
+            if not drawn:
+                return Answer(path=path, job=job, prediction=predictor.predict(job.plan))
+            assert isinstance(predictor, EventSimulator)
+            simulation = predictor.simulate(job.plan)
+            prediction = predictor.prediction_of(job.plan, simulation)
+            return Answer(path=path, job=job, prediction=prediction, simulation=simulation)
     except InputError as error:
         return Answer(path=path, job=job, prediction=None, error=str(error))
 

@@ -33,7 +33,9 @@ from experiments.whole_runs import figures_of, fit_sustained, predicted_s
 from mistlab import catalog
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.memory import reserved_bytes
+from mistlab.plan import Plan
 from mistlab.units import GIB_BYTES
+from simulators.events import EventSimulator
 
 END_TO_END = "end_to_end.csv"
 MEGATRON = ("megatron_a100_one_node.csv", "megatron_a100_many_nodes.csv")
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     runs, tables = _runs(options.tables)
     progress(f"predicting {len(runs)} runs")
     left_out = _left_out(runs) if options.tables is not None else {}
-    times = _fastest([_time(one, left_out.get(one.name)) for one in runs])
+    times = _fastest([_time(one, left_out.get(one.name), events=options.events) for one in runs])
     memory = [row for one in runs for row in _memory(one)]
     summary = {
         "tables": {table.path.name: table.sha256 for table in tables},
@@ -71,6 +73,9 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("predictor_error", __doc__, out=Path("runs/predictor_error"), json=False)
     parser.add_argument("--tables", type=Path, metavar="DIR", help="folder of measurement tables")
+    parser.add_argument(
+        "--events", action="store_true", help="play runs of whole layers task by task too"
+    )
     return parser
 
 
@@ -106,10 +111,13 @@ def _left_out(runs: Sequence[PublishedRun]) -> Mapping[str, float]:
     }
 
 
-def _time(one: PublishedRun, left_out: float | None) -> dict[str, Any]:
+def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[str, Any]:
     seconds = predicted_s(one, one.cluster.hardware)
     gpus = int((one.stages.data_parallel * one.stages.tensor_parallel).sum())
     width = bounds_of(one.workload, one.cluster, one.engine).half_width(gpus)
+    # Of whole layers, and passed on as the engine does.
+    plan = one.plan if one.sends_block is None else None
+    played_s = _played_s(one, plan) if events and plan is not None else None
     return {
         "set": one.set,
         "run": one.name,
@@ -124,7 +132,14 @@ def _time(one: PublishedRun, left_out: float | None) -> dict[str, Any]:
         "measured_s": one.iteration_s,
         "half_width": width,
         "error": seconds / one.iteration_s - 1,
+        **({"events_error": played_s / one.iteration_s - 1} if played_s else {}),
     }
+
+
+def _played_s(one: PublishedRun, plan: Plan) -> float:
+    """Seconds of an iteration by the event simulator."""
+    simulator = EventSimulator(workload=one.workload, cluster=one.cluster)
+    return simulator.simulate(plan).iteration_s
 
 
 def _fastest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -200,6 +215,20 @@ def _summary(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "worst_predicted_best_over_measured_best": max(best) if best else None,
         "predicted_best_within_5_percent": float(np.mean(np.array(best) <= 0.05)) if best else None,
         "telling_pairs_in_wrong_order": disordered,
+        **_events_summary(rows),
+    }
+
+
+def _events_summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    played = [row for row in rows if "events_error" in row]
+    if not played:
+        return {}
+    errors = np.array([row["events_error"] for row in played])
+    inside = np.abs(1 / (1 + errors) - 1) <= np.array([row["half_width"] for row in played])
+    return {
+        "runs_played": len(played),
+        "mean_events_error": float(np.abs(errors).mean()),
+        "events_inside_bounds": float(np.mean(inside)),
     }
 
 
@@ -262,7 +291,7 @@ def _text(
         lines.append(
             f"  {one['set']}: {one['mean_error']:.2%}, {one['median_error']:.2%}, "
             f"{one['mean_error_after_removing_the_mean']:.2%} of {one['runs']} runs, bias "
-            f"{one['bias']:+.2%}{_unseen(one)}{_ranks(one)}"
+            f"{one['bias']:+.2%}{_unseen(one)}{_ranks(one)}{_played(one)}"
         )
     if memory:
         found = summary["memory"]
@@ -280,6 +309,15 @@ def _text(
             for row in memory
         ]
     return "\n".join([*lines, f"pictures and rows: {out}"])
+
+
+def _played(one: Mapping[str, Any]) -> str:
+    if "mean_events_error" not in one:
+        return ""
+    return (
+        f"; played task by task {one['mean_events_error']:.2%} of {one['runs_played']} runs, "
+        f"{one['events_inside_bounds']:.0%} inside bounds"
+    )
 
 
 def _unseen(one: Mapping[str, Any]) -> str:

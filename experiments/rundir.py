@@ -8,15 +8,16 @@ import json
 import platform
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
+from mistlab.datafile import read_json
 from mistlab.errors import InputError
 
-PACKAGES = ("mistlab", "numpy", "scipy", "simpy", "sympy")
+PACKAGES = ("mistlab", "highspy", "numpy", "optuna", "pulp", "scipy", "simpy", "sympy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,26 +34,52 @@ class RunDirectory:
         except OSError as error:
             message = f"--out {path}: {error.strerror}: give another folder"
             raise InputError(message) from None
-        plain = {name: str(v) if isinstance(v, Path) else v for name, v in options.items()}
-        config = {
-            "command": command,
-            "options": plain,
-            "revision": revision(),
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in PACKAGES},
-            },
-        }
+        config = _config(command, options)
         text = json.dumps(config, indent=2, allow_nan=False)
         (path / "config.json").write_text(text + "\n", encoding="utf-8")
-        again = f"python -m experiments.{command} {_arguments(plain)}"
-        (path / "README.md").write_text(f"Made by `{again.strip()}`.\n", encoding="utf-8")
+        made = f"Made by `{command_line(config)}`.\n"
+        (path / "README.md").write_text(made, encoding="utf-8")
         return cls(path=path)
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write ``rows.jsonl``."""
         lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
         (self.path / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def earlier_rows(
+    path: Path, command: str, options: Mapping[str, Any], *, aside: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The rows that an equal run has left in a folder: of the same sources, with the same options
+    but for those ``aside``. Rows of another run are none."""
+    rows, config = path / "rows.jsonl", path / "config.json"
+    if not (rows.is_file() and config.is_file()):
+        return []
+    here, there = (
+        {**one, "options": {k: v for k, v in one["options"].items() if k not in aside}}
+        for one in (_config(command, options), {"options": {}, **read_json(config)})
+    )
+    return _rows(rows) if here == there else []
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError:
+        message = f"{path}: is damaged: move it away, or give another --out"
+        raise InputError(message) from None
+
+
+def _config(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "command": command,
+        "options": {name: str(v) if isinstance(v, Path) else v for name, v in options.items()},
+        "revision": revision(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
+    }
 
 
 def revision() -> str:
@@ -67,9 +94,10 @@ def revision() -> str:
     return done.stdout.strip()
 
 
-def _arguments(options: Mapping[str, Any]) -> str:
-    parts = []
-    for name, value in options.items():
+def command_line(config: Mapping[str, Any]) -> str:
+    """The command that a configuration was written for."""
+    parts = ["python", "-m", f"experiments.{config['command']}"]
+    for name, value in config["options"].items():
         option = f"--{name.replace('_', '-')}"
         if value is True:
             parts.append(option)

@@ -126,13 +126,14 @@ def _batch_problem(job: Job) -> FieldError | None:
 def _tensor_parallel_problem(job: Job) -> FieldError | None:
     model = job.workload.model
     for index, stage in enumerate(job.plan.stages):
-        problem = _degree_problem(model, stage.tensor_parallel)
+        problem = degree_problem(model, stage.tensor_parallel)
         if problem:
             return FieldError(f"plan.stages[{index}].tensor_parallel", problem)
     return None
 
 
-def _degree_problem(model: ModelSpec, degree: int) -> str:
+def degree_problem(model: ModelSpec, degree: int) -> str:
+    """Why a model cannot be split over so many ranks; empty if it can."""
     if model.tensor_parallel_degrees is not None:
         if degree in model.tensor_parallel_degrees:
             return ""

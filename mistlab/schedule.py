@@ -86,6 +86,11 @@ Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
+# From these ZeRO levels on, gradients are reduced from buffers and weights gathered into buffers;
+# below them in place.
+SHARDED_GRADIENTS = 2
+SHARDED_WEIGHTS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:

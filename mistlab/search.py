@@ -1,18 +1,22 @@
 """A search for the fastest plan: its problem, budget and result, and the Protocol of searchers.
 
-A searcher is built with its predictor and, where it keeps time, a clock.
+A searcher is built with its predictor and a clock. What it asks of the predictor is a ``Predictor``
+for whole plans and a ``StageCostModel`` for columns of candidates for a stage.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from mistlab.cluster import Cluster
 from mistlab.errors import refuse
-from mistlab.plan import Plan
-from mistlab.predict import Prediction
+from mistlab.plan import Engine, Plan
+from mistlab.predict import Prediction, Predictor
 from mistlab.space import SearchSpace
 from mistlab.value import bounded, check_fields
 from mistlab.workload import Workload
+
+if TYPE_CHECKING:
+    from mistlab.stages import StageBatch, StageCosts
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
 
@@ -92,6 +96,18 @@ class SearchResult:
         if self.status in {"INFEASIBLE", "REFUSED"} and has_answer:
             problem = f"{self.status} has a plan that fits: give FEASIBLE, or leave the plan out"
             refuse("status", problem)
+
+
+class StageCostModel(Protocol):
+    """Whoever predicts single stages, many at a time."""
+
+    def stage_costs(self, batch: "StageBatch", *, engine: Engine = "mistlab") -> "StageCosts":
+        """What each candidate costs."""
+        ...
+
+
+class PlanAndStagePredictor(Predictor, StageCostModel, Protocol):
+    """Whoever predicts both, consistently."""
 
 
 class Searcher(Protocol):

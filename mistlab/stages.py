@@ -157,16 +157,24 @@ class StageFigures:
 class StageSeconds:
     """What each candidate takes: a steady forward and backward of one micro-batch, and the rest.
 
+    ``through`` is from when a micro-batch arrives until it can go on: without what the stage
+    fetches before and finishes after it.
     The deltas are what the first forward and the last backward take beyond the steady ones, the
-    optimizer's step included. ``point_to_point_s`` is to the next stage and back where that is not
-    part of the passes. ``step_s`` is the step's arithmetic alone, wherever it is hidden, and
-    ``exposed_communication_s`` what a steady micro-batch takes beyond its computation.
+    optimizer's step included; of them, ``within`` is what makes the pass itself longer, while the
+    rest may come before the micro-batch or after it. ``point_to_point_s`` is to the next stage and
+    back where that is not part of the passes. ``step_s`` is the step's arithmetic alone, wherever
+    it is hidden, and ``exposed_communication_s`` what a steady micro-batch takes beyond its
+    computation.
     """
 
     forward_s: NDArray[np.float64]
     backward_s: NDArray[np.float64]
+    through_forward_s: NDArray[np.float64]
+    through_backward_s: NDArray[np.float64]
     delta_forward_s: NDArray[np.float64]
     delta_backward_s: NDArray[np.float64]
+    within_forward_s: NDArray[np.float64]
+    within_backward_s: NDArray[np.float64]
     point_to_point_s: NDArray[np.float64]
     step_s: NDArray[np.float64]
     exposed_communication_s: NDArray[np.float64]

@@ -33,6 +33,10 @@ def build_graph(
                 graph.wait(there.begins[key], end_of=here.sent[key])
                 if graph.labels[here.sent[key]][0] == "X":
                     graph.sends.append((here.sent[key], there.begins[key]))
+    first, last = built[0], built[-1]
+    if first.tied is not None and last.tied is not None:
+        graph.wait(first.tied, end_of=last.reduced)
+        graph.wait(last.tied, end_of=first.reduced)
     return graph
 
 
@@ -57,6 +61,9 @@ class _Stage:
         self.outside: dict[tuple[str, int, int | None], int] = {}
         self.begins: dict[tuple[str, int], int] = {}
         self.sent: dict[tuple[str, int], int] = {}
+        # The last backward or reduction, and the reduction of what two stages tie, if they do.
+        self.reduced = -1
+        self.tied: int | None = None
 
     def build(self, actions: Sequence[Action], micro_batches: int) -> "_Stage":
         for action in actions:
@@ -100,9 +107,15 @@ class _Stage:
             for task in pattern.opening:
                 graph.wait(base + task, end_of=self.computed)
             graph.wait(base + pattern.computing[0], end_of=self.holding)
-        for task, before in zip(pattern.computing, self.releases, strict=False):
+        left = self.last.pop(("O", ">"), None)
+        if left is not None:
+            graph.wait(base + pattern.computing[0], end_of=left)
+        for task, fetch, before in zip(
+            pattern.computing, pattern.fetching, self.releases, strict=False
+        ):
             for release in before:
-                graph.wait(base + task, end_of=release)
+                is_activations = graph.labels[release][0] == "A"
+                graph.wait(base + (fetch if is_activations else task), end_of=release)
         for name, task in pattern.last.items():
             self.last[name] = base + task
         freed = [[base + task for task in tasks] for tasks in pattern.releases]
@@ -133,6 +146,9 @@ class _Stage:
             "compute" if self.template.sends_block else "gpu_to_gpu",
             self.stages[link].send_s,
         )
+        uses = self.tasks.networks.get(action.kind)
+        if uses:
+            self.graph.networks[send] = uses
         name: Name = ("X", None)
         if name in self.last:
             self.graph.wait(send, end_of=self.last[name])
@@ -141,8 +157,14 @@ class _Stage:
 
     def _step(self, micro_batches: int) -> None:
         """What follows the last backward, one after another."""
-        reduced = self.last.get(("R", None))
-        before = [self.holding] if reduced is None else [self.holding, reduced]
+        self.reduced = self.last.get(("R", None), self.computed)
+        before = [self.holding, self.reduced]
+        if self.tasks.tied_s:
+            action = Action(stage=self.stage, kind="R", micro_batch=micro_batches - 1)
+            self.tied = self.graph.add(action, "gpu_to_gpu", self.tasks.tied_s)
+            for source in before:
+                self.graph.wait(self.tied, end_of=source)
+            before = [self.tied]
         for row in self.template.phases["step"]:
             if self.tasks.zero < row.from_zero:
                 continue

@@ -6,15 +6,17 @@ they need (``simulators.passes``), and slow one another down while they run side
 (``simulators.play``).
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from mistlab.cluster import Cluster
-from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import bounds_of
+from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
+from mistlab.errors import refuse
 from mistlab.interference import STREAMS
 from mistlab.pipeline import Order
 from mistlab.plan import Plan
@@ -26,6 +28,7 @@ from mistlab.value import check_field
 from mistlab.workload import Workload
 from simulators.build import build_graph
 from simulators.graph import TaskGraph
+from simulators.network import Use
 from simulators.passes import Name, StageTasks
 from simulators.play import ALONE, Factors, Times, play
 from simulators.symbolic import SymbolicPredictor
@@ -35,6 +38,8 @@ NAME = "events"
 
 _EMBEDDING, _BLOCK, _CHECKPOINTED, _HEAD = range(len(LAYER_TYPES))
 _COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
+# What goes with the size of a micro-batch.
+_OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "A", "X"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +109,21 @@ class EventSimulator:
     _models: dict[tuple[str, bool], TaskModel] = field(default_factory=dict, init=False)
 
     def simulate(
-        self, plan: Plan, order: Order = "1f1b", *, variability: Variability | None = None
+        self,
+        plan: Plan,
+        order: Order = "1f1b",
+        *,
+        variability: Variability | None = None,
+        work: Sequence[float] | None = None,
     ) -> Simulation:
-        """Play one iteration, with the first sample of a ``variability`` if there is one."""
+        """Play one iteration, with the first sample of a ``variability`` if there is one.
+
+        ``work`` is how much there is to do for each micro-batch, 1 being a usual one: the time of
+        its passes, of its sends and of its activations' swaps goes with it.
+        """
         graph, factors = self._graph(plan, order)
+        if work is not None:
+            graph = _worked(graph, plan, work)
         return self._played(plan, variability.disturbed(graph) if variability else graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
@@ -136,24 +152,30 @@ class EventSimulator:
 
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
         """What each plan costs, in order."""
+        closed = self._closed_form().predict_many(plans)
+        return [
+            self._predicted(plan, one, self.simulate(plan))
+            for plan, one in zip(plans, closed, strict=True)
+        ]
+
+    def prediction_of(self, plan: Plan, simulation: Simulation) -> Prediction:
+        """What a plan costs whose iteration was played already."""
+        return self._predicted(plan, self._closed_form().predict(plan), simulation)
+
+    def _closed_form(self) -> SymbolicPredictor:
         if self._symbolic is None:
             self._symbolic = SymbolicPredictor(workload=self.workload, cluster=self.cluster)
-        closed = self._symbolic.predict_many(plans)
-        return [self._predicted(plan, one) for plan, one in zip(plans, closed, strict=True)]
+        return self._symbolic
 
-    def _predicted(self, plan: Plan, closed: Prediction) -> Prediction:
-        seconds = self.simulate(plan).iteration_s
-        peak = self.cluster.peak_flop_per_s(self.workload.precision)
-        half_width = bounds_of(self.workload, self.cluster, plan.engine).half_width(plan.num_gpus)
-        return replace(
-            closed,
-            iteration_s=seconds,
-            iteration_s_low=seconds * max(0.0, 1 - half_width),
-            iteration_s_high=seconds * (1 + half_width),
-            tokens_per_s=self.workload.tokens / seconds,
-            mfu=model_flop(self.workload) / (seconds * plan.num_gpus * peak),
-            predictor=NAME,
+    def _predicted(self, plan: Plan, closed: Prediction, simulation: Simulation) -> Prediction:
+        figures = iteration_figures(
+            simulation.iteration_s,
+            num_gpus=plan.num_gpus,
+            workload=self.workload,
+            cluster=self.cluster,
+            bounds=bounds_of(self.workload, self.cluster, plan.engine),
         )
+        return replace(closed, **figures, predictor=NAME)
 
     def _model(self, plan: Plan) -> TaskModel:
         key = plan.engine, plan.overlap_communication
@@ -163,13 +185,30 @@ class EventSimulator:
         return self._models[key]
 
 
+def _worked(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:
+    """The graph with micro-batches that have more or less to do."""
+    if len(work) != plan.micro_batches:
+        problem = f"has {len(work)} numbers for {plan.micro_batches} micro-batches: give one each"
+        refuse("work", problem)
+    for number, share in enumerate(work):
+        if not (math.isfinite(share) and share > 0):
+            refuse(f"work[{number}]", f"{share:g} is not positive: give how much there is to do")
+    seconds = [
+        alone * work[micro_batch] if kind in _OF_MICRO_BATCH else alone
+        for alone, micro_batch, (kind, _, _) in zip(
+            graph.seconds, graph.micro_batches, graph.labels, strict=True
+        )
+    ]
+    return replace(graph, seconds=seconds)
+
+
 def stages_of(model: TaskModel, plan: Plan) -> tuple[list[StageTasks], list[Factors]]:
     """What the tasks of each stage of a plan take, and how its streams slow one another down."""
     batch = StageBatch.of_plan(plan)
     seconds = model.seconds({name: getattr(batch, name) for name in STRATEGY})
-    types = _layer_types(plan)
+    types, networks = _layer_types(plan), _networks(seconds, batch)
     names = _names(model.template)
-    stages, first_layer = [], 0
+    stages, first_layer, ends = [], 0, (0, plan.num_stages - 1)
     for stage, of_stage in enumerate(types):
         stages.append(
             StageTasks(
@@ -178,10 +217,35 @@ def stages_of(model: TaskModel, plan: Plan) -> tuple[list[StageTasks], list[Fact
                 zero=plan.stages[stage].zero,
                 seconds={name: _seconds(seconds, name, stage, of_stage) for name in names},
                 send_s=float(seconds.send_s[stage]),
+                networks=networks[stage],
+                tied_s=float(seconds.tied_s[stage])
+                if plan.num_stages > 1 and stage in ends
+                else 0.0,
             )
         )
         first_layer += len(of_stage)
     return stages, _factors(seconds, plan.num_stages)
+
+
+def _networks(seconds: TaskSeconds, batch: StageBatch) -> list[dict[Kind, tuple[Use, ...]]]:
+    """The links across nodes that each stage's sends take, and what part of them.
+
+    Even numbers are what nodes give out, odd ones what they take in. A stage's first rank stands
+    for all of them.
+    """
+    shapes, links = seconds.shapes, seconds.model.links
+    nodes = (batch.first_rank // seconds.model.cluster.gpus_per_node).tolist()
+    found: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in nodes]
+    for stage, crosses in enumerate(shapes.crosses_to_next[:-1].tolist()):
+        if crosses:
+            here, there = nodes[stage], nodes[stage + 1]
+            part, back = (
+                links.part_of_network(int(shapes.senders_of_node[sender]))
+                for sender in (stage, stage + 1)
+            )
+            found[stage]["F"] = ((2 * here, part), (2 * there + 1, part))
+            found[stage + 1]["B"] = ((2 * there, back), (2 * here + 1, back))
+    return found
 
 
 def _layer_types(plan: Plan) -> list[list[int]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from mistlab.interference import STREAMS
 from mistlab.schedule import Action, Direction, Kind
+from simulators.network import Use
 
 # Kind, direction and layer: what an action is besides its stage and its micro-batch.
 Label = tuple[Kind, Direction | None, int | None]
@@ -43,6 +44,8 @@ class TaskGraph:
     after_start: list[Offsets] = field(default_factory=list)
     # Sends, and the first task that each lets go on at the receiver.
     sends: list[tuple[int, int]] = field(default_factory=list)
+    # What parts of which links sends across nodes take.
+    networks: dict[int, tuple[Use, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,11 +1,15 @@
 """What a stage's GPU holds over an iteration as it was played, and its fullest moment.
 
-States and the ring of buffers are there throughout. A layer that runs holds what its graph says is
-alive at its peak; when it has run forward it keeps what it saved, or its input where it is computed
-again, until its backward. What is swapped out leaves when its copy has ended and is back when the
-copy in begins. Activations that were sent on stay until their gradient arrives.
+States and the buffers of weights and gradients are there throughout. The ring of buffers for
+optimizer state is taken and given back whole: from the first fetch until the first micro-batch has
+gone forward and the last state has left. A layer that runs holds what its graph says is alive at
+its peak; when it has run forward it keeps what it saved, or its input where it is computed again,
+until its backward. What is swapped out makes room when whoever takes its buffer has waited for the
+copy, and is back when the copy in begins. Activations that were sent on stay until their gradient
+arrives.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,18 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.plan import Plan
-from mistlab.schedule import Action
 from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.layer import sum_name
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.symbolic.states import sizes_of
 from simulators.events import Simulation
+from simulators.graph import Label
 
 # When, of which class, by how many bytes.
 Change = tuple[float, int, float]
 
 CLASSES = ("states", "buffers", "optimizer_buffers", "activations", "temporaries")
 _STATES, _BUFFERS, _STEP, _ACTIVATIONS, _TEMPORARIES = range(len(CLASSES))
+
+# Kinds of tasks that change what is held.
+_HOLDING = frozenset("FBAO")
+# Blocks whose optimizer state is there at once: one that steps and one that leaves.
+_RING = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,13 +97,33 @@ def memory_of(
     figures, sums = model.figures(batch), model.layers_of(batch)
     changes: dict[int, list[Change]] = defaultdict(list)
     stages = [_Stage(plan, stage, model, figures, sums) for stage in range(plan.num_stages)]
-    for task in simulation.tasks():
-        stage = task.action.stage
-        changes[stage] += stages[stage].changes(task.action, task.start_s, task.end_s)
+    graph, times = simulation.graph, simulation.times
+    for task, label in enumerate(graph.labels):
+        if label[0] in _HOLDING:
+            stage, end_s = graph.stage(task), times.ends_s[task]
+            if label[0] == "A":
+                end_s = _given_back_s(simulation, task)
+            is_first = graph.micro_batches[task] == 0
+            changes[stage] += stages[stage].changes(
+                label, times.starts_s[task], end_s, is_first=is_first
+            )
     return [
-        _over_time(stage, stages[stage].static, changes[stage], float(room_bytes[stage]))
+        _over_time(
+            stage,
+            stages[stage].static,
+            changes[stage] + stages[stage].step_ring(),
+            float(room_bytes[stage]),
+        )
         for stage in range(plan.num_stages)
     ]
+
+
+def _given_back_s(simulation: Simulation, number: int) -> float:
+    """When room that a swap leaves is taken again: no stream may before it has waited for it."""
+    graph, times = simulation.graph, simulation.times
+    waiting = (number + offset for offset in graph.after_end[number])
+    starts = [times.starts_s[task] for task in waiting if graph.labels[task][:2] != ("A", ">")]
+    return min(starts, default=times.ends_s[number])
 
 
 class _Stage:
@@ -120,41 +149,66 @@ class _Stage:
             name: {key: float(sums[sum_name(name, key)][stage]) for key in _SUMS}
             for name in ("embedding", "block", "head")
         }
+        self.of_layer: dict[int, tuple[float, float, float]] = {}
         self.static = np.zeros(len(CLASSES))
         states = (figures.weights_bytes, figures.gradients_bytes, figures.optimizer_bytes)
         self.static[_STATES] = sum(float(column[stage]) for column in states)
         self.static[_BUFFERS] = float(figures.buffers_bytes[stage])
         shard = own.data_parallel if own.zero >= 1 else 1
         local = self.bytes["block"]["parameters"] / shard
-        self.step_bytes = local * sizes_of(model.workload.precision).optimizer
-        self.step_bytes *= own.offload.optimizer
+        swapped = local * sizes_of(model.workload.precision).optimizer * own.offload.optimizer
+        self.ring_bytes = min(_RING, own.layers) * swapped
+        # When the first state came, and when the last had gone and all layers had computed.
+        self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
-    def changes(self, action: Action, start_s: float, end_s: float) -> list[Change]:
-        """When a task changes which class by how many bytes."""
-        layer = action.layer
-        if layer is None:
+    def changes(
+        self, label: Label, start_s: float, end_s: float, *, is_first: bool
+    ) -> list[Change]:
+        """When a task changes which class by how many bytes; ``is_first`` of all micro-batches."""
+        kind, direction, layer = label
+        assert layer is not None
+        if kind == "O":
+            self.steps_from_s = min(self.steps_from_s, start_s)
+        if kind == "O" or (kind == "F" and is_first):
+            self.steps_until_s = max(self.steps_until_s, end_s)
+        if kind in ("F", "B"):
+            return self._computing(kind == "F", layer, start_s, end_s)
+        if kind == "O":
             return []
-        if action.kind in ("F", "B"):
-            return self._computing(action.kind == "F", layer, start_s, end_s)
-        if action.kind == "A":
-            kind, size = _ACTIVATIONS, self.ratios.activations * self._kept(layer)
-        elif action.kind == "O":
-            kind, size = _STEP, self.step_bytes
-        else:
+        size = self.ratios.activations * self._kept(layer)
+        if direction == "<":
+            return [(start_s, _ACTIVATIONS, size)]
+        return [(end_s, _ACTIVATIONS, -size)]
+
+    def step_ring(self) -> list[Change]:
+        """The buffers of optimizer state, if any came: taken and given back whole."""
+        if math.isinf(self.steps_from_s):
             return []
-        return [(start_s, kind, size) if action.direction == "<" else (end_s, kind, -size)]
+        return [
+            (self.steps_from_s, _STEP, self.ring_bytes),
+            (self.steps_until_s, _STEP, -self.ring_bytes),
+        ]
 
     def _computing(
         self, is_forward: bool, layer: int, start_s: float, end_s: float
     ) -> list[Change]:
-        sums = self._of(layer)
-        held = self._kept(layer) + (sums["output_bytes"] if layer == self.sends_from else 0.0)
-        running = sums["forward_peak_bytes"] if is_forward else self._backward(layer)
+        held, *peaks = self._held_and_peaks(layer)
+        running = peaks[0 if is_forward else 1]
         return [
             (end_s, _ACTIVATIONS, held) if is_forward else (start_s, _ACTIVATIONS, -held),
             (start_s, _TEMPORARIES, running),
             (end_s, _TEMPORARIES, -running),
         ]
+
+    def _held_and_peaks(self, layer: int) -> tuple[float, float, float]:
+        """What a layer keeps and has sent, and what is alive at the peak of its two passes."""
+        found = self.of_layer.get(layer)
+        if found is None:
+            sums = self._of(layer)
+            sent = sums["output_bytes"] if layer == self.sends_from else 0.0
+            peaks = sums["forward_peak_bytes"], self._backward(layer)
+            found = self.of_layer[layer] = (self._kept(layer) + sent, *peaks)
+        return found
 
     def _of(self, layer: int) -> Mapping[str, float]:
         if layer in self.blocks:
@@ -188,12 +242,12 @@ def _over_time(
     room_bytes: float,
 ) -> MemoryOverTime:
     # At equal times what is freed goes first: a layer's temporaries do not meet the next one's.
-    changes.sort(key=lambda change: (change[0], change[2] > 0))
-    times = np.array([0.0, *(time for time, _, _ in changes)])
+    when, kinds, sizes = np.array(changes).reshape(-1, 3).T
+    order = np.lexsort((sizes > 0, when))
+    times = np.concatenate([[0.0], when[order]])
     deltas = np.zeros((len(changes) + 1, len(CLASSES)))
     deltas[0] = static
-    rows = np.arange(1, len(changes) + 1)
-    deltas[rows, [kind for _, kind, _ in changes]] = [size for _, _, size in changes]
+    deltas[np.arange(1, len(changes) + 1), kinds[order].astype(int)] = sizes[order]
     # Changes at one time happen together.
     ends = np.flatnonzero(np.append(times[1:] != times[:-1], True))
     return MemoryOverTime(

@@ -5,6 +5,8 @@ The table says what belongs to which slot. A slot is no barrier here: what a tas
     F B    the layer before it; its parameters gathered (U) and swapped in (P<), its state stepped
            (S), activations and gradients back (A< G<); what leaves the buffers that it takes, those
            of the layer depth + 1 before (A> G>, from ZeRO-2 on R)
+    A<     of a pass after another: what leaves the buffers that it takes (A>)
+    pass   after the one that steps: the last O>, for its activations come where that was
     U      its own part of the parameters: P<, S
     S      O< and G<; where weights are offloaded also the buffers of the layer depth + 1 before
     R      B;   A> after its F or B;   G> after B and R;   O> and P> after S
@@ -22,8 +24,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from mistlab.interference import STREAMS
-from mistlab.schedule import Direction, Kind, Phase, Template
+from mistlab.schedule import (
+    SHARDED_GRADIENTS,
+    SHARDED_WEIGHTS,
+    Direction,
+    Kind,
+    Phase,
+    Template,
+)
 from simulators.graph import Label, Offsets
+from simulators.network import Use
 
 # A kind of task and its direction: F, P<, A>.
 Name = tuple[Kind, Direction | None]
@@ -34,10 +44,6 @@ _REDUCE: Name = ("R", None)
 _FETCHES: tuple[Name, ...] = (("P", "<"), ("G", "<"), ("O", "<"), ("A", "<"))
 _STATE_FETCHES: tuple[Name, ...] = (("G", "<"), ("O", "<"))
 _LEAVES: tuple[Name, ...] = (("A", ">"), ("G", ">"), _REDUCE)
-# From these ZeRO levels on, gradients are reduced from buffers and weights gathered into buffers;
-# below them in place.
-_SHARDED_GRADIENTS = 2
-_SHARDED_WEIGHTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,8 @@ class StageTasks:
 
     The first layer has the number ``first_layer``. Forward and backward include the tensor-parallel
     collectives that the layer waits for. ``send_s`` is what a micro-batch takes to the next stage,
-    and back.
+    and back; ``networks`` are the links that sends after forward (F) and backward passes (B) take.
+    ``tied_s`` is the reduction of the embedding's gradient with a head that shares its table.
     """
 
     stage: int
@@ -54,6 +61,8 @@ class StageTasks:
     zero: int
     seconds: Mapping[Name, Sequence[float]]
     send_s: float
+    networks: Mapping[Kind, tuple[Use, ...]] = field(default_factory=dict)
+    tied_s: float = 0.0
 
     @property
     def num_layers(self) -> int:
@@ -65,8 +74,9 @@ class StageTasks:
 class Pattern:
     """The tasks of a pass, numbered from zero, and what they wait for inside the pass.
 
-    ``computing`` are the layers' F or B in order; ``opening`` waits for the pass before to have
-    computed; ``first`` and ``last`` of each name link passes; ``by_layer`` finds tasks.
+    ``computing`` are the layers' F or B in order, ``fetching`` what brings each of them its
+    activations, or itself; ``opening`` waits for the pass before to have computed; ``first`` and
+    ``last`` of each name link passes; ``by_layer`` finds tasks.
     """
 
     labels: list[Label] = field(default_factory=list)
@@ -77,6 +87,7 @@ class Pattern:
     after_start: list[Offsets] = field(default_factory=list)
     by_layer: dict[tuple[Name, int], int] = field(default_factory=dict)
     computing: list[int] = field(default_factory=list)
+    fetching: list[int] = field(default_factory=list)
     opening: list[int] = field(default_factory=list)
     first: dict[Name, int] = field(default_factory=dict)
     last: dict[Name, int] = field(default_factory=dict)
@@ -97,7 +108,7 @@ class _Layout:
         self.depth = template.depth
         self.count = tasks.num_layers
         self.upwards = "forward" in phase
-        in_place = tasks.zero < _SHARDED_GRADIENTS
+        in_place = tasks.zero < SHARDED_GRADIENTS
         self.releases = tuple(name for name in _LEAVES if name != _REDUCE or not in_place)
         self.computes: Name = ("F" if self.upwards else "B", None)
         # Of each position, what is there; and of each task, its slot.
@@ -180,7 +191,7 @@ class _Layout:
         if task is None:
             return
         self._wait(task, position, ("P", "<"), _STEP)
-        if self.tasks.zero >= _SHARDED_WEIGHTS or self.depth == 0:
+        if self.tasks.zero >= SHARDED_WEIGHTS or self.depth == 0:
             self._enter(task)
 
     def _leave(self, position: int) -> None:
@@ -221,6 +232,9 @@ class _Layout:
                 made.waits[task] += 1
         positions = range(self.count)
         made.computing = [self.at[self.computes, p] for p in positions]
+        made.fetching = [
+            self.at.get((("A", "<"), p), task) for p, task in enumerate(made.computing)
+        ]
         made.releases = [
             [self.at[name, p] for name in self.releases if (name, p) in self.at] for p in positions
         ]

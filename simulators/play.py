@@ -3,7 +3,8 @@
 While a set of streams of a stage is busy, each gets on with its work at the speed that the set
 leaves it: one over its factor. Whenever the set changes, the rest of each running task goes on at
 the new speed. SimPy holds one event for the task of a stage that ends first; when the set changes,
-whoever waits for that event is moved to another one, at the new time.
+whoever waits for that event is moved to another one, at the new time. Sends of stages that share a
+node's network slow one another down in the same way (``simulators.network``).
 """
 
 from collections.abc import Generator, Sequence
@@ -15,6 +16,7 @@ from simpy import Environment, Event
 
 from mistlab.interference import STREAMS
 from simulators.graph import TaskGraph
+from simulators.network import Network
 
 # For each set of busy streams, a bit for each of them, how much slower each stream is.
 Factors = Sequence[Sequence[float]]
@@ -56,12 +58,15 @@ class _Ending(Event):
 class _Contention:
     """The running tasks of one stage: how much work each has left, and which one ends first."""
 
-    __slots__ = ("busy", "environment", "events", "left", "next_stream", "shares", "since", "when")
+    __slots__ = (
+        *("busy", "environment", "events", "left", "next_stream", "shares", "since", "usual"),
+        "when",
+    )
 
     def __init__(self, environment: Environment, factors: Factors) -> None:
         self.environment = environment
         # For each set of busy streams, those in it with their factors.
-        self.shares = [
+        self.usual = self.shares = [
             [
                 (stream, float(factors[chosen][stream]))
                 for stream in _STREAMS
@@ -87,6 +92,12 @@ class _Contention:
         self.await_next()
         return event
 
+    def ending(self, stream: int) -> _Ending:
+        """What happens at the end of a stream's running task."""
+        event = self.events[stream]
+        assert event is not None
+        return event
+
     def end(self, stream: int, now: float) -> None:
         """The task of a stream has ended; call ``await_next`` or ``begin`` after it."""
         if now > self.since:
@@ -94,6 +105,21 @@ class _Contention:
         self.left[stream] = 0.0
         self.busy &= ~(1 << stream)
         self.next_stream = -1
+        self.shares = self.usual
+
+    def crowd(self, stream: int, factor: float, now: float) -> None:
+        """Let a stream's task take ``factor`` times as long from now on."""
+        if now > self.since:
+            self._advance(now)
+        self.shares = (
+            self.usual
+            if factor == 1
+            else [
+                [(one, share * factor if one == stream else share) for one, share in of_set]
+                for of_set in self.usual
+            ]
+        )
+        self.await_next()
 
     def _advance(self, now: float) -> None:
         """Take off what was done since the set of busy streams last changed."""
@@ -136,8 +162,8 @@ class _Player:
     """The processes of all streams, and what they share."""
 
     __slots__ = (
-        *("asleep", "contention", "ends", "environment", "graph", "ready", "starts", "unstarted"),
-        "waits",
+        *("asleep", "contention", "ends", "environment", "graph", "network", "ready", "starts"),
+        *("unstarted", "waits"),
     )
 
     def __init__(
@@ -147,6 +173,7 @@ class _Player:
         self.environment = environment
         self.graph = graph
         self.contention = [_Contention(environment, of_stage) for of_stage in factors]
+        self.network = Network()
         self.starts = [-1.0] * len(graph)
         self.ends = [-1.0] * len(graph)
         self.waits = graph.waits.copy()
@@ -167,6 +194,7 @@ class _Player:
         environment, starts, ends = self.environment, self.starts, self.ends
         seconds, ready = self.graph.seconds, self.ready[lane]
         after_start, after_end = self.graph.after_start, self.graph.after_end
+        network, uses_of = self.network, self.graph.networks
         stream = lane % len(STREAMS)
         contention = self.contention[lane // len(STREAMS)]
         running, now = False, 0.0
@@ -184,9 +212,16 @@ class _Player:
             waiting = after_start[task]
             if waiting:
                 self._release(task, waiting)
-            yield contention.begin(stream, seconds[task], now)
+            event = contention.begin(stream, seconds[task], now)
+            uses = uses_of.get(task)
+            if uses:
+                network.enter(contention, stream, uses, now)
+                event = contention.ending(stream)
+            yield event
             now = ends[task] = environment.now
             contention.end(stream, now)
+            if uses:
+                network.leave(contention, stream, uses, now)
             running = True
             waiting = after_end[task]
             if waiting:

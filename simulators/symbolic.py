@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cluster import Cluster
-from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import Bounds, bounds_of
+from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import StageCostModel
@@ -92,8 +92,6 @@ class SymbolicPredictor:
         iterations = iteration_s(_table(costs.seconds, len(plans)), micro_batches)
         calibration = self._calibration(schedule.engine)
         iterations = iterations + calibration.iteration_s
-        flop = model_flop(self.workload)
-        peak = self.cluster.peak_flop_per_s(self.workload.precision)
         in_node = np.minimum(
             batch.data_parallel * batch.tensor_parallel, self.cluster.gpus_per_node
         )
@@ -106,14 +104,16 @@ class SymbolicPredictor:
             node_bytes = host_bytes_of_fullest_node(
                 costs.host_bytes[of_plan], np.array(gpus), self.cluster
             )
-            width = calibration.half_width(sum(gpus))
+            times = iteration_figures(
+                seconds,
+                num_gpus=sum(gpus),
+                workload=self.workload,
+                cluster=self.cluster,
+                bounds=calibration,
+            )
             predictions.append(
                 Prediction(
-                    iteration_s=seconds,
-                    iteration_s_low=seconds * max(0.0, 1 - width),
-                    iteration_s_high=seconds * (1 + width),
-                    tokens_per_s=self.workload.tokens / seconds,
-                    mfu=flop / (seconds * sum(gpus) * peak),
+                    **times,
                     fits=bool(costs.fits[of_plan].all())
                     and node_bytes <= self.cluster.host_memory_bytes,
                     predictor=NAME,

@@ -7,12 +7,12 @@ is what a block takes.
 Axes: C rows, each a block's worth of one class at one size.
 """
 
-import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,19 +22,21 @@ from mistlab.calibration.rows import (
     HARDWARE,
     Origin,
     Row,
+    duration,
     positive,
     read_rows,
     refuse_row,
     spread_of,
 )
 from mistlab.compute import OperatorClass, Rate
-from mistlab.cost.layers import work_of
+from mistlab.cost.layers import slowdown_of, work_of
+from mistlab.hardware import PeakTflops
 from mistlab.model import ModelSpec
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
-from mistlab.units import GBYTES, MICROSECONDS, MILLISECONDS, TFLOP
-from mistlab.workload import Workload
+from mistlab.units import GBYTES, MICROSECONDS, TFLOP
+from mistlab.workload import Precision, Workload
 
 # The profile's operators of one block, by class.
 CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {
@@ -52,18 +54,19 @@ CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {
     "enc-MLP-gelu": "memory",
     "enc-post-MLP-dropout": "memory",
 }
+OPERATORS_OF_CLASS: Mapping[OperatorClass, tuple[str, ...]] = {
+    operators: tuple(name for name, one in CLASS_OF_OPERATOR.items() if one == operators)
+    for operators in dict.fromkeys(CLASS_OF_OPERATOR.values())
+}
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 SIZES = ("hidden", "ffn", "heads", "seq", "vocab", "mbs")
 NEEDED = (HARDWARE, *SIZES, "tp", "op", "fwd_us", "bwd_us")
-BATCHED = ("baddbmm", "bmm")
-FUSED: tuple[tuple[OperatorClass, int, str], ...] = (
-    ("attention_forward", 2, "fwd_median_ms"),
-    ("attention_backward", 5, "bwd_median_ms"),
-)
-ATTENTION = ("op", "shapes", "batch", "seq", "heads", "head_dim", "fwd_median_ms", "bwd_median_ms")
+PRECISION = "precision"
+COUNTED = ("flop", "bytes")
 
 
 class Block(NamedTuple):
-    """The sizes that a block was profiled at."""
+    """The sizes and the precision that a block was profiled at."""
 
     hidden: int
     ffn: int
@@ -71,11 +74,15 @@ class Block(NamedTuple):
     sequence_length: int
     vocab: int
     micro_batch: int
+    precision: Precision = "fp16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassRows:
-    """One class's operations, bytes and seconds in a block (C each), and the block's width."""
+    """One class's operations, bytes and seconds in a block (C each), and the block's width.
+
+    Operations of another precision than 16 bits count as many times as they are slower.
+    """
 
     flop: NDArray[np.float64]
     moved_bytes: NDArray[np.float64]
@@ -107,11 +114,15 @@ class OperatorTable:
 
 
 def read_operator_table(
-    path: Path, *, hardware: str | None, without_weight_gradients: bool
+    path: Path, peaks: PeakTflops, *, hardware: str | None, without_weight_gradients: bool
 ) -> OperatorTable:
-    """Read a profile; ``without_weight_gradients`` adds a forward to each product's backward."""
+    """Read a profile; ``without_weight_gradients`` adds a forward to each product's backward.
+
+    Operations and bytes are those that rows give, or else the layer graph's under Megatron.
+    """
     origin, rows = read_rows(path, NEEDED, hardware=hardware)
     times: dict[tuple[Block, str], list[float]] = defaultdict(list)
+    counted: dict[tuple[Block, str], tuple[float, float]] = {}
     failed = 0
     for where, row in rows:
         if row["op"] not in CLASS_OF_OPERATOR or round(positive(where, row, "tp")) != 1:
@@ -122,7 +133,11 @@ def read_operator_table(
         forward, backward = (positive(where, row, name) for name in ("fwd_us", "bwd_us"))
         is_product = CLASS_OF_OPERATOR[row["op"]] == "matmul"
         again = 1 + (without_weight_gradients and is_product)
-        times[_block(where, row), row["op"]].append(again * forward + backward)
+        place = _block(where, row), row["op"]
+        times[place].append(again * forward + backward)
+        if row.get("flop"):
+            flop, moved_bytes = (duration(where, row, name) for name in COUNTED)
+            counted[place] = flop, moved_bytes
     blocks = [b for b in dict.fromkeys(b for b, _ in times) if _is_whole(b, times)]
     if not blocks:
         where, row = rows[0]
@@ -131,7 +146,7 @@ def read_operator_table(
         origin=origin,
         failed=failed,
         spread=spread_of(times.values()),
-        classes=_classes(blocks, times),
+        classes=_classes(blocks, times, counted, peaks),
     )
 
 
@@ -143,9 +158,14 @@ def fit(rows: ClassRows, operators: OperatorClass) -> Rate:
     (s_per_tflop, s_per_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
     return Rate(
         operators=operators,
-        tflops=round(1 / s_per_tflop, 2) if s_per_tflop > 0 else None,
-        gbytes_per_s=round(1 / s_per_gbyte, 2) if s_per_gbyte > 0 else None,
+        tflops=rounded(1 / s_per_tflop) if s_per_tflop > 0 else None,
+        gbytes_per_s=rounded(1 / s_per_gbyte) if s_per_gbyte > 0 else None,
     )
+
+
+def rounded(rate: float) -> float:
+    """Two decimals, and at least four digits that mean something."""
+    return round(rate, max(2, 3 - math.floor(math.log10(rate))))
 
 
 def errors(rows: ClassRows, rate: Rate) -> NDArray[np.float64]:
@@ -165,56 +185,18 @@ def error_of_left_out_widths(rows: ClassRows, operators: OperatorClass) -> float
     return float(np.concatenate(found).mean())
 
 
-def read_attention_table(path: Path, *, campaign: str | None) -> tuple[Origin, list[Rate]]:
-    """The rates of attention's kernels: fused ones, and the products of a written-out one."""
-    origin, rows = read_rows(path, ATTENTION, campaign=campaign, campaign_column="db")
-    rates: dict[OperatorClass, list[float]] = defaultdict(list)
-    products: list[tuple[float, float, float]] = []
-    for where, row in rows:
-        if "flash_attn" in row["op"]:
-            batch, sequence, heads, channels = (
-                positive(where, row, name) for name in ("batch", "seq", "heads", "head_dim")
-            )
-            # Half of the square is never computed: two products forward, five backward.
-            product = batch * heads * channels * sequence**2
-            for operators, count, name in FUSED:
-                seconds = positive(where, row, name) * MILLISECONDS
-                rates[operators].append(count * product / seconds / TFLOP)
-        elif row["op"].split(".")[-1] in BATCHED:
-            flop, moved_bytes = _batched_product(where, row)
-            for count, name in ((1, "fwd_median_ms"), (2, "bwd_median_ms")):
-                seconds = positive(where, row, name) * MILLISECONDS
-                products.append((count * flop, count * moved_bytes, seconds))
-    if len(rates) < len(FUSED) or not products:
-        where, row = rows[0]
-        refuse_row(where, "op", f"the table lacks flash_attn or {' and '.join(BATCHED)}")
-    fitted = [
-        Rate(operators=operators, tflops=round(float(np.median(found)), 2))
-        for operators, found in rates.items()
-    ]
-    flop_column, bytes_column, seconds_column = np.array(products).T
-    of_products = ClassRows(
-        flop=flop_column,
-        moved_bytes=bytes_column,
-        seconds=seconds_column,
-        hidden=np.zeros(len(products)),
-    )
-    return origin, [*fitted, fit(of_products, "batched_matmul")]
-
-
-def _batched_product(where: str, row: Row) -> tuple[float, float]:
-    """Operations and bytes of a product of (B, S, S) and (B, S, D) in 16 bits, or the reverse."""
-    try:
-        shapes = json.loads(row["shapes"])
-        batch, sequence, channels = shapes["batch1"] if "batch1" in shapes else shapes["mat2"]
-    except (ValueError, KeyError, TypeError):
-        refuse_row(where, "shapes", f"{row['shapes']!r} has no batch1 or mat2 of three sizes")
-    square = batch * sequence**2
-    return 2.0 * square * channels, 2.0 * (square + 2 * batch * sequence * channels)
-
-
 def _block(where: str, row: Row) -> Block:
-    return Block(*(round(positive(where, row, name)) for name in SIZES))
+    hidden, ffn, heads, sequence, vocab, batch = (round(positive(where, row, n)) for n in SIZES)
+    return Block(hidden, ffn, heads, sequence, vocab, batch, precision_of(where, row))
+
+
+def precision_of(where: str, row: Row) -> Precision:
+    """The precision that a row was measured in; 16 bits where it does not say."""
+    given = row.get(PRECISION) or "fp16"
+    found = next((precision for precision in PRECISIONS if precision == given), None)
+    if found is None:
+        refuse_row(where, PRECISION, f"{given!r} is not one of {', '.join(PRECISIONS)}")
+    return found
 
 
 def _is_whole(block: Block, times: Mapping[tuple[Block, str], Sequence[float]]) -> bool:
@@ -222,24 +204,40 @@ def _is_whole(block: Block, times: Mapping[tuple[Block, str], Sequence[float]]) 
 
 
 def _classes(
-    blocks: Sequence[Block], times: Mapping[tuple[Block, str], Sequence[float]]
+    blocks: Sequence[Block],
+    times: Mapping[tuple[Block, str], Sequence[float]],
+    counted: Mapping[tuple[Block, str], tuple[float, float]],
+    peaks: PeakTflops,
 ) -> Mapping[OperatorClass, ClassRows]:
     """Sums over each class's operators; of repeated measurements the median."""
-    work = [_work(block) for block in blocks]
+    work = [_counted(block, counted) or _work(block) for block in blocks]
+    slowdowns = np.array([slowdown_of(peaks, block.precision) for block in blocks])
     classes: dict[OperatorClass, ClassRows] = {}
-    for operators in dict.fromkeys(CLASS_OF_OPERATOR.values()):
-        names = [name for name, one in CLASS_OF_OPERATOR.items() if one == operators]
+    for operators, names in OPERATORS_OF_CLASS.items():
         seconds = [
             sum(float(np.median(times[block, name])) for name in names) * MICROSECONDS
             for block in blocks
         ]
         classes[operators] = ClassRows(
-            flop=np.array([one[f"{operators} flop"] for one in work]),
+            flop=np.array([one[f"{operators} flop"] for one in work]) * slowdowns,
             moved_bytes=np.array([one[f"{operators} bytes"] for one in work]),
             seconds=np.array(seconds),
             hidden=np.array([float(block.hidden) for block in blocks]),
         )
     return classes
+
+
+def _counted(
+    block: Block, counted: Mapping[tuple[Block, str], tuple[float, float]]
+) -> Mapping[str, float]:
+    """Operations and bytes of each class as the rows of a block give them; empty if they do not."""
+    if any((block, name) not in counted for name in CLASS_OF_OPERATOR):
+        return {}
+    return {
+        f"{operators} {unit}": sum(counted[block, name][place] for name in names)
+        for operators, names in OPERATORS_OF_CLASS.items()
+        for place, unit in enumerate(COUNTED)
+    }
 
 
 def _work(block: Block) -> Mapping[str, float]:
@@ -259,13 +257,10 @@ def _work(block: Block) -> Mapping[str, float]:
         sequence_length=block.sequence_length,
         global_batch=1,
         attention="math",
-        precision="fp16",
+        precision=block.precision,
     )
     compiled = work_of(graph_of(workload), "megatron").compiled
     columns = size_columns(workload, np.array([block.micro_batch]), np.array([1]))
     values = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
-    names = [f"{operators} {unit}" for operators in CLASSES for unit in ("flop", "bytes")]
+    names = [f"{operators} {unit}" for operators in OPERATORS_OF_CLASS for unit in COUNTED]
     return {name: sum(values[f"block {phase} {name}"] for phase in PHASES) for name in names}
-
-
-CLASSES = tuple(dict.fromkeys(CLASS_OF_OPERATOR.values()))

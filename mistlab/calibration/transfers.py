@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from mistlab.cost.transfers import transfer_s
+from mistlab.errors import InputError
 from mistlab.transfers import Line
 from mistlab.units import GBYTES, MIB_BYTES, MICROSECONDS
 
@@ -31,10 +32,13 @@ class TransferRows:
 
 
 def fit(rows: TransferRows) -> Line:
-    """The line of some transfers."""
+    """The line of some transfers; refuses those that give no rate."""
     # Latency in microseconds and bandwidth in GB, so that both unknowns are near one.
     terms = np.stack([np.full(len(rows), MICROSECONDS), rows.size_bytes / GBYTES], axis=1)
     (latency_us, seconds_a_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
+    if seconds_a_gbyte == 0:
+        message = "long transfers took no longer than short ones: measure longer ones, undisturbed"
+        raise InputError(message)
     return Line(
         latency_us=round(float(latency_us), 2),
         gbytes_per_s=round(float(1 / seconds_a_gbyte), 4),

@@ -7,6 +7,8 @@ smaller set. What comes out lies between the longest part and the sum of all.
 Axes: C cases; the four streams last, in the order of ``mistlab.interference.STREAMS``.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,17 +31,23 @@ def factors_of(group: GroupSlowdowns) -> Factors:
     return table
 
 
-def overlapped(alone: NDArray[np.float64], factors: Factors) -> NDArray[np.float64]:
-    """Seconds (C) until all is done of work that would take ``alone`` (C, 4) by itself."""
+def overlapped(
+    alone: NDArray[np.float64], factors: Factors, awaited: Sequence[str] = STREAMS
+) -> NDArray[np.float64]:
+    """Seconds (C) of work that would take ``alone`` (C, 4) by itself, until the ``awaited`` streams
+    are done with theirs."""
     elapsed = np.empty(len(alone))
+    chosen = np.array([STREAMS.index(stream) for stream in awaited])
     by_stream = np.ascontiguousarray(factors.T)
     for start in range(0, len(alone), BLOCK):
         block = slice(start, start + BLOCK)
-        elapsed[block] = _elapsed(np.ascontiguousarray(alone[block].T), by_stream)
+        elapsed[block] = _elapsed(np.ascontiguousarray(alone[block].T), by_stream, chosen)
     return elapsed
 
 
-def _elapsed(alone: NDArray[np.float64], factors: Factors) -> NDArray[np.float64]:
+def _elapsed(
+    alone: NDArray[np.float64], factors: Factors, awaited: NDArray[np.intp]
+) -> NDArray[np.float64]:
     """Seconds (C) of ``alone`` (4, C) under factors (4, 16): streams first, for speed."""
     left = alone
     elapsed = np.zeros(alone.shape[1])
@@ -50,8 +58,8 @@ def _elapsed(alone: NDArray[np.float64], factors: Factors) -> NDArray[np.float64
         first = ends.min(axis=0)
         step = np.where(np.isfinite(first), first, 0.0)
         left = np.where(ends <= step, 0.0, np.maximum(left - step / slowed, 0.0))
-        elapsed += step
-    return np.asarray(np.clip(elapsed, alone.max(axis=0), alone.sum(axis=0)))
+        elapsed += np.where(busy[awaited].any(axis=0), step, 0.0)
+    return np.asarray(np.clip(elapsed, alone[awaited].max(axis=0), alone.sum(axis=0)))
 
 
 def _sets(busy: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -119,6 +119,11 @@ class Links:
             rate = min(rate, cluster.inter_node_bytes_per_s / at_once)
         return Link(latency_s=line.latency_s if line else 0.0, s_per_byte=1 / rate)
 
+    def part_of_network(self, at_once: int) -> float:
+        """What part of a node's network sends of ``at_once`` of its GPUs take."""
+        link = self.send(across_nodes=True, at_once=at_once)
+        return at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)
+
     def copy(self, direction: Copy) -> Link:
         """Between a GPU and its host, on all GPUs of the node at once."""
         measured = [g for g in self.transfers.groups if getattr(g, direction) is not None]

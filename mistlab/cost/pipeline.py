@@ -1,20 +1,35 @@
-"""How long an iteration of a pipeline takes, from what its stages take.
+"""How long an iteration of a 1F1B pipeline takes, from what its stages take.
 
-G micro-batches, stages i with tf and tb the steady forward and backward of one micro-batch, df and
-db what the first forward and the last backward take beyond them:
+The answer is the longest chain of passes that wait for one another. A stage is occupied by G
+forwards (tf) and G backwards (tb), of which it runs k - 1 ahead; a micro-batch that only passes
+through waits for less of each (lf, lb: not for what the stage fetches before and finishes after).
+Before its first forward a stage does what comes once an iteration (df), after its last backward the
+rest of that (db); a part of these makes the pass itself longer (vf, vb). What the stages after one
+mean to it are durations of two kinds:
 
-    (G - 1) max_i t_i + sum_i t_i + sum p2p + Ef + Eb,   t_i = tf_i + tb_i
-    Ef = max_i max(0, df_i - sum_{j<i} tf_j),   Eb = max_i max(0, db_i - sum_{j<i} tb_j)
+    around     from where a micro-batch leaves to where its gradient returns, if nothing else is on
+    through    from where the first one leaves to where the last one's gradient returns
 
-After Mist (EuroSys 2025), whose form pools both slacks and leaves out p2p: a stage waits for the
-forwards before it once, and its last backward is followed by theirs. Exact for equal stages; for
-uneven ones a little long, since a slow stage may hide the passage through those after it: within a
-tenth where stages are within a tenth of one another (tests/mistlab/test_pipeline.py).
+and a chain of the stage and those after it is one of
+
+    it never waits               G t                                  t = tf + tb
+    waits for the first          G t + around - (k - 1) tf
+    waits for the last           G t + around - (k - 1) tb
+    waits for both, G > k        G t + 2 around - (k - 1) t
+    waits for what is between    l + through                          l = lf + lb
+
+with vf for the first micro-batch and vb for the last. Chains begin where a micro-batch arrives, or
+with a stage's own df - vf at the iteration's beginning; they end where a gradient is sent back, or
+with a stage's own db - vb. So the longest are kept for each kind of beginning and end. Transfers
+that no stage waits for are added once each. For equal stages without extras this is the published
+(G - 1) max t + sum t (Mist, EuroSys 2025), which is longer for all others
+(docs/decisions/0008-pipeline-objective.md).
 
 Axes: C candidates, S stages.
 """
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +39,16 @@ Table = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTimes:
-    """Seconds (C, S) of each stage; ``point_to_point_s`` is to the next stage and back."""
+    """Seconds of one stage (C), or of several (C, S), as in ``StageSeconds``."""
 
     forward_s: Table
     backward_s: Table
+    through_forward_s: Table
+    through_backward_s: Table
     delta_forward_s: Table
     delta_backward_s: Table
+    within_forward_s: Table
+    within_backward_s: Table
     point_to_point_s: Table
 
     def __post_init__(self) -> None:
@@ -37,22 +56,124 @@ class StageTimes:
         assert len(shapes) == 1, f"tables of unlike shapes: {shapes}"
 
     @property
-    def stable_s(self) -> Table:
-        """A steady forward and backward (C, S)."""
-        return self.forward_s + self.backward_s
+    def begin_s(self) -> Table:
+        """What comes before the first forward, whenever that is."""
+        return np.asarray(np.maximum(self.delta_forward_s - self.within_forward_s, 0.0))
+
+    @property
+    def end_s(self) -> Table:
+        """What comes after the last backward, whatever is done meanwhile."""
+        return np.asarray(np.maximum(self.delta_backward_s - self.within_backward_s, 0.0))
+
+    def of_stage(self, stage: int) -> Self:
+        """One stage of several (C)."""
+        return type(self)(**{e.name: getattr(self, e.name)[:, stage] for e in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chains:
+    """The longest chains of a stage and those after it (C).
+
+    ``around_first`` is of the first micro-batch, ``around_last`` of the last. Chains that begin
+    with an extra are named ``begun``, those that end with one ``ended``, the one that does both is
+    the ``whole``. Each grows with those of the stages after it and with the times of every stage.
+    """
+
+    around_first: Table
+    around_last: Table
+    around_begun: Table
+    around_ended: Table
+    through: Table
+    through_begun: Table
+    through_ended: Table
+    whole: Table
+    point_to_point: Table
+
+    @property
+    def iteration_s(self) -> Table:
+        """What an iteration of these stages takes (C)."""
+        return self.whole + self.point_to_point
 
 
 def iteration_s(times: StageTimes, micro_batches: NDArray[np.int64]) -> Table:
     """Seconds (C) of one iteration with ``micro_batches`` (C)."""
-    stable = times.stable_s
-    steady = (micro_batches - 1) * stable.max(axis=1) + stable.sum(axis=1)
-    exposed = _exposed(times.delta_forward_s, times.forward_s)
-    exposed += _exposed(times.delta_backward_s, times.backward_s)
+    candidates, stages = times.forward_s.shape
+    chains = no_stages(candidates)
+    for after in range(stages):
+        stage = times.of_stage(stages - 1 - after)
+        chains = prepended(stage, chains, micro_batches, np.minimum(micro_batches, after + 1))
     # The last stage has no next one.
-    return np.asarray(steady + times.point_to_point_s[:, :-1].sum(axis=1) + exposed)
+    return chains.iteration_s - times.point_to_point_s[:, -1]
 
 
-def _exposed(delta: Table, before: Table) -> Table:
-    """What no earlier stage's time hides (C)."""
-    slack = np.cumsum(before, axis=1) - before
-    return np.asarray(np.maximum(delta - slack, 0.0).max(axis=1))
+def no_stages(candidates: int) -> Chains:
+    """What follows the last stage."""
+    return Chains(**{entry.name: np.zeros(candidates) for entry in fields(Chains)})
+
+
+def prepended(
+    stage: StageTimes, after: Chains, micro_batches: NDArray[np.int64], in_flight: NDArray[np.int64]
+) -> Chains:
+    """The chains of a stage and those after it; ``in_flight`` is how many micro-batches it holds at
+    once."""
+    begin, end = stage.begin_s, stage.end_s
+    nothing = np.zeros_like(begin)
+    forward, backward = stage.through_forward_s, stage.through_backward_s
+    first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
+    own = _Own(stage, micro_batches, in_flight)
+    # Until the stage's first backward begins, and from when its last forward has ended.
+    there, back = own.first + after.around_first, after.around_last + own.last
+    there_begun = _longest(begin + there, after.around_begun)
+    back_ended = _longest(back + end, after.around_ended)
+    through_begun = _longest(begin + first + after.through, after.through_begun)
+    through_ended = _longest(after.through + last + end, after.through_ended)
+    return Chains(
+        around_first=first + after.around_first + backward,
+        around_last=forward + after.around_last + last,
+        around_begun=_longest(begin + first + after.around_first, after.around_begun) + backward,
+        around_ended=forward + _longest(after.around_last + last + end, after.around_ended),
+        through=_longest(own.longest(nothing, there, back, nothing), first + after.through + last),
+        through_begun=_longest(
+            own.longest(begin, there_begun, back, nothing), through_begun + last
+        ),
+        through_ended=_longest(own.longest(nothing, there, back_ended, end), first + through_ended),
+        whole=_longest(
+            own.longest(begin, there_begun, back_ended, end),
+            through_begun + last + end,
+            begin + first + after.through_ended,
+            after.whole,
+        ),
+        point_to_point=after.point_to_point + stage.point_to_point_s,
+    )
+
+
+def _longest(*chains: Table) -> Table:
+    return np.asarray(np.maximum.reduce(chains))
+
+
+class _Own:
+    """What a stage does between any two of its waits, the first forward and the last backward as
+    long as they are."""
+
+    def __init__(
+        self, stage: StageTimes, micro_batches: NDArray[np.int64], in_flight: NDArray[np.int64]
+    ) -> None:
+        forward, backward = stage.forward_s, stage.backward_s
+        self.first = forward + stage.within_forward_s
+        self.last = backward + stage.within_backward_s
+        alternating = micro_batches - in_flight
+        pairs = alternating * (forward + backward)
+        self.from_first_backward = pairs + (in_flight - 1) * backward + self.last
+        self.to_last_forward = self.first + (in_flight - 1) * forward + pairs
+        self.all = self.to_last_forward + (in_flight - 1) * backward + self.last
+        # Without passes that alternate, no forward waits for a backward.
+        self.between = np.where(alternating > 0, pairs, -np.inf)
+
+    def longest(self, begins: Table, there: Table, back: Table, ends: Table) -> Table:
+        """The longest chain that waits at this stage."""
+        return _longest(
+            begins + self.all + ends,
+            there + self.from_first_backward + ends,
+            begins + self.to_last_forward + back,
+            there + self.between + back,
+        )

@@ -5,21 +5,18 @@ types of the layers in it, not on how many layers there are; how often each kind
 depends on the layers alone. So slots are worked out once for each distinct strategy, counted once
 for each distinct set of layers, and a candidate's time is the product of the two.
 
-Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots; the four
-streams last.
+Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.interference import overlapped
+from mistlab.cost.passes import PassSeconds, pass_seconds, reduces_in_place
 from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
 from mistlab.distinct import Distinct, distinct_rows
-from mistlab.interference import STREAMS
-from mistlab.schedule import PHASES, Phase, Task
 from mistlab.slots import NOTHING, SLOT_KINDS, SlotKind, slot_counts
 from mistlab.stages import StageBatch, StageSeconds
 
@@ -27,7 +24,8 @@ Values = NDArray[np.float64]
 
 LAYERS_OF_STAGE = ("layers", "checkpointed_layers", "has_embedding", "has_head")
 
-COMPUTE = STREAMS.index("compute")
+# Blocks whose weights there is room for where weights are offloaded.
+WEIGHT_BUFFERS = 2
 
 # Above this many products of strategies and layers a candidate, rows are summed one by one.
 DENSE = 8
@@ -56,55 +54,74 @@ class StageCostModel:
         kinds = [SLOT_KINDS[k] for k in occurring]
         seconds = self.tasks.seconds(dict(zip(STRATEGY, strategies.columns, strict=True)))
 
-        def summed(lengths: Values) -> Values:
-            return _summed(lengths, counts[occurring], strategies, stages)
+        def summed(lengths: Values, where: NDArray[np.bool_]) -> Values:
+            return _summed(lengths, counts[occurring][where], strategies, stages)
 
-        whole = {phase: summed(_slots(seconds, phase, kinds)) for phase in PHASES}
-        computing = summed(_of_layer(seconds, ("F", "B"), kinds))
+        everywhere = np.full(len(kinds), True)
         received = np.where(batch.has_embedding, 0.0, seconds.receive_s[strategies.index])
         sent = np.where(batch.has_head, 0.0, seconds.send_s[strategies.index])
-        if self.tasks.template.sends_block:
-            for phase in PHASES:
-                if phase != "step":
-                    whole[phase] += received if "forward" in phase else sent
-            sent = np.zeros_like(sent)
+        blocking = float(self.tasks.template.sends_block)
+        times = _times(
+            pass_seconds(seconds, kinds, summed),
+            blocking * received,
+            blocking * sent,
+            reduces_in_place(seconds)[strategies.index],
+            _run_ahead(batch),
+        )
+        # The first stage ends last.
+        tied = np.where(batch.has_embedding > batch.has_head, seconds.tied_s[strategies.index], 0.0)
+        computing = summed(_of_layer(seconds, ("F", "B"), kinds), everywhere)
         return StageSeconds(
-            forward_s=whole["forward"],
-            backward_s=whole["backward"],
-            delta_forward_s=whole["first_forward"] - whole["forward"],
-            delta_backward_s=whole["last_backward"] - whole["backward"] + whole["step"],
-            point_to_point_s=2 * sent,
-            exposed_communication_s=whole["forward"] + whole["backward"] - computing,
-            step_s=summed(_of_layer(seconds, ("S",), kinds)),
+            **{**times, "delta_backward_s": times["delta_backward_s"] + tied},
+            point_to_point_s=2 * (1 - blocking) * sent,
+            exposed_communication_s=times["forward_s"] + times["backward_s"] - computing,
+            step_s=summed(_of_layer(seconds, ("S",), kinds), everywhere),
         )
 
 
-def _slots(seconds: TaskSeconds, phase: Phase, kinds: Sequence[SlotKind]) -> Values:
-    """Seconds (K, S) of a phase's slots."""
-    template = seconds.model.template
-    alone = np.zeros((len(kinds), len(seconds.zero), len(STREAMS)))
-    for task in template.phases[phase]:
-        stream = STREAMS.index(task.stream)
-        of_type = seconds.alone(task.kind, task.direction or "")
-        of_type = np.where(seconds.zero >= task.from_zero, of_type, 0.0)
-        for row, kind in enumerate(kinds):
-            layer = kind[_place(task, phase, template.depth)]
-            if layer != NOTHING:
-                alone[row, :, stream] += of_type[layer]
-    if phase != "step":
-        # The layer that computes waits for its tensor-parallel collectives, copies go on.
-        waiting = seconds.tensor_s["forward" if "forward" in phase else "backward"]
-        for row, (_, here, _) in enumerate(kinds):
-            if here != NOTHING:
-                alone[row, :, COMPUTE] += waiting[here]
-    if template.depth == 0 or phase == "step":
-        return np.asarray(alone.sum(axis=-1))
-    lengths = np.empty(alone.shape[:2])
-    for rows, factors in seconds.factors():
-        part = alone[:, rows]
-        flat = overlapped(part.reshape(-1, len(STREAMS)), factors)
-        lengths[:, rows] = flat.reshape(part.shape[:2])
-    return lengths
+def _times(
+    passes: PassSeconds,
+    received: Values,
+    sent: Values,
+    in_place: NDArray[np.bool_],
+    run_ahead: Values,
+) -> Mapping[str, Values]:
+    """The times (C) of steady passes and of the first and the last.
+
+    A stage that waits for a transfer fetches its next layers meanwhile.
+    """
+    inside = passes.inside
+    opening = np.maximum(passes.opening, received)
+    turns = np.maximum(passes.turn_at_last_layer, sent) + np.maximum(
+        passes.turn_at_first_layer, received
+    )
+    backward_s = inside["backward"] + turns - opening
+    first_s = inside["first_forward"] - inside["forward"]
+    last_s = np.where(in_place, passes.last_computed, inside["last_backward"]) - inside["backward"]
+    last_turn = np.maximum(passes.turn_at_last_layer, sent)
+    return {
+        "forward_s": inside["forward"] + opening,
+        "backward_s": backward_s,
+        "through_forward_s": inside["forward"] + received,
+        "through_backward_s": inside["backward"] + sent,
+        "delta_forward_s": first_s + np.maximum(passes.first_opening, received) - opening,
+        "delta_backward_s": inside["last_backward"]
+        + last_turn
+        + passes.last_closing
+        - backward_s
+        + inside["step"],
+        "within_forward_s": np.maximum(first_s, 0.0) * (1 - run_ahead),
+        "within_backward_s": np.maximum(last_s, 0.0),
+    }
+
+
+def _run_ahead(batch: StageBatch) -> Values:
+    """The share of its blocks (C) that a stage can step before its first micro-batch arrives.
+
+    Where weights are offloaded, those of a block that stepped fill a buffer until it has computed.
+    """
+    buffers = np.minimum(1.0, WEIGHT_BUFFERS / batch.layers)
+    return np.where(batch.offload_weights > 0, buffers, 1.0)
 
 
 def _of_layer(seconds: TaskSeconds, tasks: Sequence[str], kinds: Sequence[SlotKind]) -> Values:
@@ -114,14 +131,6 @@ def _of_layer(seconds: TaskSeconds, tasks: Sequence[str], kinds: Sequence[SlotKi
         if here != NOTHING:
             lengths[row] = sum(seconds.alone(task, "")[here] for task in tasks)
     return lengths
-
-
-def _place(task: Task, phase: Phase, depth: int) -> int:
-    """Which of a slot's three layers a task is for: 0 the lower, 1 the one here, 2 the upper."""
-    if task.place == "here" or depth == 0:
-        return 1
-    upwards = "backward" not in phase
-    return 2 if (task.place == "ahead") == upwards else 0
 
 
 def _summed(lengths: Values, counts: Values, strategies: Distinct, stages: Distinct) -> Values:

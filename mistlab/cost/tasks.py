@@ -21,7 +21,7 @@ from mistlab.cost.links import Collective, Links
 from mistlab.distinct import distinct_rows
 from mistlab.errors import InputError
 from mistlab.plan import Engine
-from mistlab.schedule import Template
+from mistlab.schedule import SHARDED_GRADIENTS, Template
 from mistlab.slots import LAYER_TYPES
 from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
 from mistlab.symbolic.graph import Phase as GraphPhase
@@ -121,7 +121,8 @@ class TaskSeconds:
 
     ``tensor_s`` (T, S) is what the collectives of tensor-parallel ranks take in one pass of a
     layer, which waits for them; ``send_s`` and ``receive_s`` (S) what a micro-batch's activations
-    take to the next stage and from the one before.
+    take to the next stage and from the one before; ``tied_s`` (S) the reduction of the gradient of
+    a table that the embedding and the head of different stages share.
     """
 
     def __init__(self, model: TaskModel, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -133,6 +134,7 @@ class TaskSeconds:
         self.of_type = [self.layers[name] for name in ("embedding", "block", "block", "head")]
         self.send_s = self._sends(self.shapes.crosses_to_next)
         self.receive_s = self._sends(self.shapes.crosses_from_previous)
+        self.tied_s = self._tied()
         self.parameters = np.stack([layer.parameters for layer in self.of_type])
         self.tensor_s: dict[str, Values] = {}
         for phase in GRAPH_PHASES:
@@ -252,6 +254,22 @@ class TaskSeconds:
             link = self.model.links.send(across_nodes=across, at_once=senders)
             seconds[rows] = link(size_bytes[rows])
         return seconds
+
+    def _tied(self) -> Values:
+        """Seconds (S) of reducing a tied table's gradient between the first stage and the last.
+
+        Each rank does it with its peer of the other stage, which lies in another node if there is
+        one. As much for the last stage as for the first if they are alike; the first counts.
+        """
+        workload, cluster = self.model.workload, self.model.cluster
+        if not workload.model.tied_embeddings:
+            return np.zeros(len(self.zero))
+        tensor = self.columns["tensor_parallel"]
+        padded = np.array([workload.model.padded_vocab(int(ranks)) for ranks in tensor])
+        local = padded * workload.model.hidden / tensor / self._share(SHARDED_GRADIENTS)
+        nodes = 2 if cluster.nodes > 1 else 1
+        link = self.model.links.collective("all_reduce", gpus_in_node=2 // nodes, nodes=nodes)
+        return link(local * self.model.sizes.gradient)
 
 
 def _layer_figures(

@@ -119,29 +119,44 @@ def _step_buffer(block: LayerSums, sizes: StateSizes) -> sympy.Expr:
 def _moments(
     embedding: LayerSums, block: LayerSums, head: LayerSums, sizes: StateSizes
 ) -> Mapping[Phase, tuple[sympy.Expr, ...]]:
-    """The last block and the head when every block has been kept; the embedding when only other
-    micro-batches are. Blocks step in the first forward, when one micro-batch is in flight."""
+    """The last block and the head when every block has been kept; the first block that is computed
+    again, beside a plain one; the embedding when only other micro-batches are. Blocks step in the
+    first forward, when one micro-batch is in flight.
+
+    A block that runs has its own activations on the device whole, and its neighbour's, which are on
+    their way out or in; what runs before the first block or after the last has that one's. A stage
+    of one block is its own neighbour, in another micro-batch.
+    """
     saved, checkpointed = block.saved_bytes, block.checkpointed_bytes
-    running = sympy.Piecewise((checkpointed, c > 0), (saved, True))
+    last = sympy.Piecewise((checkpointed, c > 0), (saved, True))
     # Of the micro-batches in flight, what was sent to the next stage is held until it comes back.
     sent = (q - 1) * (1 - t) * block.output_bytes
     all_kept = _activations(embedding, block).device + sent
-    # A block that runs has its own activations on the device whole, and its neighbour's.
-    others = all_kept - (1 - wa) * running + sympy.Piecewise((wa * running, L > 1), (0, True))
+    has_neighbour = sympy.Or(L > 1, q > 1)
+    others = all_kept - (1 - wa) * last + sympy.Piecewise((wa * last, has_neighbour), (0, True))
+    before_again = all_kept - (1 - wa) * c * checkpointed + wa * saved
     older = (q - 1) * ((1 - wa) * _kept(block) + embedding.saved_bytes) + sent
+    leaving = sympy.Piecewise((wa * last, q > 1), (0, True))
     again = sympy.Piecewise((block.forward_peak_bytes + block.output_bytes, c > 0), (0, True))
+
+    def of_blocks(*running: sympy.Expr) -> tuple[sympy.Expr, ...]:
+        beside_plain = sympy.And(c > 0, c < L)
+        return (
+            *(others + peak for peak in running),
+            *(sympy.Piecewise((before_again + peak, beside_plain), (0, True)) for peak in running),
+        )
+
     forward = (
-        others + block.forward_peak_bytes,
-        t * (all_kept + head.forward_peak_bytes),
-        e * (older + embedding.forward_peak_bytes),
+        *of_blocks(block.forward_peak_bytes),
+        t * (all_kept + wa * last + head.forward_peak_bytes),
+        e * (older + leaving + embedding.forward_peak_bytes),
     )
     step = _step_buffer(block, sizes)
     return {
         "forward": (*forward, *(step + moment.subs(q, 1) for moment in forward)),
         "backward": (
-            others + block.backward_peak_bytes,
-            others + again,
-            t * (all_kept + head.backward_peak_bytes),
+            *of_blocks(block.backward_peak_bytes, again),
+            t * (all_kept + wa * last + head.backward_peak_bytes),
             e * (older + embedding.backward_peak_bytes),
         ),
     }

@@ -119,6 +119,18 @@ def test_too_few_sizes_make_no_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
 
 
+def test_times_that_do_not_grow_make_no_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"a,2,1,all_gather,{2**power},{20 - power / 2}" for power in range(20, 26)]
+    header = "generation,intra_group,inter_group,kind,bytes,latency_ms"
+    table.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    out = str(tmp_path / "m.yaml")
+    assert run(calibrate.main, ["--bandwidth", str(table), "--out", out]) == 2
+    assert "table.csv: all_gather: long transfers took no longer" in capsys.readouterr().err
+
+
 def test_no_table_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(calibrate.main, ["--out", str(tmp_path / "m.yaml")]) == 2
     assert "nothing to fit: give --interference" in capsys.readouterr().err
@@ -243,6 +255,48 @@ def test_attention_has_its_own_table(tmp_path: Path) -> None:
     assert compute.rate("attention_backward").tflops == pytest.approx(40)
     assert compute.rate("batched_matmul").gbytes_per_s == pytest.approx(250, rel=1e-4)
     assert compute.rate("matmul").tflops == pytest.approx(50, rel=1e-3)
+
+
+def test_rows_may_count_their_own_work_in_their_own_precision(tmp_path: Path) -> None:
+    lines = ["hardware,hidden,ffn,heads,seq,vocab,mbs,tp,op,fwd_us,bwd_us,precision,flop,bytes"]
+    for hidden in (256, 512, 1024):
+        for name in OPERATORS:
+            operators_ = operators.CLASS_OF_OPERATOR[name]
+            flop, moved = 1e6 * hidden, 1e9 / hidden
+            # A class of products takes its operations' time alone, the others their bytes'.
+            seconds = flop / 2e12 if operators_ != "memory" else moved / 50e9
+            times = f"{seconds / 4 * 1e6},{seconds * 3 / 4 * 1e6}"
+            lines.append(f"a,{hidden},1024,4,64,1024,1,1,{name},{times},fp32,{flop},{moved}")
+    table, attention = tmp_path / "operators.csv", tmp_path / "attention.csv"
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    square = 2 * 4 * 64**2 * 32
+    fused_ms = [products * square / 1e12 * 1e3 for products in (2, 5)]
+    attention.write_text(
+        "db,op,batch,seq,heads,head_dim,shapes,fwd_median_ms,bwd_median_ms,precision\n"
+        f"a,flash_attn,2,64,4,32,{{}},{fused_ms[0]},{fused_ms[1]},fp32\n",
+        encoding="utf-8",
+    )
+    out = tmp_path / "machine.yaml"
+    arguments = ["--operators", str(table), "--attention", str(attention), "--out", str(out)]
+    assert run(calibrate.main, arguments) == 0
+    hardware = from_mapping(Hardware, read_yaml(out))
+    peaks, compute = hardware.gpu.peak_tflops, hardware.compute
+    assert compute is not None
+    # Rates are of 16 bits, which are faster than 32 as the peaks are.
+    faster = peaks.fp16 / peaks.fp32
+    for operators_, in_32_bits in (("matmul", 2), ("batched_matmul", 2), ("attention_forward", 1)):
+        assert compute.rate(operators_).tflops == pytest.approx(in_32_bits * faster, rel=0.01)
+    assert compute.rate("memory").gbytes_per_s == pytest.approx(50, rel=1e-3)
+
+
+def test_launches_are_the_median_of_kernels_times(tmp_path: Path) -> None:
+    table, out = tmp_path / "launches.csv", tmp_path / "machine.yaml"
+    table.write_text("hardware,kernels,time_us\na,10,60\na,20,100\na,30,210\n", encoding="utf-8")
+    before = catalog.hardware("l4-24gb").compute
+    assert run(calibrate.main, ["--launches", str(table), "--out", str(out)]) == 0
+    found = from_mapping(Hardware, read_yaml(out)).compute
+    assert before is not None
+    assert found == replace(before, launch_us=6.0)
 
 
 def test_collectives_and_sends_join_what_a_file_has(tmp_path: Path) -> None:

@@ -62,7 +62,17 @@ def test_output_may_be_cut_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["analyse", "build_graphs", "calibrate", "predictor_error", "survey", "trace"]
+    "command",
+    [
+        "analyse",
+        "build_graphs",
+        "calibrate",
+        "gpu_report",
+        "predictor_error",
+        "profile_hardware",
+        "survey",
+        "trace",
+    ],
 )
 def test_every_command_explains_itself(command: str) -> None:
     done = subprocess.run(

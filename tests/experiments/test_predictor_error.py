@@ -127,8 +127,14 @@ def test_tables_are_compared_set_by_set(tmp_path: Path, capsys: pytest.CaptureFi
     faster = {**kept, "id": "faster", "ckpt_layers": "0 0", "iter_s": "2.2"}
     written(tmp_path, kept, faster, SPLIT)
     out = tmp_path / "out"
-    assert run(predictor_error.main, ["--tables", str(tmp_path), "--out", str(out), "--json"]) == 0
+    arguments = ["--tables", str(tmp_path), "--out", str(out), "--events", "--json"]
+    assert run(predictor_error.main, arguments) == 0
     summary = json.loads(capsys.readouterr().out)
+    played = {row["run"]: row["events_error"] for row in summary["runs"] if "events_error" in row}
+    assert len(played) == 11
+    assert played["faster"] == pytest.approx(
+        next(row["error"] for row in summary["runs"] if row["run"] == "faster"), abs=0.02
+    )
     ours = next(one for one in summary["times"] if one["set"] == "l4-24gb, mist")
     errors = [row["error"] for row in summary["runs"] if row["set"] == ours["set"]]
     assert ours["mean_error"] == pytest.approx(sum(map(abs, errors)) / 2)

@@ -22,10 +22,17 @@ micro_batch_counts = st.integers(1, 12)
 orders: st.SearchStrategy[Order] = st.sampled_from(["1f1b", "gpipe"])
 
 
-def played(stages: tuple[StageOrder, ...], forward: list[float], backward: list[float]) -> float:
-    """The time until all is done, each action as soon as its stage and its input are free."""
+def played(
+    stages: tuple[StageOrder, ...],
+    forward: list[float],
+    backward: list[float],
+    delta_forward: list[float] | None = None,
+    delta_backward: list[float] | None = None,
+) -> float:
+    """The time until all is done, each action as soon as its stage and its input are free; what
+    comes once an iteration goes before the first and after the last."""
     ends: dict[str, float] = {}
-    free = [0.0] * len(stages)
+    free = list(delta_forward or [0.0] * len(stages))
     left = [list(actions) for actions in stages]
     while any(left):
         ran = False
@@ -42,7 +49,7 @@ def played(stages: tuple[StageOrder, ...], forward: list[float], backward: list[
             ends[str(actions.pop(0))] = free[stage]
             ran = True
         assert ran, "the pipeline waits for itself"
-    return max(free)
+    return max(map(sum, zip(free, delta_backward or [0.0] * len(stages), strict=True)))
 
 
 def closed_form(
@@ -52,11 +59,16 @@ def closed_form(
     delta_forward: list[float] | None = None,
     delta_backward: list[float] | None = None,
     point_to_point: list[float] | None = None,
+    **others: list[float],
 ) -> float:
     nothing = [0.0] * len(forward)
     times = StageTimes(
         forward_s=np.array([forward]),
         backward_s=np.array([backward]),
+        through_forward_s=np.array([others.get("through_forward", forward)]),
+        through_backward_s=np.array([others.get("through_backward", backward)]),
+        within_forward_s=np.array([others.get("within_forward", nothing)]),
+        within_backward_s=np.array([others.get("within_backward", nothing)]),
         delta_forward_s=np.array([delta_forward or nothing]),
         delta_backward_s=np.array([delta_backward or nothing]),
         point_to_point_s=np.array([point_to_point or nothing]),
@@ -134,22 +146,71 @@ def test_a_delta_hides_behind_earlier_stages_of_its_own_direction() -> None:
     assert closed_form(forward, backward, 4, [0, 0, 4.0], [0, 0, 1.0]) == pytest.approx(plain + 2)
 
 
+def test_what_makes_last_backwards_themselves_longer_adds_up() -> None:
+    forward, backward = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]
+    plain = closed_form(forward, backward, 4)
+    delta, within = [0.5, 0.5, 2.5], [0.5, 0.5, 0.5]
+    longer = closed_form(forward, backward, 4, None, delta, within_backward=within)
+    assert longer == pytest.approx(plain + 1.5)
+    # Of a stage whose last backward is followed by none, what goes on after it counts too.
+    longer = closed_form(forward, backward, 4, None, [2.5, 0.5, 0.5], within_backward=within)
+    assert longer == pytest.approx(plain + 3.5)
+
+
+def test_what_stages_do_between_passes_delays_no_micro_batch_on_its_way() -> None:
+    forward, backward = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]
+    plain = closed_form(forward, backward, 8)
+    longer = closed_form(
+        [1.1] * 3, [2.1] * 3, 8, through_forward=forward, through_backward=backward
+    )
+    assert longer == pytest.approx(plain + 8 * 0.2)
+
+
 def test_every_boundary_between_stages_is_charged() -> None:
     plain = closed_form([1.0] * 3, [1.0] * 3, 4)
     charged = closed_form([1.0] * 3, [1.0] * 3, 4, point_to_point=[0.1, 0.2, 9.0])
     assert charged == pytest.approx(plain + 0.3)
 
 
-@pytest.mark.parametrize(("spread", "short", "long"), [(0.1, 0.02, 0.1), (0.75, 0.1, 0.4)])
+@given(st.lists(st.floats(0.1, 10), min_size=2, max_size=6), st.integers(1, 16))
+def test_two_stages_are_exact(times: list[float], micro_batches: int) -> None:
+    forward, backward = times[:2], times[-2:]
+    time = played(pipeline_order(2, micro_batches), forward, backward)
+    assert closed_form(forward, backward, micro_batches) == pytest.approx(time)
+
+
+def test_a_slow_stage_hides_the_passage_through_those_after_it() -> None:
+    # It runs three forwards ahead, 6, while its first micro-batch is away for 3 x 2.
+    assert closed_form([2, 1, 1, 1], [4, 1, 1, 1], 8) == pytest.approx(8 * 6)
+    published = 7 * 6 + (6 + 2 + 2 + 2)
+    assert published > 8 * 6
+
+
+@pytest.mark.parametrize(("spread", "short"), [(0.1, 0.02), (0.75, 0.12)])
 @given(data=st.data())
-def test_uneven_stages_are_near_what_is_played(
-    spread: float, short: float, long: float, data: st.DataObject
+def test_uneven_stages_are_near_what_is_played_and_never_longer(
+    spread: float, short: float, data: st.DataObject
 ) -> None:
     near_one = st.floats(1 - spread, 1 + spread)
-    times = data.draw(st.lists(st.tuples(near_one, near_one), min_size=2, max_size=6))
-    micro_batches = data.draw(st.integers(len(times), 24))
-    forward, backward = map(list, zip(*times, strict=True))
-    time = played(pipeline_order(len(times), micro_batches), forward, backward)
-    form = closed_form(forward, backward, micro_batches)
-    assert micro_batches * max(f + b for f, b in times) <= time * (1 + 1e-9)
-    assert (1 - short) * time <= form <= (1 + long) * time
+    extra = st.one_of(st.just(0.0), st.floats(0, 6))
+    times = data.draw(st.lists(st.tuples(near_one, near_one, extra, extra), min_size=1, max_size=6))
+    micro_batches = data.draw(st.integers(1, 24))
+    forward, backward, before, after = map(list, zip(*times, strict=True))
+    time = played(pipeline_order(len(times), micro_batches), forward, backward, before, after)
+    form = closed_form(forward, backward, micro_batches, before, after)
+    assert (1 - short) * time <= form <= time * (1 + 1e-9)
+
+
+def test_longer_parts_never_make_it_shorter() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        stages, micro_batches = int(draw.integers(1, 7)), int(draw.integers(1, 12))
+        parts = draw.uniform(0.1, 3, (4, stages))
+        longer = parts.copy()
+        longer[draw.integers(4), draw.integers(stages)] *= 1.3
+        before, after = (
+            closed_form(forward.tolist(), backward.tolist(), micro_batches, *extras.tolist())
+            for forward, backward, *extras in (parts, longer)
+            for extras in [np.array(extras)]
+        )
+        assert after >= before * (1 - 1e-12)

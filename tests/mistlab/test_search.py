@@ -41,7 +41,8 @@ SPACE = SearchSpace(
     micro_batch=(1, 2, 4),
     zero=(0, 1),
     offload=OffloadRatios(optimizer=(0, 0.125, 0.25)),
-    uneven_layers=True,
+    unequal_stages=True,
+    layers_off_balance=None,
 )
 
 

@@ -1,5 +1,6 @@
 """Times of stages against a walk through their slots, and what must always hold."""
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 
 import numpy as np
@@ -54,8 +55,13 @@ def candidates(rows: int, seed: int = 0) -> StageBatch:
     )
 
 
-def walked(model: StageCostModel, batch: StageBatch, row: int, phase: str) -> float:
-    """The slots of one candidate one by one."""
+# What the streams of each slot hold, by position from the stage's first layer, and the least that
+# the slot takes.
+Work = dict[int, tuple[np.ndarray, float]]
+
+
+def walked(model: StageCostModel, batch: StageBatch, row: int, phase: str) -> tuple[Work, int]:
+    """The slots of one candidate, and how many layers there are."""
     tasks, template = model.tasks, model.tasks.template
     seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in STRATEGY})
     plain = batch.layers[row] - batch.checkpointed_layers[row]
@@ -65,22 +71,25 @@ def walked(model: StageCostModel, batch: StageBatch, row: int, phase: str) -> fl
         + [2] * batch.checkpointed_layers[row]
         + [3] * batch.has_head[row]
     )
-    order = range(len(types)) if "forward" in phase else range(len(types))[::-1]
-    turns = [types[place] for place in order]
-    ((_, factors),) = seconds.factors()
-    total, depth = 0.0, template.depth
-    for turn in range(-depth, len(turns) + depth):
-        alone = np.zeros((1, len(STREAMS)))
+    upwards = "forward" in phase
+    slots: Work = {}
+    for here in range(-template.depth, len(types) + template.depth):
+        alone, fetched = np.zeros((1, len(STREAMS))), {"P": 0.0, "U": 0.0}
         for task in template.phases[phase]:
-            place = turn + {"here": 0, "ahead": depth, "behind": -depth}[task.place]
-            if 0 <= place < len(turns) and batch.zero[row] >= task.from_zero:
-                duration = seconds.alone(task.kind, task.direction or "")[turns[place], 0]
+            ahead = {"here": 0, "ahead": 1, "behind": -1}[task.place] * template.depth
+            place = here + (ahead if upwards else -ahead)
+            if 0 <= place < len(types) and batch.zero[row] >= task.from_zero:
+                duration = seconds.alone(task.kind, task.direction or "")[types[place], 0]
                 alone[0, STREAMS.index(task.stream)] += duration
-        if 0 <= turn < len(turns):
-            key = "forward" if "forward" in phase else "backward"
-            alone[0, STREAMS.index("compute")] += seconds.tensor_s[key][turns[turn], 0]
-        total += float(overlapped(alone, factors)[0])
-    return total
+                if task.place == "ahead" and task.kind in fetched and "first" not in phase:
+                    fetched[task.kind] = duration
+        # Weights of the next layer are swapped in before they are gathered.
+        one_ahead = template.depth == 1 and batch.zero[row] == 3 and fetched["P"] > 0
+        slots[here] = alone, sum(fetched.values()) if one_ahead else 0.0
+        if 0 <= here < len(types):
+            key = "forward" if upwards else "backward"
+            alone[0, STREAMS.index("compute")] += seconds.tensor_s[key][types[here], 0]
+    return slots, len(types)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -88,14 +97,40 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     model, batch = model_of(depth=depth, sends_block=False), candidates(60)
     found = model(batch)
     for row in range(len(batch)):
-        forward, backward, first, last = (
-            walked(model, batch, row, phase)
-            for phase in ("forward", "backward", "first_forward", "last_backward")
+        strategy = {name: getattr(batch, name)[row : row + 1] for name in STRATEGY}
+        ((_, factors),) = model.tasks.seconds(strategy).factors()
+
+        def lasting(slots: Iterable[int], *works: Work, factors: np.ndarray = factors) -> float:
+            return sum(
+                max(
+                    float(overlapped(sum(work[slot][0] for work in works), factors)[0]),
+                    *(work[slot][1] for work in works),
+                )
+                for slot in slots
+            )
+
+        phases = ("forward", "backward", "first_forward", "last_backward")
+        (forward, layers), (backward, _), (first, _), (last, _) = (
+            walked(model, batch, row, phase) for phase in phases
         )
-        assert found.forward_s[row] == pytest.approx(forward, rel=1e-9)
-        assert found.backward_s[row] == pytest.approx(backward, rel=1e-9)
-        assert found.delta_forward_s[row] == pytest.approx(first - forward, abs=1e-9)
-        assert found.delta_backward_s[row] == pytest.approx(last - backward, abs=1e-9)
+        inside, below = range(layers), range(-depth, 0)
+        above = range(layers, layers + depth)
+        # Between a backward pass and a forward one, and the other way round.
+        turns = lasting((*below, *above), forward, backward)
+        once = [lasting(inside, work) for work in (forward, backward)]
+        assert found.through_forward_s[row] == pytest.approx(once[0], rel=1e-9)
+        assert found.through_backward_s[row] == pytest.approx(once[1], rel=1e-9)
+        assert found.stable_s[row] == pytest.approx(sum(once) + turns, rel=1e-9)
+        # Three micro-batches of a single stage, from its first slot to its last.
+        whole = (
+            lasting((*below, *inside), first)
+            + 2 * sum(once)
+            + 2 * lasting(below, forward, backward)
+            + 3 * lasting(above, forward, backward)
+            + lasting((*inside, *below), last)
+        )
+        deltas = found.delta_forward_s[row] + found.delta_backward_s[row]
+        assert 3 * found.stable_s[row] + deltas == pytest.approx(whole, rel=1e-9)
 
 
 def columns_of(seconds: StageSeconds) -> np.ndarray:

@@ -169,6 +169,19 @@ def test_offloaded_activations_leave_room_for_the_running_block_and_its_neighbou
     )
 
 
+def test_a_block_that_is_computed_again_may_have_a_whole_plain_neighbour(
+    stage_model: StageModel,
+) -> None:
+    stage = replace(STAGE, checkpointed_layers=3, offload=Offload(activations=1.0))
+    row = middle(stage_model, stage)
+    block = numbers_of(expressions_of(graph_of(WORK).block), stage)
+    states = row["weights_bytes"] + row["gradients_bytes"] + row["optimizer_bytes"]
+    again = block["forward_peak_bytes"] + block["output_bytes"]
+    assert row["backward_peak_bytes"] - states == pytest.approx(
+        block["saved_bytes"] + max(again, block["backward_peak_bytes"]) + block["output_bytes"]
+    )
+
+
 def test_earlier_stages_hold_more_micro_batches(stage_model: StageModel) -> None:
     stage = replace(STAGE, layers=6)
     activations = figures_of(stage_model, *[stage] * 4).activations_bytes

@@ -114,3 +114,47 @@ def test_a_task_that_nothing_lets_go_is_named() -> None:
     graph.waits[1] += 1
     with pytest.raises(StalledError, match=r"1 tasks cannot start.*1F\.1m0"):
         play(graph, [ALONE, ALONE])
+
+
+def sends_of(*uses: tuple[tuple[int, float], ...]) -> TaskGraph:
+    """Two seconds of sending on each of some stages, with the links that each takes."""
+    graph = TaskGraph(stages=len(uses))
+    for stage, of_stage in enumerate(uses):
+        action = Action(stage=stage, kind="X", layer=0, micro_batch=0)
+        graph.networks[graph.add(action, "compute", 2.0)] = of_stage
+    return graph
+
+
+def test_sends_on_one_link_divide_it() -> None:
+    graph = sends_of(((0, 1.0), (3, 1.0)), ((0, 1.0), (5, 1.0)), ((2, 1.0), (7, 1.0)))
+    assert play(graph, [ALONE] * 3).ends_s == pytest.approx([4.0, 4.0, 2.0])
+
+
+def test_sends_that_leave_room_on_a_link_do_not_slow_one_another_down() -> None:
+    graph = sends_of(((0, 0.5),), ((0, 0.5),))
+    assert play(graph, [ALONE] * 2).ends_s == [2.0, 2.0]
+
+
+def test_a_send_that_is_left_alone_goes_on_at_full_speed() -> None:
+    graph = sends_of(((0, 1.0),), ((0, 1.0),))
+    graph.seconds[0] = 1.0
+    # Until 2 s both run at half speed; what the other has left is one second's worth.
+    assert play(graph, [ALONE] * 2).ends_s == pytest.approx([2.0, 3.0])
+    graph.seconds[1], graph.seconds[0] = 4.0, 1.0
+    other = graph.add(Action.parse("0F.0m0"), STREAMS[0], 1.0)
+    graph.wait(0, end_of=other)
+    # A second alone, two side by side, and two alone again.
+    assert play(graph, [ALONE] * 2).ends_s == pytest.approx([3.0, 5.0, 1.0])
+
+
+def test_too_small_a_ring_of_buffers_is_named() -> None:
+    """Two layers are wanted at once, where there is one buffer for both."""
+    graph = graph_of(("0U.0m0", 1.0), ("0U.1m0", 1.0), ("0F.0m0", 1.0), ("0F.1m0", 1.0))
+    graph.wait(2, end_of=0)
+    graph.wait(2, end_of=1)
+    graph.wait(3, end_of=1)
+    # The buffer is free again when layer 0 has computed.
+    graph.wait(1, end_of=2)
+    names = r"0U\.1m0 which waits for 0F\.0m0 which waits for 0U\.1m0"
+    with pytest.raises(StalledError, match=names):
+        play(graph, [ALONE])

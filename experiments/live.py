@@ -1,0 +1,55 @@
+"""How far a search is, on standard error: one line, written over on a terminal."""
+
+import sys
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from searchers.ledger import STAGES_A_PLAN, Ledger
+
+REFRESH_S = 0.25
+# Of a file or a pipe every line stays.
+LINE_EVERY_S = 2.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Live:
+    """Tells how a searcher does, at most so often."""
+
+    searcher: str
+    is_terminal: bool = field(default_factory=sys.stderr.isatty)
+    _told_s: float = field(default_factory=perf_counter, init=False)
+
+    def __call__(self, ledger: Ledger) -> None:
+        """Hear of a search; tell of it if it is time."""
+        now_s = perf_counter()
+        if now_s - self._told_s < (REFRESH_S if self.is_terminal else LINE_EVERY_S):
+            return
+        self._told_s = now_s
+        self._tell(self._state(ledger), stays=not self.is_terminal)
+
+    def end(self, text: str) -> None:
+        """Tell how the search ended, in a line that stays."""
+        self._tell(f"{self.searcher}: {text}", stays=True)
+
+    def _state(self, ledger: Ledger) -> str:
+        done = ledger.plan_evaluations + ledger.stage_evaluations / STAGES_A_PLAN
+        wall_s = ledger.wall_s
+        best = "nothing fits yet" if ledger.best is None else f"best {ledger.best_s:.3f} s"
+        return (
+            f"{self.searcher}: {best}, {done / wall_s:,.0f} evaluations/s, "
+            f"{_left_s(ledger, done / wall_s, wall_s):.0f} s left"
+        )
+
+    def _tell(self, text: str, *, stays: bool) -> None:
+        begin = "\r\033[K" if self.is_terminal else ""
+        print(f"{begin}{text}", end="\n" if stays else "", file=sys.stderr, flush=True)
+
+
+def _left_s(ledger: Ledger, a_second: float, wall_s: float) -> float:
+    """Seconds until the budget is spent at this pace."""
+    ends = []
+    if ledger.budget.seconds is not None:
+        ends.append(ledger.budget.seconds - wall_s)
+    if ledger.evaluations_left is not None and a_second > 0:
+        ends.append(ledger.evaluations_left / a_second)
+    return max(0.0, min(ends, default=0.0))

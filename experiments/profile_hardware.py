@@ -1,0 +1,73 @@
+"""Measure this machine, and calibrate a hardware file that a plan may name.
+
+Operators of GPT blocks, collectives and sends between its devices, copies to and from the host, and
+the four streams side by side go to tables (docs/reference/measurement-tables.md) in --tables; what
+is there already is not measured again. Each device is driven by a process of its own. On a CPU
+processes stand in for GPUs, and the file says so.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+
+from experiments import fits
+from experiments.commandline import DONE, parser_of, print_json, run, writable
+from mistlab.datafile import write_yaml
+from mistlab.references import hardware_from
+from mistlab.value import to_mapping
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, fit, print the residuals, write the hardware file."""
+    options = _parser().parse_args(arguments)
+    profiled = import_module("experiments.profiled")
+    device = import_module("runtime.profiling.device")
+    sizes = import_module("experiments.profile_sizes").SIZES
+    out = writable(options.out, "file")
+    devices = device.devices_of(options.device, options.gpus_per_node)
+    request = profiled.Request(
+        name=out.stem,
+        tables=options.tables or out.with_name(f"{out.stem}-tables"),
+        date=datetime.now(UTC).date().isoformat(),
+        datasheet=options.datasheet and hardware_from(options.datasheet, Path()),
+        seed=options.seed,
+    )
+    hardware, fitted = profiled.profiled(request, devices, sizes[devices.kind, options.quick])
+    write_yaml(to_mapping(hardware, omit_defaults=True), out)
+    if options.json:
+        print_json({"hardware": hardware.name, **fits.by_group(fitted), "out": str(out)})
+    else:
+        print("\n".join(map(fits.text_of, fitted)))
+        print(f"written: {out} (name it as `hardware:` in a plan file)")
+    return DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of(
+        "profile_hardware", __doc__, gpus_per_node=None, seed=0, quick=False, json=False
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="HARDWARE.yaml", help="the file to write"
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="what to measure (default: GPUs if there are any)"
+    )
+    parser.add_argument(
+        "--tables",
+        type=Path,
+        metavar="DIR",
+        help="where measurements go, and are found again (default: HARDWARE-tables beside --out)",
+    )
+    parser.add_argument(
+        "--datasheet",
+        metavar="HARDWARE",
+        help="take peaks, memory bandwidth and network of its datasheet instead of measured peaks",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, sys.argv[1:]))

@@ -1,0 +1,134 @@
+"""The plans that a report on one GPU compares: data, and how a row becomes a job.
+
+A row is a model, tokens of a sequence, GB of a card whose memory is imitated, a micro-batch and how
+many of them, blocks computed again, and ratios of weights, gradients, optimizer state and
+activations in host memory. Rows that differ in ratios alone must have equal losses.
+"""
+
+from dataclasses import dataclass
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.hardware import Hardware
+from mistlab.job import Job
+from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.workload import Workload
+
+Ratios = tuple[float, float, float, float]
+Row = tuple[str, int, int, int, int, int, Ratios]
+
+# What torch can use of cards that are sold with so many GB.
+CAPS_GIB = {24: 22.0, 40: 39.4, 80: 79.1}
+
+NONE: Ratios = (0, 0, 0, 0)
+STATES: Ratios = (0, 0, 1, 0)
+
+# One number is fitted to these, the sustained share of arithmetic, and the allocator's two.
+FITTED: tuple[Row, ...] = (
+    ("gpt3-1.3b", 2048, 80, 2, 4, 0, NONE),
+    ("gpt3-1.3b", 2048, 40, 4, 2, 24, STATES),
+    ("gpt3-2.7b", 2048, 80, 1, 4, 16, NONE),
+    ("gpt3-2.7b", 2048, 80, 2, 2, 32, STATES),
+)
+UNSEEN: tuple[Row, ...] = (
+    ("gpt3-1.3b", 2048, 24, 1, 4, 24, STATES),
+    ("gpt3-1.3b", 2048, 24, 1, 4, 12, STATES),
+    ("gpt3-1.3b", 2048, 24, 2, 4, 24, STATES),
+    ("gpt3-1.3b", 2048, 24, 2, 4, 24, (0, 0, 0.75, 0)),
+    ("gpt3-1.3b", 2048, 24, 1, 4, 18, (0, 0.5, 1, 0)),
+    ("gpt3-1.3b", 2048, 24, 1, 4, 24, (0.5, 0, 1, 0)),
+    ("gpt3-1.3b", 2048, 40, 1, 4, 0, NONE),
+    ("gpt3-1.3b", 2048, 40, 1, 4, 0, (0, 0, 0.5, 0)),
+    ("gpt3-1.3b", 2048, 40, 2, 4, 24, NONE),
+    ("gpt3-1.3b", 2048, 40, 2, 4, 24, (0, 0, 0.37, 0)),
+    ("gpt3-1.3b", 2048, 40, 2, 2, 12, STATES),
+    ("gpt3-1.3b", 2048, 80, 4, 2, 0, NONE),
+    ("gpt3-1.3b", 2048, 80, 4, 2, 12, NONE),
+    ("gpt3-1.3b", 4096, 80, 2, 2, 12, NONE),
+    ("gpt3-1.3b", 4096, 80, 2, 2, 12, (0, 0, 0, 0.25)),
+    ("gpt3-2.7b", 2048, 24, 1, 4, 32, STATES),
+    ("gpt3-2.7b", 2048, 24, 1, 4, 32, (0, 0.5, 1, 0)),
+    ("gpt3-2.7b", 2048, 24, 1, 4, 32, (0.5, 0.5, 1, 0)),
+    ("gpt3-2.7b", 2048, 40, 1, 4, 16, STATES),
+    ("gpt3-2.7b", 2048, 40, 1, 4, 16, (0, 0, 0.75, 0)),
+    ("gpt3-2.7b", 2048, 40, 2, 4, 32, STATES),
+    ("gpt3-2.7b", 2048, 40, 2, 4, 32, (0.5, 0.5, 1, 0)),
+    ("gpt3-2.7b", 2048, 80, 2, 4, 16, NONE),
+    ("gpt3-2.7b", 2048, 80, 2, 4, 16, STATES),
+    ("gpt3-2.7b", 2048, 80, 2, 4, 16, (0, 0, 0.5, 0.25)),
+    ("gpt3-2.7b", 4096, 80, 1, 4, 16, NONE),
+    ("gpt3-2.7b", 4096, 80, 1, 4, 32, NONE),
+    ("llama-2.7b", 2048, 40, 1, 4, 32, STATES),
+    ("llama-2.7b", 2048, 40, 1, 4, 16, STATES),
+    ("llama-2.7b", 2048, 80, 2, 4, 16, NONE),
+    ("llama-2.7b", 2048, 80, 2, 4, 32, NONE),
+    ("gpt3-7b", 2048, 40, 1, 2, 32, (0, 0.5, 1, 0)),
+    ("gpt3-7b", 2048, 40, 1, 4, 32, (0.5, 0.5, 1, 0)),
+    ("gpt3-7b", 2048, 80, 1, 4, 32, (0, 0, 0.75, 0)),
+    ("gpt3-7b", 2048, 80, 2, 4, 32, (0, 0, 0.75, 0)),
+    ("gpt3-7b", 2048, 80, 2, 4, 24, STATES),
+    ("llama-7b", 2048, 80, 1, 4, 32, STATES),
+    ("llama-7b", 2048, 80, 2, 2, 32, STATES),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportPlan:
+    """A row, what it is called, and what is the same for rows that must have equal losses."""
+
+    row: Row
+    is_fitted: bool
+
+    @property
+    def name(self) -> str:
+        """Its file's stem, and its row's key."""
+        model, sequence, cap, batch, batches, again, ratios = self.row
+        offload = "-".join(f"{ratio:g}" for ratio in ratios)
+        return f"{model}-s{sequence}-{cap}gb-b{batch}x{batches}-c{again}-o{offload}"
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.row[0]
+
+    @property
+    def twins(self) -> tuple[object, ...]:
+        """What plans share that differ in offloading alone, whatever their memory's cap."""
+        model, sequence, _, *others, _ = self.row
+        return (model, sequence, *others)
+
+    def job(self, hardware: Hardware) -> Job:
+        """The plan on one GPU of a hardware, its memory capped."""
+        model, sequence, cap, batch, batches, again, ratios = self.row
+        spec = catalog.model(model)
+        weights, gradients, optimizer, activations = ratios
+        stage = StagePlan(
+            layers=spec.layers,
+            data_parallel=1,
+            tensor_parallel=1,
+            micro_batch=batch,
+            checkpointed_layers=again,
+            offload=Offload(
+                weights=weights,
+                gradients=gradients,
+                optimizer=optimizer,
+                activations=activations,
+            ),
+        )
+        return Job(
+            workload=Workload(
+                model=spec,
+                sequence_length=sequence,
+                global_batch=batch * batches,
+                attention="flash",
+                precision="bf16",
+            ),
+            cluster=Cluster(hardware=hardware, nodes=1, gpus_per_node=1, memory_gib=CAPS_GIB[cap]),
+            plan=Plan(micro_batches=batches, stages=(stage,)),
+        )
+
+
+PLANS = (
+    *(ReportPlan(row=row, is_fitted=True) for row in FITTED),
+    *(ReportPlan(row=row, is_fitted=False) for row in UNSEEN),
+)

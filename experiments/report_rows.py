@@ -1,0 +1,152 @@
+"""Predicted beside measured: a row for each plan, means over them, as a page and as pictures."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from experiments import plots
+from experiments.plan_runs import Said
+from experiments.report_plans import ReportPlan
+from mistlab.hardware import Hardware
+from mistlab.job import Job
+from mistlab.predict import Prediction
+from mistlab.units import GIB_BYTES, MIB_BYTES
+
+WARM_UPS, TIMED = 2, 5
+ERRORS = {
+    "time_error": "times",
+    "allocated_error": "allocated memory",
+    "reserved_error": "reserved memory",
+}
+HEAD = (
+    *("plan", "time (s)", "predicted", "", "allocated (GiB)", "predicted", ""),
+    *("reserved (GiB)", "predicted", ""),
+)
+
+ReportRow = Mapping[str, Any]
+
+
+def row_of(plan: ReportPlan, prediction: Prediction, said: Said) -> ReportRow:
+    """One plan as predicted and as run; of a run that failed only why."""
+    (stage,) = prediction.stages
+    row: dict[str, Any] = {
+        "plan": plan.name,
+        "predicted_s": prediction.iteration_s,
+        "predicted_allocated_bytes": stage.peak_allocated_bytes,
+        "predicted_reserved_bytes": stage.peak_reserved_bytes,
+    }
+    if "error" in said:
+        return {**row, "error": said["error"]}
+    measured = {
+        "measured_s": median(said["iteration_s"][WARM_UPS:]),
+        "measured_allocated_bytes": max(said["peak_allocated_bytes"]),
+        "measured_reserved_bytes": max(said["peak_reserved_bytes"]),
+    }
+    names = zip(ERRORS, ("s", "allocated_bytes", "reserved_bytes"), strict=True)
+    errors = {
+        error: row[f"predicted_{name}"] / measured[f"measured_{name}"] - 1 for error, name in names
+    }
+    return {**row, **measured, **errors}
+
+
+def table_row(job: Job, measured: ReportRow, model: str) -> dict[str, object]:
+    """A run in the columns of whole iterations (docs/reference/measurement-tables.md)."""
+    (stage,) = job.plan.stages
+    workload, offload = job.workload, stage.offload
+    ratios = (offload.weights, offload.gradients, offload.optimizer, offload.activations)
+    return {
+        "id": measured["plan"],
+        "hardware": job.cluster.hardware.name,
+        "nodes": 1,
+        "gpus": 1,
+        "system": "mist",
+        "model": model,
+        "flash": workload.attention == "flash",
+        "seq": workload.sequence_length,
+        "vocab": workload.model.vocab,
+        "dropout": workload.model.dropout,
+        "global_batch": workload.global_batch,
+        "grad_accum": job.plan.micro_batches,
+        "num_stages": 1,
+        "layers": stage.layers,
+        "ckpt_layers": stage.checkpointed_layers,
+        "mbs": stage.micro_batch,
+        "dp": 1,
+        "tp": 1,
+        "zero_wgo": "000",
+        "offload_wgoa": "/".join(f"{ratio:g}" for ratio in ratios),
+        "iter_s": measured["measured_s"],
+        "peak_alloc_mb": measured["measured_allocated_bytes"] / MIB_BYTES,
+        "peak_reserved_mb": measured["measured_reserved_bytes"] / MIB_BYTES,
+    }
+
+
+def summary_of(rows: Sequence[ReportRow]) -> ReportRow:
+    """Mean absolute errors over the plans that ran."""
+    ran = [row for row in rows if "error" not in row]
+    means = {f"mean_{name}": fmean(abs(row[name]) for row in ran) for name in ERRORS if ran}
+    return {"plans": len(rows), "failed": len(rows) - len(ran), **means}
+
+
+def unequal_twins(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> list[list[str]]:
+    """Groups of plans that differ in offloading alone, whose losses are not equal to the bit."""
+    groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for plan in plans:
+        if "losses" in said.get(plan.name, {}):
+            groups[plan.twins].append(plan.name)
+    return [
+        names for names in groups.values() if len({str(said[one]["losses"]) for one in names}) > 1
+    ]
+
+
+def page_of(rows: Sequence[ReportRow], unequal: Sequence[Sequence[str]], hardware: Hardware) -> str:
+    """The report, in words and as a table."""
+    summary = summary_of(rows)
+    about = (
+        f"{hardware.description}. {summary['plans']} plans that no number was fitted to, "
+        f"{summary['failed']} of which failed; the median of {TIMED} iterations after {WARM_UPS}."
+    )
+    lines = [f"# {hardware.name}: predicted beside measured", "", about, ""]
+    lines += [
+        f"- mean absolute error of {what}: {summary[f'mean_{error}']:.2%}"
+        for error, what in ERRORS.items()
+        if f"mean_{error}" in summary
+    ]
+    lines += [f"- losses differ between {', '.join(names)}" for names in unequal]
+    lines += ["", f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}", *map(_line, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: Sequence[ReportRow], folder: Path) -> None:
+    """Times and allocated memory, predicted over measured."""
+    ran = [row for row in rows if "error" not in row]
+    if not ran:
+        return
+    models = [row["plan"].split("-s")[0] for row in ran]
+    times = [
+        {"set": model, "measured_s": row["measured_s"], "predicted_s": row["predicted_s"]}
+        for model, row in zip(models, ran, strict=True)
+    ]
+    memory = [
+        {
+            "run": model,
+            "measured_bytes": row["measured_allocated_bytes"],
+            "predicted_bytes": row["predicted_allocated_bytes"],
+        }
+        for model, row in zip(models, ran, strict=True)
+    ]
+    plots.times(times, folder / "times.svg")
+    plots.predicted_beside_measured(memory, folder / "memory.svg")
+
+
+def _line(row: ReportRow) -> str:
+    if "error" in row:
+        return f"| {row['plan']} | {row['error']} |{' |' * 8}"
+    cells = [row["plan"]]
+    for name, error in zip(("s", "allocated_bytes", "reserved_bytes"), ERRORS, strict=True):
+        unit = 1 if name == "s" else GIB_BYTES
+        cells += [f"{row[f'{one}_{name}'] / unit:.3f}" for one in ("measured", "predicted")]
+        cells.append(f"{row[error]:+.1%}")
+    return f"| {' | '.join(cells)} |"

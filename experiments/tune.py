@@ -1,0 +1,103 @@
+"""One searcher, one plan: find the fastest plan that fits, say why, and write its file.
+
+The file runs unchanged with experiments.predict and every other command that takes plans.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from experiments.bench import Bench, Entry
+from experiments.commandline import (
+    DONE,
+    INTERRUPTED,
+    NoAnswerError,
+    print_json,
+    progress,
+    run,
+    writable,
+)
+from experiments.explain import Why, explain
+from experiments.live import Live
+from experiments.search_options import (
+    budget_of,
+    search_parser,
+    searched,
+    searchers_called,
+    space_for,
+)
+from experiments.search_rows import rows_of
+from experiments.search_words import plan_words, prediction_words, smallest_words, why_words
+from experiments.smallest import smallest
+from mistlab.errors import InputError
+from mistlab.job import dump_job
+from mistlab.search import Budget
+from mistlab.value import to_mapping
+
+BUDGET = Budget(evaluations=100_000, seconds=60)
+QUICK = Budget(evaluations=1_000, seconds=2)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Search, write the plan, print one page about it."""
+    options = _parser().parse_args(arguments)
+    (name,) = searchers_called([options.searcher])
+    problem, space = searched(options)
+    budget = budget_of(options, QUICK if options.quick else BUDGET)
+    out = writable(options.out, "file")
+    if out.is_dir():
+        message = f"--out {out}: is a folder: give the path of a plan file"
+        raise InputError(message)
+    bench, live, space = Bench.of(problem), Live(searcher=name), space_for(name, space)
+    bench.warm_up(space)
+    entry = bench.played(bench.search(name, space, budget, options.seed, live))
+    live.end(f"{entry.result.status} in {entry.result.wall_s:.2f} s")
+    if entry.answer is None:
+        return _no_answer(entry, bench)
+    dump_job(bench.job(entry.answer[0]), out)
+    why = explain(entry, [entry], bench)
+    if options.json:
+        (row,) = rows_of([entry], bench)
+        print_json({**row, "why": to_mapping(why), "out": str(out)})
+    else:
+        print("\n".join([*_page(entry, why), f"plan: {out}"]))
+    if entry.is_interrupted:
+        progress("interrupted: the plan is the best until then")
+        return INTERRUPTED
+    return DONE
+
+
+def _no_answer(entry: Entry, bench: Bench) -> int:
+    if entry.is_interrupted:
+        progress("interrupted: nothing that fits was found")
+        return INTERRUPTED
+    words = smallest_words(smallest(bench, entry.space), entry.space.name)
+    reason = [entry.result.reason] if entry.result.reason else []
+    raise NoAnswerError("\n".join([*reason, *words]))
+
+
+def _page(entry: Entry, why: Why) -> Iterator[str]:
+    assert entry.answer is not None
+    plan, prediction = entry.answer
+    yield prediction_words(prediction, entry.simulated_s)
+    yield from plan_words(plan)
+    yield from why_words(why)
+    yield from (f"note: {note}" for note in prediction.notes)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = search_parser("tune", __doc__, json=False, quick=False)
+    parser.add_argument("--searcher", default="mist", help="by name (default: mist)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PLAN.yaml",
+        default=Path("runs/tune/plan.yaml"),
+        help="the plan file (default: %(default)s)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, sys.argv[1:]))

@@ -1,0 +1,46 @@
+"""The host's time to launch a kernel, from layers so small that nothing else takes time."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.calibration.rows import HARDWARE, Origin, positive, read_rows
+from mistlab.units import MICROSECONDS
+
+NEEDED = (HARDWARE, "kernels", "time_us")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaunchRows:
+    """Kernels (C) and the seconds (C) that the host took to launch them."""
+
+    origin: Origin
+    kernels: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+def read_launch_table(path: Path, *, hardware: str | None) -> LaunchRows:
+    """Read a table of launches."""
+    origin, rows = read_rows(path, NEEDED, hardware=hardware)
+    values = [[positive(where, row, name) for name in NEEDED[1:]] for where, row in rows]
+    kernels, microseconds = np.array(values).T
+    return LaunchRows(origin=origin, kernels=kernels, seconds=microseconds * MICROSECONDS)
+
+
+def launch_s(rows: LaunchRows) -> float:
+    """Seconds of one launch: the median of the rows."""
+    return float(np.median(rows.seconds / rows.kernels))
+
+
+def mean_error(rows: LaunchRows) -> float:
+    """Mean absolute relative error of each row by what the others give."""
+    each = rows.seconds / rows.kernels
+    if len(each) == 1:
+        return 0.0
+    others = [np.median(np.delete(each, row)) for row in range(len(each))]
+    return float(np.abs(np.array(others) / each - 1).mean())

@@ -1,0 +1,35 @@
+"""Counting what operators do as layer graphs count it, so that rates mean the same in both."""
+
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from runtime.tracing.operators import IDLE, Call, flop_of, read_bytes, written_bytes
+from runtime.tracing.recorder import key_of
+
+
+class WorkCounter(TorchDispatchMode):
+    """Adds up operations, and bytes read and written, of all that runs under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flop = 0
+        self.moved_bytes = 0
+
+    def __torch_dispatch__(
+        self,
+        operator: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator and count it, unless it only looks at a tensor in another way."""
+        result = operator(*args, **(kwargs or {}))
+        call = Call(operator, args, kwargs or {}, result)
+        given = {key_of(tensor) for tensor in call.inputs}
+        is_view = not call.changed and all(key_of(tensor) in given for tensor in call.outputs)
+        if not is_view and call.name not in IDLE:
+            self.flop += flop_of(call)
+            self.moved_bytes += read_bytes(call) + written_bytes(call)
+        return result

@@ -1,0 +1,62 @@
+"""What a profile measures on: GPUs, or shares of a CPU that stand in for them."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from mistlab.errors import InputError
+from mistlab.workload import Precision
+
+DeviceKind = Literal["cpu", "cuda"]
+
+# Two processes on a CPU are the least that communicate.
+CPU_DEVICES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """Devices of one node, each driven by a process of its own; ``threads`` are a process's."""
+
+    kind: DeviceKind
+    count: int
+    threads: int
+
+    @property
+    def precision(self) -> Precision:
+        """The precision that operators are measured in: the fastest one for training."""
+        if self.kind == "cpu":
+            return "fp32"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+    def device(self, rank: int) -> torch.device:
+        """The device of one process, which becomes its current one."""
+        if self.kind == "cpu":
+            torch.set_num_threads(self.threads)
+            return torch.device("cpu")
+        torch.cuda.set_device(rank)
+        return torch.device("cuda", rank)
+
+
+def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
+    """The devices asked for; without a kind GPUs if there are any, without a count all of them."""
+    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind is None:
+        kind = "cuda" if present else "cpu"
+    if count is not None and count < 1:
+        message = f"--gpus-per-node: {count} is below 1: give at least 1"
+        raise InputError(message)
+    if kind == "cpu":
+        count = count or CPU_DEVICES
+        return Devices(kind=kind, count=count, threads=max(1, (os.cpu_count() or 1) // count))
+    if not present:
+        message = (
+            f"--device cuda: torch {torch.__version__} finds no GPU: install a CUDA build of torch "
+            "and NVIDIA's driver (nvidia-smi shows it), or give --device cpu"
+        )
+        raise InputError(message)
+    if (count or present) > present:
+        message = f"--gpus-per-node: {count} is above the {present} that are there: give fewer"
+        raise InputError(message)
+    return Devices(kind=kind, count=count or present, threads=1)

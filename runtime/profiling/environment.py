@@ -1,0 +1,77 @@
+"""Where something was measured: the device, the software, the clocks."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from mistlab.measurement import Environment
+from runtime.profiling.device import Devices
+
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def environment_of(devices: Devices, revision: str) -> Environment:
+    """The machine and the software on it."""
+    is_gpu = devices.kind == "cuda"
+    return Environment(
+        device=torch.cuda.get_device_name() if is_gpu else _cpu(),
+        num_devices=devices.count,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda or "" if is_gpu else "",
+        driver=_smi("driver_version") if is_gpu else "",
+        revision=revision,
+    )
+
+
+def clocks_of(devices: Devices) -> str:
+    """The first GPU's clocks at this moment and its power limit, in words; empty on a CPU."""
+    if devices.kind == "cpu":
+        return ""
+    names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
+    found = [f"{name} {value}" for name in names if (value := _smi(name))]
+    return ", ".join(found)
+
+
+def host_memory_bytes() -> int:
+    """Memory of the machine, or as much of it as this container may use."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [Path(path).read_text().strip() for path in _LIMITS if Path(path).exists()]
+    return min([machine, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def device_memory_bytes(devices: Devices) -> int:
+    """What torch can use of a device: the GPU's free memory, or a CPU device's part of a half."""
+    if devices.kind == "cpu":
+        return host_memory_bytes() // 2 // devices.count
+    free, _ = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved()
+
+
+def outside_bytes(devices: Devices) -> int:
+    """Memory that is taken outside of torch's allocator: the GPU's context, the CPU's process."""
+    if devices.kind == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved()
+    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return resident_pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"CPU {names[0] if names else platform.machine()} with {os.cpu_count()} cores"
+
+
+def _smi(name: str) -> str:
+    """What nvidia-smi says of the first GPU; empty where it says nothing."""
+    command = ["nvidia-smi", f"--query-gpu={name}", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,113 @@
+"""Transfers on one stream alone: collectives, sends, and copies between a device and its host.
+
+On a CPU both ends of a copy are host memory.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
+
+from runtime.profiling.rank import Rank
+from runtime.profiling.timing import Timing, Work
+
+# torch 2.13 renames them, and warns of the names that 2.11 has.
+gather_into = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+scatter_into = getattr(distributed, "reduce_scatter_single", None) or (
+    distributed.reduce_scatter_tensor
+)
+
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Copy = Literal["host_to_device", "device_to_host"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCase:
+    """A collective over groups of ``gpus``; ``size_bytes`` are of the whole message."""
+
+    kind: Collective
+    gpus: int
+    size_bytes: int
+
+    def measured(self, rank: Rank) -> Timing:
+        """All groups of the node at once."""
+        return rank.timed(collective(self.kind, self.size_bytes, rank, self.gpus))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyCase:
+    """A copy from or to pinned memory."""
+
+    kind: Copy
+    size_bytes: int
+
+    def measured(self, rank: Rank) -> Timing:
+        """On all devices of the node at once."""
+        return rank.timed(copy(self.kind, self.size_bytes, rank))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendCase:
+    """From one device to one other."""
+
+    size_bytes: int
+
+    def measured(self, rank: Rank) -> Timing:
+        """Half of the way there and back, between the first two; the others wait."""
+        message = _values(self.size_bytes, rank)
+
+        def there_and_back() -> None:
+            ways = (distributed.send, distributed.recv)
+            for way in ways if rank.rank == 0 else reversed(ways):
+                way(message, 1 - rank.rank)
+
+        rank.together()
+        both_s = [0.0] * rank.repetitions
+        if rank.rank < 2:
+            both_s = rank.clock.samples_s(there_and_back, rank.repetitions)
+        return Timing.of([seconds / 2 for seconds in rank.slowest(both_s)])
+
+
+def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> Work:
+    """The work of a collective over this process's group."""
+    group = rank.groups[gpus]
+    whole = _values(size_bytes, rank, gpus)
+    part = whole[: len(whole) // gpus].clone()
+    run = _COLLECTIVES[kind]
+    return lambda: run(whole, part, group)
+
+
+def copy(kind: Copy, size_bytes: int, rank: Rank) -> Work:
+    """The work of a copy between this process's device and the host."""
+    on_device = _values(size_bytes, rank)
+    on_host = torch.empty(len(on_device), pin_memory=on_device.is_cuda).fill_(1.0)
+    source, target = (on_host, on_device) if kind == "host_to_device" else (on_device, on_host)
+    return lambda: target.copy_(source, non_blocking=True)
+
+
+def _values(size_bytes: int, rank: Rank, divisor: int = 1) -> Tensor:
+    """Random 32-bit values, as many as divide over a group."""
+    count = size_bytes // 4 // divisor * divisor
+    return torch.randn(count, device=rank.clock.device)
+
+
+def _all_gather(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
+    gather_into(whole, part, group=group)
+
+
+def _reduce_scatter(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
+    scatter_into(part, whole, group=group)
+
+
+def _all_reduce(whole: Tensor, _part: Tensor, group: ProcessGroup) -> None:
+    distributed.all_reduce(whole, group=group)
+
+
+_COLLECTIVES: dict[Collective, Callable[[Tensor, Tensor, ProcessGroup], None]] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+}

@@ -1,0 +1,159 @@
+"""The operators of a GPT block by place, forward and backward, each by itself.
+
+They are the operators that this package's own blocks run, with random values. Places have the names
+of the documented tables; a linear's bias is left out, so that a product is nothing else.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm
+
+from mistlab.workload import Precision
+from runtime.models.attention import flash
+from runtime.models.config import TYPE_OF_PRECISION
+from runtime.models.operators import CausalSoftmax
+from runtime.models.parallel import product
+from runtime.profiling.counting import WorkCounter
+from runtime.profiling.timing import Clock, Timing
+
+DROPOUT = 0.1
+# Sums of a few thousand products of two such values stay far inside 16 bits.
+SCALE = 0.1
+
+Shape = tuple[int, ...]
+Place = tuple[Callable[..., Tensor], tuple[Shape, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSizes:
+    """The sizes of a block, and of its micro-batch."""
+
+    hidden: int
+    ffn: int
+    heads: int
+    sequence_length: int
+    vocab: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSizes:
+    """The sizes of fused causal attention."""
+
+    micro_batch: int
+    sequence_length: int
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTiming:
+    """One operator: its passes, and what both together do."""
+
+    forward: Timing
+    backward: Timing
+    flop: int
+    moved_bytes: int
+
+
+def block_operator(
+    block: BlockSizes, place: str, precision: Precision, clock: Clock, repetitions: int
+) -> OperatorTiming:
+    """The operator at one place of a block."""
+    function, shapes = places_of(block)[place]
+    return _timed(function, shapes, precision, clock, repetitions)
+
+
+def fused_attention(
+    sizes: AttentionSizes, precision: Precision, clock: Clock, repetitions: int
+) -> OperatorTiming:
+    """Fused causal attention."""
+    shape = (sizes.micro_batch, sizes.sequence_length, sizes.heads, sizes.head_dim)
+
+    def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return flash(query, key, value, 0.0)
+
+    return _timed(attended, (shape,) * 3, precision, clock, repetitions)
+
+
+def places_of(block: BlockSizes) -> Mapping[str, Place]:
+    """Each place's function, and the shapes of its operands."""
+    batch, sequence, hidden = block.micro_batch, block.sequence_length, block.hidden
+    of_heads = batch * block.heads
+    tokens, wide = (batch, sequence, hidden), (batch, sequence, block.ffn)
+    scores, heads = (of_heads, sequence, sequence), (of_heads, sequence, hidden // block.heads)
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return layer_norm(x, (hidden,), weight, bias, 1e-5)
+
+    def softmax(x: Tensor) -> Tensor:
+        shares: Tensor = CausalSoftmax.apply(x, sequence)
+        return shares
+
+    vectors = (hidden,), (hidden,)
+    return {
+        "enc-1st-layernorm": (norm, (tokens, *vectors)),
+        "enc-attention-qkv": (_linear, (tokens, (3 * hidden, hidden))),
+        "enc-attention-score": (_scores, (heads, heads)),
+        "enc-attention-softmax": (softmax, (scores,)),
+        "enc-attention-dropout": (_dropped, (scores,)),
+        "enc-attention-context": (torch.bmm, (scores, heads)),
+        "enc-attention-dense": (_linear, (tokens, (hidden, hidden))),
+        "enc-post-attention-dropout": (_completed, (tokens, tokens)),
+        "enc-2nd-layernorm": (norm, (tokens, *vectors)),
+        "enc-MLP-GEMM-1": (_linear, (tokens, (block.ffn, hidden))),
+        "enc-MLP-gelu": (_activated, (wide,)),
+        "enc-MLP-GEMM-2": (_linear, (wide, (hidden, block.ffn))),
+        "enc-post-MLP-dropout": (_completed, (tokens, tokens)),
+    }
+
+
+def _timed(
+    function: Callable[..., Tensor],
+    shapes: tuple[Shape, ...],
+    precision: Precision,
+    clock: Clock,
+    repetitions: int,
+) -> OperatorTiming:
+    dtype = TYPE_OF_PRECISION[precision]
+    operands = [torch.randn(s, device=clock.device).mul_(SCALE).to(dtype) for s in shapes]
+    for operand in operands:
+        operand.requires_grad_()
+    gradient = torch.randn_like(function(*operands))
+    with WorkCounter() as counter:
+        torch.autograd.grad(function(*operands), operands, gradient)
+    forward = clock.samples_s(lambda: function(*operands), repetitions)
+    result = function(*operands)
+
+    def differentiate() -> object:
+        return torch.autograd.grad(result, operands, gradient, retain_graph=True)
+
+    return OperatorTiming(
+        forward=Timing.of(forward),
+        backward=Timing.of(clock.samples_s(differentiate, repetitions)),
+        flop=counter.flop,
+        moved_bytes=counter.moved_bytes,
+    )
+
+
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    return product(x, weight, None)
+
+
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    return torch.bmm(query, key.transpose(1, 2))
+
+
+def _dropped(x: Tensor) -> Tensor:
+    return torch.native_dropout(x, DROPOUT, True)[0]
+
+
+def _completed(x: Tensor, part: Tensor) -> Tensor:
+    return x + _dropped(part)
+
+
+def _activated(x: Tensor) -> Tensor:
+    return gelu(x, approximate="tanh")

@@ -1,0 +1,89 @@
+"""One of the processes that measure together: its device, its groups, its neighbours."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import distributed
+from torch.distributed import ProcessGroup
+
+from mistlab.workload import Precision
+from runtime.profiling.device import Devices
+from runtime.profiling.timing import Clock, Timing, Work, clock_of
+
+# How long a process waits for another before it gives up, and all end.
+PATIENCE = timedelta(minutes=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rank:
+    """A process; ``groups`` has its group of each size, ``talk`` is for agreeing on times."""
+
+    rank: int
+    clock: Clock
+    precision: Precision
+    repetitions: int
+    groups: Mapping[int, ProcessGroup]
+    talk: ProcessGroup | None
+
+    @classmethod
+    def join(cls, rank: int, devices: Devices, meeting: Path, repetitions: int) -> Self:
+        """Meet the others, whose groups are ranks side by side."""
+        clock = clock_of(devices.device(rank))
+        groups: dict[int, ProcessGroup] = {}
+        talk = None
+        if devices.count > 1:
+            distributed.init_process_group(
+                "nccl" if devices.kind == "cuda" else "gloo",
+                init_method=f"file://{meeting}",
+                rank=rank,
+                world_size=devices.count,
+                timeout=PATIENCE,
+                device_id=clock.device if devices.kind == "cuda" else None,
+            )
+            talk = distributed.new_group(backend="gloo")
+            for size in group_sizes(devices.count):
+                for first in range(0, devices.count, size):
+                    group = distributed.new_group(list(range(first, first + size)))
+                    if first <= rank < first + size:
+                        groups[size] = group
+        return cls(
+            rank=rank,
+            clock=clock,
+            precision=devices.precision,
+            repetitions=repetitions,
+            groups=groups,
+            talk=talk,
+        )
+
+    def slowest(self, samples_s: Sequence[float]) -> list[float]:
+        """Of each repetition the time of the process that took longest."""
+        if self.talk is None:
+            return list(samples_s)
+        seconds = torch.tensor(samples_s, dtype=torch.float64)
+        distributed.all_reduce(seconds, distributed.ReduceOp.MAX, self.talk)
+        return seconds.tolist()
+
+    def together(self) -> None:
+        """Until every process is here."""
+        if self.talk is not None:
+            distributed.barrier(self.talk)
+
+    def timed(self, work: Work) -> Timing:
+        """Work that all processes do at once."""
+        self.together()
+        return Timing.of(self.slowest(self.clock.samples_s(work, self.repetitions)))
+
+    def leave(self) -> None:
+        """Part from the others."""
+        self.together()
+        if self.talk is not None:
+            distributed.destroy_process_group()
+
+
+def group_sizes(count: int) -> list[int]:
+    """Sizes of groups that leave no device of the node idle."""
+    return [size for size in range(2, count + 1) if count % size == 0]

@@ -1,0 +1,107 @@
+"""How long work takes on a device, again and again: CUDA events on GPUs, a clock on CPUs."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Protocol, final
+
+import torch
+
+from mistlab.units import MIB_BYTES
+
+Work = Callable[[], object]
+
+WARM_UPS = 2
+# The GPU idles this long before each timed piece of work, so that the host has launched all of it.
+HEAD_START_CYCLES = 2_000_000
+# Written before each piece of work, so that nothing of it lies in the L2 cache (at most 126 MB).
+FLUSHED_BYTES = 256 * MIB_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The median of repeated measurements; ``spread`` is their quartiles' distance over it."""
+
+    median_s: float
+    spread: float
+
+    @classmethod
+    def of(cls, samples_s: Sequence[float]) -> "Timing":
+        """The median of samples."""
+        middle = median(samples_s)
+        spread = 0.0
+        if len(samples_s) > 1:
+            lower, _, upper = quantiles(samples_s, n=4, method="inclusive")
+            spread = (upper - lower) / middle
+        return cls(median_s=middle, spread=spread)
+
+
+class Clock(Protocol):
+    """Times work on one device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work runs."""
+
+    def samples_s(self, work: Work, repetitions: int) -> list[float]:
+        """Seconds of each repetition, after warming up."""
+
+    def wait(self) -> None:
+        """Until everything is done."""
+
+
+@final
+class HostClock:
+    """Work that is done when its call returns."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def samples_s(self, work: Work, repetitions: int) -> list[float]:
+        """Seconds of each repetition, after warming up."""
+        for _ in range(WARM_UPS):
+            work()
+        samples = []
+        for _ in range(repetitions):
+            start = time.perf_counter()
+            work()
+            samples.append(time.perf_counter() - start)
+        return samples
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+@final
+class EventClock:
+    """Work on a GPU's current stream, between two events, out of a cold cache."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
+
+    def samples_s(self, work: Work, repetitions: int) -> list[float]:
+        """Seconds of each repetition, after warming up."""
+        for _ in range(WARM_UPS):
+            work()
+        pairs = []
+        for _ in range(repetitions):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(HEAD_START_CYCLES)
+            self._flushed.zero_()
+            start.record()
+            work()
+            end.record()
+            pairs.append((start, end))
+        self.wait()
+        return [start.elapsed_time(end) / 1e3 for start, end in pairs]
+
+    def wait(self) -> None:
+        """Until the GPU is idle."""
+        torch.cuda.synchronize(self.device)
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock of a device."""
+    return EventClock(device) if device.type == "cuda" else HostClock()

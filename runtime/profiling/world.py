@@ -1,0 +1,100 @@
+"""Measuring with several processes at once, one for each device of the node."""
+
+import queue
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from mistlab.errors import InputError
+from runtime.profiling.device import Devices
+from runtime.profiling.interference import Lengths, OverlapCase, OverlapTiming, StreamLoads
+from runtime.profiling.links import CollectiveCase, CopyCase, SendCase
+from runtime.profiling.rank import PATIENCE, Rank
+from runtime.profiling.timing import Timing
+
+Case = CollectiveCase | CopyCase | SendCase | OverlapCase
+Outcome = Timing | OverlapTiming
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The processes that measure, and what they load streams with."""
+
+    devices: Devices
+    repetitions: int
+    lengths: Lengths
+
+    def measured(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
+        """The cases in order, each as soon as it is done."""
+        context = get_context("spawn")
+        outcomes = context.Queue()
+        with tempfile.TemporaryDirectory() as folder:
+            processes = [
+                context.Process(
+                    target=_measure, args=(rank, self, Path(folder), list(cases), outcomes)
+                )
+                for rank in range(self.devices.count)
+            ]
+            try:
+                for process in processes:
+                    process.start()
+                for case in cases:
+                    yield case, _next(outcomes, processes, case)
+                for process in processes:
+                    process.join()
+            finally:
+                for process in processes:
+                    process.kill()
+                    process.join()
+                outcomes.close()
+
+
+def _next(outcomes: Any, processes: Sequence[BaseProcess], case: Case) -> Outcome:
+    """The next outcome; refuses to wait for processes that have died or stopped."""
+    waits = round(2 * PATIENCE.total_seconds() / POLL_S)
+    for _ in range(waits):
+        try:
+            outcome: Outcome = outcomes.get(timeout=POLL_S)
+        except queue.Empty:
+            ended = [f"{i} (status {p.exitcode})" for i, p in enumerate(processes) if p.exitcode]
+            if ended:
+                message = (
+                    f"measuring {case} failed in process {', '.join(ended)}, whose message is "
+                    "above; what was measured before is kept: correct it and run again"
+                )
+                raise InputError(message) from None
+        else:
+            return outcome
+    message = (
+        f"measuring {case} takes more than {waits * POLL_S:.0f} s: look for a busy or hung device; "
+        "what was measured before is kept"
+    )
+    raise InputError(message)
+
+
+def _measure(rank: int, world: World, folder: Path, cases: Sequence[Case], outcomes: Any) -> None:
+    """One process: all cases in order; the first one reports."""
+    # An interrupt goes to all processes of a terminal; the parent ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    place = Rank.join(rank, world.devices, folder / "meeting", world.repetitions)
+    loads: dict[int, StreamLoads] = {}
+    parent = parent_process()
+    for case in cases:
+        if parent is not None and not parent.is_alive():
+            return
+        if isinstance(case, OverlapCase):
+            if case.gpus not in loads:
+                loads = {case.gpus: StreamLoads(world.lengths, place, case.gpus)}
+            outcome: Outcome = loads[case.gpus].measured(case)
+        else:
+            outcome = case.measured(place)
+        if rank == 0:
+            outcomes.put(outcome)
+    place.leave()

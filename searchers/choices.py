@@ -1,0 +1,152 @@
+"""A plan spelled out as a sequence of named choices, for strategies that sample.
+
+``chosen_plan`` asks for each choice by name, with options that leave a valid plan; who answers may
+be a random generator, an Optuna trial or a policy.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.search import Problem
+from mistlab.space import SearchSpace
+from searchers.meshes import (
+    Mesh,
+    Pipeline,
+    checkpoint_counts,
+    even_layers,
+    layer_counts,
+    lies_well,
+    meshes,
+    micro_batch_counts,
+    zero_levels,
+)
+
+Option = TypeVar("Option")
+
+
+class Chooser:
+    """Answers by place among options: ``place`` maps a name and a number of options to one."""
+
+    def __init__(self, place: Callable[[str, int], int]) -> None:
+        self._place = place
+
+    def __call__(self, name: str, options: Sequence[Option]) -> Option:
+        """One of the options; the only one is not asked for."""
+        return options[0] if len(options) == 1 else options[self._place(name, len(options))]
+
+
+def chosen_plan(problem: Problem, space: SearchSpace, choose: Chooser) -> Plan | None:
+    """The plan of a chooser's answers, or None where a space has no pipeline for the first ones."""
+    pipeline = _pipeline(problem, space, choose)
+    if pipeline is None:
+        return None
+    layers = _layers(problem.workload.model.layers, pipeline.num_stages, space, choose)
+    stages: list[StagePlan] = []
+    for stage, (mesh, own) in enumerate(zip(pipeline.meshes, layers, strict=True)):
+        if stages and not space.unequal_stages:
+            stages.append(alike(stages[0], own))
+        else:
+            stages.append(_stage(stage, mesh, own, pipeline.num_stages, space, choose))
+    return Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=tuple(stages))
+
+
+def alike(first: StagePlan, layers: int) -> StagePlan:
+    """A stage of so many blocks that saves memory as the first one does, which has the most."""
+    recomputed = min(first.checkpointed_layers, layers)
+    return replace(first, layers=layers, checkpointed_layers=recomputed)
+
+
+def bare_stage(mesh: Mesh, layers: int, space: SearchSpace) -> StagePlan:
+    """A stage that saves as little memory as the space allows."""
+    ratios = space.offload
+    return StagePlan(
+        layers=layers,
+        data_parallel=mesh.data_parallel,
+        tensor_parallel=mesh.tensor_parallel,
+        micro_batch=mesh.micro_batch,
+        zero=min(space.zero),
+        offload=Offload(
+            weights=min(ratios.weights),
+            gradients=min(ratios.gradients),
+            optimizer=min(ratios.optimizer),
+            activations=min(ratios.activations),
+        ),
+    )
+
+
+def _pipeline(problem: Problem, space: SearchSpace, choose: Chooser) -> Pipeline | None:
+    micro_batches = choose("micro_batches", micro_batch_counts(problem, space))
+    options = meshes(problem, space, micro_batches)
+    chosen: list[Mesh] = []
+    taken, gpus = 0, problem.cluster.num_gpus
+    while taken < gpus:
+        if chosen and not space.unequal_meshes:
+            mesh = chosen[0]
+        else:
+            left = gpus - taken
+            stages_left = problem.workload.model.layers - len(chosen)
+            possible = [
+                mesh
+                for mesh in options
+                if _leaves_a_plan(problem, space, mesh, taken, left, stages_left)
+            ]
+            if not possible:
+                return None
+            mesh = choose(f"mesh {len(chosen)}", possible)
+        chosen.append(mesh)
+        taken += mesh.num_gpus
+    if space.pipeline is not None and len(chosen) not in space.pipeline:
+        return None
+    return Pipeline(micro_batches=micro_batches, meshes=tuple(chosen))
+
+
+def _leaves_a_plan(
+    problem: Problem, space: SearchSpace, mesh: Mesh, taken: int, left: int, stages_left: int
+) -> bool:
+    if not space.unequal_meshes:
+        return left % mesh.num_gpus == 0 and left // mesh.num_gpus <= stages_left
+    if mesh.num_gpus > left or not lies_well(taken, mesh.num_gpus, problem.cluster):
+        return False
+    return mesh.num_gpus == left or stages_left > 1
+
+
+def _layers(layers: int, num_stages: int, space: SearchSpace, choose: Chooser) -> tuple[int, ...]:
+    if space.layers_off_balance == 0:
+        return even_layers(layers, num_stages)
+    counts = layer_counts(layers, num_stages, space)
+    chosen: list[int] = []
+    for stage in range(num_stages):
+        left, after = layers - sum(chosen), num_stages - stage - 1
+        possible = [
+            count for count in counts if after * counts[0] <= left - count <= after * counts[-1]
+        ]
+        chosen.append(choose(f"layers {stage}", possible))
+    return tuple(chosen)
+
+
+def _stage(
+    stage: int, mesh: Mesh, layers: int, num_stages: int, space: SearchSpace, choose: Chooser
+) -> StagePlan:
+    ratios = space.offload
+    return StagePlan(
+        layers=layers,
+        data_parallel=mesh.data_parallel,
+        tensor_parallel=mesh.tensor_parallel,
+        micro_batch=mesh.micro_batch,
+        zero=choose(
+            f"zero {stage}", zero_levels(space, mesh.data_parallel, in_pipeline=num_stages > 1)
+        ),
+        checkpointed_layers=choose(f"checkpointed {stage}", checkpoint_counts(space, layers)),
+        offload=Offload(
+            weights=choose(f"weights {stage}", _sorted(ratios.weights)),
+            gradients=choose(f"gradients {stage}", _sorted(ratios.gradients)),
+            optimizer=choose(f"optimizer {stage}", _sorted(ratios.optimizer)),
+            activations=choose(f"activations {stage}", _sorted(ratios.activations)),
+        ),
+    )
+
+
+def _sorted(ratios: Iterable[float]) -> list[float]:
+    return sorted(set(ratios))

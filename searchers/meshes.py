@@ -1,0 +1,171 @@
+"""How a space lets GPUs, the batch and the blocks be divided, before memory is saved.
+
+A stage lies inside one node or fills whole ones; ranks fill nodes in order.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mistlab.cluster import Cluster
+from mistlab.job import degree_problem
+from mistlab.search import Problem
+from mistlab.space import SearchSpace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Mesh:
+    """The GPUs of one stage and the sequences that each data-parallel rank of it takes."""
+
+    data_parallel: int
+    tensor_parallel: int
+    micro_batch: int
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the stage."""
+        return self.data_parallel * self.tensor_parallel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Pipeline:
+    """Stages by their meshes, and how many micro-batches pass through them."""
+
+    micro_batches: int
+    meshes: tuple[Mesh, ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Stages."""
+        return len(self.meshes)
+
+    def first_ranks(self) -> list[int]:
+        """The first rank of each stage."""
+        ranks = [0]
+        for mesh in self.meshes[:-1]:
+            ranks.append(ranks[-1] + mesh.num_gpus)
+        return ranks
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, in order."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def micro_batch_counts(problem: Problem, space: SearchSpace) -> list[int]:
+    """How many micro-batches a step may have."""
+    counts = divisors(problem.workload.global_batch)
+    return [count for count in counts if allows(space.micro_batches, count)]
+
+
+def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mesh]:
+    """The meshes that a stage may have, of any size."""
+    cluster = problem.cluster
+    together, rest = divmod(problem.workload.global_batch, micro_batches)
+    if rest:
+        return []
+    return [
+        mesh
+        for tensor in _tensor_degrees(problem, space)
+        for data in divisors(together)
+        if allows(space.data_parallel, data) and allows(space.micro_batch, together // data)
+        for mesh in [Mesh(data_parallel=data, tensor_parallel=tensor, micro_batch=together // data)]
+        if mesh.num_gpus <= cluster.num_gpus and _divides_nodes(mesh.num_gpus, cluster)
+    ]
+
+
+def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
+    """All pipelines whose stages have one mesh."""
+    for micro_batches in micro_batch_counts(problem, space):
+        for mesh in meshes(problem, space, micro_batches):
+            num_stages, rest = divmod(problem.cluster.num_gpus, mesh.num_gpus)
+            if rest or not allows(space.pipeline, num_stages):
+                continue
+            if num_stages <= problem.workload.model.layers:
+                yield Pipeline(micro_batches=micro_batches, meshes=(mesh,) * num_stages)
+
+
+def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
+    """All pipelines of the space; there may be very many where meshes differ."""
+    if not space.unequal_meshes:
+        yield from equal_pipelines(problem, space)
+        return
+    for micro_batches in micro_batch_counts(problem, space):
+        choices = meshes(problem, space, micro_batches)
+        for chosen in _sequences(problem, choices, 0, problem.workload.model.layers):
+            if allows(space.pipeline, len(chosen)):
+                yield Pipeline(micro_batches=micro_batches, meshes=chosen)
+
+
+def allows(choices: tuple[int, ...] | None, value: int) -> bool:
+    """Whether a space's choices include a value; None includes all."""
+    return choices is None or value in choices
+
+
+def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
+    """Whether a stage lies inside one node or fills whole ones."""
+    gpus, place = cluster.gpus_per_node, first_rank % cluster.gpus_per_node
+    return place + num_gpus <= gpus or (place == 0 and num_gpus % gpus == 0)
+
+
+def layer_counts(layers: int, num_stages: int, space: SearchSpace) -> range:
+    """How many blocks a stage may have."""
+    most = layers - num_stages + 1
+    if space.layers_off_balance is None:
+        return range(1, most + 1)
+    share, off = layers // num_stages, space.layers_off_balance
+    above = share + (layers % num_stages > 0) + off
+    return range(max(1, share - off), min(most, above) + 1)
+
+
+def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
+    """Blocks of each stage, as equal as they divide; the first ones take the rest."""
+    share, rest = divmod(layers, num_stages)
+    return tuple(share + (stage < rest) for stage in range(num_stages))
+
+
+def zero_levels(space: SearchSpace, data_parallel: int, *, in_pipeline: bool) -> tuple[int, ...]:
+    """The ZeRO levels that a stage may have: a single rank shards nothing, and takes the lowest.
+
+    Megatron shards optimizer state at most, as DeepSpeed does in a pipeline.
+    """
+    shards_all = space.engine == "mistlab" or (space.engine == "deepspeed" and not in_pipeline)
+    levels = tuple(sorted(level for level in set(space.zero) if shards_all or level <= 1))
+    return levels[:1] if data_parallel == 1 else levels
+
+
+def checkpoint_counts(space: SearchSpace, layers: int) -> Sequence[int]:
+    """How many blocks of a stage may be computed again."""
+    return range(layers + 1) if space.partial_checkpointing else (0, layers)
+
+
+def _sequences(
+    problem: Problem, choices: Sequence[Mesh], first_rank: int, layers: int
+) -> Iterator[tuple[Mesh, ...]]:
+    """The meshes of stages from one rank on, each with a block at least."""
+    if first_rank == problem.cluster.num_gpus:
+        yield ()
+        return
+    if layers == 0:
+        return
+    for mesh in choices:
+        after = first_rank + mesh.num_gpus
+        if after <= problem.cluster.num_gpus and lies_well(
+            first_rank, mesh.num_gpus, problem.cluster
+        ):
+            for others in _sequences(problem, choices, after, layers - 1):
+                yield (mesh, *others)
+
+
+def _tensor_degrees(problem: Problem, space: SearchSpace) -> list[int]:
+    cluster = problem.cluster
+    most = cluster.gpus_per_node if space.tensor_parallel_in_node else cluster.num_gpus
+    degrees = range(1, most + 1) if space.tensor_parallel is None else space.tensor_parallel
+    return [
+        degree
+        for degree in sorted(set(degrees))
+        if degree <= most and not degree_problem(problem.workload.model, degree)
+    ]
+
+
+def _divides_nodes(gpus: int, cluster: Cluster) -> bool:
+    return gpus <= cluster.gpus_per_node or gpus % cluster.gpus_per_node == 0

@@ -1,0 +1,72 @@
+"""What a new strategy writes: one function that asks a ledger and returns how it ended.
+
+The rest of a ``Searcher`` is the same for all: count, keep the best, end with the budget, keep what
+was found when it is interrupted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import final
+
+import numpy as np
+
+from mistlab.search import Budget, PlanAndStagePredictor, Problem, SearchResult, Status
+from mistlab.space import SearchSpace
+from searchers.ledger import BudgetSpentError, Clock, Ledger
+from searchers.meshes import pipelines
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a strategy ended. Without ``status`` it is FEASIBLE with a plan in the ledger, or BUDGET.
+
+    ``lower_bound_s`` is an iteration time that no plan of the space beats.
+    """
+
+    status: Status | None = None
+    lower_bound_s: float | None = None
+    reason: str = ""
+
+
+# The problem, the space, whom to ask, and where randomness comes from.
+Strategy = Callable[[Problem, SearchSpace, Ledger, np.random.Generator], Ending]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategySearcher:
+    """A strategy as a ``Searcher``."""
+
+    strategy: Strategy
+    predictor: PlanAndStagePredictor
+    clock: Clock = perf_counter
+    listener: Callable[[Ledger], None] | None = None
+
+    def search(
+        self, problem: Problem, space: SearchSpace, budget: Budget, seed: int
+    ) -> SearchResult:
+        """The best plan of the space that the budget allows to find."""
+        ledger = Ledger(
+            predictor=self.predictor, budget=budget, clock=self.clock, listener=self.listener
+        )
+        try:
+            if next(pipelines(problem, space), None) is None:
+                return ledger.result("INFEASIBLE", seed, reason=_no_pipeline(problem, space))
+            ending = self.strategy(problem, space, ledger, np.random.default_rng(seed))
+        except BudgetSpentError:
+            ending = Ending(status="BUDGET")
+        except KeyboardInterrupt:
+            ending = Ending(status="BUDGET", reason=INTERRUPTED)
+        status = ending.status or ("BUDGET" if ledger.best is None else "FEASIBLE")
+        return ledger.result(status, seed, lower_bound_s=ending.lower_bound_s, reason=ending.reason)
+
+
+def _no_pipeline(problem: Problem, space: SearchSpace) -> str:
+    return (
+        f"space {space.name} has no pipeline of {problem.cluster.num_gpus} GPUs for a global batch "
+        f"of {problem.workload.global_batch}: give a batch that data-parallel degrees, "
+        "micro-batches and their number divide, or a wider space"
+    )

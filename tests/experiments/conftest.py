@@ -1,0 +1,74 @@
+"""A small problem and strategies that end at once, for tests of commands that search."""
+
+from typing import Any
+
+import pytest
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.search import Problem
+from mistlab.space import SearchSpace
+from mistlab.workload import Workload
+from searchers.choices import Chooser, chosen_plan
+from searchers.ledger import BudgetSpentError, Ledger
+from searchers.random_search import random_search
+from searchers.strategy import Ending
+
+
+@pytest.fixture(scope="session")
+def small_problem() -> Problem:
+    """Quickly searched."""
+    return Problem(
+        workload=Workload(
+            model=catalog.model("llama-350m"),
+            sequence_length=1024,
+            global_batch=4,
+            attention="flash",
+            precision="fp16",
+        ),
+        cluster=Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=2),
+    )
+
+
+@pytest.fixture(scope="session")
+def small_options() -> tuple[str, ...]:
+    """The same problem on a command line, with a small budget."""
+    return (
+        *("--model", "llama-350m", "--gpus-per-node", "2", "--sequence-length", "1024"),
+        *("--global-batch", "4", "--seed", "3", "--budget-evaluations", "128"),
+    )
+
+
+@pytest.fixture(scope="session")
+def strategies() -> dict[str, Any]:
+    """Strategies that end at once."""
+    return {"megatron": first, "proven": proven, "refusing": refusing, "interrupted": interrupted}
+
+
+def proven(problem: Problem, space: SearchSpace, ledger: Ledger, draw: Any) -> Ending:
+    """Draws, and says that all plans take at least half as long as the best."""
+    try:
+        return random_search(problem, space, ledger, draw)
+    except BudgetSpentError:
+        return Ending(status="FEASIBLE", lower_bound_s=ledger.best_s / 2)
+
+
+def first(problem: Problem, space: SearchSpace, ledger: Ledger, draw: Any) -> Ending:
+    """Takes whatever comes first."""
+    plan = chosen_plan(problem, space, Chooser(lambda _, options: 0))
+    assert plan is not None
+    ledger.predict([plan])
+    return Ending()
+
+
+def refusing(problem: Problem, space: SearchSpace, ledger: Ledger, draw: Any) -> Ending:
+    """Takes no problem."""
+    return Ending(status="REFUSED", reason="too many plans")
+
+
+def interrupted(problem: Problem, space: SearchSpace, ledger: Ledger, draw: Any) -> Ending:
+    """Shows one plan, and is interrupted."""
+    plan = chosen_plan(problem, space, Chooser(lambda _, options: options - 1))
+    assert plan is not None
+    ledger.predict([plan])
+    raise KeyboardInterrupt

@@ -1,0 +1,183 @@
+"""A report on a GPU that is not there: profile and runs come from a hardware with known numbers."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import plan_runs
+from experiments.gpu_report import Report
+from experiments.plan_runs import ProcessRunner, RunRows, ended_within
+from experiments.report_plans import CAPS_GIB, PLANS, ReportPlan
+from experiments.report_rows import TIMED, WARM_UPS
+from mistlab import catalog
+from mistlab.datafile import read_yaml, write_yaml
+from mistlab.errors import InputError
+from mistlab.hardware import Hardware
+from mistlab.job import load_job
+from mistlab.value import from_mapping, to_mapping
+from simulators.symbolic import SymbolicPredictor
+
+SUSTAINED = 0.85
+FEW = (*PLANS[:2], *PLANS[10:13])
+
+
+def h200(sustained: float) -> Hardware:
+    hardware = catalog.hardware("h200-141gb")
+    assert hardware.compute is not None
+    compute = replace(hardware.compute, sustained=sustained)
+    return replace(hardware, name="profile", compute=compute)
+
+
+def profiler(out: Path, _seconds: float) -> bool:
+    write_yaml(to_mapping(h200(1.0), omit_defaults=True), out)
+    return True
+
+
+class Runner:
+    """Runs take what predictions say of a machine that sustains less than its profile tells."""
+
+    def __init__(self, *, fails: str = "", drifts: str = "") -> None:
+        self.ran: list[str] = []
+        self.fails, self.drifts = fails, drifts
+
+    def __call__(self, plan: Path, *, steps: int, seconds: float) -> Mapping[str, Any] | None:
+        assert steps == WARM_UPS + TIMED
+        assert seconds > 0
+        self.ran.append(plan.stem)
+        if plan.stem == self.fails:
+            return {"error": "out of memory"}
+        job = load_job(plan)
+        cluster = replace(job.cluster, hardware=h200(SUSTAINED))
+        found = SymbolicPredictor(workload=job.workload, cluster=cluster).predict(job.plan)
+        (stage,) = found.stages
+        return {
+            "losses": [9.0, 8.5 + (plan.stem == self.drifts)],
+            # The first iterations are slower, and one of the others.
+            "iteration_s": [9 * found.iteration_s] * WARM_UPS
+            + [found.iteration_s] * (TIMED - 1)
+            + [2 * found.iteration_s],
+            "peak_allocated_bytes": [stage.peak_allocated_bytes],
+            "peak_reserved_bytes": [stage.peak_reserved_bytes],
+        }
+
+
+def report(folder: Path, runner: Runner, plans: tuple[ReportPlan, ...] = FEW) -> Report:
+    return Report(folder=folder, plans=plans, runner=runner, profiler=profiler, seconds=1000.0)
+
+
+def test_the_plans_are_many_and_fit_what_they_imitate() -> None:
+    unseen = [plan for plan in PLANS if not plan.is_fitted]
+    assert len(unseen) >= 30
+    assert len({plan.name for plan in PLANS}) == len(PLANS)
+    assert {plan.row[2] for plan in unseen} == set(CAPS_GIB)
+    assert {plan.model for plan in unseen} >= {"gpt3-1.3b", "gpt3-2.7b", "gpt3-7b", "llama-7b"}
+    hardware = h200(1.0)
+    node = replace(hardware.node, host_memory_gib=128)
+    for plan in PLANS:
+        job = plan.job(replace(hardware, node=node))
+        predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+        assert predictor.predict(job.plan).fits, plan.name
+
+
+def test_what_is_fitted_carries_over_to_plans_that_are_not(tmp_path: Path) -> None:
+    summary = report(tmp_path, Runner()).work()
+    assert summary is not None
+    assert summary["plans"] == 3
+    assert summary["failed"] == 0
+    assert summary["mean_time_error"] < 2e-3
+    assert summary["mean_allocated_error"] == 0
+    assert summary["unequal_losses"] == []
+    hardware = from_mapping(Hardware, read_yaml(tmp_path / "hardware.yaml"))
+    assert hardware.compute is not None
+    assert hardware.compute.sustained == pytest.approx(SUSTAINED, abs=2e-3)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    for plan in FEW:
+        assert (f"| {plan.name} |" in page) == (not plan.is_fitted)
+    assert (tmp_path / "times.svg").exists()
+    assert (tmp_path / "memory.svg").exists()
+
+
+def test_a_call_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    runner = Runner()
+    ticks = iter(range(0, 10000, 100))
+    # The clock is looked at twice a plan: the call ends among the plans that are not fitted.
+    first = replace(report(tmp_path, runner), clock=lambda: float(next(ticks)))
+    assert first.work() is None
+    before = list(runner.ran)
+    assert 2 < len(before) < len(FEW)
+    assert report(tmp_path, runner).work() is not None
+    assert sorted(runner.ran) == sorted(plan.name for plan in FEW)
+    assert report(tmp_path, runner).work() is not None
+    assert len(runner.ran) == len(FEW)
+
+
+def test_runs_that_fail_are_told_and_counted(tmp_path: Path) -> None:
+    summary = report(tmp_path, Runner(fails=FEW[2].name)).work()
+    assert summary is not None
+    assert (summary["plans"], summary["failed"]) == (3, 1)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert f"| {FEW[2].name} | out of memory |" in page
+
+
+def test_without_runs_to_fit_predictions_are_the_profiles(tmp_path: Path) -> None:
+    summary = report(tmp_path, Runner(fails=FEW[1].name)).work()
+    assert summary is not None
+    assert summary["mean_time_error"] > 0.01
+    assert not (tmp_path / "hardware.yaml").exists()
+
+
+def test_losses_that_offloading_changes_are_told(tmp_path: Path) -> None:
+    row = FEW[0].row
+    offloaded = ReportPlan(row=(*row[:6], (0, 0, 1, 0)), is_fitted=False)
+    plans = (*FEW[:2], offloaded)
+    summary = report(tmp_path, Runner(drifts=offloaded.name), plans).work()
+    assert summary is not None
+    assert summary["unequal_losses"] == [[FEW[0].name, offloaded.name]]
+
+
+def test_a_run_that_was_cut_off_is_dropped_and_a_strange_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    whole = json.dumps({"plan": "a", "error": "b"})
+    path.write_text(f'{whole}\n{{"plan": "c", "los', encoding="utf-8")
+    rows = RunRows(path=path)
+    assert rows.said == {"a": {"error": "b"}}
+    rows.add("d", {"losses": [1.0]})
+    assert RunRows(path=path).said == rows.said
+    path.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"runs.jsonl: line 1 is not a run: remove it"):
+        RunRows(path=path)
+
+
+def test_wrong_usage_of_a_run_ends_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(status: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(
+            [], status, "", "a warning\nerror: no GPU: install one\n"
+        )
+
+    runner = ProcessRunner(device="cuda")
+    monkeypatch.setattr(plan_runs, "ended_within", lambda *_: ended(1))
+    assert runner(tmp_path / "a.yaml", steps=7, seconds=1.0) == {
+        "error": "error: no GPU: install one"
+    }
+    monkeypatch.setattr(plan_runs, "ended_within", lambda *_: ended(2))
+    with pytest.raises(InputError, match=r"a.yaml: error: no GPU: install one"):
+        runner(tmp_path / "a.yaml", steps=7, seconds=1.0)
+
+
+def test_a_process_is_interrupted_when_its_time_is_over() -> None:
+    start = time.perf_counter()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    assert ended_within(command, 1.0) is None
+    assert time.perf_counter() - start < 30
+    done = ended_within([sys.executable, "-c", "print(1); raise SystemExit(3)"], 30.0)
+    assert done is not None
+    assert (done.returncode, done.stdout) == (3, "1\n")

@@ -1,0 +1,84 @@
+"""One searcher's plan, as a file that other commands take."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import predict, tune
+from experiments.commandline import run
+from mistlab.job import load_job
+from searchers.registry import SEARCHERS
+
+Tune = Callable[..., int]
+
+
+@pytest.fixture
+def tuned(small_options: tuple[str, ...]) -> Tune:
+    """The command on a small problem."""
+
+    def command(out: Path, *options: str, searcher: str = "random") -> int:
+        given = ("--searcher", searcher, "--out", str(out))
+        return run(tune.main, [*small_options, *given, *options])
+
+    return command
+
+
+def test_the_plan_is_predicted_as_promised(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "plan.yaml"
+    assert tuned(out, "--json") == 0
+    row = json.loads(capsys.readouterr().out)
+    assert run(predict.main, [str(out), "--json"]) == 0
+    prediction = json.loads(capsys.readouterr().out)
+    assert prediction["fits"]
+    assert prediction["iteration_s"] == row["predicted_s"]
+    assert row["why"]["stages"][0]["limit"] in {"compute", "exposed communication", "memory"}
+
+
+def test_one_page_tells_the_plan_and_why(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.yaml"
+    assert tuned(out) == 0
+    page = capsys.readouterr().out
+    assert "s an iteration (" in page
+    assert "stage 0: blocks 0 to" in page
+    assert "Stage 0 is limited by" in page
+    assert page.endswith(f"plan: {out}\n")
+
+
+def test_an_interrupt_keeps_the_plan(
+    tuned: Tune,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    strategies: dict[str, Any],
+) -> None:
+    monkeypatch.setitem(SEARCHERS, "stopped", strategies["interrupted"])  # type: ignore[arg-type]
+    out = tmp_path / "plan.yaml"
+    assert tuned(out, searcher="stopped") == 130
+    assert load_job(out).plan
+    assert "interrupted: the plan is the best until then" in capsys.readouterr().err
+
+
+def test_nothing_fits_leaves_the_file_alone(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.yaml"
+    out.write_text("mine", encoding="utf-8")
+    assert tuned(out, "--space", "3d", "--model", "gpt3-7b") == 1
+    err = capsys.readouterr().err
+    assert "No plan of space 3d fits" in err
+    assert "GPUs (--nodes" in err
+    assert out.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_folder_in_the_place_of_the_file_is_refused(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tuned(tmp_path) == 2
+    assert "is a folder: give the path of a plan file" in capsys.readouterr().err

@@ -1,0 +1,154 @@
+"""What a profile measures: the right work, on the right streams, by processes that do not hang."""
+
+import os
+import threading
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mistlab.calibration.operators import OPERATORS_OF_CLASS  # noqa: E402
+from mistlab.compute import OperatorClass  # noqa: E402
+from mistlab.cost.layers import work_of  # noqa: E402
+from mistlab.errors import InputError  # noqa: E402
+from mistlab.model import ModelSpec  # noqa: E402
+from mistlab.symbolic.library import graph_of  # noqa: E402
+from mistlab.symbolic.sizes import size_columns  # noqa: E402
+from mistlab.workload import Workload  # noqa: E402
+from runtime.profiling.device import Devices, devices_of  # noqa: E402
+from runtime.profiling.interference import (  # noqa: E402
+    Lengths,
+    OverlapCase,
+    OverlapTiming,
+    overlap_cases,
+)
+from runtime.profiling.lanes import ThreadLanes  # noqa: E402
+from runtime.profiling.launches import launches  # noqa: E402
+from runtime.profiling.links import CollectiveCase, CopyCase, SendCase  # noqa: E402
+from runtime.profiling.operators import BlockSizes, block_operator, places_of  # noqa: E402
+from runtime.profiling.rank import group_sizes  # noqa: E402
+from runtime.profiling.timing import WARM_UPS, HostClock, Timing  # noqa: E402
+from runtime.profiling.world import World  # noqa: E402
+
+BLOCK = BlockSizes(hidden=32, ffn=96, heads=4, sequence_length=16, vocab=64, micro_batch=3)
+CPU = Devices(kind="cpu", count=2, threads=1)
+LENGTHS = Lengths(levels=(0, 1), unit_s=1e-4, product_size=16, chunk_bytes=4096)
+
+
+@pytest.mark.parametrize("operators", ["matmul", "batched_matmul"])
+def test_products_do_what_the_layer_graph_counts(operators: OperatorClass) -> None:
+    counted = [
+        block_operator(BLOCK, place, "fp32", HostClock(), 1)
+        for place in OPERATORS_OF_CLASS[operators]
+    ]
+    sizes = asdict(BLOCK)
+    sequence, batch = sizes.pop("sequence_length"), sizes.pop("micro_batch")
+    workload = Workload(
+        model=ModelSpec.of(family="gpt", layers=1, **sizes),
+        sequence_length=sequence,
+        global_batch=1,
+        attention="math",
+        precision="fp32",
+    )
+    compiled = work_of(graph_of(workload), "mistlab").compiled
+    columns = size_columns(workload, np.array([batch]), np.array([1]))
+    work = dict(zip(compiled.names, compiled(columns)[:, 0], strict=True))
+    flop, moved_bytes = (
+        sum(work[f"block {phase} {operators} {unit}"] for phase in ("forward", "backward"))
+        for unit in ("flop", "bytes")
+    )
+    assert sum(one.flop for one in counted) == flop
+    # The graph's first product also reads a number that stands for the sum it adds to.
+    extra = 4 if operators == "batched_matmul" else 0
+    assert sum(one.moved_bytes for one in counted) + extra == moved_bytes
+
+
+def test_every_place_of_the_tables_is_measured() -> None:
+    places = places_of(BLOCK)
+    assert set(places) == {name for names in OPERATORS_OF_CLASS.values() for name in names}
+    for place in places:
+        found = block_operator(BLOCK, place, "bf16", HostClock(), 1)
+        assert found.forward.median_s > 0
+        assert found.backward.median_s > 0
+        assert found.moved_bytes > 0
+
+
+def test_more_kernels_are_counted_where_attention_is_written_out() -> None:
+    fused, written = (launches("gpt", a, "fp32", HostClock(), 1) for a in ("flash", "math"))
+    assert 0 < fused.kernels < written.kernels
+    assert fused.timing.median_s > 0
+
+
+def test_a_timing_is_the_median_and_how_far_the_quartiles_are_apart() -> None:
+    assert Timing.of([3.0]) == Timing(median_s=3.0, spread=0.0)
+    assert Timing.of([1.0, 2.0, 3.0, 4.0, 90.0]) == Timing(median_s=3.0, spread=2 / 3)
+
+
+def test_the_clock_warms_up() -> None:
+    calls: list[int] = []
+    assert len(HostClock().samples_s(lambda: calls.append(1), 4)) == 4
+    assert len(calls) == 4 + WARM_UPS
+
+
+def test_lanes_run_side_by_side() -> None:
+    meeting = threading.Barrier(4)
+    ThreadLanes().side_by_side([lambda: meeting.wait(timeout=30)] * 4)
+
+
+def test_mixtures_have_at_least_two_busy_streams() -> None:
+    alone, several = (overlap_cases(gpus, (0, 1, 2)) for gpus in (1, 4))
+    assert len(alone) == 3**3 - 1 - 3 * 2
+    assert all(case.levels[1] == 0 for case in alone)
+    assert len(several) == 3**4 - 1 - 4 * 2
+    assert len(set(several)) == len(several)
+
+
+def test_groups_leave_no_device_idle() -> None:
+    assert [group_sizes(count) for count in (1, 2, 6, 8)] == [[], [2], [2, 3, 6], [2, 4, 8]]
+
+
+def test_processes_measure_links_and_streams_together() -> None:
+    cases = [
+        CopyCase(kind="host_to_device", size_bytes=65536),
+        *(
+            CollectiveCase(kind=kind, gpus=2, size_bytes=65536)
+            for kind in ("all_gather", "reduce_scatter", "all_reduce")
+        ),
+        SendCase(size_bytes=65536),
+        OverlapCase(gpus=2, levels=(1, 1, 0, 1)),
+    ]
+    world = World(devices=CPU, repetitions=2, lengths=LENGTHS)
+    measured = list(world.measured(cases))
+    assert [case for case, _ in measured] == cases
+    *transfers, (_, streams) = measured
+    assert all(isinstance(timing, Timing) and timing.median_s > 0 for _, timing in transfers)
+    assert isinstance(streams, OverlapTiming)
+    assert [timing is not None for timing in streams.alone] == [True, True, False, True]
+
+
+def test_a_process_that_fails_ends_the_others() -> None:
+    cases = [
+        CopyCase(kind="host_to_device", size_bytes=65536),
+        CollectiveCase(kind="all_gather", gpus=3, size_bytes=65536),
+    ]
+    measured = World(devices=CPU, repetitions=1, lengths=LENGTHS).measured(cases)
+    assert next(measured)[0] == cases[0]
+    with pytest.raises(InputError, match=r"gpus=3.*failed in process .* run again"):
+        next(measured)
+
+
+def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices_of(None, None).kind == "cpu"
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert devices_of("cpu", 3) == Devices(kind="cpu", count=3, threads=2)
+    with pytest.raises(InputError, match=r"--device cuda: .* finds no GPU: install"):
+        devices_of("cuda", None)
+    with pytest.raises(InputError, match="--gpus-per-node: 0 is below 1"):
+        devices_of(None, 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="--gpus-per-node: 3 is above the 2 that are there"):
+        devices_of("cuda", 3)

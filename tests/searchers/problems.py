@@ -1,0 +1,69 @@
+"""Small problems, and a predictor that counts what it is asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from mistlab.cluster import Cluster
+from mistlab.model import ModelSpec
+from mistlab.plan import Engine, Plan
+from mistlab.predict import Prediction
+from mistlab.references import hardware_from
+from mistlab.search import PlanAndStagePredictor, Problem
+from mistlab.stages import StageBatch, StageCosts
+from mistlab.workload import Workload
+from simulators.symbolic import SymbolicPredictor
+
+# Plans that save no memory do not fit; those that save all they can do.
+SMALL = Problem(
+    workload=Workload(
+        model=ModelSpec.of(family="gpt", hidden=1024, layers=4, heads=8, vocab=8192),
+        sequence_length=1024,
+        global_batch=4,
+        attention="flash",
+        precision="fp16",
+    ),
+    cluster=Cluster(
+        hardware=hardware_from("l4-24gb", Path()), nodes=1, gpus_per_node=2, memory_gib=1.4
+    ),
+)
+TOO_SMALL = replace(SMALL, cluster=replace(SMALL.cluster, memory_gib=0.6))
+
+
+@cache
+def predictor_of(problem: Problem) -> SymbolicPredictor:
+    return SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
+
+
+@dataclass(slots=True)
+class Counting:
+    """Passes on what it is asked, counts it, and may be interrupted at a call."""
+
+    predictor: PlanAndStagePredictor
+    interrupted_at: int | None = None
+    calls: int = 0
+    plans: int = 0
+    stages: int = 0
+    fastest_s: float = field(default=float("inf"))
+
+    def predict(self, plan: Plan) -> Prediction:
+        return self.predict_many([plan])[0]
+
+    def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
+        self._count()
+        predictions = self.predictor.predict_many(plans)
+        self.plans += len(plans)
+        fitting = [one.iteration_s for one in predictions if one.fits]
+        self.fastest_s = min([self.fastest_s, *fitting])
+        return predictions
+
+    def stage_costs(self, batch: StageBatch, *, engine: Engine = "mistlab") -> StageCosts:
+        self._count()
+        self.stages += len(batch)
+        return self.predictor.stage_costs(batch, engine=engine)
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls == self.interrupted_at:
+            raise KeyboardInterrupt

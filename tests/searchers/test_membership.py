@@ -1,0 +1,79 @@
+"""Which plans are a space's: all that choices lead to, and none with one thing changed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.space import SPACES, SearchSpace, space_of
+from searchers.choices import Chooser, chosen_plan
+from searchers.membership import contains
+from searchers.optuna_search import key_names
+from tests.searchers.problems import SMALL
+
+FOUR = replace(SMALL, cluster=replace(SMALL.cluster, gpus_per_node=4))
+STAGE = StagePlan(layers=2, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1)
+PLAN = Plan(micro_batches=2, stages=(STAGE, STAGE))
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
+def test_every_chosen_plan_is_inside_and_asks_for_known_names(space: SearchSpace) -> None:
+    draw = np.random.default_rng(0)
+    names = set()
+
+    def place(name: str, options: int) -> int:
+        names.add(name)
+        return int(draw.integers(options))
+
+    plans = [chosen_plan(FOUR, space, Chooser(place)) for _ in range(200)]
+    assert any(plans)
+    assert all(contains(FOUR, space, plan) for plan in plans if plan is not None)
+    assert names <= set(key_names(FOUR, space))
+
+
+def with_first(**changes: object) -> Plan:
+    return replace(PLAN, stages=(replace(STAGE, **changes), STAGE))  # type: ignore[arg-type]
+
+
+def with_both(**changes: object) -> Plan:
+    stage = replace(STAGE, **changes)  # type: ignore[arg-type]
+    return replace(PLAN, stages=(stage, stage))
+
+
+# What was changed, and which is the smallest space that still has the plan; None where none has.
+CHANGES = {
+    "nothing": (PLAN, "3d"),
+    "another engine": (replace(PLAN, engine="megatron"), None),
+    "all recomputed": (with_both(checkpointed_layers=2), "3d"),
+    "ZeRO 2": (with_both(zero=2), "+zero"),
+    "half recomputed": (with_both(checkpointed_layers=1), "+checkpointing"),
+    "offloaded": (with_both(offload=Offload(optimizer=0.5)), "+offload"),
+    "a third offloaded": (with_both(offload=Offload(optimizer=0.3)), None),
+    "one stage offloaded": (with_first(offload=Offload(optimizer=0.5)), "mist"),
+    "one stage of ZeRO 2": (with_first(zero=2), "mist"),
+    "ZeRO 0": (with_both(zero=0), "wide"),
+    "too few blocks": (with_first(layers=1), None),
+    "too few GPUs": (with_both(data_parallel=1, micro_batch=2), None),
+    "another batch": (with_both(micro_batch=2), None),
+}
+GROWING = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide")
+
+
+@pytest.mark.parametrize(("plan", "smallest"), CHANGES.values(), ids=CHANGES.keys())
+def test_spaces_have_the_plan_from_the_smallest_on(plan: Plan, smallest: str | None) -> None:
+    having = [name for name in GROWING if contains(FOUR, space_of(name), plan)]
+    assert having == ([] if smallest is None else list(GROWING[GROWING.index(smallest) :]))
+
+
+def test_uneven_stages_and_unequal_meshes() -> None:
+    uneven = replace(PLAN, stages=(replace(STAGE, layers=3), replace(STAGE, layers=1)))
+    assert contains(FOUR, space_of("mist"), uneven)
+    assert not contains(FOUR, space_of("+offload"), uneven)
+    narrow = replace(STAGE, data_parallel=1, micro_batch=2, layers=1, zero=0)
+    unequal = replace(PLAN, stages=(narrow, narrow, replace(STAGE, zero=0)))
+    assert contains(FOUR, space_of("wide"), unequal)
+    assert not contains(FOUR, space_of("mist"), unequal)
+    # A single rank takes the lowest level.
+    sharded = replace(unequal, stages=(replace(narrow, zero=1), *unequal.stages[1:]))
+    assert not contains(FOUR, space_of("wide"), sharded)

@@ -1,0 +1,131 @@
+"""What stages share: a node's network, and a table that embedding and head have in common."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.errors import FieldError
+from mistlab.interference import GroupSlowdowns, Interference
+from mistlab.plan import Engine, Offload, Plan, StagePlan
+from mistlab.workload import Workload
+from simulators.events import EventSimulator, Simulation
+from simulators.symbolic import SymbolicPredictor
+
+WORK = Workload(
+    model=catalog.model("gpt3-1.3b"),
+    sequence_length=2048,
+    global_batch=32,
+    attention="flash",
+    precision="fp16",
+)
+TIED = replace(WORK, model=replace(WORK.model, name="", tied_embeddings=True))
+# Of four stages the first two are in one node, the others in the next; its network is slow.
+PLAN = Plan(
+    micro_batches=16,
+    stages=(StagePlan(layers=6, data_parallel=2, tensor_parallel=1, micro_batch=1),) * 4,
+)
+TWO_NODES = Cluster(
+    hardware=catalog.hardware("l4-24gb"), nodes=2, gpus_per_node=4, inter_node_gbytes_per_s=0.5
+)
+ONE_NODE = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=8)
+SIX = Plan(
+    micro_batches=8,
+    stages=(StagePlan(layers=4, data_parallel=4, tensor_parallel=1, micro_batch=1),) * 6,
+)
+
+
+def apart(cluster: Cluster) -> Cluster:
+    """The cluster with streams that do not slow one another down."""
+    group = GroupSlowdowns(gpus_in_node=2, nodes=1, slowdowns=())
+    return replace(
+        cluster, hardware=replace(cluster.hardware, interference=Interference(groups=(group,)))
+    )
+
+
+def played(plan: Plan, cluster: Cluster, work: Workload = WORK) -> Simulation:
+    return EventSimulator(workload=work, cluster=cluster).simulate(plan)
+
+
+def stretches(simulation: Simulation) -> list[float]:
+    """How many times as long as alone each send across nodes took."""
+    times, seconds = simulation.times, simulation.graph.seconds
+    return [
+        (times.ends_s[task] - times.starts_s[task]) / seconds[task]
+        for task in simulation.graph.networks
+    ]
+
+
+@pytest.mark.parametrize("engine", ["mistlab", "megatron"])
+def test_sends_of_neighbours_at_one_time_share_their_nodes_network(engine: Engine) -> None:
+    """The middle one of three nodes sends forward from one stage, and back from the other."""
+    plan = replace(SIX, engine=engine)
+    cluster = apart(replace(TWO_NODES, nodes=3, gpus_per_node=8))
+    shares = stretches(played(plan, cluster))
+    assert min(shares) == pytest.approx(1)
+    assert 1.3 < max(shares) <= 2 * (1 + 1e-9)
+
+
+def test_without_neighbours_sends_take_what_they_take_alone() -> None:
+    """One goes out of a node while another comes in."""
+    shares = stretches(played(PLAN, apart(TWO_NODES)))
+    assert shares == pytest.approx([1] * 32, rel=1e-9)
+    assert not played(PLAN, ONE_NODE).graph.networks
+
+
+@pytest.mark.parametrize("engine", ["mistlab", "megatron"])
+def test_a_tied_table_is_reduced_between_the_ends_when_both_are_done(engine: str) -> None:
+    plan = replace(PLAN, engine=engine)  # type: ignore[arg-type]
+    simulation = played(plan, TWO_NODES, TIED)
+    tied = [
+        task for task in simulation.tasks() if task.action.kind == "R" and not task.action.layer
+    ]
+    tied = [task for task in tied if task.action.layer is None]
+    assert [task.action.stage for task in tied] == [0, 3]
+    backwards = [task.end_s for task in simulation.tasks() if task.action.kind == "B"]
+    assert min(task.start_s for task in tied) >= max(backwards)
+    closed, without = (
+        SymbolicPredictor(workload=work, cluster=TWO_NODES).predict(plan).iteration_s
+        for work in (TIED, WORK)
+    )
+    # 50,304 x 2,048 gradients of two bytes over half a gigabyte a second.
+    assert tied[0].end_s - tied[0].start_s > 0.2
+    assert closed - without == pytest.approx(tied[0].end_s - tied[0].start_s, rel=0.02)
+    plain = played(plan, TWO_NODES)
+    assert simulation.iteration_s - plain.iteration_s == pytest.approx(closed - without, rel=0.05)
+
+
+def test_a_single_stage_has_its_table_once() -> None:
+    plan = Plan(micro_batches=4, stages=(replace(PLAN.stages[0], layers=24, data_parallel=8),))
+    times = [played(plan, ONE_NODE, work).iteration_s for work in (WORK, TIED)]
+    assert times[1] <= times[0]
+
+
+def with_work(work: Sequence[float]) -> float:
+    simulator = EventSimulator(workload=WORK, cluster=ONE_NODE)
+    offloading = replace(PLAN.stages[0], offload=Offload(activations=0.5))
+    plan = replace(PLAN, stages=(offloading,) * 4)
+    return simulator.simulate(plan, work=work).iteration_s
+
+
+def test_micro_batches_may_differ() -> None:
+    usual = with_work([1.0] * 16)
+    assert (
+        usual
+        == played(
+            replace(PLAN, stages=(replace(PLAN.stages[0], offload=Offload(activations=0.5)),) * 4),
+            ONE_NODE,
+        ).iteration_s
+    )
+    # As much work in all, unevenly: a pipeline waits for its longest micro-batches.
+    uneven = with_work([0.5, 1.5] * 8)
+    assert usual < uneven < 1.5 * usual
+    assert with_work([2.0] + [1.0] * 15) > usual
+
+
+@pytest.mark.parametrize("work", [[1.0] * 15, [1.0] * 15 + [0.0], [float("nan")] * 16])
+def test_work_that_means_nothing_is_refused(work: list[float]) -> None:
+    with pytest.raises(FieldError, match="work"):
+        with_work(work)
