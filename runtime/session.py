@@ -15,7 +15,6 @@ from torch import distributed
 from mistlab.errors import InputError
 from mistlab.job import Job
 from mistlab.measurement import Environment
-from runtime import checkpoint
 from runtime.comm.processes import World, device_of, join, leave, maker, world_of_launcher
 from runtime.comm.topology import connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
@@ -133,10 +132,14 @@ class Session:
 
     def save(self, folder: Path) -> Path:
         """Write a checkpoint."""
+        from runtime import checkpoint  # noqa: PLC0415 (slow to import)
+
         return checkpoint.save(self._executor, folder)
 
     def resume(self, folder: Path) -> None:
         """Go on from the last checkpoint of a folder, or from the one that it is."""
+        from runtime import checkpoint  # noqa: PLC0415 (slow to import)
+
         path = checkpoint.latest(folder) or folder
         if not path.is_dir():
             message = f"--resume {folder}: there is no checkpoint: give a folder that has one"

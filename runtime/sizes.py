@@ -4,12 +4,10 @@ A ``SizeSpace`` is PyTorch's shape environment with names on its symbols and the
 that belongs to it: a model built of its sizes has parameters of symbolic shape and no storage.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
-import torch
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -17,9 +15,7 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max
 
 from mistlab.errors import InputError
 from mistlab.symbolic.symbols import size_symbol
-
-# A torch.SymInt passes for an int everywhere; PyTorch's own annotations say int.
-Size = int
+from runtime.models.sizes import Size, value_of
 
 
 class TraceError(InputError):
@@ -94,20 +90,6 @@ def symbols(names: str, values: Sequence[int]) -> tuple[Size, ...]:
     return tuple(space.size(name, value) for name, value in zip(names.split(), values, strict=True))
 
 
-def space_of(sizes: Iterable[object]) -> SizeSpace | None:
-    """The space of the symbolic sizes among ``sizes``; None if all are numbers."""
-    for size in sizes:
-        if isinstance(size, torch.SymInt) and isinstance(size.node.shape_env, SizeSpace):
-            return size.node.shape_env
-    return None
-
-
-def construction(sizes: Iterable[object]) -> AbstractContextManager[object]:
-    """Where to build a module of these sizes: a fake-tensor mode if any is a symbol."""
-    space = space_of(sizes)
-    return nullcontext() if space is None else space.fake_mode
-
-
 def expression_of(size: Size) -> sympy.Expr:
     """A size as a SymPy expression in named symbols."""
     if isinstance(size, int):
@@ -115,11 +97,6 @@ def expression_of(size: Size) -> sympy.Expr:
     space = size.node.shape_env
     assert isinstance(space, SizeSpace)
     return space.named(size.node.expr)
-
-
-def value_of(size: Size) -> int:
-    """The number that a size stands for."""
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def _larger(*terms: sympy.Expr) -> sympy.Expr:

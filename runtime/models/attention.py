@@ -15,7 +15,7 @@ from runtime.models.config import ModelConfig, shard
 from runtime.models.operators import CausalSoftmax, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import TensorParallel
-from runtime.sizes import Size, value_of
+from runtime.models.sizes import Size, value_of
 
 
 class RotaryTables(nn.Module):

@@ -11,7 +11,7 @@ import torch
 
 from mistlab.model import ModelSpec
 from mistlab.workload import Workload
-from runtime.sizes import Size, space_of
+from runtime.models.sizes import Size, space_of
 
 TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from runtime.models.config import shard
 from runtime.models.ranks import TensorParallel
-from runtime.sizes import Size
+from runtime.models.sizes import Size
 
 
 class _Enter(torch.autograd.Function):

@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, distributed
 
-from runtime.sizes import Size
+from runtime.models.sizes import Size
 
 
 class TensorParallel(Protocol):

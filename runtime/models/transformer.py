@@ -22,7 +22,7 @@ from runtime.models.parallel import (
     leave,
 )
 from runtime.models.ranks import CountedRanks, OneRank, TensorParallel
-from runtime.sizes import Size, construction
+from runtime.models.sizes import Size, construction
 
 
 class LayerNorm(nn.Module):

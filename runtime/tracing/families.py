@@ -10,8 +10,9 @@ from mistlab.symbolic.library import Variant
 from runtime.models.config import TYPE_OF_PRECISION, ModelConfig, Structure, structure_of
 from runtime.models.families import STRUCTURES
 from runtime.models.ranks import CountedRanks
+from runtime.models.sizes import Size
 from runtime.models.transformer import Transformer
-from runtime.sizes import Size, SizeSpace
+from runtime.sizes import SizeSpace
 from runtime.tracing.trace import trace
 
 

@@ -17,7 +17,8 @@ from mistlab.symbolic.graph import (
     Shape,
 )
 from mistlab.symbolic.maximum import undominated
-from runtime.sizes import Size, expression_of
+from runtime.models.sizes import Size
+from runtime.sizes import expression_of
 from runtime.tracing.recorder import Recorder, Step, Storage
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from runtime.sizes import Size, TraceError
+from runtime.models.sizes import Size
+from runtime.sizes import TraceError
 from runtime.tracing.recorder import Recorder
 
 EMBEDDING, BLOCK, HEAD = "embedding", "block", "head"

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 from mistlab.symbolic.graph import Kind
-from runtime.sizes import Size, value_of
+from runtime.models.sizes import Size, value_of
 
 # By the operator's name without its overload; what is merely pointwise is known by its tag.
 KIND_OF_OPERATOR: Mapping[str, Kind] = {

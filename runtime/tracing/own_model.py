@@ -22,7 +22,8 @@ from mistlab.model import ModelSpec
 from mistlab.symbolic.graph import Condition, ModelGraph
 from mistlab.symbolic.symbols import size_symbol
 from mistlab.symbolic.text import relation_from
-from runtime.sizes import Size, SizeSpace, TraceError, value_of
+from runtime.models.sizes import Size, value_of
+from runtime.sizes import SizeSpace, TraceError
 from runtime.tracing.assumptions import always
 from runtime.tracing.errors import failure
 from runtime.tracing.layers import differing_settings, find_blocks

@@ -16,7 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mistlab.symbolic.graph import Kind, Phase
-from runtime.sizes import Size, SizeSpace
+from runtime.models.sizes import Size
+from runtime.sizes import SizeSpace
 from runtime.tracing.errors import refusal, running_place
 from runtime.tracing.modules import ModulePaths
 from runtime.tracing.operators import IDLE, Call, flop_of, kind_of, read_bytes, written_bytes

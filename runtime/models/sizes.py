@@ -1,0 +1,39 @@
+"""Sizes as models use them: numbers, or symbols where a model is traced.
+
+What makes symbols (``runtime.sizes``) takes seconds to import and is not imported without them, so
+that processes that train start without it.
+"""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from runtime.sizes import SizeSpace
+
+# A torch.SymInt passes for an int everywhere; PyTorch's own annotations say int.
+Size = int
+
+
+def space_of(sizes: Iterable[object]) -> "SizeSpace | None":
+    """The space of the symbolic sizes among ``sizes``; None if all are numbers."""
+    symbols = [size for size in sizes if isinstance(size, torch.SymInt)]
+    if not symbols:
+        return None
+    from runtime.sizes import SizeSpace  # noqa: PLC0415 (slow to import)
+
+    spaces = (size.node.shape_env for size in symbols)
+    return next((space for space in spaces if isinstance(space, SizeSpace)), None)
+
+
+def construction(sizes: Iterable[object]) -> AbstractContextManager[object]:
+    """Where to build a module of these sizes: a fake-tensor mode if any is a symbol."""
+    space = space_of(sizes)
+    return nullcontext() if space is None else space.fake_mode
+
+
+def value_of(size: Size) -> int:
+    """The number that a size stands for."""
+    return size if isinstance(size, int) else int(size.node.hint)
