@@ -1,4 +1,4 @@
-"""One process of a world that runs several plans in turn, and writes what came of them."""
+"""One process of a world that runs split models and several plans in turn."""
 
 import json
 import sys
@@ -11,15 +11,15 @@ from mistlab.plan import Plan
 from mistlab.workload import Workload
 from runtime.comm.processes import World, maker
 from runtime.comm.topology import connected
-from runtime.engine.executor import Executor
 from runtime.engine.simulated import SimulatedStreams
 from runtime.engine.training import Training
+from tests.runtime import split_models
 from tests.runtime.worlds import (
-    CPU,
     MIXED,
-    SEED,
+    OVERFLOWING,
     STEPS,
     TRAINING,
+    begun,
     run_step,
     stage,
     whole_weights,
@@ -71,12 +71,33 @@ CASES: dict[str, Case] = {
         Plan(micro_batches=4, stages=tuple(stage(1, offload=MIXED) for _ in range(4))),
         TRAINING,
     ),
+    "4 ranks: 2 data x 2 tensor, ZeRO-1, tied": (
+        workload("gpt", tied_embeddings=True, vocab=97),
+        one_stage(data_parallel=2, tensor_parallel=2, zero=1, offload=MIXED),
+        TRAINING,
+    ),
+    "4 ranks: 2 stages of unlike degrees, overflow": (
+        workload("llama", biases=True, tied_embeddings=True),
+        Plan(
+            micro_batches=2,
+            stages=(
+                stage(3, tensor_parallel=2, micro_batch=4, checkpointed_layers=2),
+                stage(1, data_parallel=2, zero=3, offload=MIXED),
+            ),
+        ),
+        OVERFLOWING,
+    ),
     "2 ranks: tensor parallel": (
         workload("falcon", vocab=97),
         one_stage(tensor_parallel=2, micro_batch=4, offload=MIXED),
         TRAINING,
     ),
     "2 ranks: ZeRO-2": (workload("llama"), one_stage(data_parallel=2, zero=2), CLIPPING),
+    "2 ranks: ZeRO-3, overflow": (
+        workload("gpt", biases=True),
+        one_stage(data_parallel=2, zero=3, offload=MIXED),
+        OVERFLOWING,
+    ),
 }
 
 
@@ -89,14 +110,16 @@ def main() -> None:
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
     distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
+    if size in split_models.SPLITS:
+        errors = split_models.errors_of_world()
+        (folder / f"split {rank}.json").write_text(json.dumps(errors), encoding="utf-8")
     world = World(rank=rank, size=size, local_rank=rank)
     for number, (work, plan, training) in enumerate(cases_of(size).values()):
         connections = connected(plan, rank, maker(world))
-        streams = SimulatedStreams()
-        executor = Executor(work, plan, connections, streams, training, device=CPU, seed=SEED)
+        executor = begun(work, plan, connections, SimulatedStreams(), training)
         reports = [run_step(executor, work, connections, step) for step in range(STEPS)]
         executor.flush()
-        losses = [report.loss for report in reports]
-        (folder / f"{number} {rank}.json").write_text(json.dumps(losses), encoding="utf-8")
+        said = [[report.loss, report.skipped] for report in reports]
+        (folder / f"{number} {rank}.json").write_text(json.dumps(said), encoding="utf-8")
         torch.save(whole_weights(work, [executor]), folder / f"{number} {rank}.pt")
     distributed.destroy_process_group()

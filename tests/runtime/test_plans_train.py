@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from mistlab.plan import Plan  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
+from runtime.engine.modules import initial_tensor  # noqa: E402
 from runtime.engine.program import iterations  # noqa: E402
 from runtime.engine.races import without_wait  # noqa: E402
 from runtime.engine.ranks import StreamedRanks  # noqa: E402
@@ -16,6 +17,9 @@ from runtime.engine.simulated import Progress  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,
+    OVERFLOWING,
+    SEED,
+    TOLERANCE,
     TRAINING,
     Trained,
     alone,
@@ -85,6 +89,42 @@ def test_clipping_and_a_learning_rate_over_time_are_those_of_a_plain_run() -> No
     norms = [report.gradient_norm for report in found.reports]
     assert norms == pytest.approx([report.gradient_norm for report in expected.reports], rel=1e-5)
     assert min(norms) > training.clip_norm
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_run_with_an_overflow_is_a_plain_run_that_leaves_the_step_out(zero: int) -> None:
+    work = workload("gpt", biases=True)
+    one = stage(data_parallel=2, zero=zero, offload=MIXED)
+    found = by_plan(work, Plan(micro_batches=2, stages=(one,)), OVERFLOWING)
+    assert found.reports[0].skipped
+    assert_alike(found, plainly(work, OVERFLOWING))
+
+
+# The norm of what begins at zero is that of three updates alone, and Adam's update turns on the
+# rounding of a gradient that is no larger than epsilon: a single such element shows.
+TOLERANCE_FROM_ZERO = 2e-5
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama", "falcon"])
+def test_biases_that_begin_at_zero_train_as_in_a_plain_run(family: str) -> None:
+    work = workload(family, biases=True)
+
+    def start(name: str, shape: tuple[int, ...], *, tied: bool) -> torch.Tensor:
+        return initial_tensor(name, shape, SEED, tied=tied)
+
+    one = stage(data_parallel=2, zero=2, checkpointed_layers=2, offload=MIXED)
+    found = by_plan(work, Plan(micro_batches=2, stages=(one,)), start=start).weights
+    for name, whole in plainly(work, start=start).weights.items():
+        tensor, other = whole, found[name]
+        if name.endswith("qkv.bias"):
+            # A bias of all keys shifts a query's scores alike, which softmax ignores: its gradient
+            # is zero, or, where positions turn keys, next to it, and its update is rounding.
+            queries, keys = work.model.hidden, work.model.kv_heads * work.model.head_dim
+            tensor, other = (
+                torch.cat([one[:queries], one[queries + keys :]]) for one in (whole, other)
+            )
+        most = TOLERANCE_FROM_ZERO if name.endswith("bias") else TOLERANCE
+        assert (other - tensor).norm() <= most * tensor.norm(), name
 
 
 def test_an_overflow_leaves_a_step_out_and_halves_the_scale_on_every_rank() -> None:

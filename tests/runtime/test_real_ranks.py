@@ -1,4 +1,5 @@
-"""Models split over real processes against the same models whole: losses, logits and gradients."""
+"""Real processes, one world for each number of them: split models compute what whole ones do, and
+plans train as a plain run does."""
 
 import json
 import subprocess
@@ -7,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from runtime.engine.executor import Report  # noqa: E402
+from tests.runtime import split_models  # noqa: E402
+from tests.runtime.process_world import cases_of  # noqa: E402
+from tests.runtime.worlds import Trained, assert_alike, plainly  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,23 +22,64 @@ ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_split_models_compute_what_whole_ones_do(ranks: int, tmp_path: Path) -> None:
-    code = "from tests.runtime.split_models import main; main()"
+@pytest.mark.parametrize("ranks", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+def test_processes_compute_what_one_does(ranks: int, tmp_path: Path) -> None:
+    _run_world(ranks, tmp_path)
+    if ranks in split_models.SPLITS:
+        _check_split_models(ranks, tmp_path)
+    for number in range(len(cases_of(ranks))):
+        _check_plan(ranks, number, tmp_path)
+
+
+def test_processes_that_train_do_not_wait_for_what_traces() -> None:
+    code = "import runtime.session, sys; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def _run_world(ranks: int, folder: Path) -> None:
+    code = "from tests.runtime.process_world import main; main()"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", code, str(rank), str(ranks), str(tmp_path)],
+            [sys.executable, "-W", "error", "-c", code, str(rank), str(ranks), str(folder)],
             cwd=ROOT,
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(ranks)
     ]
-    for process in processes:
-        _, complaint = process.communicate(timeout=300)
-        assert process.returncode == 0, complaint
+    try:
+        for process in processes:
+            _, complaint = process.communicate(timeout=300)
+            assert process.returncode == 0, complaint
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
+
+def _check_split_models(ranks: int, folder: Path) -> None:
     for rank in range(ranks):
-        found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / f"split {rank}.json").read_text(encoding="utf-8"))
         assert len(found) == 10
         assert {case: error for case, error in found.items() if not error <= TOLERANCE} == {}
+
+
+def _check_plan(ranks: int, number: int, folder: Path) -> None:
+    work, _, training = list(cases_of(ranks).values())[number]
+    said = [json.loads((folder / f"{number} {rank}.json").read_text()) for rank in range(ranks)]
+    assert all(one == said[0] for one in said)
+    reports = [
+        Report(loss=loss, gradient_norm=None, loss_scale=1.0, skipped=skipped)
+        for loss, skipped in said[0]
+    ]
+    parts = [torch.load(folder / f"{number} {rank}.pt") for rank in range(ranks)]
+    weights = {name: together([part[name] for part in parts]) for name in parts[0]}
+    assert_alike(Trained(reports=reports, weights=weights), plainly(work, training))
+
+
+def together(parts: list[torch.Tensor]) -> torch.Tensor:
+    """A tensor from ranks' parts of it, NaN where they have none."""
+    whole = parts[0].clone()
+    for part in parts[1:]:
+        whole = torch.where(whole.isnan(), part, whole)
+    return whole
