@@ -47,9 +47,9 @@ class Trained:
 
 
 def workload(family: str = "gpt", *, layers: int = 4, batch: int = 8, **fields: Any) -> Workload:
-    others: dict[str, Any] = {"vocab": 96, "ffn": 64, **fields}
+    others: dict[str, Any] = {"hidden": 32, "heads": 4, "vocab": 96, "ffn": 64, **fields}
     precision = others.pop("precision", "fp32")
-    spec = ModelSpec.of(family=family, hidden=32, layers=layers, heads=4, **others)
+    spec = ModelSpec.of(family=family, layers=layers, **others)
     return Workload(
         model=spec,
         sequence_length=16,

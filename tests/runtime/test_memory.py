@@ -1,0 +1,68 @@
+"""The bytes that a rank's states take are those that predictions count, class by class."""
+
+from collections.abc import Iterable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from mistlab.plan import Offload, Plan  # noqa: E402
+from mistlab.stages import StageBatch  # noqa: E402
+from mistlab.symbolic.stage_model import StageModel  # noqa: E402
+from runtime.comm.threads import Meeting, run_threads  # noqa: E402
+from runtime.comm.topology import connected  # noqa: E402
+from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.state import LayerState, Split, StageState  # noqa: E402
+from tests.runtime.worlds import (  # noqa: E402
+    TRAINING,
+    begun,
+    ratios,
+    stage,
+    thread_groups,
+    workload,
+)
+
+
+def size(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def splits(state: LayerState) -> list[Split]:
+    return [state.weights, state.gradients, *state.optimizer]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("offload", [ratios(0, 0, 0, 0), ratios(0.5, 0.25, 0.75, 0)])
+@pytest.mark.parametrize("zero", range(4))
+def test_states_take_what_is_predicted(zero: int, offload: Offload, precision: str) -> None:
+    # Sizes of which neither padding nor rounded cuts add anything.
+    work = workload(hidden=128, ffn=512, vocab=128, precision=precision)
+    data = 2 if zero else 1
+    one = stage(3, data_parallel=data, zero=zero, offload=offload)
+    other = stage(1, data_parallel=data, zero=zero, offload=offload)
+    plan = Plan(micro_batches=2, stages=(one, other))
+    figures = StageModel.of(work).figures(StageBatch.of_plan(plan))
+
+    def state_of(rank: int, meeting: Meeting) -> StageState:
+        connections = connected(plan, rank, thread_groups(meeting, rank))
+        return begun(work, plan, connections, SimulatedStreams(), TRAINING).state
+
+    states = run_threads(plan.num_gpus, state_of)
+    for place, state in ((0, states[0]), (1, states[-1])):
+        layers = state.layers.values()
+        rings = size([*state.weight_slots, *state.gradient_slots])
+        staged = size(tensor for entry in state.optimizer_slots for tensor in entry)
+        taken = {
+            "weights": size(layer.weights.resident for layer in layers),
+            "gradients": size(layer.gradients.resident for layer in layers),
+            "optimizer": size(m.resident for layer in layers for m in layer.optimizer),
+            "buffers": rings,
+            "host": size(split.tail for layer in layers for split in splits(layer)),
+        }
+        predicted = {name: getattr(figures, f"{name}_bytes")[place] for name in taken}
+        assert taken == predicted
+        # A stage of one block is predicted to stage one, and has two entries for it anyway.
+        least = figures.step_buffer_bytes[place]
+        assert staged == (least if plan.stages[place].layers > 1 else 2 * least)
