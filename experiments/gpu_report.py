@@ -21,8 +21,10 @@ from experiments.report_plans import PLANS, ReportPlan
 from experiments.report_rows import (
     TIMED,
     WARM_UPS,
+    Checks,
     ReportRow,
     draw,
+    overlaps_of,
     page_of,
     row_of,
     summary_of,
@@ -69,21 +71,25 @@ class Report:
         profiled = from_mapping(Hardware, read_yaml(profile))
         runs = RunRows(path=self.folder / "runs.jsonl")
         fitted = [plan for plan in self.plans if plan.is_fitted]
-        unseen = [plan for plan in self.plans if not plan.is_fitted]
+        unseen = [plan for plan in self.plans if not (plan.is_fitted or plan.is_serialised)]
+        serialised = [plan for plan in self.plans if plan.is_serialised]
         if not self._run(fitted, profiled, runs, left):
             return None
         hardware = self._calibrated(fitted, profiled, runs)
-        done = self._run(unseen, profiled, runs, left)
+        done = self._run([*unseen, *serialised], profiled, runs, left)
         rows = [
             row_of(plan, _predicted(plan, hardware), runs.said[plan.name])
             for plan in unseen
             if plan.name in runs.said
         ]
-        unequal = unequal_twins(self.plans, runs.said)
-        page = page_of(rows, unequal, hardware)
+        checks = Checks(
+            unequal_losses=unequal_twins(self.plans, runs.said),
+            overlaps=overlaps_of(rows, serialised, runs.said),
+        )
+        page = page_of(rows, checks, hardware)
         (self.folder / "README.md").write_text(page, encoding="utf-8")
         draw(rows, self.folder)
-        return {**summary_of(rows), "unequal_losses": unequal, "rows": rows} if done else None
+        return {**summary_of(rows), **to_mapping(checks), "rows": rows} if done else None
 
     def _run(
         self,
@@ -99,7 +105,12 @@ class Report:
             dump_job(plan.job(hardware), path)
             said = None
             if left() > 0:
-                said = self.runner(path, steps=WARM_UPS + TIMED, seconds=left())
+                said = self.runner(
+                    path,
+                    steps=WARM_UPS + TIMED,
+                    seconds=left(),
+                    serialises=plan.is_serialised,
+                )
             if said is None:
                 progress(f"{len(missing) - number} plans are left: run the same command again")
                 return False

@@ -18,9 +18,12 @@ PARTING_S = 10.0
 
 
 class PlanRunner(Protocol):
-    """Runs a plan file for some steps: what it says, or None if the time was not enough."""
+    """Runs a plan file for some steps: what it says, or None if the time was not enough.
 
-    def __call__(self, plan: Path, *, steps: int, seconds: float) -> Said | None:
+    With ``serialises`` no two of its tasks overlap.
+    """
+
+    def __call__(self, plan: Path, *, steps: int, seconds: float, serialises: bool) -> Said | None:
         """What ``run_plan --json`` prints, or a mapping with ``error``."""
 
 
@@ -30,10 +33,11 @@ class ProcessRunner:
 
     device: str
 
-    def __call__(self, plan: Path, *, steps: int, seconds: float) -> Said | None:
+    def __call__(self, plan: Path, *, steps: int, seconds: float, serialises: bool) -> Said | None:
         """Run; a failure is its last line on standard error, wrong usage ends the caller too."""
         command = [sys.executable, "-m", "experiments.run_plan", str(plan), "--json"]
         command += ["--steps", str(steps), "--device", self.device]
+        command += ["--serialise"] if serialises else []
         done = ended_within(command, seconds)
         if done is None:
             return None

@@ -70,21 +70,31 @@ UNSEEN: tuple[Row, ...] = (
     ("llama-7b", 2048, 80, 1, 4, 32, STATES),
     ("llama-7b", 2048, 80, 2, 2, 32, STATES),
 )
+# Of those, the ones that run again with one task after another, to see what overlapping gains.
+SERIALISED: tuple[Row, ...] = (
+    ("gpt3-1.3b", 2048, 24, 1, 4, 24, (0.5, 0, 1, 0)),
+    ("gpt3-2.7b", 2048, 24, 1, 4, 32, (0.5, 0.5, 1, 0)),
+    ("gpt3-2.7b", 2048, 80, 2, 4, 16, STATES),
+    ("gpt3-2.7b", 2048, 80, 2, 4, 16, (0, 0, 0.5, 0.25)),
+    ("gpt3-7b", 2048, 80, 2, 4, 32, (0, 0, 0.75, 0)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPlan:
-    """A row, what it is called, and what is the same for rows that must have equal losses."""
+    """A row and how it is run: fitted to, or compared, or compared with itself serialised."""
 
     row: Row
-    is_fitted: bool
+    is_fitted: bool = False
+    is_serialised: bool = False
 
     @property
     def name(self) -> str:
         """Its file's stem, and its row's key."""
         model, sequence, cap, batch, batches, again, ratios = self.row
         offload = "-".join(f"{ratio:g}" for ratio in ratios)
-        return f"{model}-s{sequence}-{cap}gb-b{batch}x{batches}-c{again}-o{offload}"
+        name = f"{model}-s{sequence}-{cap}gb-b{batch}x{batches}-c{again}-o{offload}"
+        return f"{name}-serialised" if self.is_serialised else name
 
     @property
     def model(self) -> str:
@@ -130,5 +140,6 @@ class ReportPlan:
 
 PLANS = (
     *(ReportPlan(row=row, is_fitted=True) for row in FITTED),
-    *(ReportPlan(row=row, is_fitted=False) for row in UNSEEN),
+    *(ReportPlan(row=row) for row in UNSEEN),
+    *(ReportPlan(row=row, is_serialised=True) for row in SERIALISED),
 )

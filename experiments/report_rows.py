@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -28,6 +29,24 @@ HEAD = (
 ReportRow = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """A plan with its tasks side by side, and one after another."""
+
+    plan: str
+    overlapped_s: float
+    serialised_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """What is compared between runs: losses of plans that differ in offloading alone or in whether
+    tasks overlap, and times of the latter."""
+
+    unequal_losses: tuple[tuple[str, ...], ...]
+    overlaps: tuple[Overlap, ...]
+
+
 def row_of(plan: ReportPlan, prediction: Prediction, said: Said) -> ReportRow:
     """One plan as predicted and as run; of a run that failed only why."""
     (stage,) = prediction.stages
@@ -40,9 +59,10 @@ def row_of(plan: ReportPlan, prediction: Prediction, said: Said) -> ReportRow:
     if "error" in said:
         return {**row, "error": said["error"]}
     measured = {
-        "measured_s": median(said["iteration_s"][WARM_UPS:]),
+        "measured_s": _median_s(said),
         "measured_allocated_bytes": max(said["peak_allocated_bytes"]),
         "measured_reserved_bytes": max(said["peak_reserved_bytes"]),
+        "allocator_retries": sum(said["allocator_retries"]),
     }
     names = zip(ERRORS, ("s", "allocated_bytes", "reserved_bytes"), strict=True)
     errors = {
@@ -87,21 +107,40 @@ def summary_of(rows: Sequence[ReportRow]) -> ReportRow:
     """Mean absolute errors over the plans that ran."""
     ran = [row for row in rows if "error" not in row]
     means = {f"mean_{name}": fmean(abs(row[name]) for row in ran) for name in ERRORS if ran}
-    return {"plans": len(rows), "failed": len(rows) - len(ran), **means}
+    retries = sum(row["allocator_retries"] for row in ran)
+    failed = len(rows) - len(ran)
+    return {"plans": len(rows), "failed": failed, "allocator_retries": retries, **means}
 
 
-def unequal_twins(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> list[list[str]]:
+def overlaps_of(
+    rows: Sequence[ReportRow], serialised: Sequence[ReportPlan], said: Mapping[str, Said]
+) -> tuple[Overlap, ...]:
+    """The plans that ran both ways."""
+    ran = {row["plan"]: row["measured_s"] for row in rows if "error" not in row}
+    pairs = [(replace(plan, is_serialised=False).name, plan.name) for plan in serialised]
+    return tuple(
+        Overlap(plan=plan, overlapped_s=ran[plan], serialised_s=_median_s(said[other]))
+        for plan, other in pairs
+        if plan in ran and "iteration_s" in said.get(other, {})
+    )
+
+
+def unequal_twins(
+    plans: Sequence[ReportPlan], said: Mapping[str, Said]
+) -> tuple[tuple[str, ...], ...]:
     """Groups of plans that differ in offloading alone, whose losses are not equal to the bit."""
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for plan in plans:
         if "losses" in said.get(plan.name, {}):
             groups[plan.twins].append(plan.name)
-    return [
-        names for names in groups.values() if len({str(said[one]["losses"]) for one in names}) > 1
-    ]
+    return tuple(
+        tuple(names)
+        for names in groups.values()
+        if len({str(said[one]["losses"]) for one in names}) > 1
+    )
 
 
-def page_of(rows: Sequence[ReportRow], unequal: Sequence[Sequence[str]], hardware: Hardware) -> str:
+def page_of(rows: Sequence[ReportRow], checks: Checks, hardware: Hardware) -> str:
     """The report, in words and as a table."""
     summary = summary_of(rows)
     about = (
@@ -114,7 +153,13 @@ def page_of(rows: Sequence[ReportRow], unequal: Sequence[Sequence[str]], hardwar
         for error, what in ERRORS.items()
         if f"mean_{error}" in summary
     ]
-    lines += [f"- losses differ between {', '.join(names)}" for names in unequal]
+    lines.append(f"- the allocator had to give back what it cached {_times(summary)}")
+    lines += [f"- losses differ between {', '.join(names)}" for names in checks.unequal_losses]
+    lines += [
+        f"- {one.plan}: {one.overlapped_s:.3f} s, {one.serialised_s:.3f} s with one task after "
+        f"another ({one.serialised_s / one.overlapped_s:.2f} times as long)"
+        for one in checks.overlaps
+    ]
     lines += ["", f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}", *map(_line, rows)]
     return "\n".join(lines) + "\n"
 
@@ -139,6 +184,16 @@ def draw(rows: Sequence[ReportRow], folder: Path) -> None:
     ]
     plots.times(times, folder / "times.svg")
     plots.predicted_beside_measured(memory, folder / "memory.svg")
+
+
+def _median_s(said: Said) -> float:
+    seconds: float = median(said["iteration_s"][WARM_UPS:])
+    return seconds
+
+
+def _times(summary: ReportRow) -> str:
+    count = summary["allocator_retries"]
+    return "once" if count == 1 else f"{count} times"
 
 
 def _line(row: ReportRow) -> str:

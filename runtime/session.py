@@ -2,7 +2,7 @@
 
 import platform
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from mistlab.errors import InputError
 from mistlab.job import Job
 from mistlab.measurement import Environment
 from runtime.comm.processes import World, device_of, join, leave, maker, world_of_launcher
-from runtime.comm.topology import connected
+from runtime.comm.topology import Topology, connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
 from runtime.engine.cuda import CudaStreams
 from runtime.engine.executor import Batches, Executor, Report
@@ -24,6 +24,7 @@ from runtime.engine.simulated import SimulatedStreams
 from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 from runtime.export import export
+from runtime.shortage import Shortage, ShortageError, refusals
 
 KIBIBYTE = 1024
 
@@ -45,11 +46,15 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """A rank's peaks; ``host_bytes`` are of what is offloaded."""
+    """A rank's peaks; ``host_bytes`` are of what is offloaded.
+
+    ``allocator_retries`` are the times that CUDA's allocator had to give back what it cached.
+    """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     host_bytes: int
+    allocator_retries: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +99,14 @@ class Session:
         world = world_of_launcher()
         _check(job, world)
         device = device_of(settings.device, world)
+        _cap(job, device)
         join(world, device, settings.timeout_s)
-        session = cls(job, settings, world, device)
+        try:
+            with refusals():
+                session = cls(job, settings, world, device)
+        except MemoryError as error:
+            stage = Topology(plan=job.plan).place(world.rank).stage
+            raise _shortage(stage, "its start", {}, error) from error
         yield session
         session._executor.release()
         leave(world)
@@ -110,22 +121,18 @@ class Session:
         """Steps done, those before a checkpoint included."""
         return self._executor.steps
 
-    @property
-    def stage(self) -> int:
-        """The stage of this rank."""
-        return self._executor.connections.place.stage
-
-    @property
-    def now(self) -> str:
-        """What was issued last, for messages."""
-        return self._executor.issuing
-
     def step(self) -> tuple[Report, float]:
         """Train one step; what it came to, and seconds."""
         self._streams.spans()
         start = perf_counter()
-        self._executor.iterate(self._batches(self.steps))
-        report = self._executor.report()
+        executor = self._executor
+        try:
+            with refusals():
+                executor.iterate(self._batches(self.steps))
+                report = executor.report()
+        except MemoryError as error:
+            stage = executor.connections.place.stage
+            raise _shortage(stage, executor.issuing, executor.held_bytes(), error) from error
         seconds = perf_counter() - start
         self._spans = self._streams.spans()
         return report, seconds
@@ -152,7 +159,7 @@ class Session:
 
     def memory(self) -> list[RankMemory]:
         """The peaks of all ranks."""
-        return self._gathered(self.own_memory())
+        return self._gathered(self._own_memory())
 
     def tasks(self) -> list[MeasuredTask]:
         """The last iteration's tasks on the first rank of each stage."""
@@ -201,20 +208,23 @@ class Session:
         ]
         return [(tokens.to(self.device), targets.to(self.device)) for tokens, targets in pairs]
 
-    def own_memory(self) -> RankMemory:
+    def _own_memory(self) -> RankMemory:
         """This rank's peaks."""
         executor = self._executor
         if self.device.type == "cuda":
             allocated = torch.cuda.max_memory_allocated(self.device)
             reserved = torch.cuda.max_memory_reserved(self.device)
+            retries = torch.cuda.memory_stats(self.device)["num_alloc_retries"]
         else:
             # What the run accounts for, and what the process has ever held.
             allocated = executor.peak_bytes
             reserved = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
+            retries = 0
         return RankMemory(
             peak_allocated_bytes=allocated,
             peak_reserved_bytes=reserved,
             host_bytes=executor.host_bytes,
+            allocator_retries=retries,
         )
 
     def _gathered(self, own: Any) -> list[Any]:
@@ -230,6 +240,24 @@ def _sequences(job: Job, settings: Settings) -> Sequences:
     if settings.data is None:
         return Synthetic(length=length, vocab=vocab, seed=settings.seed)
     return open_tokens(settings.data, length=length, vocab=vocab, seed=settings.seed)
+
+
+def _cap(job: Job, device: torch.device) -> None:
+    """Let torch hold no more of a GPU than the plan's cluster says that it has."""
+    cluster = job.cluster
+    if device.type == "cuda" and cluster.memory_gib is not None:
+        allocator = cluster.hardware.allocator
+        outside = 0.0 if allocator is None else allocator.outside_bytes
+        whole = torch.cuda.get_device_properties(device).total_memory
+        share = min(1.0, (cluster.memory_bytes - outside) / whole)
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def _shortage(
+    stage: int, doing: str, held_bytes: Mapping[str, int], error: MemoryError
+) -> ShortageError:
+    shortage = Shortage(stage=stage, doing=doing, held_bytes=held_bytes, reason=str(error))
+    return ShortageError(shortage)
 
 
 def _check(job: Job, world: World) -> None:

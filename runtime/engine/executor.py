@@ -161,6 +161,10 @@ class Executor:
         self.scaling.scale.fill_(scale)
         self.scaling.good_steps.fill_(int(good_steps))
 
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes that are on the device now, by class."""
+        return {**self.state.held_bytes(), "activations": self.passes.held_bytes}
+
     @property
     def host_bytes(self) -> int:
         """Host memory of what is offloaded."""
@@ -173,7 +177,7 @@ class Executor:
 
     def _issue(self, program: list[Op]) -> None:
         for op in program:
-            self.issuing = str(op.task)
+            self.issuing = f"{op.task} ({op.phase.replace('_', ' ')})"
             waits = [self._events[-back] for back in op.waits]
             work = self._works[op.name](op)
             self._events.append(self.streams.submit(op.lane, work, waits))

@@ -75,6 +75,11 @@ class Passes:
         for layer, module in modules.items():
             _adopt(module, state.layers[layer].layout.views(state.whole_weights(layer, 0)))
 
+    @property
+    def held_bytes(self) -> int:
+        """What is kept on the device for backward passes to come."""
+        return sum(one.saved.size_bytes for one in self.kept.values())
+
     def forward(
         self, layer: int, micro_batch: int, entry: int, x: Tensor, targets: Tensor | None
     ) -> Tensor:
@@ -92,8 +97,7 @@ class Passes:
             with saved.hooks():
                 y = self._run(layer, self._entered(x, kept), targets)
             kept.edge = get_gradient_edge(y)
-        held = sum(one.saved.size_bytes for one in self.kept.values())
-        self.peak_bytes = max(self.peak_bytes, held)
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
         return y.detach()
 
     def backward(self, layer: int, micro_batch: int, entry: int, gradient: Tensor) -> Tensor | None:

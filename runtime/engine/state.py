@@ -106,6 +106,18 @@ class StageState:
             host=on_host,
         )
 
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes on the device by class, as predictions name them."""
+        layers = self.layers.values()
+        slots = [*self.weight_slots, *self.gradient_slots, *self.sum_slots]
+        slots += [slot for entry in self.optimizer_slots for slot in entry]
+        return {
+            "weights": sum(layer.weights.resident.nbytes for layer in layers),
+            "gradients": sum(layer.gradients.resident.nbytes for layer in layers),
+            "optimizer": sum(m.resident.nbytes for layer in layers for m in layer.optimizer),
+            "buffers": sum(slot.nbytes for slot in slots),
+        }
+
     def whole_weights(self, layer: int, entry: int) -> Tensor:
         """Where a layer's weights are whole when they are used."""
         if self.shape.rings_weights(layer):

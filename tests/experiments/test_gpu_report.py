@@ -20,11 +20,13 @@ from mistlab import catalog
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
 from mistlab.hardware import Hardware
-from mistlab.job import load_job
+from mistlab.job import Job, load_job
+from mistlab.model import ModelSpec
 from mistlab.value import from_mapping, to_mapping
 from simulators.symbolic import SymbolicPredictor
 
 SUSTAINED = 0.85
+SERIALISED = 1.5
 FEW = (*PLANS[:2], *PLANS[10:13])
 
 
@@ -47,7 +49,9 @@ class Runner:
         self.ran: list[str] = []
         self.fails, self.drifts = fails, drifts
 
-    def __call__(self, plan: Path, *, steps: int, seconds: float) -> Mapping[str, Any] | None:
+    def __call__(
+        self, plan: Path, *, steps: int, seconds: float, serialises: bool
+    ) -> Mapping[str, Any] | None:
         assert steps == WARM_UPS + TIMED
         assert seconds > 0
         self.ran.append(plan.stem)
@@ -57,12 +61,12 @@ class Runner:
         cluster = replace(job.cluster, hardware=h200(SUSTAINED))
         found = SymbolicPredictor(workload=job.workload, cluster=cluster).predict(job.plan)
         (stage,) = found.stages
+        seconds = found.iteration_s * (SERIALISED if serialises else 1)
         return {
             "losses": [9.0, 8.5 + (plan.stem == self.drifts)],
             # The first iterations are slower, and one of the others.
-            "iteration_s": [9 * found.iteration_s] * WARM_UPS
-            + [found.iteration_s] * (TIMED - 1)
-            + [2 * found.iteration_s],
+            "iteration_s": [9 * seconds] * WARM_UPS + [seconds] * (TIMED - 1) + [2 * seconds],
+            "allocator_retries": [0],
             "peak_allocated_bytes": [stage.peak_allocated_bytes],
             "peak_reserved_bytes": [stage.peak_reserved_bytes],
         }
@@ -73,7 +77,7 @@ def report(folder: Path, runner: Runner, plans: tuple[ReportPlan, ...] = FEW) ->
 
 
 def test_the_plans_are_many_and_fit_what_they_imitate() -> None:
-    unseen = [plan for plan in PLANS if not plan.is_fitted]
+    unseen = [plan for plan in PLANS if not plan.is_fitted and not plan.is_serialised]
     assert len(unseen) >= 30
     assert len({plan.name for plan in PLANS}) == len(PLANS)
     assert {plan.row[2] for plan in unseen} == set(CAPS_GIB)
@@ -142,6 +146,46 @@ def test_losses_that_offloading_changes_are_told(tmp_path: Path) -> None:
     assert summary["unequal_losses"] == [[FEW[0].name, offloaded.name]]
 
 
+def test_plans_run_again_with_one_task_after_another(tmp_path: Path) -> None:
+    serialised = ReportPlan(row=FEW[2].row, is_serialised=True)
+    summary = report(tmp_path, Runner(), (*FEW, serialised)).work()
+    assert summary is not None
+    assert summary["plans"] == 3
+    (one,) = summary["overlaps"]
+    assert one["plan"] == FEW[2].name
+    assert one["serialised_s"] == pytest.approx(SERIALISED * one["overlapped_s"])
+    assert "(1.50 times as long)" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+class TinyPlan(ReportPlan):
+    """A row whose model is so small that a CPU trains it."""
+
+    def job(self, hardware: Hardware) -> Job:
+        job = super().job(hardware)
+        model = ModelSpec.of(family="gpt", hidden=64, layers=24, heads=4, vocab=96)
+        workload = replace(job.workload, model=model, sequence_length=32, precision="fp32")
+        return replace(job, workload=workload)
+
+
+@pytest.mark.slow
+def test_a_report_comes_from_real_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    plain: tuple[Any, ...] = ("gpt3-1.3b", 2048, 24, 1, 2, 12, (0, 0, 0, 0))
+    rows = (plain, (*plain[:6], (0.5, 0.5, 0.5, 0.5)))
+    plans = tuple(TinyPlan(row=row) for row in rows)
+    whole = Report(
+        folder=tmp_path,
+        plans=plans,
+        runner=ProcessRunner(device="cpu"),
+        profiler=profiler,
+        seconds=300.0,
+    )
+    summary = whole.work()
+    assert summary is not None
+    assert (summary["plans"], summary["failed"], summary["allocator_retries"]) == (2, 0, 0)
+    assert summary["unequal_losses"] == []
+
+
 def test_a_run_that_was_cut_off_is_dropped_and_a_strange_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     whole = json.dumps({"plan": "a", "error": "b"})
@@ -165,12 +209,12 @@ def test_wrong_usage_of_a_run_ends_the_report(
 
     runner = ProcessRunner(device="cuda")
     monkeypatch.setattr(plan_runs, "ended_within", lambda *_: ended(1))
-    assert runner(tmp_path / "a.yaml", steps=7, seconds=1.0) == {
+    assert runner(tmp_path / "a.yaml", steps=7, seconds=1.0, serialises=False) == {
         "error": "error: no GPU: install one"
     }
     monkeypatch.setattr(plan_runs, "ended_within", lambda *_: ended(2))
     with pytest.raises(InputError, match=r"a.yaml: error: no GPU: install one"):
-        runner(tmp_path / "a.yaml", steps=7, seconds=1.0)
+        runner(tmp_path / "a.yaml", steps=7, seconds=1.0, serialises=False)
 
 
 def test_a_process_is_interrupted_when_its_time_is_over() -> None:

@@ -21,6 +21,7 @@ from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E
 from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.measurement import Measurement  # noqa: E402
 from mistlab.value import from_mapping  # noqa: E402
+from runtime.engine import arena  # noqa: E402
 from runtime.engine.passes import Passes  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -164,10 +165,28 @@ def test_a_shortage_of_memory_says_where_and_what_was_predicted(
         run(run_plan.main, [str(plan_file(tmp_path))])
     assert ended.value.code == NO_ANSWER
     complaint = capfd.readouterr().err
-    assert "stage 0 is out of memory at 0B.4m0" in complaint
+    assert "stage 0 is out of memory at 0B.4m0 (backward)" in complaint
+    assert "held weights 0.00, gradients 0.00" in complaint
     assert "Tried to allocate 2.00 GiB" in complaint
     assert "predicted 0.00 GiB (" in complaint
     assert "optimizer" in complaint
+
+
+def test_a_shortage_before_the_first_step_is_told_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        message = "DefaultCPUAllocator: can't allocate memory: you tried to allocate much."
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(arena.torch, "zeros", no_room)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        run(run_plan.main, [str(plan_file(tmp_path))])
+    assert ended.value.code == NO_ANSWER
+    complaint = capfd.readouterr().err
+    assert "stage 0 is out of memory at its start" in complaint
+    assert "can't allocate memory" in complaint
 
 
 def torchrun(ranks: int, *arguments: object) -> subprocess.Popen[str]:

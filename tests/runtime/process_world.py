@@ -15,6 +15,7 @@ from runtime.engine.simulated import SimulatedStreams
 from runtime.engine.training import Training
 from tests.runtime import split_models
 from tests.runtime.worlds import (
+    LEARNING_RATE,
     MIXED,
     OVERFLOWING,
     STEPS,
@@ -26,7 +27,7 @@ from tests.runtime.worlds import (
     workload,
 )
 
-CLIPPING = Training(learning_rate=3e-4, epsilon=1e-6, clip_norm=0.3)
+CLIPPING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, clip_norm=0.3)
 Case = tuple[Workload, Plan, Training]
 
 

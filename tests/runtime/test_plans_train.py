@@ -16,6 +16,7 @@ from runtime.engine.shape import StageShape  # noqa: E402
 from runtime.engine.simulated import Progress  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
+    LEARNING_RATE,
     MIXED,
     OVERFLOWING,
     SEED,
@@ -72,7 +73,7 @@ def test_stages_of_unlike_degrees_train_as_a_plain_run() -> None:
 def test_clipping_and_a_learning_rate_over_time_are_those_of_a_plain_run() -> None:
     work = workload("gpt", biases=True, tied_embeddings=True)
     training = Training(
-        learning_rate=3e-4,
+        learning_rate=LEARNING_RATE,
         epsilon=1e-6,
         decay="cosine",
         warmup_steps=2,

@@ -27,10 +27,12 @@ Start = Callable[..., Tensor]
 CPU = torch.device("cpu")
 SEED = 7
 STEPS = 3
-# Adam divides by the root of its second moment: a larger epsilon keeps rounding errors small.
-TRAINING = Training(learning_rate=3e-4, epsilon=1e-6)
+# Adam's update turns on the rounding of a gradient that is no larger than epsilon; what that does
+# to a weight grows with the learning rate: 3e-4 and one such element bring a tensor past 1e-6.
+LEARNING_RATE = 1e-4
+TRAINING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6)
 # The first step's gradients overflow when they are squared, those of later ones do not.
-OVERFLOWING = Training(learning_rate=3e-4, epsilon=1e-6, loss_scale=2.0**65)
+OVERFLOWING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, loss_scale=2.0**65)
 TOLERANCE = 1e-6
 
 
