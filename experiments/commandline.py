@@ -23,7 +23,7 @@ DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 EXTRAS: Mapping[str, str] = {"cbcbox": "cbc", "torch": "runtime", "transformers": "huggingface"}
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "--model": {"help": "catalogue name, or path of a traced model's JSON"},
+    "--model": {"help": "catalogue name, or path of a traced model's JSON or of a model's YAML"},
     "--hardware": {"help": "catalogue name, or path of a hardware file"},
     "--nodes": {"type": int, "help": "nodes of the cluster"},
     "--gpus-per-node": {"type": int, "help": "GPUs used of each node"},

@@ -34,6 +34,8 @@ def model_from(plain: object, folder: Path) -> ModelSpec:
     if not isinstance(plain, str):
         problem = f"{shown(plain)} is not a model: give a catalogue name, a path or a mapping"
         refuse(MODEL, problem)
+    if plain.endswith((".yaml", ".yml")):
+        return _model_file(_joined(folder, plain))
     if _is_path(plain, (".json",)):
         return _traced_model(_joined(folder, plain))
     with within("workload"):
@@ -75,6 +77,11 @@ def plain_hardware(hardware: Hardware) -> Any:
     if hardware.name in catalog.hardware_names() and hardware == catalog.hardware(hardware.name):
         return hardware.name
     return to_mapping(hardware, omit_defaults=True)
+
+
+def _model_file(path: str) -> ModelSpec:
+    with _in_file(MODEL, path):
+        return model_from(read_yaml(Path(path)), Path(path).parent)
 
 
 def _traced_model(path: str) -> ModelSpec:

@@ -42,6 +42,19 @@ def test_a_traced_model_is_found_from_the_folder_of_the_plan(
     assert job.workload.model == replace(SPEC, graph_file=graph_file)
 
 
+def test_a_model_s_mapping_may_be_a_file_of_its_own(folder: Path, plan_file: PlanFile) -> None:
+    mapping = {"family": "gpt", "hidden": 256, "layers": 32, "heads": 8}
+    write_yaml(mapping, folder / "models" / "mine.yaml")
+    job = load_job(written(folder, plan_file, model="../models/mine.yaml"))
+    assert job.workload.model == ModelSpec.of(family="gpt", hidden=256, layers=32, heads=8)
+    dump_job(job, folder / "elsewhere.yaml")
+    assert load_job(folder / "elsewhere.yaml") == job
+
+    write_yaml({**mapping, "heads": 0}, folder / "models" / "mine.yaml")
+    with pytest.raises(InputError, match=r"workload.model: .*mine.yaml: .*heads"):
+        load_job(folder / "plans" / "plan.yaml")
+
+
 def test_a_job_with_a_traced_model_comes_back_from_another_folder(
     folder: Path, plan_file: PlanFile
 ) -> None:
