@@ -11,6 +11,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from mistlab.errors import InputError
 from runtime.engine.executor import Executor
+from runtime.engine.modules import TABLE, TIED
 
 KINDS = ("master", "moment1", "moment2")
 _NAME = re.compile(r"step-(\d+)")
@@ -165,12 +167,17 @@ class _Loader(LoadPlanner):
         """The boxes that this rank needs."""
         items = []
         for (name, offsets), target in self.targets.items():
-            stored = self.stored.get(name)
+            # Of two tied tables the embedding's alone is written.
+            kept = name.replace(TIED, TABLE) if self.executor.parameters.tied else name
+            stored = self.stored.get(kept)
             if not isinstance(stored, TensorStorageMetadata) or stored.size != self.wholes[name]:
                 message = f"it has no {name} of {tuple(self.wholes[name])}"
                 raise ValueError(message)
             chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=target.shape)
-            items += create_read_items_for_chunk_list(name, stored, [chunk])
+            items += [
+                replace(item, storage_index=replace(item.storage_index, fqn=kept))
+                for item in create_read_items_for_chunk_list(name, stored, [chunk])
+            ]
         return LoadPlan(items)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:

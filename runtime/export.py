@@ -14,7 +14,6 @@ from torch import distributed
 
 from mistlab.workload import Workload
 from runtime.engine.executor import Executor
-from runtime.engine.modules import TIED
 from runtime.models.config import TYPE_OF_PRECISION
 from runtime.models.families import model_of
 
@@ -75,7 +74,7 @@ def _write(
     for layer in executor.layers:
         masters = parameters.stepped(layer, 0)
         for piece in parameters.pieces(layer):
-            if not parameters.writes(piece) or (parameters.tied and piece.name == TIED):
+            if not parameters.writes(piece):
                 continue
             shape, begin, _ = places[piece.name]
             file = np.memmap(path, plain, "r+", offset=start + begin, shape=shape)

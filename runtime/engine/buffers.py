@@ -62,16 +62,23 @@ class Touched:
         """Where a layer's weights or gradients stay, on both sides of their cut."""
         return (what, self.layer), (f"host {what}", self.layer)
 
+    def borrowed(self, what: str) -> Buffers:
+        """The embedding's weights or gradients, where the head uses its table."""
+        return ((what, self.shape.first_layer),) if self.shape.borrows_table(self.layer) else ()
+
     def forward(self) -> tuple[Buffers, Buffers]:
         """F: compute waits before it lets go of what left the same entry before."""
         leaves = self.shape.offload_of(self.layer).activations > 0
-        return (self.weights,), ((("leaving", self.entry),) if leaves else ())
+        reads = (self.weights, *self.borrowed("weights"))
+        return reads, ((("leaving", self.entry),) if leaves else ())
 
     def backward(self) -> tuple[Buffers, Buffers]:
         """B."""
         returns = self.shape.offload_of(self.layer).activations > 0
         reads: Buffers = (("returned", self.entry),) if returns else ()
-        return (self.weights, *reads), (self.gradients, *self._squares(reduced=False))
+        reads = (self.weights, *self.borrowed("weights"), *reads)
+        writes = (self.gradients, *self.borrowed("gradients"))
+        return reads, (*writes, *self._squares(reduced=False))
 
     def step(self) -> tuple[Buffers, Buffers]:
         """S."""

@@ -16,7 +16,7 @@ from mistlab.workload import Workload
 from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections
 from runtime.engine.boundary import Boundary
-from runtime.engine.layout import Layout, shapes_of
+from runtime.engine.layout import Layout
 from runtime.engine.modules import layer_modules
 from runtime.engine.norm import Squares
 from runtime.engine.optimizer import Scaling, Stepper
@@ -239,7 +239,7 @@ class Executor:
         parts = self.shape.data_parallel if zero else 1
         return {
             layer: Layout.of(
-                shapes_of(one.module),
+                one.shapes,
                 parts=parts,
                 part=data if zero else 0,
             )

@@ -31,6 +31,12 @@ class LayerModule:
     module: nn.Module
     whole_shapes: Mapping[str, tuple[int, ...]]
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The rank's parts of the layer's own parameters; a table that it borrows is none."""
+        shapes = shapes_of(self.module)
+        return {name: shape for name, shape in shapes.items() if name in self.whole_shapes}
+
     def whole_shape(self, name: str) -> tuple[int, ...]:
         """The unsplit shape of a parameter by its full name."""
         return self.whole_shapes[name.removeprefix(self.prefix)]
@@ -80,10 +86,17 @@ def layer_modules(
         layer: LayerModule(
             prefix=_prefix(layer, model.layers),
             module=build.layer(layer),
-            whole_shapes=shapes_of(unsplit.layer(layer)),
+            whole_shapes=_own_shapes(unsplit.layer(layer), borrows=shape.borrows_table(layer)),
         )
         for layer in range(shape.first_layer, shape.last_layer + 1)
     }
+
+
+def _own_shapes(module: nn.Module, *, borrows: bool) -> dict[str, tuple[int, ...]]:
+    shapes = shapes_of(module)
+    if borrows:
+        del shapes[TIED.removeprefix("head.")]
+    return shapes
 
 
 class _Builder:

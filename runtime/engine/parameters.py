@@ -30,7 +30,7 @@ class Parameters:
         self.shape, self.state, self.layers = shape, state, layers
         self.connections = connections
         self.device = next(iter(state.layers.values())).step.device
-        self.tied = workload.model.tied_embeddings
+        self.tied = workload.model.tied_embeddings and not shape.shares_table
         self.table_numel = workload.model.vocab * workload.model.hidden
 
     def set_masters(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
@@ -130,7 +130,10 @@ class Parameters:
         self.state.layers[layer].optimizer[kind].store(flat)
 
     def writes(self, piece: Piece) -> bool:
-        """Whether this rank is the one that writes a piece, where several have it."""
+        """Whether this rank is the one that writes a piece, where several have it; of two tied
+        tables the embedding's is written."""
+        if self.tied and piece.name == TIED:
+            return False
         place = self.connections.place
         is_first = self.shape.zero > 0 or place.data == 0
         return is_first and (piece.is_split or place.tensor == 0)

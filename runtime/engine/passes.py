@@ -17,7 +17,8 @@ from runtime.engine.saved import Saved
 from runtime.engine.state import StageState
 from runtime.engine.streams import Streams, Work
 
-BYTE = torch.uint8
+# The table that embedding and head may share, as either calls it.
+OWN_TABLE, BORROWED_TABLE = "tokens.weight", "projection.weight"
 
 
 class _Boundary(torch.autograd.Function):
@@ -74,6 +75,10 @@ class Passes:
         }
         for layer, module in modules.items():
             _adopt(module, state.layers[layer].layout.views(state.whole_weights(layer, 0)))
+        shape = state.shape
+        if shape.shares_table:
+            table = modules[shape.first_layer].get_parameter(OWN_TABLE)
+            modules[shape.last_layer].get_submodule("projection").weight = table
 
     @property
     def held_bytes(self) -> int:
@@ -182,11 +187,22 @@ class Passes:
         """Let a layer's gradients add up where they belong."""
         shape, gradients = self.state.shape, self.state.whole_gradients(layer, entry)
         adds_to_fetched = shape.zero < 2 and shape.offload_of(layer).gradients > 0
-        if shape.zero >= 2 or (micro_batch == 0 and not adds_to_fetched):
+        has_begun = shape.shares_table and layer == shape.first_layer
+        if shape.zero >= 2 or (micro_batch == 0 and not adds_to_fetched and not has_begun):
             gradients.zero_()
         views = self.state.layers[layer].layout.views(gradients)
+        if shape.borrows_table(layer):
+            views[BORROWED_TABLE] = self._table_gradients(starts=micro_batch == 0)
         for name, parameter in self.modules[layer].named_parameters():
             parameter.grad = views[name]
+
+    def _table_gradients(self, *, starts: bool) -> Tensor:
+        """The gradients of the table that the head shares; the head's come first."""
+        first = self.state.shape.first_layer
+        gradients = self.state.whole_gradients(first, 0)
+        if starts:
+            gradients.zero_()
+        return self.state.layers[first].layout.views(gradients)[OWN_TABLE]
 
 
 def _adopt(module: nn.Module, views: dict[str, Tensor]) -> None:

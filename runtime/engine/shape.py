@@ -13,7 +13,10 @@ RING = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
-    """What decides which tasks a stage has. A level of ZeRO means nothing to a single rank."""
+    """What decides which tasks a stage has. A level of ZeRO means nothing to a single rank.
+
+    Embedding and head have one table, ``shares_table``, or one each that ``ties`` keeps alike.
+    """
 
     stage: int
     num_stages: int
@@ -26,12 +29,16 @@ class StageShape:
     offload: Offload
     clips: bool
     ties: bool
+    shares_table: bool
 
     @classmethod
     def of(cls, plan: Plan, stage: int, *, clips: bool = False, tied: bool = False) -> Self:
         """The shape of one of a plan's stages."""
         own, before = plan.stages[stage], sum(s.layers for s in plan.stages[:stage])
         is_first, is_last = stage == 0, stage == plan.num_stages - 1
+        zero = own.zero if own.data_parallel > 1 else 0
+        # Where weights or gradients come and go layer by layer, each layer has its own.
+        shares_table = tied and is_first and is_last and zero <= 1
         return cls(
             stage=stage,
             num_stages=plan.num_stages,
@@ -39,11 +46,12 @@ class StageShape:
             first_layer=0 if is_first else before + 1,
             num_layers=own.layers + is_first + is_last,
             blocks=range(before + 1, before + 1 + own.layers),
-            zero=own.zero if own.data_parallel > 1 else 0,
+            zero=zero,
             data_parallel=own.data_parallel,
             offload=own.offload,
             clips=clips,
-            ties=tied and (is_first or is_last),
+            ties=tied and (is_first or is_last) and not shares_table,
+            shares_table=shares_table,
         )
 
     @property
@@ -63,6 +71,10 @@ class StageShape:
     def offload_of(self, layer: int) -> Offload:
         """The ratios of a layer; those of the embedding and the head are zero."""
         return self.offload if layer in self.blocks else NO_OFFLOAD
+
+    def borrows_table(self, layer: int) -> bool:
+        """Whether a layer is the head that uses the embedding's table."""
+        return self.shares_table and layer == self.last_layer
 
     def rings_weights(self, layer: int) -> bool:
         """Whether a layer's weights come and go, so that they are whole in a ring only."""

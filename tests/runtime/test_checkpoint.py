@@ -11,14 +11,20 @@ from mistlab.errors import InputError  # noqa: E402
 from mistlab.plan import Plan  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
 from runtime import checkpoint  # noqa: E402
+from runtime.comm.threads import Meeting, run_threads  # noqa: E402
+from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
+from runtime.engine.simulated import SimulatedStreams  # noqa: E402
 from runtime.export import export  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,
+    TRAINING,
     alone,
+    begun,
     plainly,
     run_step,
     stage,
+    thread_groups,
     whole_weights,
     workload,
 )
@@ -50,6 +56,30 @@ def test_another_plan_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     expected = plainly(work(), steps=STEPS)
     assert begun + ended == pytest.approx(expected.losses, rel=1e-6)
     assert second.steps == STEPS
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_tied_tables_go_on_as_one_or_as_two(tmp_path: Path, shares: bool) -> None:
+    """From ZeRO-2 on each end has its own; a single rank shares one."""
+    apart = Plan(micro_batches=2, stages=(stage(data_parallel=2, micro_batch=2, zero=3),))
+
+    def rank_of(rank: int, meeting: Meeting) -> list[float]:
+        connections = connected(apart, rank, thread_groups(meeting, rank))
+        executor = begun(work(), apart, connections, SimulatedStreams(), TRAINING)
+        checkpoint.load(executor, path)
+        return losses(executor, work(), range(2, STEPS))
+
+    first = alone(work(), OFFLOADED, "lazy")
+    assert first.shape.shares_table
+    found = losses(first, work(), range(2))
+    path = checkpoint.save(first, tmp_path)
+    if shares:
+        second = alone(work(), PLAIN, "lazy")
+        checkpoint.load(second, path)
+        found += losses(second, work(), range(2, STEPS))
+    else:
+        found += run_threads(2, rank_of)[0]
+    assert found == pytest.approx(plainly(work(), steps=STEPS).losses, rel=1e-6)
 
 
 def test_saving_changes_nothing(tmp_path: Path) -> None:

@@ -64,3 +64,19 @@ def test_states_take_what_is_predicted(zero: int, offload: Offload, precision: s
         # A stage of one block is predicted to stage one, and has two entries for it anyway.
         least = figures.step_buffer_bytes[place]
         assert staged == (least if plan.stages[place].layers > 1 else 2 * least)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_embedding_and_head_of_one_stage_share_a_table(zero: int) -> None:
+    work = workload(hidden=128, ffn=512, vocab=128, tied_embeddings=True)
+    one = stage(data_parallel=2, zero=zero)
+    plan = Plan(micro_batches=2, stages=(one,))
+    figures = StageModel.of(work).figures(StageBatch.of_plan(plan))
+
+    def held_by(rank: int, meeting: Meeting) -> dict[str, int]:
+        connections = connected(plan, rank, thread_groups(meeting, rank))
+        streams = SimulatedStreams()
+        return begun(work, plan, connections, streams, TRAINING).state.held_bytes()
+
+    for held in run_threads(2, held_by):
+        assert held == {name: getattr(figures, f"{name}_bytes")[0] for name in held}

@@ -16,7 +16,7 @@ from runtime.comm.group import Alone, Group
 from runtime.comm.threads import Meeting, ThreadGroup, run_threads
 from runtime.comm.topology import Connections, connected
 from runtime.engine.executor import Executor, Report
-from runtime.engine.modules import INITIAL_STD, initial_tensor
+from runtime.engine.modules import INITIAL_STD, TABLE, TIED, initial_tensor
 from runtime.engine.simulated import Progress, SimulatedStreams
 from runtime.engine.training import Training
 from runtime.models.families import model_of
@@ -207,6 +207,8 @@ def whole_weights(work: Workload, executors: Sequence[Executor]) -> dict[str, Te
                 )
                 flat = masters[piece.begin : piece.begin + piece.numel]
                 weights[piece.name][box] = flat.view(piece.sizes)
+    if executors[0].shape.shares_table:
+        weights[TIED] = weights[TABLE]
     return weights
 
 
