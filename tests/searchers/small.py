@@ -16,7 +16,7 @@ EIGHTHS = np.arange(1, 9) / 8
 
 
 def small_problem(seed: int) -> tuple[Problem, SearchSpace]:
-    """A few blocks on a few GPUs, most of them short of memory, and a space of everything."""
+    """A few blocks on a few GPUs, most of them short of memory, and a space with everything."""
     draw = np.random.default_rng(seed)
     model = replace(
         catalog.model(str(draw.choice(MODELS))), name="small", layers=int(draw.integers(3, 6))
@@ -33,7 +33,9 @@ def small_problem(seed: int) -> tuple[Problem, SearchSpace]:
         hardware=catalog.hardware("l4-24gb"),
         nodes=nodes,
         gpus_per_node=gpus,
-        memory_gib=float(draw.uniform(2, 12)) if draw.random() < 0.7 else None,
+        memory_gib=model.hidden / 2048 * float(draw.uniform(1.2, 4))
+        if draw.random() < 0.9
+        else None,
         host_memory_gib=float(draw.uniform(4, 40)) if draw.random() < 0.3 else None,
     )
     space = replace(
