@@ -23,7 +23,7 @@ from searchers.strategy import Ending
 from searchers.tasks import NEAR, GroupTask, Joiner, solved
 
 # Coarse to fine, groups are left out whose plans of alike stages take so many times the best.
-FAR = 1.25
+FAR = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
