@@ -6,12 +6,15 @@ DEV := .venv-dev
 PINS := constraints.txt
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 
-.PHONY: compare test check format graphs benchmark clean
+.PHONY: compare test test-all check format graphs benchmark clean
 
 compare: $(BASE)/.done
-	$(BASE)/bin/python -m experiments.survey $(ARGS)
+	$(BASE)/bin/python -m experiments.compare_searchers $(ARGS)
 
 test: $(DEV)/.done
+	$(DEV)/bin/python -m pytest -n auto -p no:benchmark -m "not slow" $(ARGS)
+
+test-all: $(DEV)/.done
 	$(DEV)/bin/python -m pytest -n auto -p no:benchmark $(ARGS)
 
 check: $(DEV)/.done

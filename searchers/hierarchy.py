@@ -6,6 +6,7 @@ are left out that even without anything but arithmetic take longer than the best
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Self
 
 from joblib import effective_n_jobs
@@ -20,6 +21,9 @@ from searchers.menu import BESIDE
 from searchers.meshes import Mesh
 from searchers.strategy import Ending
 from searchers.tasks import NEAR, GroupTask, Joiner, solved
+
+# Coarse to fine, groups are left out whose plans of alike stages take so many times the best.
+FAR = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +80,11 @@ class Hierarchy:
     def _join(self, join: Joiner, *, coarse_to_fine: bool) -> None:
         """Let the ledger see the best plan of each group, as many groups at once as joblib's
         context has jobs."""
-        groups = [group for group, _ in self._in_order()]
+        in_order = self._in_order()
         best_s = self.ledger.best_s
+        if coarse_to_fine:
+            in_order = [entry for entry in in_order if not FAR * best_s < entry[1] < inf]
+        groups = [group for group, _ in in_order]
         at_once = effective_n_jobs(None)
         while groups:
             groups = [group for group in groups if self.least_s[group] < best_s]

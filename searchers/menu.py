@@ -100,16 +100,15 @@ class Menus:
             self._refine(group, ratios, limit_s)
 
     def _refine(self, places: Sequence[Place], ratios: Sequence[Ratios], limit_s: float) -> None:
-        step = max(len(kind) - 1 for kind in ratios) // 4
+        longest = max(len(kind) - 1 for kind in ratios)
         seen: set[tuple[float, ...]] = set()
-        while step:
+        for step in (longest >> 2, longest >> 2, longest >> 3, longest >> 3):
             new = {
                 strategy
                 for place in places
-                for strategy in _neighbours(self._found[place].strategies, ratios, step)
+                for strategy in _neighbours(self._found[place].strategies, ratios, max(1, step))
             } - seen
             if not new:
-                step //= 2
                 continue
             seen |= new
             others = self._evaluated(places, np.array(sorted(new)), limit_s)

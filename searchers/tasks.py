@@ -53,17 +53,24 @@ class GroupTask:
                 with_host=with_host,
                 coarse_to_fine=self.coarse_to_fine,
             )
-            if self.coarse_to_fine:
-                if join_exactly(menus, NEAR * self.limit_s) is None:
-                    break
-                menus.refine(self.limit_s)
-            found = self.join(menus, self.limit_s)
+            found = self._joined(menus)
             if found is None:
                 break
             seconds, plan = found
             if ledger.predict([plan])[0].fits:
                 return seconds
         return self.limit_s
+
+    def _joined(self, menus: Menus) -> tuple[float, Plan] | None:
+        if not self.coarse_to_fine:
+            return self.join(menus, self.limit_s)
+        coarse = join_exactly(menus, NEAR * self.limit_s)
+        if coarse is None:
+            return None
+        limit_s = min(self.limit_s, coarse[0])
+        menus.refine(limit_s)
+        found = self.join(menus, limit_s)
+        return coarse if found is None and coarse[0] < self.limit_s else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ Axes: S strategies, T types of layers (``mistlab.slots.LAYER_TYPES``).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import numpy as np
@@ -86,6 +86,9 @@ class TaskModel:
     links: Links
     sizes: StateSizes
     step_s_a_parameter: float
+    _factors: dict[tuple[int, int], Factors] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, workload: Workload, cluster: Cluster, engine: Engine, template: Template) -> Self:
@@ -110,6 +113,21 @@ class TaskModel:
             sizes=sizes_of(workload.precision),
             step_s_a_parameter=STEP_BYTES[engine] * hardware.compute.rate("memory").s_per_byte,
         )
+
+    def factors_of_group(self, gpus_in_node: int, nodes: int) -> Factors:
+        """The slowdowns of streams side by side under a shape of communicating group."""
+        shape = gpus_in_node, nodes
+        if shape not in self._factors:
+            hardware = self.cluster.hardware
+            if hardware.interference is None:
+                message = (
+                    f"cluster.hardware: {hardware.name} has no interference: measure streams side "
+                    "by side and run python -m experiments.calibrate --interference TABLE.csv"
+                )
+                raise InputError(message)
+            group = hardware.interference.of_group(gpus_in_node=gpus_in_node, nodes=nodes)
+            self._factors[shape] = factors_of(group)
+        return self._factors[shape]
 
     def seconds(self, columns: Mapping[str, NDArray[Any]]) -> "TaskSeconds":
         """The durations for columns of ``STRATEGY``."""
@@ -232,17 +250,10 @@ class TaskSeconds:
 
     def factors(self) -> Iterator[tuple[NDArray[np.bool_], Factors]]:
         """The slowdowns of streams side by side: for each shape of group, of which strategies."""
-        hardware = self.model.cluster.hardware
-        if hardware.interference is None:
-            message = (
-                f"cluster.hardware: {hardware.name} has no interference: measure streams side by "
-                "side and run python -m experiments.calibrate --interference TABLE.csv"
-            )
-            raise InputError(message)
         in_node, nodes = self.shapes.data
         for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
-            group = hardware.interference.of_group(gpus_in_node=gpus, nodes=spanned)
-            yield (in_node == gpus) & (nodes == spanned), factors_of(group)
+            rows = (in_node == gpus) & (nodes == spanned)
+            yield rows, self.model.factors_of_group(gpus, spanned)
 
     def _sends(self, crosses: NDArray[np.bool_]) -> Values:
         """Seconds (S) of a micro-batch's activations between stages."""

@@ -81,7 +81,6 @@ def test_shipped_expressions_count_what_a_concrete_trace_counts(seed: int) -> No
     assert peaks(graph, sizes) == peaks(concrete, sizes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", variants(), ids=lambda variant: variant.name)
 def test_shipped_graph_is_what_tracing_makes_today(variant: Variant) -> None:
     assert trace_variant(variant) == shipped(variant)

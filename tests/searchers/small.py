@@ -1,13 +1,16 @@
 """Problems and spaces small enough to try every plan."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from mistlab import catalog
 from mistlab.cluster import Cluster
+from mistlab.predict import Prediction
 from mistlab.search import Problem
 from mistlab.space import OffloadRatios, SearchSpace, space_of
+from mistlab.units import GIB_BYTES
 from mistlab.workload import Workload
 
 MODELS = ("gpt3-1.3b", "gpt3-7b", "llama-1.3b")
@@ -16,7 +19,7 @@ EIGHTHS = np.arange(1, 9) / 8
 
 
 def small_problem(seed: int) -> tuple[Problem, SearchSpace]:
-    """A few blocks on a few GPUs, most of them short of memory, and a space of everything."""
+    """A few blocks on a few GPUs, and a space with everything."""
     draw = np.random.default_rng(seed)
     model = replace(
         catalog.model(str(draw.choice(MODELS))), name="small", layers=int(draw.integers(3, 6))
@@ -33,7 +36,6 @@ def small_problem(seed: int) -> tuple[Problem, SearchSpace]:
         hardware=catalog.hardware("l4-24gb"),
         nodes=nodes,
         gpus_per_node=gpus,
-        memory_gib=float(draw.uniform(2, 12)) if draw.random() < 0.7 else None,
         host_memory_gib=float(draw.uniform(4, 40)) if draw.random() < 0.3 else None,
     )
     space = replace(
@@ -56,3 +58,13 @@ def small_problem(seed: int) -> tuple[Problem, SearchSpace]:
 
 def _ratios(draw: np.random.Generator, chance: float) -> tuple[float, ...]:
     return (0.0, float(draw.choice(EIGHTHS))) if draw.random() < chance else (0.0,)
+
+
+def short_of_memory(problem: Problem, predictions: Sequence[Prediction]) -> Problem:
+    """The same with a little less memory than the fastest of the plans needs."""
+    fastest = min(predictions, key=lambda one: one.iteration_s)
+    allocator = problem.cluster.hardware.allocator
+    assert allocator is not None
+    peak = max(stage.peak_reserved_bytes for stage in fastest.stages) + allocator.outside_bytes
+    cluster = replace(problem.cluster, memory_gib=0.99 * peak / GIB_BYTES)
+    return replace(problem, cluster=cluster)

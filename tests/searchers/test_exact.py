@@ -1,0 +1,123 @@
+"""Searchers that put stages together, against every plan of a space predicted whole."""
+
+from dataclasses import replace
+
+import pytest
+
+from mistlab.predict import Prediction
+from mistlab.search import Budget, Problem, SearchResult
+from mistlab.space import SearchSpace, space_of
+from searchers.exhaustive import all_plans, count_plans
+from searchers.membership import contains
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+from simulators.symbolic import SymbolicPredictor
+from tests.searchers.small import short_of_memory, small_problem
+
+# Problems with a thousand plans that fit at least, also with a little less memory than the fastest
+# of them needs.
+SEEDS = (
+    *(2, 12, 15, 29, 55, 64, 65, 66, 80, 85, 104, 116, 117, 121, 133, 139, 142, 143, 157, 162),
+    *(172, 177, 196, 199, 228),
+)
+
+
+def predictor_of(problem: Problem) -> SymbolicPredictor:
+    return SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
+
+
+def searched(
+    name: str, problem: Problem, space: SearchSpace, predictor: SymbolicPredictor
+) -> SearchResult:
+    searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
+    return searcher.search(problem, space, Budget(seconds=1000), 0)
+
+
+def every_prediction(
+    problem: Problem, space: SearchSpace, predictor: SymbolicPredictor
+) -> list[Prediction]:
+    return predictor.predict_many(list(all_plans(problem, space)))
+
+
+@pytest.mark.parametrize("is_short", [False, True], ids=["roomy", "short of memory"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_best_plan_is_that_of_trying_all(seed: int, is_short: bool) -> None:
+    problem, space = small_problem(seed)
+    if is_short:
+        roomy = every_prediction(problem, space, predictor_of(problem))
+        problem = short_of_memory(problem, roomy)
+    predictor = predictor_of(problem)
+    predictions = every_prediction(problem, space, predictor)
+    fitting_s = [one.iteration_s for one in predictions if one.fits]
+    assert len(predictions) == count_plans(problem, space)
+    assert len(fitting_s) >= 1000
+    best_s = min(fitting_s)
+    if is_short:
+        assert min(one.iteration_s for one in predictions) < best_s
+
+    exact = searched("exact", problem, space, predictor)
+    assert exact.status == "OPTIMAL"
+    assert exact.prediction is not None
+    assert exact.prediction.iteration_s == pytest.approx(best_s, rel=1e-12)
+    mist = searched("mist", problem, space, predictor)
+    assert mist.plan is not None
+    assert mist.prediction is not None
+    assert contains(problem, space, mist.plan)
+    if space.unequal_meshes:
+        # Stages of unequal sizes are left out: it says how far off it may be, and is not further.
+        assert mist.status == "FEASIBLE"
+        assert mist.gap is not None
+        assert mist.prediction.iteration_s * (1 - mist.gap) <= best_s * (1 + 1e-9)
+    else:
+        assert mist.status == "OPTIMAL"
+        assert mist.prediction.iteration_s == pytest.approx(best_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["3d", "+zero", "+checkpointing", "megatron", "deepspeed"])
+def test_spaces_of_alike_stages_are_searched_whole(name: str) -> None:
+    problem, _ = small_problem(SEEDS[0])
+    space, predictor = space_of(name), predictor_of(problem)
+    fitting_s = [p.iteration_s for p in every_prediction(problem, space, predictor) if p.fits]
+    for searcher in ("exact", "mist", "exhaustive"):
+        result = searched(searcher, problem, space, predictor)
+        assert result.status == "OPTIMAL"
+        assert result.prediction is not None
+        assert result.prediction.iteration_s == pytest.approx(min(fitting_s), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mist", "aceso", "alpa", "rl", "random", "optuna"])
+def test_nobody_finds_a_faster_plan_than_the_best(name: str) -> None:
+    problem, space = small_problem(SEEDS[0])
+    predictor = predictor_of(problem)
+    exact = searched("exact", problem, space, predictor)
+    searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
+    result = searcher.search(problem, space, Budget(evaluations=200), 0)
+    assert exact.prediction is not None
+    assert result.prediction is not None
+    assert result.prediction.iteration_s >= exact.prediction.iteration_s * (1 - 1e-12)
+
+
+def test_a_space_too_large_is_refused_with_its_size() -> None:
+    problem, _ = small_problem(SEEDS[0])
+    refused = searched("exhaustive", problem, space_of("mist"), predictor_of(problem))
+    assert refused.status == "REFUSED"
+    assert refused.plan is None
+    assert refused.reason == (
+        "space mist has more than 200,000 plans, and at most 200,000 may be predicted"
+    )
+
+
+def test_host_memory_that_stages_of_a_node_share_is_followed() -> None:
+    """Both stages on one node offload as much as its host holds, or less where it is short."""
+    problem, space = small_problem(SEEDS[0])
+    roomy = searched("exact", problem, space, predictor_of(problem))
+    assert roomy.prediction is not None
+    held = max(stage.host_bytes for stage in roomy.prediction.stages)
+    cluster = replace(problem.cluster, host_memory_gib=max(held / 2**30 / 2, 0.01))
+    problem = replace(problem, cluster=cluster)
+    predictor = predictor_of(problem)
+    fitting_s = [p.iteration_s for p in every_prediction(problem, space, predictor) if p.fits]
+    exact = searched("exact", problem, space, predictor)
+    assert (exact.prediction is None) == (not fitting_s)
+    if exact.prediction is not None:
+        assert exact.prediction.iteration_s == pytest.approx(min(fitting_s), rel=1e-12)

@@ -1,0 +1,154 @@
+"""Joining stages: against brute force over the same menus, with both solvers, in processes."""
+
+from collections.abc import Callable
+from itertools import product
+from time import perf_counter
+
+import numpy as np
+import pytest
+from joblib import parallel_config
+
+from mistlab.cost.pipeline import StageTimes, no_stages, prepended
+from mistlab.plan import Plan
+from mistlab.search import Budget, Problem
+from mistlab.space import SearchSpace
+from searchers.bounds import work_of
+from searchers.groups import Group, groups_of
+from searchers.join import join, join_hastily, places_by_stage
+from searchers.ledger import Ledger
+from searchers.menu import Menus
+from searchers.milp import join_by
+from searchers.options import undominated
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+from simulators.symbolic import SymbolicPredictor
+from tests.searchers.small import small_problem
+
+SEED = 4
+
+
+def predictor_of(problem: Problem) -> SymbolicPredictor:
+    return SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
+
+
+def menus_of(problem: Problem, space: SearchSpace, group: Group) -> Menus:
+    ledger = Ledger(
+        predictor=predictor_of(problem), budget=Budget(seconds=1000), clock=perf_counter
+    )
+    work = work_of(problem, space, ledger, group.meshes)
+    return Menus(problem=problem, space=space, ledger=ledger, group=group, work=work)
+
+
+def fastest_by_hand(menus: Menus) -> float:
+    """The time of the best of all combinations of candidates for all stages."""
+    stages = [
+        [(place, row) for place in places for row in range(len(menus[place]))]
+        for places in places_by_stage(menus, np.inf)
+    ]
+    micro_batches = np.array([menus.group.micro_batches])
+    best = np.inf
+    for chosen in product(*stages):
+        if sum(place.layers for place, _ in chosen) != menus.problem.workload.model.layers:
+            continue
+        chains = no_stages(1)
+        for place, row in chosen:
+            times = menus[place].chosen(np.array([row])).times
+            chains = prepended(times, chains, micro_batches, np.array([place.in_flight]))
+        best = min(best, float(chains.iteration_s[0]))
+    return best
+
+
+@pytest.fixture(scope="module")
+def group() -> tuple[Problem, SearchSpace, Group]:
+    """Two stages or more that are not all alike, with few enough combinations."""
+    problem, space = small_problem(SEED)
+    found = [g for g in groups_of(problem, space, equal_sizes=True) if g.num_stages == 2]
+    return problem, space, found[0]
+
+
+@pytest.mark.parametrize(
+    "joiner", [join, join_by("highs", 60), join_by("cbc", 60)], ids=["dynamic", "highs", "cbc"]
+)
+def test_joined_stages_are_the_best_combination(
+    group: tuple[Problem, SearchSpace, Group],
+    joiner: Callable[[Menus, float], tuple[float, Plan] | None],
+) -> None:
+    menus = menus_of(*group)
+    best_s = fastest_by_hand(menus)
+    found = joiner(menus, np.inf)
+    assert found is not None
+    seconds, plan = found
+    assert seconds == pytest.approx(best_s, rel=1e-6)
+    assert predictor_of(group[0]).predict(plan).iteration_s == pytest.approx(seconds, rel=1e-6)
+
+
+def test_a_quick_answer_is_a_plan_and_not_better_than_the_best(
+    group: tuple[Problem, SearchSpace, Group],
+) -> None:
+    menus = menus_of(*group)
+    best, hasty = join(menus, np.inf), join_hastily(menus, np.inf)
+    assert best is not None
+    assert hasty is not None
+    assert hasty[0] >= best[0] * (1 - 1e-12)
+    assert predictor_of(group[0]).predict(hasty[1]).iteration_s == pytest.approx(hasty[0])
+
+
+@pytest.mark.parametrize("joiner", [join, join_by("highs", 60)], ids=["dynamic", "highs"])
+def test_nothing_is_joined_above_a_limit(
+    group: tuple[Problem, SearchSpace, Group],
+    joiner: Callable[[Menus, float], tuple[float, Plan] | None],
+) -> None:
+    best = join(menus_of(*group), np.inf)
+    assert best is not None
+    assert joiner(menus_of(*group), best[0] * 0.99) is None
+
+
+def test_undominated_rows_are_those_that_no_other_beats_everywhere() -> None:
+    draw = np.random.default_rng(0)
+    points = draw.integers(0, 6, (200, 3)).astype(float)
+    kept = set(undominated(list(points.T)).tolist())
+    for row, point in enumerate(points):
+        beaten = [
+            other
+            for other, by in enumerate(points)
+            if (by <= point).all() and ((by < point).any() or other < row)
+        ]
+        assert (row in kept) == (not beaten)
+
+
+def test_chains_of_a_menu_are_those_of_its_times() -> None:
+    times = {name: np.array([1.0, 2.0]) for name in StageTimes.__dataclass_fields__}
+    chains = prepended(StageTimes(**times), no_stages(2), np.array([3, 3]), np.array([1, 1]))
+    # Three forwards and backwards, and both extras, which lie within the passes.
+    assert chains.whole.tolist() == [8.0, 16.0]
+
+
+@pytest.mark.parametrize("name", ["mist", "exact"])
+def test_groups_side_by_side_give_the_same_plan(name: str) -> None:
+    problem, space = small_problem(SEED)
+    searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor_of(problem))
+    alone = searcher.search(problem, space, Budget(seconds=1000), 0)
+    with parallel_config(n_jobs=2):
+        together = searcher.search(problem, space, Budget(seconds=1000), 0)
+    assert together.plan == alone.plan
+    assert together.status == alone.status
+    assert together.stage_evaluations > 0
+
+
+@pytest.mark.slow
+def test_groups_on_a_ray_cluster_give_the_same_plan() -> None:
+    ray = pytest.importorskip("ray")
+    from ray.util.joblib import register_ray  # noqa: PLC0415
+
+    problem, space = small_problem(SEED)
+    searcher = StrategySearcher(strategy=SEARCHERS["exact"], predictor=predictor_of(problem))
+    alone = searcher.search(problem, space, Budget(seconds=1000), 0)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        register_ray()
+        with parallel_config(backend="ray", n_jobs=2):
+            together = searcher.search(problem, space, Budget(seconds=1000), 0)
+    finally:
+        ray.shutdown()
+    assert together.plan == alone.plan
+    assert together.status == alone.status == "OPTIMAL"
