@@ -24,8 +24,7 @@ class StateSizes:
 
 
 HALF = StateSizes(weight=2, gradient=2, optimizer=12)
-# Weights are made from masters when a layer steps, so that masters are apart here too.
-SINGLE = StateSizes(weight=4, gradient=4, optimizer=12)
+SINGLE = StateSizes(weight=4, gradient=4, optimizer=8)
 
 
 def sizes_of(precision: Precision) -> StateSizes:

@@ -33,12 +33,11 @@ def splits(state: LayerState) -> list[Split]:
     return [state.weights, state.gradients, *state.optimizer]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("offload", [ratios(0, 0, 0, 0), ratios(0.5, 0.25, 0.75, 0)])
 @pytest.mark.parametrize("zero", range(4))
-def test_states_take_what_is_predicted(zero: int, offload: Offload, precision: str) -> None:
+def test_states_take_what_is_predicted(zero: int, offload: Offload) -> None:
     # Sizes of which neither padding nor rounded cuts add anything.
-    work = workload(hidden=128, ffn=512, vocab=128, precision=precision)
+    work = workload(hidden=128, ffn=512, vocab=128, precision="bf16")
     data = 2 if zero else 1
     one = stage(3, data_parallel=data, zero=zero, offload=offload)
     other = stage(1, data_parallel=data, zero=zero, offload=offload)
@@ -68,7 +67,7 @@ def test_states_take_what_is_predicted(zero: int, offload: Offload, precision: s
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_embedding_and_head_of_one_stage_share_a_table(zero: int) -> None:
-    work = workload(hidden=128, ffn=512, vocab=128, tied_embeddings=True)
+    work = workload(hidden=128, ffn=512, vocab=128, tied_embeddings=True, precision="bf16")
     one = stage(data_parallel=2, zero=zero)
     plan = Plan(micro_batches=2, stages=(one,))
     figures = StageModel.of(work).figures(StageBatch.of_plan(plan))
@@ -80,3 +79,18 @@ def test_embedding_and_head_of_one_stage_share_a_table(zero: int) -> None:
 
     for held in run_threads(2, held_by):
         assert held == {name: getattr(figures, f"{name}_bytes")[0] for name in held}
+
+
+def test_full_precision_takes_masters_beyond_what_is_predicted() -> None:
+    work = workload(hidden=128, ffn=512, vocab=128, precision="fp32")
+    plan = Plan(micro_batches=2, stages=(stage(4),))
+    figures = StageModel.of(work).figures(StageBatch.of_plan(plan))
+
+    def held_by(rank: int, meeting: Meeting) -> dict[str, int]:
+        connections = connected(plan, rank, thread_groups(meeting, rank))
+        streams = SimulatedStreams()
+        return begun(work, plan, connections, streams, TRAINING).state.held_bytes()
+
+    (held,) = run_threads(1, held_by)
+    assert held["weights"] == figures.weights_bytes[0]
+    assert held["optimizer"] == figures.optimizer_bytes[0] * 12 / 8
