@@ -67,6 +67,8 @@ def lines(folder: Path) -> dict[str, list[str]]:
     return {name: path.read_text(encoding="utf-8").splitlines() for name, path in paths.items()}
 
 
+# They fit what this machine does while they run: a busy one may be too noisy to fit.
+@pytest.mark.slow
 def test_from_a_bare_machine_to_a_prediction_and_on_from_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +117,7 @@ def test_from_a_bare_machine_to_a_prediction_and_on_from_where_it_was(
     assert "give another --tables" in complaint
 
 
+@pytest.mark.slow
 def test_one_device_has_no_collectives_and_may_take_a_datasheets_peaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
