@@ -43,6 +43,19 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+# What is looked at where nothing else is said, by option.
+PROBLEM: Mapping[str, Any] = {
+    "model": "gpt3-2.7b",
+    "hardware": "l4-24gb",
+    "nodes": 1,
+    "gpus_per_node": 4,
+    "sequence_length": 4096,
+    "global_batch": 8,
+    "attention": "flash",
+    "precision": "fp16",
+}
+
+
 class NoAnswerError(InputError):
     """A question that is well put and has no answer: nothing fits, a plan is refused."""
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.commandline import as_options, parser_of, problem_of
+from experiments.commandline import PROBLEM, as_options, parser_of, problem_of
 from mistlab.errors import InputError, near_matches
 from mistlab.plan import Engine
 from mistlab.search import Budget, Problem
@@ -24,14 +24,7 @@ def search_parser(
     parser = parser_of(
         command,
         description,
-        model="gpt3-2.7b",
-        hardware="l4-24gb",
-        nodes=1,
-        gpus_per_node=4,
-        sequence_length=4096,
-        global_batch=8,
-        attention="flash",
-        precision="fp16",
+        **PROBLEM,
         space="mist",
         engine=None,
         seed=0,

@@ -21,6 +21,7 @@ from experiments import plots
 from experiments.commandline import (
     DONE,
     NO_ANSWER,
+    PROBLEM,
     parser_of,
     print_json,
     problem_of,
@@ -195,14 +196,7 @@ def parser() -> argparse.ArgumentParser:
     return parser_of(
         "survey",
         __doc__,
-        model="gpt3-2.7b",
-        hardware="l4-24gb",
-        nodes=1,
-        gpus_per_node=4,
-        sequence_length=4096,
-        global_batch=8,
-        attention="flash",
-        precision="fp16",
+        **PROBLEM,
         out=Path("runs/survey"),
         json=False,
         quick=False,
