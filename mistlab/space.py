@@ -21,6 +21,12 @@ class OffloadRatios:
         check_fields(self)
         _check_not_empty(self)
 
+    @property
+    def kinds(self) -> tuple[tuple[float, ...], ...]:
+        """The distinct ratios of weights, gradients, optimizer state and activations, in order."""
+        every = (self.weights, self.gradients, self.optimizer, self.activations)
+        return tuple(tuple(sorted(set(kind))) for kind in every)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace:

@@ -18,7 +18,7 @@ from mistlab.space import SearchSpace
 from mistlab.stages import StageBatch, StageCosts
 from searchers.choices import alike
 from searchers.ledger import Ledger
-from searchers.menu import coarse
+from searchers.menu import coarse, spread
 from searchers.meshes import Pipeline, checkpoint_counts, even_layers, zero_levels
 
 # Stage candidates asked for at once.
@@ -46,15 +46,13 @@ class AlikeStages:
 
     def __post_init__(self) -> None:
         self.shares = even_layers(self.problem.workload.model.layers, self.pipeline.num_stages)
-        ratios = self.space.offload
-        kinds = (ratios.weights, ratios.gradients, ratios.optimizer, ratios.activations)
         self.axes = (
             zero_levels(
                 self.space,
                 self.pipeline.meshes[0].data_parallel,
                 in_pipeline=self.pipeline.num_stages > 1,
             ),
-            *(sorted(set(kind)) for kind in kinds),
+            *self.space.offload.kinds,
             checkpoint_counts(self.space, self.shares[0]),
         )
 
@@ -65,7 +63,7 @@ class AlikeStages:
     def show_coarse(self) -> float:
         """The same of coarse ratios, and recomputation in quarters."""
         zero, *ratios, counts = self.axes
-        some = (zero, *coarse(ratios), counts[:: (len(counts) - 1) // 4 or 1])
+        some = (zero, *coarse(ratios), spread(counts, 4))
         return float(self._show(np.array([*product(*some)], dtype=np.float64)).min())
 
     def show_near(self, count: int) -> None:

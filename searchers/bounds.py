@@ -37,7 +37,7 @@ def work_of(
     batch = StageBatch(
         layers=layers,
         **columns,
-        zero=np.full(len(layers), min(space.zero)),
+        zero=nothing,
         checkpointed_layers=nothing,
         offload_weights=nothing,
         offload_gradients=nothing,

@@ -5,6 +5,7 @@ Plans are predicted whole, so nothing is shared with the searchers that put them
 
 from collections.abc import Iterator, Sequence
 from itertools import islice, product
+from math import prod
 
 import numpy as np
 
@@ -85,11 +86,9 @@ def _stages(layers: int, space: SearchSpace, pipeline: Pipeline) -> Iterator[tup
 def _one_stage(
     space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool
 ) -> Iterator[StagePlan]:
-    kinds = space.offload
-    ratios = product(kinds.weights, kinds.gradients, kinds.optimizer, kinds.activations)
     offloads = [
         Offload(weights=weights, gradients=gradients, optimizer=optimizer, activations=activations)
-        for weights, gradients, optimizer, activations in sorted(set(ratios))
+        for weights, gradients, optimizer, activations in product(*space.offload.kinds)
     ]
     levels = zero_levels(space, mesh.data_parallel, in_pipeline=in_pipeline)
     counts = sorted(set(checkpoint_counts(space, layers)))
@@ -138,8 +137,5 @@ def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
 def _ways_of_stage(space: SearchSpace, pipeline: Pipeline, stage: int, layers: int) -> int:
     degree = pipeline.meshes[stage].data_parallel
     levels = zero_levels(space, degree, in_pipeline=pipeline.num_stages > 1)
-    ratios = space.offload
     ways = len(levels) * len(set(checkpoint_counts(space, layers)))
-    for kind in (ratios.weights, ratios.gradients, ratios.optimizer, ratios.activations):
-        ways *= len(set(kind))
-    return ways
+    return ways * prod(map(len, space.offload.kinds))

@@ -28,28 +28,35 @@ FAR = 1.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """A search in two levels. ``least_s`` is what each group takes at least."""
+    """A search in two levels. ``least_s`` is what each group takes at least, ``lower_bound_s`` what
+    any plan of the space does; ``is_whole`` says whether the groups are all of the space."""
 
     problem: Problem
     space: SearchSpace
     ledger: Ledger
     work: Mapping[Mesh, Work]
     least_s: Mapping[Group, float]
+    lower_bound_s: float
+    is_whole: bool
 
     @classmethod
     def of(
         cls, problem: Problem, space: SearchSpace, ledger: Ledger, *, equal_sizes: bool = False
     ) -> Self:
         """All pipelines of a space, or those whose stages have equally many GPUs."""
-        groups = list(groups_of(problem, space, equal_sizes=equal_sizes))
-        meshes = sorted({mesh for group in groups for mesh in group.meshes})
+        every = list(groups_of(problem, space))
+        meshes = sorted({mesh for group in every for mesh in group.meshes})
         work = work_of(problem, space, ledger, meshes)
+        is_whole = not (equal_sizes and space.unequal_meshes)
+        groups = every if is_whole else list(groups_of(problem, space, equal_sizes=True))
         return cls(
             problem=problem,
             space=space,
             ledger=ledger,
             work=work,
             least_s={group: group.least_s(problem, work) for group in groups},
+            lower_bound_s=min(group.least_s(problem, work) for group in every),
+            is_whole=is_whole,
         )
 
     def all_alike(self) -> Ending:
@@ -62,7 +69,7 @@ class Hierarchy:
     def most_alike(self) -> Ending:
         """The best plan whose stages are alike, ratios coarse to fine."""
         for group, alike_s in self._in_order():
-            if alike_s < NEAR * self.ledger.best_s:
+            if alike_s <= NEAR * self.ledger.best_s:
                 for stages in self._alike(group):
                     stages.show_near(BESIDE)
         return self._bounded()
@@ -125,6 +132,8 @@ class Hierarchy:
         return Ending(status="OPTIMAL", lower_bound_s=self.ledger.best_s)
 
     def _bounded(self) -> Ending:
-        if self.ledger.best is None:
+        if self.ledger.best is not None:
+            return Ending(status="FEASIBLE", lower_bound_s=self.lower_bound_s)
+        if self.is_whole:
             return Ending(status="INFEASIBLE")
-        return Ending(status="FEASIBLE", lower_bound_s=min(self.least_s.values()))
+        return Ending(reason="no plan fits whose stages have equally many GPUs")

@@ -80,24 +80,16 @@ class Menus:
     def prepare(self, places: Iterable[Place], limit_s: float) -> None:
         """Work out candidates for places, of pipelines that take less than a limit; it may only
         fall from one time to the next."""
-        alike: dict[tuple[Mesh, bool], list[Place]] = defaultdict(list)
-        for place in sorted(set(places) - self._found.keys()):
-            alike[place.mesh, place.is_alone].append(place)
-        ratios = _ratios(self.space)
-        if self.coarse_to_fine:
-            ratios = coarse(ratios)
-        for group in alike.values():
+        every = self.space.offload.kinds
+        ratios = coarse(every) if self.coarse_to_fine else every
+        for group in _by_mesh(set(places) - self._found.keys()):
             found = self._evaluated(group, _strategies(self.space, group[0], ratios), limit_s)
             self._found |= zip(group, found, strict=True)
 
     def refine(self, limit_s: float) -> None:
         """Look at ratios near the best of those so far, in ever smaller steps."""
-        ratios = _ratios(self.space)
-        alike: dict[tuple[Mesh, bool], list[Place]] = defaultdict(list)
-        for place in sorted(self._found):
-            alike[place.mesh, place.is_alone].append(place)
-        for group in alike.values():
-            self._refine(group, ratios, limit_s)
+        for places in _by_mesh(self._found):
+            self._refine(places, self.space.offload.kinds, limit_s)
 
     def _refine(self, places: Sequence[Place], ratios: Sequence[Ratios], limit_s: float) -> None:
         longest = max(len(kind) - 1 for kind in ratios)
@@ -154,17 +146,25 @@ class Menus:
         return np.asarray(options.once_s + own_s + np.maximum(others_s - hidden_s, 0.0))
 
 
-def _ratios(space: SearchSpace) -> list[Ratios]:
-    kinds = space.offload
-    every = (kinds.weights, kinds.gradients, kinds.optimizer, kinds.activations)
-    return [tuple(sorted(set(kind))) for kind in every]
-
-
-def coarse(ratios: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+def coarse(ratios: Sequence[Ratios]) -> tuple[Ratios, ...]:
     """Of the ratios of weights, gradients, optimizer state and activations the first and the last,
     of the latter two one between as well."""
-    halves = (1, 1, 2, 2)
-    return [kind[:: (len(kind) - 1) // n or 1] for kind, n in zip(ratios, halves, strict=True)]
+    parts = (1, 1, 2, 2)
+    return tuple(spread(kind, count) for kind, count in zip(ratios, parts, strict=True))
+
+
+def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
+    """The first of the choices, the last, and those that divide the rest into so many parts."""
+    last = len(choices) - 1
+    return [choices[place] for place in sorted({last * part // parts for part in range(parts + 1)})]
+
+
+def _by_mesh(places: Iterable[Place]) -> Iterable[list[Place]]:
+    """The places of each mesh, whole pipelines apart."""
+    found: dict[tuple[Mesh, bool], list[Place]] = defaultdict(list)
+    for place in sorted(places):
+        found[place.mesh, place.is_alone].append(place)
+    return found.values()
 
 
 def _strategies(space: SearchSpace, place: Place, ratios: Sequence[Ratios]) -> Strategies:

@@ -12,6 +12,7 @@ from typing import Any
 import pulp
 
 from mistlab.plan import Plan
+from searchers.join import join as join_exactly
 from searchers.join import join_hastily, places_by_stage
 from searchers.menu import Menus, Place
 
@@ -39,7 +40,7 @@ SOLVERS: dict[str, Callable[[float], pulp.LpSolver]] = {"highs": _highs, "cbc": 
 
 
 def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float, Plan] | None]:
-    """A joiner that solves with one of ``SOLVERS`` and takes so long for a group at most."""
+    """A joiner that lets one of ``SOLVERS`` take so long for a group at most."""
 
     def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
         # What is known to be slower than a quick answer is cut off, which is most of it.
@@ -51,7 +52,9 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
             return hasty
         programme = _Programme(menus, stages, limit_s)
         programme.problem.solve(SOLVERS[solver](seconds))
-        return programme.solution() or hasty
+        # A solver that was stopped has proven nothing; the dynamic programme has no limit.
+        found = programme.solution() if programme.is_solved else join_exactly(menus, limit_s)
+        return found or hasty
 
     return join
 
@@ -110,12 +113,15 @@ class _Programme:
         if menus.with_host:
             self._share_hosts()
 
+    @property
+    def is_solved(self) -> bool:
+        """Whether there is a best solution, or provably none."""
+        is_best = self.problem.sol_status == pulp.LpSolutionOptimal
+        return bool(is_best or self.problem.status == pulp.LpStatusInfeasible)
+
     def solution(self) -> tuple[float, Plan] | None:
         """The time and the plan of the solution, if there is one."""
-        if self.problem.sol_status not in (
-            pulp.LpSolutionOptimal,
-            pulp.LpSolutionIntegerFeasible,
-        ):
+        if self.problem.sol_status != pulp.LpSolutionOptimal:
             return None
         stages = []
         for stage in reversed(self.stages):

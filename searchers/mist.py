@@ -42,6 +42,4 @@ def mist_with(solver: str) -> Strategy:
 
 
 def _ways(space: SearchSpace) -> int:
-    kinds = space.offload
-    every = (kinds.weights, kinds.gradients, kinds.optimizer, kinds.activations)
-    return len(set(space.zero)) * prod(len(set(kind)) for kind in every)
+    return len(set(space.zero)) * prod(map(len, space.offload.kinds))

@@ -16,7 +16,7 @@ from searchers.bounds import work_of
 from searchers.groups import Group, groups_of
 from searchers.join import join, join_hastily, places_by_stage
 from searchers.ledger import Ledger
-from searchers.menu import Menus
+from searchers.menu import Menus, spread
 from searchers.milp import join_by
 from searchers.options import undominated
 from searchers.registry import SEARCHERS
@@ -80,6 +80,23 @@ def test_joined_stages_are_the_best_combination(
     seconds, plan = found
     assert seconds == pytest.approx(best_s, rel=1e-6)
     assert predictor_of(group[0]).predict(plan).iteration_s == pytest.approx(seconds, rel=1e-6)
+
+
+def test_a_solver_that_is_stopped_leaves_the_proof_to_the_dynamic_programme(
+    group: tuple[Problem, SearchSpace, Group],
+) -> None:
+    best, stopped = join(menus_of(*group), np.inf), join_by("highs", 1e-9)(menus_of(*group), np.inf)
+    assert best is not None
+    assert stopped is not None
+    assert stopped[0] == pytest.approx(best[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 9, 34])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_what_is_looked_at_coarsely_holds_both_ends(count: int, parts: int) -> None:
+    chosen = spread(range(count), parts)
+    assert (chosen[0], chosen[-1]) == (0, count - 1)
+    assert len(chosen) == min(count, parts + 1)
 
 
 def test_a_quick_answer_is_a_plan_and_not_better_than_the_best(
