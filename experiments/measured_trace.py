@@ -19,8 +19,9 @@ from simulators.timeline import MICROSECONDS, WORDS, trace_of
 if TYPE_CHECKING:
     from runtime.session import MeasuredTask
 
-# Lanes of the runtime that the simulators have as one stream.
+# Lanes of the runtime that the simulators have as one stream, and one that they do not have.
 _GPU_TO_GPU = STREAMS.index("gpu_to_gpu")
+_TRACKS = (*STREAMS, "host")
 
 
 def write_trace(job: Job, tasks: Sequence["MeasuredTask"], path: Path) -> None:
@@ -34,12 +35,14 @@ def write_trace(job: Job, tasks: Sequence["MeasuredTask"], path: Path) -> None:
     for event in trace["traceEvents"]:
         if event["name"] == "process_name":
             event["args"]["name"] += ", predicted"
-    trace["traceEvents"] += [event for stage in range(stages) for event in _tracks(stage, stages)]
+    tracks = _TRACKS if any(task.lane == "host" for task in tasks) else STREAMS
+    for stage in range(stages):
+        trace["traceEvents"] += _named(stage, stages, tracks)
     trace["traceEvents"] += [_event(task, stages) for task in tasks]
     path.write_text(json.dumps(trace, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
-def _tracks(stage: int, stages: int) -> list[dict[str, Any]]:
+def _named(stage: int, stages: int, tracks: Sequence[str]) -> list[dict[str, Any]]:
     process = {"ph": "M", "pid": stages + stage}
     names = [{**process, "name": "process_name", "args": {"name": f"stage {stage}, measured"}}]
     return names + [
@@ -47,9 +50,9 @@ def _tracks(stage: int, stages: int) -> list[dict[str, Any]]:
             **process,
             "tid": thread,
             "name": "thread_name",
-            "args": {"name": stream.replace("_", "-")},
+            "args": {"name": track.replace("_", "-")},
         }
-        for thread, stream in enumerate(STREAMS)
+        for thread, track in enumerate(tracks)
     ]
 
 
@@ -60,7 +63,7 @@ def _event(task: "MeasuredTask", stages: int) -> dict[str, Any]:
         "name": task.name,
         "cat": WORDS[Action.parse(task.name).kind] if is_action else task.name,
         "pid": stages + task.stage,
-        "tid": STREAMS.index(task.lane) if task.lane in STREAMS else _GPU_TO_GPU,
+        "tid": _TRACKS.index(task.lane) if task.lane in _TRACKS else _GPU_TO_GPU,
         "ts": task.start_s * MICROSECONDS,
         "dur": (task.end_s - task.start_s) * MICROSECONDS,
     }

@@ -91,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
         "--serialise", action="store_true", help="one task after another, to compare (cuda)"
     )
     parser.add_argument(
+        "--step-on-cpu",
+        action="store_true",
+        help="step offloaded optimizer state where it is, instead of fetching it",
+    )
+    parser.add_argument(
         "--timeout", type=float, default=300.0, help="seconds to wait for other ranks"
     )
     return parser
@@ -125,6 +130,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
             epsilon=options.epsilon,
             clip_norm=options.clip_norm,
             loss_scale=options.loss_scale or scale,
+            steps_on_host=options.step_on_cpu,
         ),
     )
 

@@ -7,7 +7,7 @@ that stay somewhere have a part on the device and a part on the host.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mistlab.schedule import Phase, Task
+from mistlab.schedule import Phase
 from runtime.engine.shape import StageShape
 
 Buffer = tuple[str | int, ...]
@@ -24,9 +24,9 @@ class Touched:
     phase: Phase
     micro_batch: int
 
-    def by(self, row: Task) -> tuple[Buffers, Buffers]:
-        """What a row of the slot table reads, and what it writes."""
-        return _TOUCHES[f"{row.kind}{row.direction or ''}"](self)
+    def by(self, name: str) -> tuple[Buffers, Buffers]:
+        """What a task of that name reads, and what it writes."""
+        return _TOUCHES[name](self)
 
     @property
     def weights(self) -> Buffer:
@@ -52,6 +52,11 @@ class Touched:
     def state(self) -> Buffer:
         """Where optimizer state is while it is fetched."""
         return ("optimizer slot", self.entry)
+
+    @property
+    def exchange(self) -> Buffer:
+        """Where gradients are on the host for a step there, and after it weights."""
+        return ("exchange", self.layer)
 
     @property
     def away(self) -> Buffer:
@@ -84,10 +89,26 @@ class Touched:
         """S."""
         offload = self.shape.offload_of(self.layer)
         reads: Buffers = (("report",),) if self.shape.clips else ()
-        writes: Buffers = (self.state,) if offload.optimizer > 0 else ()
-        if self.shape.rings_weights(self.layer) and not offload.weights:
-            writes = (*writes, ("weights", self.layer))
-        return (self.sums, *reads), (self.weights, ("optimizer", self.layer), *writes)
+        stages = offload.optimizer > 0 and not self.shape.steps_on_host
+        writes = (self.weights, *self._resident(), *((self.state,) if stages else ()))
+        return (self.sums, *reads), (*writes, ("optimizer", self.layer))
+
+    def step_on_host(self) -> tuple[Buffers, Buffers]:
+        """The host's part of a step."""
+        reads: Buffers = (("report",),) if self.shape.clips else ()
+        return reads, (self.exchange, ("host optimizer", self.layer))
+
+    def leave_for_step(self) -> tuple[Buffers, Buffers]:
+        """O>: the optimizer state itself, or gradients to a step on the host."""
+        if self.shape.steps_on_host:
+            return (self.sums,), (self.exchange,)
+        return (self.state,), (("host optimizer", self.layer),)
+
+    def come_for_step(self) -> tuple[Buffers, Buffers]:
+        """O<: the optimizer state itself, or weights from a step on the host."""
+        if self.shape.steps_on_host:
+            return (), (self.exchange, self.weights, *self._resident())
+        return (("host optimizer", self.layer),), (self.state,)
 
     def gather(self) -> tuple[Buffers, Buffers]:
         """U: of weights that a swap has put in their place, or of those that are kept."""
@@ -97,6 +118,12 @@ class Touched:
     def reduce(self) -> tuple[Buffers, Buffers]:
         """R."""
         return (), (self.gradients, self.sums, *self._squares(reduced=True))
+
+    def _resident(self) -> Buffers:
+        """Where weights are kept that are gathered into a ring."""
+        offloads = self.shape.offload_of(self.layer).weights > 0
+        keeps = self.shape.rings_weights(self.layer) and not offloads
+        return (("weights", self.layer),) if keeps else ()
 
     def _squares(self, *, reduced: bool) -> Buffers:
         """The norm is taken by whoever touches a layer's gradients last."""
@@ -108,14 +135,15 @@ _TOUCHES: Mapping[str, Callable[[Touched], tuple[Buffers, Buffers]]] = {
     "F": Touched.forward,
     "B": Touched.backward,
     "S": Touched.step,
+    "host step": Touched.step_on_host,
     "U": Touched.gather,
     "R": Touched.reduce,
     "P<": lambda t: (t.kept("weights"), (t.weights,)),
     "P>": lambda t: ((t.weights,), t.kept("weights")),
     "G<": lambda t: (t.kept("gradients"), (t.sums,)),
     "G>": lambda t: ((t.sums,), t.kept("gradients")),
-    "O<": lambda t: ((("host optimizer", t.layer),), (t.state,)),
-    "O>": lambda t: ((t.state,), (("host optimizer", t.layer),)),
+    "O<": Touched.come_for_step,
+    "O>": Touched.leave_for_step,
     "A<": lambda t: ((t.away,), (("returned", t.entry),)),
     "A>": lambda t: ((("leaving", t.entry),), (t.away,)),
 }

@@ -66,7 +66,11 @@ class Executor:
         stage = connections.place.stage
         self.own = plan.stages[stage]
         self.shape = StageShape.of(
-            plan, stage, clips=training.needs_norm, tied=workload.model.tied_embeddings
+            plan,
+            stage,
+            clips=training.needs_norm,
+            tied=workload.model.tied_embeddings,
+            steps_on_host=training.steps_on_host,
         )
         self.programs = iterations(self.shape, 2)
         self.flushing = flush(self.shape)
@@ -91,6 +95,7 @@ class Executor:
             "F": lambda op: lambda: self._forward(op),
             "B": lambda op: lambda: self._backward(op),
             "S": self.stepper.step,
+            "host step": self.stepper.step_on_host,
             "A>": lambda op: self.passes.leave(op.layer, op.micro_batch, op.entry),
             "A<": lambda op: self.passes.come_back(op.layer, op.micro_batch),
             "X": self.boundary.send,
@@ -158,6 +163,7 @@ class Executor:
         self.steps = int(steps)
         for layer in self.state.layers.values():
             layer.step.fill_(done)
+            layer.host_step.fill_(done)
         self.scaling.scale.fill_(scale)
         self.scaling.good_steps.fill_(int(good_steps))
 

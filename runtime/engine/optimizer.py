@@ -42,6 +42,10 @@ class Scaling:
                 *(GROWTH, BACKOFF, training.growth_interval),
             )
 
+    def said(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """What gradients are divided by, and whether the step is left out, for a step there."""
+        return self.divisor.to(device), self.overflow.to(device)
+
 
 class Stepper:
     """Steps layers with the gradients of the iteration before.
@@ -60,41 +64,51 @@ class Stepper:
         self.learning_rate: float | None = None
 
     def step(self, op: Op) -> Work:
-        """The work of one layer's step."""
+        """The work of one layer's step, or of what of it is the device's."""
         learning_rate = self.learning_rate
         return lambda: self._step(op, learning_rate)
+
+    def step_on_host(self, op: Op) -> Work:
+        """The work of the host's part, between the gradients' arrival and the weights' leaving."""
+        learning_rate = self.learning_rate
+        return lambda: self._step_on_host(op, learning_rate)
 
     def _step(self, op: Op, learning_rate: float | None) -> None:
         state, layer = self.state, op.layer
         pieces = self._pieces(op)
         if learning_rate is not None:
+            own = state.layers[layer]
             gradients = state.stepped_gradients(layer, op.entry)
-            self._update(op, pieces, gradients, learning_rate)
+            self._update(pieces, gradients, own.step, learning_rate)
         if state.shape.rings_weights(layer):
             self.streams.spoil(state.whole_weights(layer, op.entry))
         begin = 0
-        weights = state.stepped_weights(layer, op.entry)
         for master, *_ in pieces:
-            weights[begin : begin + master.numel()].copy_(master)
+            state.set_stepped(layer, op.entry, begin, master)
             begin += master.numel()
-        if state.shape.rings_weights(layer) and not state.shape.offload_of(layer).weights:
-            state.layers[layer].weights.resident.copy_(weights)
+
+    def _step_on_host(self, op: Op, learning_rate: float | None) -> None:
+        own = self.state.layers[op.layer]
+        master, *_ = tail = [split.tail for split in own.optimizer]
+        if learning_rate is not None:
+            self._update([tail], own.exchange, own.host_step, learning_rate)
+        own.exchange.copy_(master)
 
     def _pieces(self, op: Op) -> list[list[Tensor]]:
         """Masters and moments: those on the device, and those that are staged there."""
         splits = self.state.layers[op.layer].optimizer
-        staged = self.state.optimizer_slots[op.entry]
-        tail = splits[0].tail.numel()
-        pieces = [[split.resident for split in splits], [slot[:tail] for slot in staged]]
+        pieces = [[split.resident for split in splits]]
+        if not self.state.shape.steps_on_host:
+            tail, staged = splits[0].tail.numel(), self.state.optimizer_slots[op.entry]
+            pieces.append([slot[:tail] for slot in staged])
         return [piece for piece in pieces if piece[0].numel()]
 
     def _update(
-        self, op: Op, pieces: list[list[Tensor]], gradients: Tensor, learning_rate: float
+        self, pieces: list[list[Tensor]], gradients: Tensor, step: Tensor, learning_rate: float
     ) -> None:
-        training, step = self.training, self.state.layers[op.layer].step
-        scaling = self.scaling if training.needs_norm else None
+        training, begin = self.training, 0
+        divisor, overflow = self.scaling.said(step.device) if training.needs_norm else (None, None)
         step += 1
-        begin = 0
         for master, *moments in pieces:
             gradient = gradients[begin : begin + master.numel()].float()
             begin += master.numel()
@@ -107,8 +121,8 @@ class Stepper:
                 eps=training.epsilon,
                 amsgrad=False,
                 maximize=False,
-                grad_scale=scaling.divisor if scaling else None,
-                found_inf=scaling.overflow if scaling else None,
+                grad_scale=divisor,
+                found_inf=overflow,
             )
-        if scaling:
-            step -= scaling.overflow
+        if overflow is not None:
+            step -= overflow

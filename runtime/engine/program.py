@@ -10,16 +10,23 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mistlab.pipeline import pipeline_order
-from mistlab.schedule import Action, Kind, Phase, Task, template_of
+from mistlab.schedule import Action, Kind, Phase, Task, Template, template_of
 from runtime.engine.buffers import Buffers, Touched
 from runtime.engine.hazards import Hazards
 from runtime.engine.shape import RING, StageShape
 from runtime.engine.streams import Lane
 
+# The host's part of a step: a task of its lane, whatever the name of its action.
+_HOST = "host step"
+_HOST_STEP = Task(stream="compute", kind="S", place="ahead")
+# What of a first forward a flush does.
+_STEPPING = ("S", _HOST, "O<", "O>", "G<")
 # Besides the table's tasks: the sum of a table that two layers share, and of losses and norms.
 Extra = Literal["tied", "report"]
 # Issued first in a slot is what makes room in a ring, then what fills it, last what computes.
 _TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B")
+# Weights that the host steps may keep whoever issues waiting: there computation goes before them.
+_TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", "B")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +52,7 @@ class Op:
         """Kind and direction of a table's task; the name of another."""
         if isinstance(self.task, str):
             return self.task
-        return f"{self.task.kind}{self.task.direction or ''}"
+        return _HOST if self.lane == "host" else _name(self.task)
 
     @property
     def layer(self) -> int:
@@ -73,7 +80,7 @@ def flush(shape: StageShape) -> list[Op]:
     return [
         _ordered(op, hazards)
         for op in _Tasks(shape).iteration()
-        if op.phase == "first_forward" and op.name in ("S", "O<", "O>", "G<")
+        if op.phase == "first_forward" and op.name in _STEPPING
     ]
 
 
@@ -88,7 +95,8 @@ class _Tasks:
 
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
-        self.template = template_of("mistlab", sends_block=False)
+        template = template_of("mistlab", sends_block=False)
+        self.template = _stepping_on_host(template) if shape.steps_on_host else template
 
     def iteration(self) -> Iterator[Op]:
         shape = self.shape
@@ -120,20 +128,35 @@ class _Tasks:
         phase = _phase(action, self.shape.micro_batches)
         depth, count = self.template.depth, self.shape.num_layers
         offsets = {"ahead": depth, "here": 0, "behind": -depth}
+        if phase == "first_forward":
+            yield from self._host_steps(action, number)
         for slot in range(-depth, count + depth):
             rows = [(row, slot + offsets[row.place]) for row in self.template.phases[phase]]
             # Lanes keep the table's order.
-            for row, position in sorted(rows, key=_turn):
+            for row, position in sorted(rows, key=self._turn):
                 is_inside = 0 <= position < count
                 if is_inside and self.shape.has(row, self._layer(action, position)):
                     yield self._op(row, position, action, number)
+
+    def _turn(self, found: tuple[Task, int]) -> int:
+        row, _ = found
+        turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
+        return turns.index(_name(row) if _name(row) in turns else row.stream)
+
+    def _host_steps(self, action: Action, number: int) -> Iterator[Op]:
+        """All at once, since each begins as soon as its gradients are there."""
+        for position in range(self.shape.num_layers):
+            if self.shape.steps_tail(self._layer(action, position)):
+                yield self._op(_HOST_STEP, position, action, number, lane="host")
 
     def _layer(self, action: Action, position: int) -> int:
         if action.kind == "F":
             return self.shape.first_layer + position
         return self.shape.last_layer - position
 
-    def _op(self, row: Task, position: int, action: Action, number: int) -> Op:
+    def _op(
+        self, row: Task, position: int, action: Action, number: int, lane: Lane | None = None
+    ) -> Op:
         layer, phase = self._layer(action, position), _phase(action, self.shape.micro_batches)
         entry = (number * self.shape.num_layers + position) % RING
         touched = Touched(
@@ -143,13 +166,13 @@ class _Tasks:
             phase=phase,
             micro_batch=action.micro_batch,
         )
-        reads, writes = touched.by(row)
+        reads, writes = touched.by(_HOST if lane == "host" else _name(row))
         if row.kind in ("F", "B"):
             more = self._at_the_ends(position, action, number)
             reads, writes = (*reads, *more[0]), (*writes, *more[1])
         return Op(
             task=replace(action, kind=row.kind, direction=row.direction, layer=layer),
-            lane=_lane(row),
+            lane=lane or _lane(row),
             phase=phase,
             entry=entry,
             turn=number % RING,
@@ -211,9 +234,18 @@ class _Tasks:
         )
 
 
-def _turn(found: tuple[Task, int]) -> int:
-    row, _ = found
-    return _TURNS.index(row.kind if row.direction is None else row.stream)
+def _stepping_on_host(template: Template) -> Template:
+    """Gradients leave during the last backward, where the table has optimizer state leave later."""
+    phases = dict(template.phases)
+    leaves = next(row for row in phases["first_forward"] if (row.kind, row.direction) == ("O", ">"))
+    phases["first_forward"] = tuple(row for row in phases["first_forward"] if row is not leaves)
+    # Before gradients are put away that are offloaded themselves.
+    phases["last_backward"] = (replace(leaves, place="behind"), *phases["last_backward"])
+    return replace(template, phases=phases)
+
+
+def _name(task: Task | Action) -> str:
+    return f"{task.kind}{task.direction or ''}"
 
 
 def _lane(row: Task) -> Lane:

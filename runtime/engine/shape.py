@@ -30,9 +30,18 @@ class StageShape:
     clips: bool
     ties: bool
     shares_table: bool
+    steps_on_host: bool
 
     @classmethod
-    def of(cls, plan: Plan, stage: int, *, clips: bool = False, tied: bool = False) -> Self:
+    def of(
+        cls,
+        plan: Plan,
+        stage: int,
+        *,
+        clips: bool = False,
+        tied: bool = False,
+        steps_on_host: bool = False,
+    ) -> Self:
         """The shape of one of a plan's stages."""
         own, before = plan.stages[stage], sum(s.layers for s in plan.stages[:stage])
         is_first, is_last = stage == 0, stage == plan.num_stages - 1
@@ -52,6 +61,7 @@ class StageShape:
             clips=clips,
             ties=tied and (is_first or is_last) and not shares_table,
             shares_table=shares_table,
+            steps_on_host=steps_on_host,
         )
 
     @property
@@ -83,6 +93,10 @@ class StageShape:
     def rings_gradients(self, layer: int) -> bool:
         """Whether a layer's gradients come and go."""
         return self.zero >= 2 or self.offload_of(layer).gradients > 0
+
+    def steps_tail(self, layer: int) -> bool:
+        """Whether the host steps a part of a layer."""
+        return self.steps_on_host and self.offload_of(layer).optimizer > 0
 
     def has(self, row: Task, layer: int) -> bool:
         """Whether a row of the table is a task of this layer."""

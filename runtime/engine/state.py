@@ -54,7 +54,8 @@ class LayerState:
 
     ``weights`` holds the rank's own weights (its part from ZeRO-3 on), ``gradients`` the sums of
     micro-batches (its part from ZeRO-2 on), ``optimizer`` master weights and two moments (its part
-    from ZeRO-1 on). ``step`` counts the optimizer's steps.
+    from ZeRO-1 on). ``step`` counts the optimizer's steps, ``host_step`` those of the host, which
+    gets gradients through ``exchange`` and gives weights back.
     """
 
     layout: Layout
@@ -62,6 +63,8 @@ class LayerState:
     gradients: Split
     optimizer: tuple[Split, ...]
     step: Tensor
+    host_step: Tensor
+    exchange: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,10 +152,14 @@ class StageState:
         sums = self.sums(layer, entry)
         return sums[self.layers[layer].layout.own] if self.shape.zero == 1 else sums
 
-    def stepped_weights(self, layer: int, entry: int) -> Tensor:
-        """The weights that the rank steps."""
-        whole = self.whole_weights(layer, entry)
-        return whole[self.layers[layer].layout.own] if self.shape.zero >= 1 else whole
+    def set_stepped(self, layer: int, entry: int, begin: int, values: Tensor) -> None:
+        """Take weights that have been stepped, from ``begin`` of those that the rank steps."""
+        whole, own, shape = self.whole_weights(layer, entry), self.layers[layer], self.shape
+        stepped = whole[own.layout.own] if shape.zero >= 1 else whole
+        place = slice(begin, begin + values.numel())
+        stepped[place].copy_(values, non_blocking=True)
+        if shape.rings_weights(layer) and not shape.offload_of(layer).weights:
+            own.weights.resident[place].copy_(stepped[place])
 
 
 Rings = list[tuple[Tensor, ...]]
@@ -176,7 +183,9 @@ def _parts(
     summed = [
         n for layer, n in part.items() if shape.zero >= 2 and shape.offload_of(layer).gradients > 0
     ]
-    tails = [state.optimizer[0].tail.numel() for state in layers.values()]
+    tails = [
+        0 if shape.steps_on_host else state.optimizer[0].tail.numel() for state in layers.values()
+    ]
     rings = [_ring(sizes, dtype, device) for sizes in (ringed, reduced, summed)]
     rings += [_ring(tails, torch.float32, device) for _ in range(MOMENTS)]
     return layers, rings
@@ -189,15 +198,18 @@ def _layer(
     weights = part if shape.zero >= 3 else whole
     gradients = part if shape.zero >= 2 else whole
     stepped = part if shape.zero >= 1 else whole
+    optimizer = tuple(
+        Split.of(stepped, offload.optimizer, torch.float32, device, host) for _ in range(MOMENTS)
+    )
+    exchanged = optimizer[0].tail.numel() if shape.steps_tail(layer) else 0
     return LayerState(
         layout=layout,
         weights=Split.of(weights, offload.weights, dtype, device, host),
         gradients=Split.of(gradients, offload.gradients, dtype, device, host),
-        optimizer=tuple(
-            Split.of(stepped, offload.optimizer, torch.float32, device, host)
-            for _ in range(MOMENTS)
-        ),
+        optimizer=optimizer,
         step=device.take(1, torch.float32),
+        host_step=torch.zeros(1),
+        exchange=host.take(exchanged, dtype),
     )
 
 

@@ -1,7 +1,8 @@
 """Streams and events: one small interface, met by CUDA and by simulated streams.
 
-A lane is a queue of work that runs in order. Work may be told to wait for events, the ends of
-other work; apart from that, lanes run side by side. The host runs ahead of all of them.
+A lane is a queue of work that runs in order: of the device or, one of them, of the host. Work may
+be told to wait for events, the ends of other work; apart from that, lanes run side by side. Who
+issues runs ahead of all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ Lane = Literal[
     "send_backward",
     "receive_forward",
     "receive_backward",
+    "host",
 ]
 LANES: tuple[Lane, ...] = get_args(Lane)
 Work = Callable[[], Pending | None]

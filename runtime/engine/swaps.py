@@ -22,13 +22,17 @@ class Swaps:
         self.gatherers, self.reducers = connections.gather, connections.reduce
         self.squares = squares
         self.streams = streams
+        # Optimizer state comes to the step and leaves it, or gradients leave and weights come.
+        comes, leaves = self._fetch_optimizer, self._keep_optimizer
+        if state.shape.steps_on_host:
+            comes, leaves = self._take_weights, self._give_gradients
         self.works: Mapping[str, Callable[[Op], Work]] = {
             "P<": lambda op: lambda: self._fetch_weights(op),
             "P>": lambda op: lambda: self._keep_weights(op),
             "G<": lambda op: lambda: self._fetch_gradients(op),
             "G>": lambda op: lambda: self._keep_gradients(op),
-            "O<": lambda op: lambda: self._fetch_optimizer(op),
-            "O>": lambda op: lambda: self._keep_optimizer(op),
+            "O<": lambda op: lambda: comes(op),
+            "O>": lambda op: lambda: leaves(op),
             "U": lambda op: lambda: self._gather(op),
             "R": lambda op: lambda: self._reduce(op),
         }
@@ -61,6 +65,16 @@ class Swaps:
         for split, staged in self._staged(op):
             split.tail.copy_(staged, non_blocking=True)
             self.streams.spoil(staged)
+
+    def _give_gradients(self, op: Op) -> None:
+        own = self.state.layers[op.layer]
+        gradients = self.state.stepped_gradients(op.layer, op.entry)
+        own.exchange.copy_(gradients[own.optimizer[0].kept :], non_blocking=True)
+
+    def _take_weights(self, op: Op) -> None:
+        own = self.state.layers[op.layer]
+        self.state.set_stepped(op.layer, op.entry, own.optimizer[0].kept, own.exchange)
+        self.streams.spoil(own.exchange)
 
     def _staged(self, op: Op) -> list[tuple[Split, Tensor]]:
         splits, slots = self.state.layers[op.layer].optimizer, self.state.optimizer_slots[op.entry]

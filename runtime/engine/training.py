@@ -16,7 +16,8 @@ class Training:
     The learning rate rises over ``warmup_steps`` and then stays, or falls to a tenth of
     ``learning_rate`` at ``total_steps``. Gradients are clipped to a norm of ``clip_norm`` if it is
     given. With ``loss_scale`` losses are scaled by it at first, doubled after ``growth_interval``
-    good steps, halved after an overflow, whose step is left out.
+    good steps, halved after an overflow, whose step is left out. With ``steps_on_host`` optimizer
+    state that is offloaded is stepped where it is, by the host.
     """
 
     learning_rate: float = field(default=3e-4, metadata=bounded(minimum=0))
@@ -30,6 +31,7 @@ class Training:
     clip_norm: float | None = field(default=None, metadata=bounded(above=0))
     loss_scale: float | None = field(default=None, metadata=bounded(above=0))
     growth_interval: int = field(default=2000, metadata=bounded(minimum=1))
+    steps_on_host: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -95,6 +95,20 @@ def test_a_folder_gets_measurement_timeline_and_rows(tmp_path: Path, result: Run
     assert names["measured"] == names["predicted"] | {"report"}
 
 
+def test_a_step_on_the_cpu_shows_on_a_track_of_the_host(tmp_path: Path, result: Run) -> None:
+    plan, out = plan_file(tmp_path, {"offload": {"optimizer": 0.5}}), tmp_path / "out"
+    fetched = result(plan, "--steps", 3)
+    found = result(plan, "--steps", 3, "--step-on-cpu", "--out", out)
+    assert found["losses"] == pytest.approx(fetched["losses"], rel=1e-6)
+    # Optimizer state is not staged on the device.
+    assert found["peak_allocated_bytes"][0] < fetched["peak_allocated_bytes"][0]
+    events = json.loads((out / "timeline.json").read_text())["traceEvents"]
+    (host,) = [event for event in events if event.get("args", {}).get("name") == "host"]
+    place = host["pid"], host["tid"]
+    steps = {e["name"] for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == place}
+    assert steps == {f"0S.{layer}m0" for layer in (1, 2, 3)}
+
+
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, result: Run) -> None:
     plan, out = plan_file(tmp_path), tmp_path / "out"
     whole = result(plan, "--steps", 4)

@@ -18,6 +18,7 @@ from runtime.engine.simulated import SimulatedStreams  # noqa: E402
 from runtime.export import export  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,
+    ON_HOST,
     TRAINING,
     alone,
     begun,
@@ -56,6 +57,18 @@ def test_another_plan_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     expected = plainly(work(), steps=STEPS)
     assert begun + ended == pytest.approx(expected.losses, rel=1e-6)
     assert second.steps == STEPS
+
+
+@pytest.mark.parametrize("first_on_host", [True, False])
+def test_a_step_on_the_host_goes_on_from_one_on_the_device(
+    tmp_path: Path, first_on_host: bool
+) -> None:
+    trainings = (ON_HOST, TRAINING) if first_on_host else (TRAINING, ON_HOST)
+    first, second = (alone(work(), OFFLOADED, "lazy", training) for training in trainings)
+    found = losses(first, work(), range(2))
+    checkpoint.load(second, checkpoint.save(first, tmp_path))
+    found += losses(second, work(), range(2, STEPS))
+    assert found == pytest.approx(plainly(work(), steps=STEPS).losses, rel=1e-6)
 
 
 @pytest.mark.parametrize("shares", [True, False])

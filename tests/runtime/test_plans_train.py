@@ -1,6 +1,7 @@
 """Plans on simulated streams train as a plain run does, whatever the streams' progress."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from runtime.engine.training import Training  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     LEARNING_RATE,
     MIXED,
+    ON_HOST,
     OVERFLOWING,
     SEED,
     TOLERANCE,
@@ -70,7 +72,21 @@ def test_stages_of_unlike_degrees_train_as_a_plain_run() -> None:
     assert_alike(by_plan(work, Plan(micro_batches=4, stages=stages)), plainly(work))
 
 
-def test_clipping_and_a_learning_rate_over_time_are_those_of_a_plain_run() -> None:
+@pytest.mark.parametrize("progress", ["eager", "lazy", "random"])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("ratio", [0.37, 1.0])
+def test_what_the_host_steps_trains_as_a_plain_run(
+    ratio: float, zero: int, progress: Progress
+) -> None:
+    work = workload(tied_embeddings=zero == 2)
+    offload = ratios(0.5 if zero % 2 else 0.0, 0.37 if zero < 2 else 0.0, ratio, 0.0)
+    one = stage(data_parallel=2, zero=zero, offload=offload)
+    found = by_plan(work, Plan(micro_batches=2, stages=(one,)), ON_HOST, progress=progress)
+    assert_alike(found, plainly(work))
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_clipping_and_a_learning_rate_over_time_are_those_of_a_plain_run(on_host: bool) -> None:
     work = workload("gpt", biases=True, tied_embeddings=True)
     training = Training(
         learning_rate=LEARNING_RATE,
@@ -79,6 +95,7 @@ def test_clipping_and_a_learning_rate_over_time_are_those_of_a_plain_run() -> No
         warmup_steps=2,
         total_steps=4,
         clip_norm=0.3,
+        steps_on_host=on_host,
     )
     stages = (
         stage(3, data_parallel=2, micro_batch=1, zero=2, offload=MIXED),
@@ -92,11 +109,15 @@ def test_clipping_and_a_learning_rate_over_time_are_those_of_a_plain_run() -> No
     assert min(norms) > training.clip_norm
 
 
+@pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize("zero", [0, 3])
-def test_a_run_with_an_overflow_is_a_plain_run_that_leaves_the_step_out(zero: int) -> None:
+def test_a_run_with_an_overflow_is_a_plain_run_that_leaves_the_step_out(
+    zero: int, on_host: bool
+) -> None:
     work = workload("gpt", biases=True)
     one = stage(data_parallel=2, zero=zero, offload=MIXED)
-    found = by_plan(work, Plan(micro_batches=2, stages=(one,)), OVERFLOWING)
+    training = replace(OVERFLOWING, steps_on_host=on_host)
+    found = by_plan(work, Plan(micro_batches=2, stages=(one,)), training)
     assert found.reports[0].skipped
     assert_alike(found, plainly(work, OVERFLOWING))
 
@@ -168,6 +189,18 @@ def test_random_plans_train_as_a_plain_run(seed: int) -> None:
     work, plan = random_plan(seed)
     training = TRAINING
     assert_alike(by_plan(work, plan, training, seed=seed), plainly(work, training))
+
+
+@pytest.mark.parametrize("seed", range(16, 24))
+def test_random_plans_of_which_the_host_steps_a_part_train_as_a_plain_run(seed: int) -> None:
+    work, plan = random_plan(seed)
+    assert_alike(by_plan(work, plan, ON_HOST, seed=seed), plainly(work))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(220, 260))
+def test_many_random_plans_of_which_the_host_steps_a_part_train_as_a_plain_run(seed: int) -> None:
+    test_random_plans_of_which_the_host_steps_a_part_train_as_a_plain_run(seed)
 
 
 @pytest.mark.slow

@@ -23,7 +23,8 @@ def programs(seed: int) -> list[list[list[Op]]]:
     work, plan = random_plan(seed, most_ranks=16)
     tied = work.model.tied_embeddings
     shapes = [
-        StageShape.of(plan, one, clips=seed % 2 == 0, tied=tied) for one in range(plan.num_stages)
+        StageShape.of(plan, one, clips=seed % 2 == 0, tied=tied, steps_on_host=seed % 3 == 0)
+        for one in range(plan.num_stages)
     ]
     return [iterations(shape, ITERATIONS) for shape in shapes]
 

@@ -1,7 +1,7 @@
 """Small models, trained plainly and by plans: what tests of the runtime compare."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
 
@@ -33,6 +33,7 @@ LEARNING_RATE = 1e-4
 TRAINING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6)
 # The first step's gradients overflow when they are squared, those of later ones do not.
 OVERFLOWING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, loss_scale=2.0**65)
+ON_HOST = replace(TRAINING, steps_on_host=True)
 TOLERANCE = 1e-6
 
 
@@ -140,11 +141,13 @@ def by_plan(
     return Trained(reports=results[0][0], weights=whole_weights(work, [one for _, one in results]))
 
 
-def alone(work: Workload, plan: Plan, progress: Progress) -> Executor:
+def alone(
+    work: Workload, plan: Plan, progress: Progress, training: Training = TRAINING
+) -> Executor:
     """The only rank of a plan."""
     connections = connected(plan, 0, lambda _name, _ranks: Alone())
     streams = SimulatedStreams(progress=progress)
-    return begun(work, plan, connections, streams, TRAINING)
+    return begun(work, plan, connections, streams, training)
 
 
 def begun(
