@@ -21,6 +21,10 @@ from runtime.engine.streams import LANES, Event, Lane, Work
 Progress = Literal["eager", "lazy", "random"]
 
 
+def _done() -> None:
+    """In place of work that has run."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Item:
     lane: Lane
@@ -156,8 +160,10 @@ class SimulatedStreams:
 
     def _start(self, item: _Item) -> None:
         item.started_s = perf_counter()
+        # Work holds tensors, and the log holds items: what has run lets go of them.
+        work, item.work = item.work, _done
         with torch.no_grad() if item.lane != "compute" else torch.enable_grad():
-            item.pending = item.work()
+            item.pending = work()
 
     def _end(self, item: _Item) -> None:
         head = self._queues[item.lane].popleft()
