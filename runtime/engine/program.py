@@ -88,7 +88,7 @@ class _Tasks:
 
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
-        self.template = template_of("mistlab", sends_block=False)
+        self.template = template_of("mistlab")
 
     def iteration(self) -> Iterator[Op]:
         shape = self.shape
