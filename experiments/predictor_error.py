@@ -115,9 +115,8 @@ def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[st
     seconds = predicted_s(one, one.cluster.hardware)
     gpus = int((one.stages.data_parallel * one.stages.tensor_parallel).sum())
     width = bounds_of(one.workload, one.cluster, one.engine).half_width(gpus)
-    # Of whole layers, and passed on as the engine does.
-    plan = one.plan if one.sends_block is None else None
-    played_s = _played_s(one, plan) if events and plan is not None else None
+    # Of whole layers alone.
+    played_s = _played_s(one, one.plan) if events and one.plan is not None else None
     return {
         "set": one.set,
         "run": one.name,
@@ -139,7 +138,7 @@ def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[st
 def _played_s(one: PublishedRun, plan: Plan) -> float:
     """Seconds of an iteration by the event simulator."""
     simulator = EventSimulator(workload=one.workload, cluster=one.cluster)
-    return simulator.simulate(plan).iteration_s
+    return simulator.simulate(plan, sends_block=one.sends_block).iteration_s
 
 
 def _fastest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

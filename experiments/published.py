@@ -43,14 +43,15 @@ CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
 CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
 # Whose schedule runs a system's plans, and whether it overlaps communication.
 ENGINES: Mapping[str, tuple[Engine, bool]] = {
+    "mistlab": ("mistlab", True),
     "mist": ("mistlab", True),
     "megatron-lm": ("megatron", True),
     "deepspeed": ("deepspeed", True),
     "aceso": ("megatron", False),
     "megatron": ("megatron", False),
 }
-# Systems on Aceso's runtime, whose stages wait for every transfer.
-ACESO_RUNTIME = {"aceso", "megatron"}
+# Systems whose stages wait for every transfer: the published Mist, and those on Aceso's runtime.
+SENDS_BLOCK = {"mist", "aceso", "megatron"}
 README_BASE = {
     "id": "mist-l4-readme-small-base",
     "hardware": "l4-24gb",
@@ -87,8 +88,8 @@ class PublishedRun:
     """A run that was measured: what ran, and how long an iteration took.
 
     ``stages`` has fractional layers where the run split single operators; then ``plan`` is None.
-    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. Where
-    ``sends_block`` is given, the system passes activations on otherwise than the engine does.
+    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. With
+    ``sends_block`` the system's stages wait for each transfer, as no engine's here do.
     """
 
     name: str
@@ -98,7 +99,7 @@ class PublishedRun:
     cluster: Cluster
     engine: Engine
     overlap_communication: bool
-    sends_block: bool | None = None
+    sends_block: bool = False
     micro_batches: int
     stages: StageBatch
     plan: Plan | None
@@ -188,7 +189,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
         ),
         engine=engine,
         overlap_communication=overlaps,
-        sends_block=True if system in ACESO_RUNTIME else None,
+        sends_block=system in SENDS_BLOCK,
         micro_batches=int(row["grad_accum"]),
         stages=batch,
         plan=plan,

@@ -81,7 +81,7 @@ def table_row(job: Job, measured: ReportRow, model: str) -> dict[str, object]:
         "hardware": job.cluster.hardware.name,
         "nodes": 1,
         "gpus": 1,
-        "system": "mist",
+        "system": "mistlab",
         "model": model,
         "flash": workload.attention == "flash",
         "seq": workload.sequence_length,

@@ -120,7 +120,7 @@ class Template:
 
     phases: Mapping[Phase, tuple[Task, ...]]
     depth: int = 1
-    sends_block: bool = True
+    sends_block: bool = False
     overlaps_tensor_backward: bool = False
 
 
@@ -129,14 +129,17 @@ def template_of(
     *,
     overlap_communication: bool = False,
     depth: int | None = None,
-    sends_block: bool | None = None,
+    sends_block: bool = False,
 ) -> Template:
-    """The slot table of an engine; ``depth`` and ``sends_block`` replace its own."""
+    """The slot table of an engine; ``depth`` replaces its own.
+
+    No engine's sends block; those of some published runtimes do.
+    """
     template = _TEMPLATES[engine, overlap_communication or engine == "mistlab"]
     return replace(
         template,
         depth=template.depth if depth is None else depth,
-        sends_block=template.sends_block if sends_block is None else sends_block,
+        sends_block=sends_block,
     )
 
 
@@ -191,7 +194,6 @@ _WHOLE_STEP = (
 _AFTERWARDS = Template(
     phases={**_PLAIN, "last_backward": _PLAIN["backward"], "step": _WHOLE_STEP},
     depth=0,
-    sends_block=False,
 )
 # Gradients are reduced during the last backward, weights gathered during the first forward.
 _OVERLAPPED = Template(
@@ -201,7 +203,6 @@ _OVERLAPPED = Template(
         "last_backward": (_BACKWARD, _GATHER_3, _REDUCE),
         "step": (Task(stream="compute", kind="S"),),
     },
-    sends_block=False,
 )
 
 _TEMPLATES: Mapping[tuple[Engine, bool], Template] = {

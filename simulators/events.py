@@ -106,22 +106,24 @@ class EventSimulator:
     workload: Workload
     cluster: Cluster
     _symbolic: SymbolicPredictor | None = field(default=None, init=False)
-    _models: dict[tuple[str, bool], TaskModel] = field(default_factory=dict, init=False)
+    _models: dict[tuple[str, bool, bool], TaskModel] = field(default_factory=dict, init=False)
 
     def simulate(
         self,
         plan: Plan,
         order: Order = "1f1b",
         *,
+        sends_block: bool = False,
         variability: Variability | None = None,
         work: Sequence[float] | None = None,
     ) -> Simulation:
         """Play one iteration, with the first sample of a ``variability`` if there is one.
 
         ``work`` is how much there is to do for each micro-batch, 1 being a usual one: the time of
-        its passes, of its sends and of its activations' swaps goes with it.
+        its passes, of its sends and of its activations' swaps goes with it. With ``sends_block``
+        stages wait for each transfer, as those of some published runtimes do.
         """
-        graph, factors = self._graph(plan, order)
+        graph, factors = self._graph(plan, order, sends_block=sends_block)
         if work is not None:
             graph = _worked(graph, plan, work)
         return self._played(plan, variability.disturbed(graph) if variability else graph, factors)
@@ -134,8 +136,10 @@ class EventSimulator:
         played_s = [self._played(plan, one, factors).iteration_s for one in disturbed]
         return Quantiles.of(played_s, variability.seed)
 
-    def _graph(self, plan: Plan, order: Order) -> tuple[TaskGraph, list[Factors]]:
-        model = self._model(plan)
+    def _graph(
+        self, plan: Plan, order: Order, *, sends_block: bool = False
+    ) -> tuple[TaskGraph, list[Factors]]:
+        model = self._model(plan, sends_block=sends_block)
         stages, factors = stages_of(model, plan)
         return build_graph(stages, model.template, plan.micro_batches, order), factors
 
@@ -177,10 +181,14 @@ class EventSimulator:
         )
         return replace(closed, **figures, predictor=NAME)
 
-    def _model(self, plan: Plan) -> TaskModel:
-        key = plan.engine, plan.overlap_communication
+    def _model(self, plan: Plan, *, sends_block: bool) -> TaskModel:
+        key = plan.engine, plan.overlap_communication, sends_block
         if key not in self._models:
-            template = template_of(plan.engine, overlap_communication=plan.overlap_communication)
+            template = template_of(
+                plan.engine,
+                overlap_communication=plan.overlap_communication,
+                sends_block=sends_block,
+            )
             self._models[key] = TaskModel.of(self.workload, self.cluster, plan.engine, template)
         return self._models[key]
 

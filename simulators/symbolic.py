@@ -31,7 +31,7 @@ class Schedule:
 
     engine: Engine
     overlap_communication: bool
-    sends_block: bool | None = None
+    sends_block: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class SymbolicPredictor:
         *,
         engine: Engine = "mistlab",
         overlap_communication: bool = True,
-        sends_block: bool | None = None,
+        sends_block: bool = False,
     ) -> NDArray[np.float64]:
         """Seconds of an iteration of each pipeline: as many as ``micro_batches``, one after another
         in ``batch``, with equally many stages each."""

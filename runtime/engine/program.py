@@ -95,7 +95,7 @@ class _Tasks:
 
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
-        template = template_of("mistlab", sends_block=False)
+        template = template_of("mistlab")
         self.template = _stepping_on_host(template) if shape.steps_on_host else template
 
     def iteration(self) -> Iterator[Op]:

@@ -78,9 +78,18 @@ def test_a_row_becomes_a_run(tmp_path: Path) -> None:
     assert (first.offload.optimizer, first.offload.activations) == (0.5, 0.25)
     assert (second.layers, second.tensor_parallel, second.offload.optimizer) == (11, 1, 0.0)
     assert found.allocated_bytes == (18000 * MIB_BYTES, 14000 * MIB_BYTES)
-    predictor = SymbolicPredictor(workload=found.workload, cluster=found.cluster)
-    expected = predictor.predict(found.plan).iteration_s
-    assert predicted_s(found, found.cluster.hardware) == pytest.approx(expected, rel=1e-12)
+
+
+def test_stages_of_the_published_runtime_wait_for_transfers_and_those_of_ours_do_not(
+    tmp_path: Path,
+) -> None:
+    theirs, ours = read_end_to_end(written(tmp_path, ROW, {**ROW, "system": "mistlab"})).runs
+    assert (theirs.engine, ours.engine) == ("mistlab", "mistlab")
+    assert ours.plan is not None
+    predictor = SymbolicPredictor(workload=ours.workload, cluster=ours.cluster)
+    expected = predictor.predict(ours.plan).iteration_s
+    assert predicted_s(ours, ours.cluster.hardware) == pytest.approx(expected, rel=1e-12)
+    assert predicted_s(theirs, theirs.cluster.hardware) > expected
 
 
 def test_split_operators_are_approximated_by_broken_numbers_of_blocks(tmp_path: Path) -> None:
@@ -132,8 +141,9 @@ def test_tables_are_compared_set_by_set(tmp_path: Path, capsys: pytest.CaptureFi
     summary = json.loads(capsys.readouterr().out)
     played = {row["run"]: row["events_error"] for row in summary["runs"] if "events_error" in row}
     assert len(played) == 11
+    # Of two stages that wait for each transfer both simulators say the same.
     assert played["faster"] == pytest.approx(
-        next(row["error"] for row in summary["runs"] if row["run"] == "faster"), abs=0.02
+        next(row["error"] for row in summary["runs"] if row["run"] == "faster"), abs=1e-9
     )
     ours = next(one for one in summary["times"] if one["set"] == "l4-24gb, mist")
     errors = [row["error"] for row in summary["runs"] if row["set"] == ours["set"]]

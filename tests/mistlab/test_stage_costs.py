@@ -94,7 +94,7 @@ def walked(model: StageCostModel, batch: StageBatch, row: int, phase: str) -> tu
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
-    model, batch = model_of(depth=depth, sends_block=False), candidates(60)
+    model, batch = model_of(depth=depth), candidates(60)
     found = model(batch)
     for row in range(len(batch)):
         strategy = {name: getattr(batch, name)[row : row + 1] for name in STRATEGY}

@@ -80,7 +80,7 @@ def lanes_of_program(ops: list[Op]) -> dict[str, list[str]]:
 
 def lanes_of_simulation(plan: Plan, index: int) -> dict[str, list[str]]:
     """The same tasks as the event simulator has them, in the order of its slot table."""
-    template = template_of("mistlab", sends_block=False)
+    template = template_of("mistlab")
     stages = []
     for one in range(plan.num_stages):
         shape = StageShape.of(plan, one)

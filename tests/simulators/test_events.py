@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from mistlab import catalog
@@ -14,6 +15,7 @@ from mistlab.cluster import Cluster
 from mistlab.interference import STREAMS, GroupSlowdowns, Interference
 from mistlab.pipeline import Order
 from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.stages import StageBatch
 from mistlab.workload import Workload
 from simulators.events import EventSimulator, PlayedTask, Simulation
 from simulators.symbolic import SymbolicPredictor
@@ -56,7 +58,6 @@ EXACT = {
     "one micro-batch, uneven stages": plan_of(
         *(replace(PLAIN, layers=n, micro_batch=32) for n in (3, 9, 5, 7)), micro_batches=1
     ),
-    "stages under 1F1B": plan_of(*[replace(PLAIN, layers=6)] * 4, micro_batches=32),
     "Megatron, one stage": plan_of(PLAIN, micro_batches=32, engine="megatron"),
     "Megatron, one after another": plan_of(
         replace(PLAIN, data_parallel=4),
@@ -84,6 +85,19 @@ def test_where_nothing_overlaps_the_closed_form_is_met_exactly(name: str, hardwa
     assert played.stages == closed.stages
     width = closed.iteration_s_high / closed.iteration_s
     assert played.iteration_s_high / played.iteration_s == pytest.approx(width)
+
+
+@pytest.mark.parametrize("hardware", ["l4-24gb", "a100-40gb"])
+def test_stages_that_wait_for_each_transfer_take_what_the_closed_form_says(hardware: str) -> None:
+    cluster = cluster_of(hardware)
+    plan = plan_of(*[replace(PLAIN, layers=6)] * 4, micro_batches=32)
+    (closed_s,) = SymbolicPredictor(workload=WORK, cluster=cluster).iterations(
+        StageBatch.of_plan(plan), np.array([plan.micro_batches]), sends_block=True
+    )
+    simulator = EventSimulator(workload=WORK, cluster=cluster)
+    blocking_s = simulator.simulate(plan, sends_block=True).iteration_s
+    assert blocking_s == pytest.approx(closed_s, rel=1e-9)
+    assert blocking_s > simulator.simulate(plan).iteration_s
 
 
 BUSY = {

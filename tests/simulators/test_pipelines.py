@@ -40,6 +40,7 @@ orders: st.SearchStrategy[Order] = st.sampled_from(["1f1b", "gpipe"])
 times = st.floats(0.1, 10)
 MEGATRON = template_of("megatron")
 MISTLAB = template_of("mistlab")
+BLOCKING = template_of("mistlab", sends_block=True)
 
 
 @given(stage_counts, micro_batch_counts, orders, times, times)
@@ -91,7 +92,7 @@ def test_sends_that_block_cost_the_stages_what_the_closed_form_says(
 ) -> None:
     """Exactly between two stages; among more, the last stage's shorter turn hides one send."""
     time = by_hand(
-        MISTLAB, "1f1b", stages, micro_batches, forward=forward, backward=backward, send=send
+        BLOCKING, "1f1b", stages, micro_batches, forward=forward, backward=backward, send=send
     )
     received = np.array([[0.0] + [send] * (stages - 1)])
     nothing = np.zeros_like(received)
