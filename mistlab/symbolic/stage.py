@@ -25,12 +25,11 @@ ww, wg, wo, wa = (choice_symbol(name) for name in ("ww", "wg", "wo", "wa"))
 class StageExpressions:
     """A stage's memory and work.
 
-    ``buffers_bytes`` is the room for what is gathered from other ranks or fetched from the host:
-    twice the largest layer where weights or gradients come and go. ``step_buffer_bytes`` is the
-    room in the first forward for the optimizer state of blocks that step. ``activations`` are
-    kept between forward and backward passes; ``moments`` are what each phase's fullest moments hold
-    of activations and temporaries, kept ones included. ``logits_bytes`` is what the head keeps for
-    its backward pass beyond its input.
+    ``buffers_bytes`` is the room for what is gathered from other ranks or fetched from the host.
+    ``step_buffer_bytes`` is the room in the first forward for the optimizer state of blocks that
+    step. ``activations`` are kept between forward and backward passes; ``moments`` are what each
+    phase's fullest moments hold of activations and temporaries, kept ones included.
+    ``logits_bytes`` is what the head keeps for its backward pass beyond its input.
     """
 
     parameters: sympy.Expr
@@ -100,13 +99,23 @@ def _largest(embedding: LayerSums, block: LayerSums, head: LayerSums) -> sympy.E
 def _buffers(
     embedding: LayerSums, block: LayerSums, head: LayerSums, sizes: StateSizes
 ) -> sympy.Expr:
-    z = choice_symbol("z")
+    """Rings of two: ZeRO lets all layers come and go, offloading blocks alone. Gradients do both from
+    ZeRO-2 on, whole to be reduced and the rank's part to be added to what is offloaded."""
     layer = _largest(embedding, block, head)
-    weights_come_and_go = sympy.Or(z >= 3, ww > 0)
-    gradients_come_and_go = sympy.Or(z >= 2, wg > 0)
-    return sympy.Piecewise(
-        (2 * layer * sizes.weight, weights_come_and_go), (0, True)
-    ) + sympy.Piecewise((2 * layer * sizes.gradient, gradients_come_and_go), (0, True))
+
+    def ring(level: int, offloaded: sympy.Expr) -> sympy.Expr:
+        return sympy.Piecewise(
+            (2 * layer, _shards(level)), (2 * block.parameters, offloaded > 0), (0, True)
+        )
+
+    sums = 2 * sharded(block.parameters, level=2)
+    sums = sympy.Piecewise((sums, sympy.And(_shards(2), wg > 0)), (0, True))
+    return sizes.weight * ring(3, ww) + sizes.gradient * (ring(2, wg) + sums)
+
+
+def _shards(level: int) -> sympy.Basic:
+    """Whether several ranks share out what they do from a level of ZeRO on."""
+    return sympy.And(choice_symbol("z") >= level, choice_symbol("dp") > 1)
 
 
 def _step_buffer(block: LayerSums, sizes: StateSizes) -> sympy.Expr:

@@ -69,7 +69,8 @@ def test_a_middle_stage_is_its_blocks_added_up(stage_model: StageModel) -> None:
         "weights_bytes": 0.75 * 2 * parameters,
         "gradients_bytes": 0.5 * 2 * parameters / 2,
         "optimizer_bytes": 0.25 * 12 * parameters / 2,
-        "buffers_bytes": 2 * (2 + 2) * block["parameters"],
+        # Weights and gradients whole, and the rank's part of gradients.
+        "buffers_bytes": 2 * (2 + 2 + 2 / 2) * block["parameters"],
     }
     # One block steps while the one before it leaves.
     step_buffer = 2 * 0.75 * 12 / 2 * block["parameters"]
