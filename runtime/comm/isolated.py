@@ -40,8 +40,8 @@ def isolated(plan: Plan, stage: int, device: torch.device, seed: int) -> Connect
         world=alone,
         tied=alone,
         links={
-            name: (Neighbour(device, seed), ranks)
-            for name, ranks in topology.links()
+            name: (Neighbour(device, seed + number), ranks)
+            for number, (name, ranks) in enumerate(topology.links())
             if rank in ranks
         },
     )

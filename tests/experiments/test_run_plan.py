@@ -211,6 +211,27 @@ def test_a_shortage_of_memory_says_where_and_what_was_predicted(
     assert "optimizer" in complaint
 
 
+def test_a_stage_by_itself_is_named_by_its_place_in_the_plan(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        message = "CUDA out of memory. Tried to allocate 2.00 GiB."
+        raise torch.OutOfMemoryError(message)
+
+    plan = plan_file(tmp_path, *PIPELINE, model={**MODEL, "layers": 4})
+    monkeypatch.setattr(Passes, "backward", run_out)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        run(run_plan.main, [str(plan), "--stage", "2"])
+    complaint = capfd.readouterr().err
+    assert "stage 2 is out of memory at 2B.5m0 (backward)" in complaint
+    assert "predicted 0.00 GiB (" in complaint
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    complaint = refusal(capfd, WRONG_USAGE, plan, "--stage", 2)
+    assert "--stage takes 1 rank, 2 were started: start it without torchrun" in complaint
+
+
 def test_a_shortage_before_the_first_step_is_told_too(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
