@@ -2,8 +2,8 @@
 
 Works in calls of a few minutes that go on where the last one ended, in the same folder: profile
 (tables/, profile.yaml), the few plans that are fitted to (runs.csv, hardware.yaml), then the
-others, each in a process of its own (runs.jsonl). README.md and the pictures show what there is.
-Exit status 1: not done yet, run the same command again.
+others and single stages of pipelines, each in a process of its own (runs.jsonl). README.md and the
+pictures show what there is. Exit status 1: not done yet, run the same command again.
 """
 
 import csv
@@ -17,27 +17,25 @@ from experiments.commandline import DONE, NO_ANSWER, parser_of, print_json, prog
 from experiments.fit_runs import FEWEST_RUNS, whole_runs
 from experiments.plan_runs import PlanRunner, ProcessRunner, RunRows, ended_within
 from experiments.published import END_TO_END
+from experiments.report_page import draw, page_of
 from experiments.report_plans import PLANS, ReportPlan
 from experiments.report_rows import (
     TIMED,
     WARM_UPS,
     Checks,
     ReportRow,
-    draw,
     overlaps_of,
-    page_of,
     row_of,
     summary_of,
     table_row,
     unequal_twins,
 )
+from experiments.run_results import prediction_of
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
 from mistlab.hardware import Hardware
 from mistlab.job import dump_job
-from mistlab.predict import Prediction
 from mistlab.value import from_mapping, to_mapping
-from simulators.symbolic import SymbolicPredictor
 
 MINUTES = 9.0
 # A run that fails to end by then is not started: the last seconds are for the page.
@@ -71,25 +69,25 @@ class Report:
         profiled = from_mapping(Hardware, read_yaml(profile))
         runs = RunRows(path=self.folder / "runs.jsonl")
         fitted = [plan for plan in self.plans if plan.is_fitted]
-        unseen = [plan for plan in self.plans if not (plan.is_fitted or plan.is_serialised)]
         serialised = [plan for plan in self.plans if plan.is_serialised]
+        stages = [plan for plan in self.plans if plan.stage is not None]
+        unseen = [plan for plan in self.plans if plan not in (*fitted, *serialised, *stages)]
         if not self._run(fitted, profiled, runs, left):
             return None
         hardware = self._calibrated(fitted, profiled, runs)
-        done = self._run([*unseen, *serialised], profiled, runs, left)
-        rows = [
-            row_of(plan, _predicted(plan, hardware), runs.said[plan.name])
-            for plan in unseen
-            if plan.name in runs.said
-        ]
+        done = self._run([*unseen, *serialised, *stages], profiled, runs, left)
+        rows, of_stages = (_rows(plans, hardware, runs) for plans in (unseen, stages))
         checks = Checks(
             unequal_losses=unequal_twins(self.plans, runs.said),
             overlaps=overlaps_of(rows, serialised, runs.said),
         )
-        page = page_of(rows, checks, hardware)
+        page = page_of(rows, of_stages, checks, hardware)
         (self.folder / "README.md").write_text(page, encoding="utf-8")
         draw(rows, self.folder)
-        return {**summary_of(rows), **to_mapping(checks), "rows": rows} if done else None
+        if not done:
+            return None
+        alone = {**summary_of(of_stages), "rows": of_stages}
+        return {**summary_of(rows), **to_mapping(checks), "rows": rows, "stages": alone}
 
     def _run(
         self,
@@ -110,6 +108,7 @@ class Report:
                     steps=WARM_UPS + TIMED,
                     seconds=left(),
                     serialises=plan.is_serialised,
+                    stage=plan.stage,
                 )
             if said is None:
                 progress(f"{len(missing) - number} plans are left: run the same command again")
@@ -130,17 +129,20 @@ class Report:
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, END_TO_END, lineterminator="\n")
             writer.writeheader()
-            for plan in ran:
-                measured = row_of(plan, _predicted(plan, profiled), runs.said[plan.name])
+            for plan, measured in zip(ran, _rows(ran, profiled, runs), strict=True):
                 writer.writerow(table_row(plan.job(profiled), measured, plan.model))
         hardware, _ = whole_runs(path)(profiled)
         write_yaml(to_mapping(hardware, omit_defaults=True), self.folder / "hardware.yaml")
         return hardware
 
 
-def _predicted(plan: ReportPlan, hardware: Hardware) -> Prediction:
-    job = plan.job(hardware)
-    return SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
+def _rows(plans: Sequence[ReportPlan], hardware: Hardware, runs: RunRows) -> list[ReportRow]:
+    """Rows of those that ran."""
+    return [
+        row_of(plan, prediction_of(plan.job(hardware), plan.stage), runs.said[plan.name])
+        for plan in plans
+        if plan.name in runs.said
+    ]
 
 
 def profiled_in_process(device: str, *, quick: bool) -> Profiler:

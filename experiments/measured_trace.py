@@ -1,7 +1,7 @@
 """A measured iteration beside the predicted one, in the simulators' trace format.
 
-Each stage has two processes in the trace: what the event simulator played, and what its first rank
-did. Streams, names and units are the same; both begin at zero.
+Each stage that ran has two processes in the trace: what the event simulator played, and what its
+first rank did. Streams, names and units are the same; both begin at zero.
 """
 
 import json
@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.run_results import stages_run
 from mistlab.errors import InputError
 from mistlab.interference import STREAMS
 from mistlab.job import Job
 from mistlab.schedule import Action
-from simulators.events import EventSimulator
+from simulators.events import EventSimulator, Simulation
 from simulators.timeline import MICROSECONDS, WORDS, trace_of
 
 if TYPE_CHECKING:
@@ -24,22 +25,28 @@ _GPU_TO_GPU = STREAMS.index("gpu_to_gpu")
 _TRACKS = (*STREAMS, "host")
 
 
-def write_trace(job: Job, tasks: Sequence["MeasuredTask"], path: Path) -> None:
+def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], path: Path) -> None:
     """Write both; the measured one alone where the hardware has no calibration to predict with."""
-    stages = job.plan.num_stages
+    stages, run = job.plan.num_stages, stages_run(job, stage)
     try:
-        simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
-        trace = trace_of(simulator.simulate(job.plan))
+        trace = trace_of(_played(job, stage))
     except InputError:
         trace = {"displayTimeUnit": "ms", "traceEvents": []}
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event["pid"] in run]
     for event in trace["traceEvents"]:
         if event["name"] == "process_name":
             event["args"]["name"] += ", predicted"
     tracks = _TRACKS if any(task.lane == "host" for task in tasks) else STREAMS
-    for stage in range(stages):
-        trace["traceEvents"] += _named(stage, stages, tracks)
+    trace["traceEvents"] += [event for one in run for event in _named(one, stages, tracks)]
     trace["traceEvents"] += [_event(task, stages) for task in tasks]
     path.write_text(json.dumps(trace, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def _played(job: Job, stage: int | None) -> Simulation:
+    if stage is None:
+        return EventSimulator(workload=job.workload, cluster=job.cluster).simulate(job.plan)
+    alone = EventSimulator(workload=job.workload, cluster=job.cluster.alone)
+    return alone.simulate_stage(job.plan, stage)
 
 
 def _named(stage: int, stages: int, tracks: Sequence[str]) -> list[dict[str, Any]]:

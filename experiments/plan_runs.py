@@ -20,10 +20,12 @@ PARTING_S = 10.0
 class PlanRunner(Protocol):
     """Runs a plan file for some steps: what it says, or None if the time was not enough.
 
-    With ``serialises`` no two of its tasks overlap.
+    With ``serialises`` no two of its tasks overlap; a ``stage`` runs by itself.
     """
 
-    def __call__(self, plan: Path, *, steps: int, seconds: float, serialises: bool) -> Said | None:
+    def __call__(
+        self, plan: Path, *, steps: int, seconds: float, serialises: bool, stage: int | None
+    ) -> Said | None:
         """What ``run_plan --json`` prints, or a mapping with ``error``."""
 
 
@@ -33,11 +35,14 @@ class ProcessRunner:
 
     device: str
 
-    def __call__(self, plan: Path, *, steps: int, seconds: float, serialises: bool) -> Said | None:
+    def __call__(
+        self, plan: Path, *, steps: int, seconds: float, serialises: bool, stage: int | None
+    ) -> Said | None:
         """Run; a failure is its last line on standard error, wrong usage ends the caller too."""
         command = [sys.executable, "-m", "experiments.run_plan", str(plan), "--json"]
         command += ["--steps", str(steps), "--device", self.device]
         command += ["--serialise"] if serialises else []
+        command += [] if stage is None else ["--stage", str(stage)]
         done = ended_within(command, seconds)
         if done is None:
             return None

@@ -2,7 +2,8 @@
 
 A row is a model, tokens of a sequence, GB of a card whose memory is imitated, a micro-batch and how
 many of them, blocks computed again, and ratios of weights, gradients, optimizer state and
-activations in host memory. Rows that differ in ratios alone must have equal losses.
+activations in host memory. Rows that differ in ratios alone must have equal losses. Of pipelines,
+rows are of each stage, and stages run by themselves.
 """
 
 from dataclasses import dataclass
@@ -78,15 +79,25 @@ SERIALISED: tuple[Row, ...] = (
     ("gpt3-2.7b", 2048, 80, 2, 4, 16, (0, 0, 0.5, 0.25)),
     ("gpt3-7b", 2048, 80, 2, 4, 32, (0, 0, 0.75, 0)),
 )
+# Pipelines of so many equal stages, of which the first, one between and the last run by themselves.
+PIPELINES: tuple[tuple[int, Row], ...] = (
+    (4, ("gpt3-7b", 2048, 24, 1, 8, 4, STATES)),
+    (4, ("gpt3-7b", 2048, 40, 2, 8, 4, (0, 0, 0.5, 0.25))),
+    (4, ("gpt3-7b", 2048, 80, 2, 8, 0, NONE)),
+    (4, ("gpt3-22b", 2048, 80, 1, 8, 6, STATES)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPlan:
-    """A row and how it is run: fitted to, or compared, or compared with itself serialised."""
+    """A row and how it is run: fitted to, or compared, or compared with itself serialised; or as
+    one ``stage`` of equal ``num_stages``, by itself."""
 
     row: Row
     is_fitted: bool = False
     is_serialised: bool = False
+    num_stages: int = 1
+    stage: int | None = None
 
     @property
     def name(self) -> str:
@@ -94,6 +105,8 @@ class ReportPlan:
         model, sequence, cap, batch, batches, again, ratios = self.row
         offload = "-".join(f"{ratio:g}" for ratio in ratios)
         name = f"{model}-s{sequence}-{cap}gb-b{batch}x{batches}-c{again}-o{offload}"
+        if self.stage is not None:
+            return f"{name}-stage{self.stage}of{self.num_stages}"
         return f"{name}-serialised" if self.is_serialised else name
 
     @property
@@ -105,15 +118,15 @@ class ReportPlan:
     def twins(self) -> tuple[object, ...]:
         """What plans share that differ in offloading alone, whatever their memory's cap."""
         model, sequence, _, *others, _ = self.row
-        return (model, sequence, *others)
+        return (model, sequence, *others, self.num_stages, self.stage)
 
     def job(self, hardware: Hardware) -> Job:
-        """The plan on one GPU of a hardware, its memory capped."""
+        """The plan on a GPU of a hardware for each stage, their memory capped."""
         model, sequence, cap, batch, batches, again, ratios = self.row
         spec = catalog.model(model)
         weights, gradients, optimizer, activations = ratios
         stage = StagePlan(
-            layers=spec.layers,
+            layers=spec.layers // self.num_stages,
             data_parallel=1,
             tensor_parallel=1,
             micro_batch=batch,
@@ -133,8 +146,13 @@ class ReportPlan:
                 attention="flash",
                 precision="bf16",
             ),
-            cluster=Cluster(hardware=hardware, nodes=1, gpus_per_node=1, memory_gib=CAPS_GIB[cap]),
-            plan=Plan(micro_batches=batches, stages=(stage,)),
+            cluster=Cluster(
+                hardware=hardware,
+                nodes=self.num_stages,
+                gpus_per_node=1,
+                memory_gib=CAPS_GIB[cap],
+            ),
+            plan=Plan(micro_batches=batches, stages=(stage,) * self.num_stages),
         )
 
 
@@ -142,4 +160,9 @@ PLANS = (
     *(ReportPlan(row=row, is_fitted=True) for row in FITTED),
     *(ReportPlan(row=row) for row in UNSEEN),
     *(ReportPlan(row=row, is_serialised=True) for row in SERIALISED),
+    *(
+        ReportPlan(row=row, num_stages=stages, stage=stage)
+        for stages, row in PIPELINES
+        for stage in (0, stages // 2, stages - 1)
+    ),
 )

@@ -1,19 +1,16 @@
-"""Predicted beside measured: a row for each plan, means over them, as a page and as pictures."""
+"""Predicted beside measured: a row for each plan, means over them, what runs must share."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from experiments import plots
 from experiments.plan_runs import Said
 from experiments.report_plans import ReportPlan
-from mistlab.hardware import Hardware
 from mistlab.job import Job
 from mistlab.predict import Prediction
-from mistlab.units import GIB_BYTES, MIB_BYTES
+from mistlab.units import MIB_BYTES
 
 WARM_UPS, TIMED = 2, 5
 ERRORS = {
@@ -21,10 +18,6 @@ ERRORS = {
     "allocated_error": "allocated memory",
     "reserved_error": "reserved memory",
 }
-HEAD = (
-    *("plan", "time (s)", "predicted", "", "allocated (GiB)", "predicted", ""),
-    *("reserved (GiB)", "predicted", ""),
-)
 
 ReportRow = Mapping[str, Any]
 
@@ -140,68 +133,6 @@ def unequal_twins(
     )
 
 
-def page_of(rows: Sequence[ReportRow], checks: Checks, hardware: Hardware) -> str:
-    """The report, in words and as a table."""
-    summary = summary_of(rows)
-    about = (
-        f"{hardware.description}. {summary['plans']} plans that no number was fitted to, "
-        f"{summary['failed']} of which failed; the median of {TIMED} iterations after {WARM_UPS}."
-    )
-    lines = [f"# {hardware.name}: predicted beside measured", "", about, ""]
-    lines += [
-        f"- mean absolute error of {what}: {summary[f'mean_{error}']:.2%}"
-        for error, what in ERRORS.items()
-        if f"mean_{error}" in summary
-    ]
-    lines.append(f"- the allocator had to give back what it cached {_times(summary)}")
-    lines += [f"- losses differ between {', '.join(names)}" for names in checks.unequal_losses]
-    lines += [
-        f"- {one.plan}: {one.overlapped_s:.3f} s, {one.serialised_s:.3f} s with one task after "
-        f"another ({one.serialised_s / one.overlapped_s:.2f} times as long)"
-        for one in checks.overlaps
-    ]
-    lines += ["", f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}", *map(_line, rows)]
-    return "\n".join(lines) + "\n"
-
-
-def draw(rows: Sequence[ReportRow], folder: Path) -> None:
-    """Times and allocated memory, predicted over measured."""
-    ran = [row for row in rows if "error" not in row]
-    if not ran:
-        return
-    models = [row["plan"].split("-s")[0] for row in ran]
-    times = [
-        {"set": model, "measured_s": row["measured_s"], "predicted_s": row["predicted_s"]}
-        for model, row in zip(models, ran, strict=True)
-    ]
-    memory = [
-        {
-            "run": model,
-            "measured_bytes": row["measured_allocated_bytes"],
-            "predicted_bytes": row["predicted_allocated_bytes"],
-        }
-        for model, row in zip(models, ran, strict=True)
-    ]
-    plots.times(times, folder / "times.svg")
-    plots.predicted_beside_measured(memory, folder / "memory.svg")
-
-
 def _median_s(said: Said) -> float:
     seconds: float = median(said["iteration_s"][WARM_UPS:])
     return seconds
-
-
-def _times(summary: ReportRow) -> str:
-    count = summary["allocator_retries"]
-    return "once" if count == 1 else f"{count} times"
-
-
-def _line(row: ReportRow) -> str:
-    if "error" in row:
-        return f"| {row['plan']} | {row['error']} |{' |' * 8}"
-    cells = [row["plan"]]
-    for name, error in zip(("s", "allocated_bytes", "reserved_bytes"), ERRORS, strict=True):
-        unit = 1 if name == "s" else GIB_BYTES
-        cells += [f"{row[f'{one}_{name}'] / unit:.3f}" for one in ("measured", "predicted")]
-        cells.append(f"{row[error]:+.1%}")
-    return f"| {' | '.join(cells)} |"

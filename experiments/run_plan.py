@@ -1,7 +1,8 @@
 """Train by a plan: alone, or under torchrun with as many processes as the plan has ranks.
 
 On CUDA devices tasks overlap on streams; on CPUs the same program runs on simulated ones. Weights,
-synthetic data and losses depend on the seed and the workload alone, never on the plan.
+synthetic data and losses depend on the seed and the workload alone, never on the plan. With --stage
+a stage runs by itself, as in its pipeline; what its neighbours would send is drawn at random.
 """
 
 import argparse
@@ -88,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
         "--export", type=Path, metavar="FILE.safetensors", help="weights at the end"
     )
     parser.add_argument(
+        "--stage", type=int, metavar="N", help="run stage N by itself, from 0, on one device"
+    )
+    parser.add_argument(
         "--serialise", action="store_true", help="one task after another, to compare (cuda)"
     )
     parser.add_argument(
@@ -115,6 +119,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
     if options.save_every and options.out is None:
         message = "--save-every needs a folder: give --out DIR too"
         raise InputError(message)
+    _check_stage(options)
     scale = FP16_LOSS_SCALE if job.workload.precision == "fp16" else None
     return Settings(
         device=options.device,
@@ -122,6 +127,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
         seed=options.seed,
         timeout_s=options.timeout,
         serialises=options.serialise,
+        stage=options.stage,
         training=Training(
             learning_rate=options.learning_rate,
             decay=options.decay,
@@ -135,6 +141,15 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
     )
 
 
+def _check_stage(options: argparse.Namespace) -> None:
+    """Refuse what needs the whole model beside a stage by itself."""
+    for name in ("--save-every", "--resume", "--export"):
+        given = getattr(options, name[2:].replace("-", "_"))
+        if options.stage is not None and given:
+            message = f"{name} needs the whole model: leave it out, or --stage {options.stage}"
+            raise InputError(message)
+
+
 def _train(session: "Session", options: argparse.Namespace, history: History) -> None:
     if options.resume is not None:
         session.resume(options.resume)
@@ -142,7 +157,7 @@ def _train(session: "Session", options: argparse.Namespace, history: History) ->
         report, seconds = session.step()
         history.reports.append(report)
         history.iteration_s.append(seconds)
-        if not math.isfinite(report.loss):
+        if report.loss is not None and not math.isfinite(report.loss):
             message = (
                 f"the loss is {report.loss} at step {session.steps}: give a lower --learning-rate, "
                 f"--clip-norm 1 or --warmup-steps; {_last_checkpoint(options)}"
@@ -156,13 +171,16 @@ def _train(session: "Session", options: argparse.Namespace, history: History) ->
 def _tell(session: "Session", report: "Report", seconds: float) -> None:
     """A line of progress, from the first rank."""
     peak = max(memory.peak_allocated_bytes for memory in session.memory())
+    stage = session.settings.stage
     if session.is_first:
+        loss = "" if report.loss is None else f"  loss {report.loss:.6f}"
         norm = "" if report.gradient_norm is None else f"  norm {report.gradient_norm:.3f}"
         left_out = "  overflow, step left out" if report.skipped else ""
         progress(
-            f"step {session.steps}  loss {report.loss:.6f}{norm}  {seconds:.3f} s  "
+            f"step {session.steps}{loss}{norm}  {seconds:.3f} s  "
             f"{session.job.workload.tokens / seconds:,.0f} tokens/s  "
-            f"MFU {mfu_of(session.job, seconds):.2%}  peak {peak / GIB_BYTES:.3f} GiB{left_out}"
+            f"MFU {mfu_of(session.job, stage, seconds):.2%}  "
+            f"peak {peak / GIB_BYTES:.3f} GiB{left_out}"
         )
 
 
@@ -179,9 +197,10 @@ def _finish(session: "Session", options: argparse.Namespace, history: History) -
         directory = RunDirectory.make(options.out, f"run_plan {options.plan}", others)
         directory.write_rows(rows_of(history))
         environment = session.environment(revision())
-        measured = measurement_of(session.job, history, memory, environment)
+        job, stage = session.job, options.stage
+        measured = measurement_of(job, stage, history, memory, tasks, environment)
         write_yaml(to_mapping(measured), options.out / "measurement.yaml")
-        write_trace(session.job, tasks, options.out / "timeline.json")
+        write_trace(job, stage, tasks, options.out / "timeline.json")
         progress(f"{options.out}: measurement.yaml, timeline.json (ui.perfetto.dev), rows.jsonl")
     if options.json:
         print_json(result)
@@ -210,7 +229,7 @@ def _explain(error: RuntimeError, job: Job, options: argparse.Namespace) -> None
     if isinstance(error, RankLostError):
         text = f"{error}; {_last_checkpoint(options)}"
     elif isinstance(error, ShortageError):
-        text = f"{shortage_words(error.shortage, job)}; {_last_checkpoint(options)}"
+        text = f"{shortage_words(error.shortage, job, options.stage)}; {_last_checkpoint(options)}"
     else:
         return
     progress(f"error: {options.plan}: {text}")

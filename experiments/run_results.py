@@ -1,4 +1,7 @@
-"""What a run of a plan came to: as JSON, as a measurement, as rows, in words."""
+"""What a run of a plan came to: as JSON, as a measurement, as rows, in words.
+
+Where one stage ran by itself, ``stage`` is its number; where all did, None.
+"""
 
 import argparse
 import math
@@ -7,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mistlab.cost.arithmetic import model_flop
+from experiments.stage_times import stage_times
+from mistlab.cost.arithmetic import model_flop, stage_flop
 from mistlab.errors import InputError
 from mistlab.job import Job
 from mistlab.measurement import Environment, Measurement, StageMeasurement
@@ -18,7 +22,7 @@ from simulators.symbolic import SymbolicPredictor
 
 if TYPE_CHECKING:
     from runtime.engine.executor import Report
-    from runtime.session import RankMemory
+    from runtime.session import MeasuredTask, RankMemory
     from runtime.shortage import Shortage
 
 # Iterations that allocate, compile and connect; left out of the measurement where more follow.
@@ -43,17 +47,17 @@ def result_of(
 ) -> dict[str, Any]:
     """What ``--json`` prints."""
     median = statistics.median(history.timed_s)
-    predicted = _prediction(job)
     return {
         "plan": str(options.plan),
+        "stage": options.stage,
         "seed": options.seed,
         "losses": [report.loss for report in history.reports],
         "gradient_norms": [report.gradient_norm for report in history.reports],
         "skipped": [report.skipped for report in history.reports],
         "iteration_s": history.iteration_s,
-        "predicted_iteration_s": predicted.iteration_s if predicted else None,
+        **_predicted(job, options.stage),
         "tokens_per_s": job.workload.tokens / median,
-        "mfu": mfu_of(job, median),
+        "mfu": mfu_of(job, options.stage, median),
         "peak_allocated_bytes": [one.peak_allocated_bytes for one in memory],
         "peak_reserved_bytes": [one.peak_reserved_bytes for one in memory],
         "host_bytes": [one.host_bytes for one in memory],
@@ -62,17 +66,24 @@ def result_of(
 
 
 def measurement_of(
-    job: Job, history: History, memory: Sequence["RankMemory"], environment: Environment
+    job: Job,
+    stage: int | None,
+    history: History,
+    memory: Sequence["RankMemory"],
+    tasks: Sequence["MeasuredTask"],
+    environment: Environment,
 ) -> Measurement:
     """The run in the names and units of a prediction."""
     samples = history.timed_s
     median = statistics.median(samples)
     stages, first = [], 0
-    for stage in job.plan.stages:
-        ranks = memory[first : first + stage.num_gpus]
-        first += stage.num_gpus
+    for number in stages_run(job, stage):
+        num_gpus = job.plan.stages[number].num_gpus
+        ranks = memory[first : first + num_gpus]
+        first += num_gpus
         stages.append(
             StageMeasurement(
+                **stage_times(task for task in tasks if task.stage == number),
                 peak_allocated_bytes=max(one.peak_allocated_bytes for one in ranks),
                 peak_reserved_bytes=max(one.peak_reserved_bytes for one in ranks),
                 host_bytes=max(one.host_bytes for one in ranks),
@@ -84,7 +95,7 @@ def measurement_of(
         iteration_s_low=samples[edge],
         iteration_s_high=samples[-1 - edge],
         tokens_per_s=job.workload.tokens / median,
-        mfu=mfu_of(job, median),
+        mfu=mfu_of(job, stage, median),
         fits=True,
         engine=job.plan.engine,
         stages=tuple(stages),
@@ -102,27 +113,33 @@ def rows_of(history: History) -> list[dict[str, Any]]:
 def summary_of(result: dict[str, Any]) -> str:
     """The result in words."""
     predicted = result["predicted_iteration_s"]
-    lines = [
-        f"losses {' '.join(f'{loss:.6f}' for loss in result['losses'])}",
+    losses = [f"{loss:.6f}" for loss in result["losses"] if loss is not None]
+    lines = [] if result["stage"] is None else [f"stage {result['stage']} by itself"]
+    lines += [f"losses {' '.join(losses)}"] if losses else []
+    lines += [
         f"iteration {statistics.median(result['iteration_s']):.4f} s"
         + (f" (predicted for the plan's hardware: {predicted:.4f} s)" if predicted else ""),
         f"{result['tokens_per_s']:,.0f} tokens/s, MFU {result['mfu']:.2%}",
     ]
     for rank, size in enumerate(result["peak_allocated_bytes"]):
-        lines.append(f"rank {rank}: peak {size / GIB_BYTES:.3f} GiB allocated")
+        line = f"rank {rank}: peak {size / GIB_BYTES:.3f} GiB allocated"
+        if predicted:
+            expected = result["predicted_peak_allocated_bytes"][rank]
+            line += f" (predicted: {expected / GIB_BYTES:.3f} GiB)"
+        lines.append(line)
     return "\n".join(lines)
 
 
-def shortage_words(shortage: "Shortage", job: Job) -> str:
+def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
     """Which stage ran out of memory doing what; what it held, and what was predicted, by class."""
     held = shortage.held_bytes
     text = f"stage {shortage.stage} is out of memory at {shortage.doing} ({shortage.reason})"
     if held:
         text += f"; held {_gib(held)}"
-    predicted = _prediction(job)
+    predicted = _prediction(job, stage)
     if predicted is None:
         return text
-    of_stage = predicted.stages[shortage.stage]
+    of_stage = predicted.stages[stages_run(job, stage).index(shortage.stage)]
     peak = of_stage.peak_allocated_bytes / GIB_BYTES
     classes = _gib(to_mapping(of_stage.memory))
     return f"{text}; predicted {peak:.2f} GiB ({classes}): offload or checkpoint more"
@@ -132,15 +149,42 @@ def _gib(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size / GIB_BYTES:.2f}" for name, size in sizes.items())
 
 
-def mfu_of(job: Job, seconds: float) -> float:
+def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
     """Of the hardware that the plan names, wherever it runs."""
     peak = job.cluster.peak_flop_per_s(job.workload.precision)
+    if stage is not None:
+        return stage_flop(job.workload, job.plan, stage) / (seconds * peak)
     return model_flop(job.workload) / (seconds * job.plan.num_gpus * peak)
 
 
-def _prediction(job: Job) -> Prediction | None:
-    """What the closed form says; nothing where the hardware is not calibrated."""
-    try:
+def stages_run(job: Job, stage: int | None) -> Sequence[int]:
+    """The numbers of the stages that ran."""
+    return range(job.plan.num_stages) if stage is None else range(stage, stage + 1)
+
+
+def prediction_of(job: Job, stage: int | None) -> Prediction:
+    """What the closed form says of the plan, or of one of its stages on a GPU by itself."""
+    if stage is None:
         return SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
+    alone = SymbolicPredictor(workload=job.workload, cluster=job.cluster.alone)
+    return alone.predict_stage(job.plan, stage)
+
+
+def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
+    """What was predicted of a run, the peaks of each rank; null where nothing was."""
+    found = _prediction(job, stage)
+    pairs = zip(stages_run(job, stage), found.stages if found else (), strict=bool(found))
+    ranks = [one for number, one in pairs for _ in range(job.plan.stages[number].num_gpus)]
+    return {
+        "predicted_iteration_s": found.iteration_s if found else None,
+        "predicted_peak_allocated_bytes": [one.peak_allocated_bytes for one in ranks] or None,
+        "predicted_peak_reserved_bytes": [one.peak_reserved_bytes for one in ranks] or None,
+    }
+
+
+def _prediction(job: Job, stage: int | None) -> Prediction | None:
+    """The prediction; nothing where the hardware is not calibrated."""
+    try:
+        return prediction_of(job, stage)
     except InputError:
         return None

@@ -1,6 +1,7 @@
 """On what: a number of equal nodes of one hardware."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from mistlab.errors import refuse
 from mistlab.hardware import Hardware
@@ -37,6 +38,11 @@ class Cluster:
     def num_gpus(self) -> int:
         """GPUs of all nodes."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def alone(self) -> Self:
+        """One of its GPUs, in a node by itself."""
+        return replace(self, nodes=1, gpus_per_node=1)
 
     @property
     def memory_bytes(self) -> int:

@@ -4,7 +4,7 @@ import platform
 import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
@@ -15,6 +15,7 @@ from torch import distributed
 from mistlab.errors import InputError
 from mistlab.job import Job
 from mistlab.measurement import Environment
+from runtime.comm.isolated import isolated
 from runtime.comm.processes import World, device_of, join, leave, maker, world_of_launcher
 from runtime.comm.topology import Topology, connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
@@ -33,7 +34,8 @@ KIBIBYTE = 1024
 class Settings:
     """How to run, besides the plan; ``data`` is a file of tokens, or None for synthetic ones.
 
-    With ``serialises`` no two tasks of a CUDA device overlap, for comparison.
+    With ``serialises`` no two tasks of a CUDA device overlap, for comparison. With ``stage`` that
+    stage of the plan runs by itself.
     """
 
     device: str
@@ -42,6 +44,7 @@ class Settings:
     timeout_s: float
     training: Training
     serialises: bool = False
+    stage: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,11 @@ class Session:
         self.job, self.settings = job, settings
         self.world, self.device = world, device
         self._sequences = _sequences(job, settings)
-        connections = connected(job.plan, world.rank, maker(world))
+        connections = (
+            connected(job.plan, world.rank, maker(world))
+            if settings.stage is None
+            else isolated(job.plan, settings.stage, device, settings.seed)
+        )
         self._streams: Streams = (
             CudaStreams(device, serialises=settings.serialises)
             if device.type == "cuda"
@@ -97,7 +104,7 @@ class Session:
     def started(cls, job: Job, settings: Settings) -> Iterator[Self]:
         """Join the other processes, and part from them at the end."""
         world = world_of_launcher()
-        _check(job, world)
+        _check(job, settings.stage, world)
         device = device_of(settings.device, world)
         _cap(job, device)
         join(world, device, settings.timeout_s)
@@ -105,7 +112,9 @@ class Session:
             with refusals():
                 session = cls(job, settings, world, device)
         except MemoryError as error:
-            stage = Topology(plan=job.plan).place(world.rank).stage
+            stage = settings.stage
+            if stage is None:
+                stage = Topology(plan=job.plan).place(world.rank).stage
             raise _shortage(stage, "its start", {}, error) from error
         yield session
         session._executor.release()
@@ -135,6 +144,8 @@ class Session:
             raise _shortage(stage, executor.issuing, executor.held_bytes(), error) from error
         seconds = perf_counter() - start
         self._spans = self._streams.spans()
+        if self.settings.stage not in (None, self.job.plan.num_stages - 1):
+            report = replace(report, loss=None)
         return report, seconds
 
     def save(self, folder: Path) -> Path:
@@ -260,10 +271,12 @@ def _shortage(
     return ShortageError(shortage)
 
 
-def _check(job: Job, world: World) -> None:
+def _check(job: Job, stage: int | None, world: World) -> None:
     """Refuse what cannot run: another world, another engine's schedule."""
     ranks = job.plan.num_gpus
-    if world.size != ranks:
+    if stage is not None:
+        _check_stage(job, stage, world)
+    elif world.size != ranks:
         started = "1 was" if world.size == 1 else f"{world.size} were"
         message = (
             f"the plan takes {ranks} ranks, {started} started: "
@@ -275,4 +288,21 @@ def _check(job: Job, world: World) -> None:
         message = (
             f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
         )
+        raise InputError(message)
+
+
+def _check_stage(job: Job, stage: int, world: World) -> None:
+    stages = job.plan.stages
+    if not 0 <= stage < len(stages):
+        message = f"--stage {stage}: the plan has {len(stages)}: give 0 to {len(stages) - 1}"
+        raise InputError(message)
+    if stages[stage].num_gpus > 1:
+        message = (
+            f"--stage {stage}: it takes {stages[stage].num_gpus} GPUs, by itself a stage runs on "
+            f"one: give plan.stages[{stage}] data_parallel: 1 and tensor_parallel: 1, or leave "
+            "--stage out"
+        )
+        raise InputError(message)
+    if world.size > 1:
+        message = f"--stage takes 1 rank, {world.size} were started: start it without torchrun"
         raise InputError(message)

@@ -40,6 +40,16 @@ def build_graph(
     return graph
 
 
+def build_stage(
+    stages: Sequence[StageTasks], stage: int, template: Template, micro_batches: int
+) -> TaskGraph:
+    """The tasks of one stage of a 1F1B pipeline, which waits for no other."""
+    graph = TaskGraph(stages=len(stages))
+    actions = pipeline_order(len(stages), micro_batches)[stage]
+    _Stage(graph, stages, stage, template).build(actions, micro_batches)
+    return graph
+
+
 class _Stage:
     """One stage's passes, one after another."""
 

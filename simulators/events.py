@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mistlab.cluster import Cluster
+from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
@@ -26,7 +27,7 @@ from mistlab.slots import LAYER_TYPES
 from mistlab.stages import StageBatch
 from mistlab.value import check_field
 from mistlab.workload import Workload
-from simulators.build import build_graph
+from simulators.build import build_graph, build_stage
 from simulators.graph import TaskGraph
 from simulators.network import Use
 from simulators.passes import Name, StageTasks
@@ -128,6 +129,14 @@ class EventSimulator:
             graph = _worked(graph, plan, work)
         return self._played(plan, variability.disturbed(graph) if variability else graph, factors)
 
+    def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
+        """Play one of a plan's stages without the others, as ``SymbolicPredictor.predict_stage``
+        has it."""
+        model = self._model(plan)
+        stages, factors = stages_of(model, plan)
+        graph = build_stage(stages, stage, model.template, plan.micro_batches)
+        return self._played(plan, graph, factors)
+
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
         """Play so many iterations, each with its own jitter, under 1F1B."""
         samples = check_field(Quantiles, "samples", samples)
@@ -175,6 +184,7 @@ class EventSimulator:
         figures = iteration_figures(
             simulation.iteration_s,
             num_gpus=plan.num_gpus,
+            flop=model_flop(self.workload),
             workload=self.workload,
             cluster=self.cluster,
             bounds=bounds_of(self.workload, self.cluster, plan.engine),

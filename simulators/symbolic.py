@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cluster import Cluster
+from mistlab.cost.arithmetic import model_flop, stage_flop
 from mistlab.cost.bounds import Bounds, bounds_of
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes
@@ -59,6 +60,19 @@ class SymbolicPredictor:
             found |= zip(places, self._predict_alike(schedule, chosen), strict=True)
         return [found[place] for place in range(len(plans))]
 
+    def predict_stage(self, plan: Plan, stage: int) -> Prediction:
+        """What one of a plan's stages costs without the others: nobody keeps it waiting.
+
+        Where nothing is sent either, on a cluster of one GPU, that is the stage by itself.
+        """
+        (prediction,) = self._predictions(
+            _schedule_of(plan),
+            StageBatch.of_plan(plan).chosen(np.array([stage])),
+            np.array([plan.micro_batches]),
+            stage_flop(self.workload, plan, stage),
+        )
+        return prediction
+
     def stage_costs(
         self, batch: StageBatch, *, engine: Engine = "mistlab", overlap_communication: bool = True
     ) -> StageCosts:
@@ -85,28 +99,42 @@ class SymbolicPredictor:
         return whole + self._calibration(engine).iteration_s
 
     def _predict_alike(self, schedule: Schedule, plans: Sequence[Plan]) -> list[Prediction]:
-        batch = StageBatch.of_plans(plans)
+        return self._predictions(
+            schedule,
+            StageBatch.of_plans(plans),
+            np.array([plan.micro_batches for plan in plans]),
+            model_flop(self.workload),
+        )
+
+    def _predictions(
+        self,
+        schedule: Schedule,
+        batch: StageBatch,
+        micro_batches: NDArray[np.int64],
+        flop: float,
+    ) -> list[Prediction]:
+        """The pipelines of ``batch``, one after another with equally many stages each, which all do
+        ``flop`` operations a step."""
         figures = self._stages().figures(batch)
         costs = self._costs(schedule, batch, figures)
-        micro_batches = np.array([plan.micro_batches for plan in plans])
-        iterations = iteration_s(_table(costs.seconds, len(plans)), micro_batches)
+        iterations = iteration_s(_table(costs.seconds, len(micro_batches)), micro_batches)
         calibration = self._calibration(schedule.engine)
         iterations = iterations + calibration.iteration_s
-        in_node = np.minimum(
-            batch.data_parallel * batch.tensor_parallel, self.cluster.gpus_per_node
-        )
+        gpus = batch.data_parallel * batch.tensor_parallel
+        in_node = np.minimum(gpus, self.cluster.gpus_per_node)
         stages = _stage_predictions(costs, figures, in_node)
-        num_stages = plans[0].num_stages
+        num_stages = len(batch) // len(micro_batches)
         predictions = []
-        for row, (plan, seconds) in enumerate(zip(plans, iterations.tolist(), strict=True)):
+        for row, seconds in enumerate(iterations.tolist()):
             of_plan = slice(row * num_stages, (row + 1) * num_stages)
-            gpus = [stage.num_gpus for stage in plan.stages]
+            num_gpus = int(gpus[of_plan].sum())
             node_bytes = host_bytes_of_fullest_node(
-                costs.host_bytes[of_plan], np.array(gpus), self.cluster
+                costs.host_bytes[of_plan], gpus[of_plan], self.cluster
             )
             times = iteration_figures(
                 seconds,
-                num_gpus=sum(gpus),
+                num_gpus=num_gpus,
+                flop=flop,
                 workload=self.workload,
                 cluster=self.cluster,
                 bounds=calibration,
@@ -117,7 +145,7 @@ class SymbolicPredictor:
                     fits=bool(costs.fits[of_plan].all())
                     and node_bytes <= self.cluster.host_memory_bytes,
                     predictor=NAME,
-                    notes=calibration.notes(sum(gpus)),
+                    notes=calibration.notes(num_gpus),
                     stages=tuple(stages[of_plan]),
                 )
             )

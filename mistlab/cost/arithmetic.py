@@ -4,6 +4,7 @@ from functools import cache
 
 import sympy
 
+from mistlab.plan import Plan
 from mistlab.symbolic.graph import LayerGraph
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import constants_of
@@ -13,18 +14,29 @@ from mistlab.workload import Workload
 PRODUCTS = {"matmul", "attention"}
 
 
-@cache
 def model_flop(workload: Workload) -> float:
     """Operations of the products of a step, forward and backward, nothing computed twice."""
-    graph, model = graph_of(workload), workload.model
-    times = {"embedding": 1, "block": model.layers, "head": 1}
-    sizes = {**constants_of(workload), "b": 1, "tp": 1, "V": model.padded_vocab(1)}
+    return _step_flop(workload, (1, workload.model.layers, 1))
+
+
+def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
+    """Of these, what the layers of one of a plan's stages do."""
+    is_first, is_last = stage == 0, stage == plan.num_stages - 1
+    return _step_flop(workload, (int(is_first), plan.stages[stage].layers, int(is_last)))
+
+
+def _step_flop(workload: Workload, counts: tuple[int, int, int]) -> float:
+    """Operations of a step in so many embeddings, blocks and heads."""
+    pairs = zip(counts, _sequence_flop(workload), strict=True)
+    return sum(count * flop for count, flop in pairs) * workload.global_batch
+
+
+@cache
+def _sequence_flop(workload: Workload) -> tuple[float, ...]:
+    """Operations of a sequence in the embedding, a block and the head."""
+    sizes = {**constants_of(workload), "b": 1, "tp": 1, "V": workload.model.padded_vocab(1)}
     values = {size_symbol(name): size for name, size in sizes.items()}
-    a_sequence = sum(
-        count * float(_flop(layer).subs(values))
-        for count, layer in zip(times.values(), graph.layers, strict=True)
-    )
-    return a_sequence * workload.global_batch
+    return tuple(float(_flop(layer).subs(values)) for layer in graph_of(workload).layers)
 
 
 def _flop(layer: LayerGraph) -> sympy.Expr:

@@ -4,15 +4,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab.cluster import Cluster
-from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import Bounds
 from mistlab.workload import Workload
 
 
 def iteration_figures(
-    seconds: float, *, num_gpus: int, workload: Workload, cluster: Cluster, bounds: Bounds
+    seconds: float,
+    *,
+    num_gpus: int,
+    flop: float,
+    workload: Workload,
+    cluster: Cluster,
+    bounds: Bounds,
 ) -> Mapping[str, Any]:
-    """The figures of a ``Prediction`` that go with its iteration's ``seconds`` on all GPUs."""
+    """The figures of a ``Prediction`` that go with its iteration's ``seconds`` on all GPUs, which
+    do ``flop`` operations."""
     width = bounds.half_width(num_gpus)
     peak = cluster.peak_flop_per_s(workload.precision)
     return {
@@ -20,5 +26,5 @@ def iteration_figures(
         "iteration_s_low": seconds * max(0.0, 1 - width),
         "iteration_s_high": seconds * (1 + width),
         "tokens_per_s": workload.tokens / seconds,
-        "mfu": model_flop(workload) / (seconds * num_gpus * peak),
+        "mfu": flop / (seconds * num_gpus * peak),
     }

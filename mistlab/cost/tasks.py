@@ -256,9 +256,11 @@ class TaskSeconds:
             yield rows, self.model.factors_of_group(gpus, spanned)
 
     def _sends(self, crosses: NDArray[np.bool_]) -> Values:
-        """Seconds (S) of a micro-batch's activations between stages."""
+        """Seconds (S) of a micro-batch's activations between stages; one GPU has no neighbour."""
         size_bytes = self.layers["block"].output_bytes
         seconds = np.zeros_like(size_bytes)
+        if self.model.cluster.num_gpus == 1:
+            return seconds
         at_once = self.shapes.senders_of_node
         for across, senders in {*zip(crosses.tolist(), at_once.tolist(), strict=True)}:
             rows = (crosses == across) & (at_once == senders)
@@ -273,7 +275,7 @@ class TaskSeconds:
         one. As much for the last stage as for the first if they are alike; the first counts.
         """
         workload, cluster = self.model.workload, self.model.cluster
-        if not workload.model.tied_embeddings:
+        if not workload.model.tied_embeddings or cluster.num_gpus == 1:
             return np.zeros(len(self.zero))
         tensor = self.columns["tensor_parallel"]
         padded = np.array([workload.model.padded_vocab(int(ranks)) for ranks in tensor])

@@ -27,7 +27,16 @@ class Pending(Protocol):
         """Bring the result to its place; called once, when it is ready."""
 
 
-class Group(Protocol):
+class Link(Protocol):
+    """Ranks of neighbouring stages."""
+
+    def exchange(
+        self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
+    ) -> Pending | None:
+        """Send tensors to ranks, and receive tensors from some."""
+
+
+class Group(Link, Protocol):
     """Ranks that communicate; every rank calls the same collectives in the same order."""
 
     @property
@@ -46,11 +55,6 @@ class Group(Protocol):
 
     def reduce_scatter(self, whole: Tensor) -> Pending | None:
         """Sum over the ranks, of which each gets its part of ``whole``, in its place."""
-
-    def exchange(
-        self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
-    ) -> Pending | None:
-        """Send tensors to ranks of the group, and receive tensors from some."""
 
 
 class Alone:

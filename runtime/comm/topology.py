@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mistlab.plan import Plan
-from runtime.comm.group import Group
+from runtime.comm.group import Group, Link
 
 Direction = Literal["forward", "backward"]
 
@@ -69,7 +69,11 @@ class Topology:
             for name in ("gather", "reduce"):
                 for t in tensor:
                     yield name, [self.rank(stage, d, t) for d in data]
-        for stage in range(last):
+        yield from self.links()
+
+    def links(self) -> Iterator[tuple[str, list[int]]]:
+        """Of these, the ones of neighbouring stages: by direction and the lower of the two."""
+        for stage in range(self.plan.num_stages - 1):
             ranks = self.ranks(stage) + self.ranks(stage + 1)
             yield f"forward {stage}", ranks
             yield f"backward {stage}", ranks
@@ -100,7 +104,7 @@ class Connections:
     """A rank's groups: its own tensor and data ranks, everybody, and links to its neighbours.
 
     ``gather`` and ``reduce`` are the same data-parallel ranks twice, so that both may be under way.
-    Links are by direction and by the lower of the two stages.
+    Links are by the names that ``Topology.links`` gives.
     """
 
     topology: Topology
@@ -110,7 +114,7 @@ class Connections:
     reduce: Group
     world: Group
     tied: Group | None
-    links: dict[str, tuple[Group, list[int]]]
+    links: dict[str, tuple[Link, list[int]]]
 
     @property
     def place(self) -> Place:
@@ -124,7 +128,7 @@ def connected(
     """Make all groups of a plan; ``make`` gives None for those that the rank is not in."""
     topology = Topology(plan=plan)
     own: dict[str, Group] = {}
-    links: dict[str, tuple[Group, list[int]]] = {}
+    links: dict[str, tuple[Link, list[int]]] = {}
     for name, ranks in topology.groups():
         group = make(name, ranks)
         if rank not in ranks:

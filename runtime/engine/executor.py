@@ -40,10 +40,11 @@ Batches = Sequence[tuple[Tensor, Tensor]]
 class Report:
     """What an iteration came to, the same on every rank.
 
-    There is no norm where none was wanted, or where gradients overflowed and the step is left out.
+    There is no norm where none was wanted, or where gradients overflowed and the step is left out,
+    and no loss where a stage without the head ran by itself.
     """
 
-    loss: float
+    loss: float | None
     gradient_norm: float | None
     loss_scale: float
     skipped: bool

@@ -16,6 +16,7 @@ from experiments.gpu_report import Report
 from experiments.plan_runs import ProcessRunner, RunRows, ended_within
 from experiments.report_plans import CAPS_GIB, PLANS, ReportPlan
 from experiments.report_rows import TIMED, WARM_UPS
+from experiments.run_results import prediction_of
 from mistlab import catalog
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
@@ -23,7 +24,6 @@ from mistlab.hardware import Hardware
 from mistlab.job import Job, load_job
 from mistlab.model import ModelSpec
 from mistlab.value import from_mapping, to_mapping
-from simulators.symbolic import SymbolicPredictor
 
 SUSTAINED = 0.85
 SERIALISED = 1.5
@@ -38,6 +38,7 @@ def h200(sustained: float) -> Hardware:
 
 
 def profiler(out: Path, _seconds: float) -> bool:
+    out.parent.mkdir(exist_ok=True)
     write_yaml(to_mapping(h200(1.0), omit_defaults=True), out)
     return True
 
@@ -50,7 +51,7 @@ class Runner:
         self.fails, self.drifts = fails, drifts
 
     def __call__(
-        self, plan: Path, *, steps: int, seconds: float, serialises: bool
+        self, plan: Path, *, steps: int, seconds: float, serialises: bool, stage: int | None
     ) -> Mapping[str, Any] | None:
         assert steps == WARM_UPS + TIMED
         assert seconds > 0
@@ -59,16 +60,16 @@ class Runner:
             return {"error": "out of memory"}
         job = load_job(plan)
         cluster = replace(job.cluster, hardware=h200(SUSTAINED))
-        found = SymbolicPredictor(workload=job.workload, cluster=cluster).predict(job.plan)
-        (stage,) = found.stages
+        found = prediction_of(replace(job, cluster=cluster), stage)
+        (one,) = found.stages
         seconds = found.iteration_s * (SERIALISED if serialises else 1)
         return {
-            "losses": [9.0, 8.5 + (plan.stem == self.drifts)],
+            "losses": [None] * 2 if stage == 0 else [9.0, 8.5 + (plan.stem == self.drifts)],
             # The first iterations are slower, and one of the others.
             "iteration_s": [9 * seconds] * WARM_UPS + [seconds] * (TIMED - 1) + [2 * seconds],
             "allocator_retries": [0],
-            "peak_allocated_bytes": [stage.peak_allocated_bytes],
-            "peak_reserved_bytes": [stage.peak_reserved_bytes],
+            "peak_allocated_bytes": [one.peak_allocated_bytes],
+            "peak_reserved_bytes": [one.peak_reserved_bytes],
         }
 
 
@@ -77,7 +78,8 @@ def report(folder: Path, runner: Runner, plans: tuple[ReportPlan, ...] = FEW) ->
 
 
 def test_the_plans_are_many_and_fit_what_they_imitate() -> None:
-    unseen = [plan for plan in PLANS if not plan.is_fitted and not plan.is_serialised]
+    whole = [plan for plan in PLANS if plan.stage is None]
+    unseen = [plan for plan in whole if not plan.is_fitted and not plan.is_serialised]
     assert len(unseen) >= 30
     assert len({plan.name for plan in PLANS}) == len(PLANS)
     assert {plan.row[2] for plan in unseen} == set(CAPS_GIB)
@@ -86,8 +88,39 @@ def test_the_plans_are_many_and_fit_what_they_imitate() -> None:
     node = replace(hardware.node, host_memory_gib=128)
     for plan in PLANS:
         job = plan.job(replace(hardware, node=node))
-        predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
-        assert predictor.predict(job.plan).fits, plan.name
+        assert prediction_of(job, plan.stage).fits, plan.name
+
+
+def test_single_stages_are_of_each_kind_and_each_cap() -> None:
+    single = [plan for plan in PLANS if plan.stage is not None]
+    assert not any(plan.is_fitted or plan.is_serialised for plan in single)
+    assert {plan.row[2] for plan in single} == set(CAPS_GIB)
+    assert {plan.model for plan in single} == {"gpt3-7b", "gpt3-22b"}
+    ends = {(plan.stage == 0, plan.stage == plan.num_stages - 1) for plan in single}
+    assert ends == {(True, False), (False, False), (False, True)}
+    for plan in single:
+        # As many micro-batches as a first stage of 1F1B holds, or more.
+        assert plan.job(h200(1.0)).plan.micro_batches > plan.num_stages
+
+
+def test_single_stages_are_told_apart_from_whole_plans(tmp_path: Path) -> None:
+    single = PLANS[-3:]
+    before = report(tmp_path / "without", Runner()).work()
+    summary = report(tmp_path / "with", Runner(fails=single[1].name), (*FEW, *single)).work()
+    assert before is not None
+    assert summary is not None
+    for name in before.keys() - {"stages"}:
+        assert summary[name] == before[name]
+    stages = summary["stages"]
+    assert (stages["plans"], stages["failed"]) == (3, 1)
+    assert stages["mean_allocated_error"] == 0
+    assert stages["mean_time_error"] < 2e-3
+    page = (tmp_path / "with" / "README.md").read_text(encoding="utf-8")
+    of_plans, _, of_stages = page.partition("## Single stages of pipelines")
+    assert "3 stages (1 failed)" in of_stages
+    for plan in single:
+        assert f"| {plan.name} |" in of_stages
+        assert plan.name not in of_plans
 
 
 def test_what_is_fitted_carries_over_to_plans_that_are_not(tmp_path: Path) -> None:
@@ -172,7 +205,11 @@ def test_a_report_comes_from_real_runs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     plain: tuple[Any, ...] = ("gpt3-1.3b", 2048, 24, 1, 2, 12, (0, 0, 0, 0))
     rows = (plain, (*plain[:6], (0.5, 0.5, 0.5, 0.5)))
-    plans = tuple(TinyPlan(row=row) for row in rows)
+    plans = (
+        *(TinyPlan(row=row) for row in rows),
+        *(TinyPlan(row=(*row[:5], 3, row[6]), num_stages=4, stage=3) for row in rows),
+        TinyPlan(row=(*plain[:5], 3, plain[6]), num_stages=4, stage=1),
+    )
     whole = Report(
         folder=tmp_path,
         plans=plans,
@@ -183,6 +220,7 @@ def test_a_report_comes_from_real_runs(tmp_path: Path) -> None:
     summary = whole.work()
     assert summary is not None
     assert (summary["plans"], summary["failed"], summary["allocator_retries"]) == (2, 0, 0)
+    assert (summary["stages"]["plans"], summary["stages"]["failed"]) == (3, 0)
     assert summary["unequal_losses"] == []
 
 
@@ -209,12 +247,12 @@ def test_wrong_usage_of_a_run_ends_the_report(
 
     runner = ProcessRunner(device="cuda")
     monkeypatch.setattr(plan_runs, "ended_within", lambda *_: ended(1))
-    assert runner(tmp_path / "a.yaml", steps=7, seconds=1.0, serialises=False) == {
+    assert runner(tmp_path / "a.yaml", steps=7, seconds=1.0, serialises=False, stage=None) == {
         "error": "error: no GPU: install one"
     }
     monkeypatch.setattr(plan_runs, "ended_within", lambda *_: ended(2))
     with pytest.raises(InputError, match=r"a.yaml: error: no GPU: install one"):
-        runner(tmp_path / "a.yaml", steps=7, seconds=1.0, serialises=False)
+        runner(tmp_path / "a.yaml", steps=7, seconds=1.0, serialises=False, stage=None)
 
 
 def test_a_process_is_interrupted_when_its_time_is_over() -> None:

@@ -109,6 +109,38 @@ def test_a_step_on_the_cpu_shows_on_a_track_of_the_host(tmp_path: Path, result: 
     assert steps == {f"0S.{layer}m0" for layer in (1, 2, 3)}
 
 
+PIPELINE = ({"layers": 1}, {"layers": 2, "data_parallel": 2, "micro_batch": 1}, {"layers": 1})
+
+
+def test_a_stage_of_a_pipeline_runs_by_itself(tmp_path: Path, result: Run) -> None:
+    plan = plan_file(tmp_path, *PIPELINE, model={**MODEL, "layers": 4})
+    first = result(plan, "--stage", 0, "--steps", 2, "--out", tmp_path / "out")
+    last = result(plan, "--stage", 2, "--steps", 2)
+    assert (first["stage"], last["stage"]) == (0, 2)
+    assert first["losses"] == [None, None]
+    assert all(loss > 0 for loss in last["losses"])
+    for found in (first, last):
+        assert len(found["peak_allocated_bytes"]) == 1
+        assert len(found["predicted_peak_allocated_bytes"]) == 1
+    assert first["predicted_iteration_s"] < last["predicted_iteration_s"]
+
+    measured = from_mapping(Measurement, read_yaml(tmp_path / "out" / "measurement.yaml"))
+    (one,) = measured.stages
+    assert one.peak_allocated_bytes == first["peak_allocated_bytes"][0]
+    assert one.stable_s is not None
+    assert one.delta_forward_s is not None
+    assert one.delta_backward_s is not None
+    passes_s = 2 * one.stable_s + one.delta_forward_s + one.delta_backward_s
+    assert 0 < passes_s <= max(first["iteration_s"])
+    events = json.loads((tmp_path / "out" / "timeline.json").read_text())["traceEvents"]
+    tasks = {
+        pid: {e["name"] for e in events if e["ph"] == "X" and e["pid"] == pid} for pid in (0, 3)
+    }
+    assert {event["pid"] for event in events} == {0, 3}
+    sends = {f"0{kind}.1m{micro_batch}" for kind in "XY" for micro_batch in range(2)}
+    assert tasks[3] == tasks[0] | sends | {"report"}
+
+
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, result: Run) -> None:
     plan, out = plan_file(tmp_path), tmp_path / "out"
     whole = result(plan, "--steps", 4)
@@ -140,12 +172,19 @@ def refusal(capsys: pytest.CaptureFixture[str], status: int, *arguments: object)
 def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_file(tmp_path)
     two = plan_file(tmp_path, {"data_parallel": 2, "micro_batch": 1})
+    pipeline = plan_file(tmp_path, *PIPELINE, model={**MODEL, "layers": 4})
     (tmp_path / "odd.bin").write_bytes(b"abc")
     cases = {
         (two,): "takes 2 ranks, 1 was started: torchrun --nproc-per-node 2",
         (plan, "--device", "cuda"): "there is no CUDA device",
         (plan, "--data", tmp_path / "none"): "No such file",
         (plan, "--data", tmp_path / "odd.bin"): "truncated",
+        (pipeline, "--stage", 3): "--stage 3: the plan has 3: give 0 to 2",
+        (pipeline, "--stage", -1): "--stage -1: the plan has 3: give 0 to 2",
+        (pipeline, "--stage", 1): "--stage 1: it takes 2 GPUs",
+        (pipeline, "--stage", 0, "--resume", tmp_path): "--resume needs the whole model",
+        (pipeline, "--stage", 0, "--export", tmp_path / "a"): "--export needs the whole model",
+        (pipeline, "--stage", 0, "--save-every", 1, "--out", tmp_path / "b"): "--save-every needs",
         (plan, "--steps", 0): "--steps 0 is too small",
         (plan, "--save-every", 1): "give --out DIR",
         (plan, "--seed", -1): "--seed -1: give a number from 0",
@@ -184,6 +223,27 @@ def test_a_shortage_of_memory_says_where_and_what_was_predicted(
     assert "Tried to allocate 2.00 GiB" in complaint
     assert "predicted 0.00 GiB (" in complaint
     assert "optimizer" in complaint
+
+
+def test_a_stage_by_itself_is_named_by_its_place_in_the_plan(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        message = "CUDA out of memory. Tried to allocate 2.00 GiB."
+        raise torch.OutOfMemoryError(message)
+
+    plan = plan_file(tmp_path, *PIPELINE, model={**MODEL, "layers": 4})
+    monkeypatch.setattr(Passes, "backward", run_out)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        run(run_plan.main, [str(plan), "--stage", "2"])
+    complaint = capfd.readouterr().err
+    assert "stage 2 is out of memory at 2B.5m0 (backward)" in complaint
+    assert "predicted 0.00 GiB (" in complaint
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    complaint = refusal(capfd, WRONG_USAGE, plan, "--stage", 2)
+    assert "--stage takes 1 rank, 2 were started: start it without torchrun" in complaint
 
 
 def test_a_shortage_before_the_first_step_is_told_too(
