@@ -132,7 +132,7 @@ class EventSimulator:
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
         """Play one of a plan's stages without the others, as ``SymbolicPredictor.predict_stage``
         has it."""
-        model = self._model(plan)
+        model = self._model(plan, sends_block=False)
         stages, factors = stages_of(model, plan)
         graph = build_stage(stages, stage, model.template, plan.micro_batches)
         return self._played(plan, graph, factors)
