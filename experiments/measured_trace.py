@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # Lanes of the runtime that the simulators have as one stream, and one that they do not have.
 _GPU_TO_GPU = STREAMS.index("gpu_to_gpu")
 _TRACKS = (*STREAMS, "host")
+# Tasks of the runtime that are no actions of a schedule.
+_OTHERS = ("tied", "report", "open", "close")
 
 
 def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], path: Path) -> None:
@@ -64,7 +66,7 @@ def _named(stage: int, stages: int, tracks: Sequence[str]) -> list[dict[str, Any
 
 
 def _event(task: "MeasuredTask", stages: int) -> dict[str, Any]:
-    is_action = task.name not in ("tied", "report")
+    is_action = task.name not in _OTHERS
     return {
         "ph": "X",
         "name": task.name,

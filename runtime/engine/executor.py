@@ -97,6 +97,8 @@ class Executor:
             "B": lambda op: lambda: self._backward(op),
             "S": self.stepper.step,
             "host step": self.stepper.step_on_host,
+            "open": lambda op: self.state.staging.open,
+            "close": lambda op: lambda: self.state.staging.close(streams),
             "A>": lambda op: self.passes.leave(op.layer, op.micro_batch, op.entry),
             "A<": lambda op: self.passes.come_back(op.layer, op.micro_batch),
             "X": self.boundary.send,

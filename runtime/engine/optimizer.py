@@ -98,9 +98,8 @@ class Stepper:
         """Masters and moments: those on the device, and those that are staged there."""
         splits = self.state.layers[op.layer].optimizer
         pieces = [[split.resident for split in splits]]
-        if not self.state.shape.steps_on_host:
-            tail, staged = splits[0].tail.numel(), self.state.optimizer_slots[op.entry]
-            pieces.append([slot[:tail] for slot in staged])
+        if self.state.shape.stages_tail(op.layer):
+            pieces.append(self.state.staging.of(op.entry, splits[0].tail.numel()))
         return [piece for piece in pieces if piece[0].numel()]
 
     def _update(
