@@ -214,6 +214,7 @@ class Executor:
     def _backward(self, op: Op) -> None:
         layer, shape = op.layer, self.shape
         if layer == shape.last_layer:
+            self.passes.let_go()
             self._flow = self._share() if shape.has_head else self.boundary.taken(op.turn)
         assert self._flow is not None
         gradient = self.passes.backward(layer, op.micro_batch, op.entry, self._flow)

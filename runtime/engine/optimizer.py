@@ -4,6 +4,8 @@ Nothing here asks the host: whether a step is left out, and by what gradients ar
 tensors on the device.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,8 @@ from runtime.engine.streams import Streams, Work
 from runtime.engine.training import Training
 
 GROWTH, BACKOFF = 2.0, 0.5
+# Elements that are stepped at once: of so many a 32-bit copy of gradients is made.
+CHUNK = 2**24
 
 
 class Scaling:
@@ -108,11 +112,11 @@ class Stepper:
         training, begin = self.training, 0
         divisor, overflow = self.scaling.said(step.device) if training.needs_norm else (None, None)
         step += 1
-        for master, *moments in pieces:
+        for master, first, second in (chunk for piece in pieces for chunk in _chunks(piece)):
             gradient = gradients[begin : begin + master.numel()].float()
             begin += master.numel()
             torch._fused_adamw_(
-                *([master], [gradient], [moments[0]], [moments[1]], [], [step]),
+                *([master], [gradient], [first], [second], [], [step]),
                 lr=learning_rate,
                 beta1=training.beta1,
                 beta2=training.beta2,
@@ -125,3 +129,7 @@ class Stepper:
             )
         if overflow is not None:
             step -= overflow
+
+
+def _chunks(piece: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(whole.split(CHUNK) for whole in piece), strict=True)

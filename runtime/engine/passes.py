@@ -146,6 +146,11 @@ class Passes:
 
         return work
 
+    def let_go(self) -> None:
+        """Drop what has left: compute has waited for that."""
+        for leaving in self.leaving:
+            leaving.clear()
+
     def come_back(self, layer: int, micro_batch: int) -> Work:
         """Bring a layer's storages back to the device."""
         kept = self.kept[layer, micro_batch]

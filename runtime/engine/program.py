@@ -198,9 +198,12 @@ class _Tasks:
             reads = (("inbox", number % RING),)
         if position == self.shape.num_layers - 1 and self._has_neighbour(action, receives=False):
             writes = (("outbox", number % RING),)
+        if action.kind == "B" and position == 0 and self.shape.offload.activations > 0:
+            # What has left since the last forward is let go of here.
+            writes = (*writes, *(("leaving", entry) for entry in range(RING)))
         if self._layer(action, position) == self.shape.last_layer and self.shape.has_head:
             if action.kind == "F":
-                writes = (("losses",),)
+                writes = (*writes, ("losses",))
             elif self.shape.clips:
                 # Gradients are scaled as the last report says.
                 reads = (("report",),)
