@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _GPU_TO_GPU = STREAMS.index("gpu_to_gpu")
 _TRACKS = (*STREAMS, "host")
 # Tasks of the runtime that are no actions of a schedule.
-_OTHERS = ("tied", "report", "open", "close")
+_OTHERS = ("tied", "report", "open", "close", "let go")
 
 
 def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], path: Path) -> None:

@@ -101,6 +101,7 @@ class Executor:
             "close": lambda op: lambda: self.state.staging.close(streams),
             "A>": lambda op: self.passes.leave(op.layer, op.micro_batch, op.entry),
             "A<": lambda op: self.passes.come_back(op.layer, op.micro_batch),
+            "let go": lambda op: self.passes.let_go,
             "X": self.boundary.send,
             "Y": self.boundary.receive,
             "tied": lambda op: lambda: self.parameters.add_up(self.squares),
@@ -214,7 +215,6 @@ class Executor:
     def _backward(self, op: Op) -> None:
         layer, shape = op.layer, self.shape
         if layer == shape.last_layer:
-            self.passes.let_go()
             self._flow = self._share() if shape.has_head else self.boundary.taken(op.turn)
         assert self._flow is not None
         gradient = self.passes.backward(layer, op.micro_batch, op.entry, self._flow)

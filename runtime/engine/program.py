@@ -22,8 +22,8 @@ _HOST_STEP = Task(stream="compute", kind="S", place="ahead")
 # What of a first forward a flush does.
 _STEPPING = ("open", "S", _HOST, "O<", "O>", "G<", "close")
 # Besides the table's tasks: the sum of a table that two layers share, and of losses and norms; the
-# coming and going of the room in which optimizer state is staged.
-Extra = Literal["tied", "report", "open", "close"]
+# coming and going of the room in which optimizer state is staged, the end of activations that left.
+Extra = Literal["tied", "report", "open", "close", "let go"]
 # Issued first in a slot is what makes room in a ring, then what fills it, last what computes.
 _TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B")
 # Weights that the host steps may keep whoever issues waiting: there computation goes before them.
@@ -132,6 +132,9 @@ class _Tasks:
         if phase == "first_forward":
             yield from self._host_steps(action, number)
             yield from self._room("open")
+        if action.kind == "B" and self.shape.offload.activations > 0:
+            # What has left since the last forward makes room for what comes back.
+            yield self._memory("let go", "leaving", phase)
         for slot in range(-depth, count + depth):
             rows = [(row, slot + offsets[row.place]) for row in self.template.phases[phase]]
             # Lanes keep the table's order.
@@ -143,10 +146,13 @@ class _Tasks:
             yield from self._room("close")
 
     def _room(self, task: Extra) -> Iterator[Op]:
-        """Memory comes and goes while compute is the current lane."""
         if self.shape.stages_tail(self.shape.blocks.start):
-            slots: Buffers = tuple(("optimizer slot", entry) for entry in range(RING))
-            yield Op(task=task, lane="compute", phase="first_forward", writes=slots)
+            yield self._memory(task, "optimizer slot", "first_forward")
+
+    def _memory(self, task: Extra, ring: str, phase: Phase) -> Op:
+        """Memory comes and goes while compute is the current lane."""
+        entries: Buffers = tuple((ring, entry) for entry in range(RING))
+        return Op(task=task, lane="compute", phase=phase, writes=entries)
 
     def _turn(self, found: tuple[Task, int]) -> int:
         row, _ = found
@@ -198,9 +204,6 @@ class _Tasks:
             reads = (("inbox", number % RING),)
         if position == self.shape.num_layers - 1 and self._has_neighbour(action, receives=False):
             writes = (("outbox", number % RING),)
-        if action.kind == "B" and position == 0 and self.shape.offload.activations > 0:
-            # What has left since the last forward is let go of here.
-            writes = (*writes, *(("leaving", entry) for entry in range(RING)))
         if self._layer(action, position) == self.shape.last_layer and self.shape.has_head:
             if action.kind == "F":
                 writes = (*writes, ("losses",))

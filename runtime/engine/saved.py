@@ -17,8 +17,8 @@ Where = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Saved:
-    """The storages that one layer of one micro-batch keeps, as flat bytes; None while away, and once
-    they have been used.
+    """The storages that one layer of one micro-batch keeps, as flat bytes; None while away, and
+    after the last use.
 
     ``weights`` is where the layer's weights are whole when it runs, ``constants`` are storages that
     stay anyway.
