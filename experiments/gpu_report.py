@@ -2,7 +2,7 @@
 
 Works in calls of a few minutes that go on where the last one ended, in the same folder: profile
 (tables/, profile.yaml), the few plans that are fitted to (runs.csv, hardware.yaml), then the
-others and single stages of pipelines, each in a process of its own (runs.jsonl). README.md and the
+others and single stages of pipelines, a process for each model (runs.jsonl). README.md and the
 pictures show what there is. Exit status 1: not done yet, run the same command again.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from experiments.commandline import DONE, NO_ANSWER, parser_of, print_json, progress, run, writable
 from experiments.fit_runs import FEWEST_RUNS, whole_runs
-from experiments.plan_runs import PlanRunner, ProcessRunner, RunRows, ended_within
+from experiments.plan_runs import ModelRunner, PlanRunner, RunRows, ended_within
 from experiments.published import END_TO_END
 from experiments.report_page import draw, page_of
 from experiments.report_plans import PLANS, ReportPlan
@@ -105,6 +105,7 @@ class Report:
             if left() > 0:
                 said = self.runner(
                     path,
+                    model=plan.model,
                     steps=WARM_UPS + TIMED,
                     seconds=left(),
                     serialises=plan.is_serialised,
@@ -171,14 +172,18 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="what runs")
     options = parser.parse_args(arguments)
+    runner = ModelRunner(options.device)
     report = Report(
         folder=writable(options.out / "x", "folder").parent,
         plans=PLANS,
-        runner=ProcessRunner(device=options.device),
+        runner=runner,
         profiler=profiled_in_process(options.device, quick=options.quick),
         seconds=60 * options.minutes,
     )
-    summary = report.work()
+    try:
+        summary = report.work()
+    finally:
+        runner.close()
     if summary is None:
         return NO_ANSWER
     if options.json:

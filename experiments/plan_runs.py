@@ -1,12 +1,16 @@
-"""Running plans in processes of their own, and keeping what each run said, run by run."""
+"""Running plans in other processes, and keeping what each run said, run by run."""
 
 import json
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, Queue
+from tempfile import NamedTemporaryFile
+from threading import Thread
 from typing import Any, Protocol
 
 from experiments.commandline import WRONG_USAGE
@@ -15,45 +19,132 @@ from mistlab.errors import InputError
 Said = Mapping[str, Any]
 
 PARTING_S = 10.0
+WORKER = (sys.executable, "-m", "experiments.plan_worker")
 
 
 class PlanRunner(Protocol):
-    """Runs a plan file for some steps: what it says, or None if the time was not enough.
+    """Runs a plan of a model for some steps: what it says, or None if the time was not enough.
 
     With ``serialises`` no two of its tasks overlap; a ``stage`` runs by itself.
     """
 
     def __call__(
-        self, plan: Path, *, steps: int, seconds: float, serialises: bool, stage: int | None
+        self,
+        plan: Path,
+        *,
+        model: str,
+        steps: int,
+        seconds: float,
+        serialises: bool,
+        stage: int | None,
     ) -> Said | None:
         """What ``run_plan --json`` prints, or a mapping with ``error``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessRunner:
-    """``python -m experiments.run_plan`` on a device."""
+class ModelRunner:
+    """``python -m experiments.run_plan`` on a device, one process for successive plans of a model.
 
-    device: str
+    Starting a process and a device takes longer than many a run. After a run that fails, and for
+    another model, there is a new one.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._worker: _Worker | None = None
+        self._model = ""
 
     def __call__(
-        self, plan: Path, *, steps: int, seconds: float, serialises: bool, stage: int | None
+        self,
+        plan: Path,
+        *,
+        model: str,
+        steps: int,
+        seconds: float,
+        serialises: bool,
+        stage: int | None,
     ) -> Said | None:
         """Run; a failure is its last line on standard error, wrong usage ends the caller too."""
-        command = [sys.executable, "-m", "experiments.run_plan", str(plan), "--json"]
-        command += ["--steps", str(steps), "--device", self.device]
-        command += ["--serialise"] if serialises else []
-        command += [] if stage is None else ["--stage", str(stage)]
-        done = ended_within(command, seconds)
-        if done is None:
+        words = [str(plan), "--json", "--steps", str(steps), "--device", self._device]
+        words += ["--serialise"] if serialises else []
+        words += [] if stage is None else ["--stage", str(stage)]
+        if model != self._model:
+            self.close()
+        if self._worker is None:
+            self._worker, self._model = _Worker(), model
+        answer = self._worker.ask(words, seconds)
+        if answer is None or answer["status"]:
+            self.close()
+        if answer is None:
             return None
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-            if done.returncode == WRONG_USAGE:
-                message = f"{plan}: {lines[-1]}"
-                raise InputError(message)
-            return {"error": lines[-1]}
-        said: Said = json.loads(done.stdout)
+        if answer["status"] == WRONG_USAGE:
+            message = f"{plan}: {answer['error']}"
+            raise InputError(message)
+        said: Said = {"error": answer["error"]} if answer["status"] else answer["said"]
         return said
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
+
+
+class _Worker:
+    """A process of ``experiments.plan_worker``."""
+
+    def __init__(self) -> None:
+        self._errors = NamedTemporaryFile("w", encoding="utf-8")  # noqa: SIM115 (closed in close)
+        self._process = subprocess.Popen(
+            WORKER,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        self._input = self._process.stdin
+        self._lines: Queue[str] = Queue()
+        self._listener = Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def ask(self, words: Sequence[str], seconds: float) -> Said | None:
+        """Status, and what was said or the error; None once the time is over."""
+        # One that has ended says so by an empty line.
+        with suppress(BrokenPipeError):
+            self._input.write(json.dumps(words) + "\n")
+            self._input.flush()
+        try:
+            line = self._lines.get(timeout=max(0.0, seconds))
+        except Empty:
+            # Unlike a kill, that lets it end the processes that it started.
+            self._process.send_signal(signal.SIGINT)
+            return None
+        answer = json.loads(line) if line else {"status": self._process.wait(), "said": None}
+        return {**answer, "error": self._last_words()}
+
+    def close(self) -> None:
+        """Let it end; it has some time for that."""
+        with suppress(BrokenPipeError):
+            self._input.close()
+        try:
+            self._process.wait(PARTING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._listener.join()
+        self._errors.close()
+
+    def _listen(self) -> None:
+        """Each line, and an empty one at the end."""
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def _last_words(self) -> str:
+        lines = Path(self._errors.name).read_text(encoding="utf-8").strip().splitlines()
+        return lines[-1] if lines else "it ended without a word"
 
 
 def ended_within(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str] | None:

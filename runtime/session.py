@@ -254,14 +254,20 @@ def _sequences(job: Job, settings: Settings) -> Sequences:
 
 
 def _cap(job: Job, device: torch.device) -> None:
-    """Let torch hold no more of a GPU than the plan's cluster says that it has."""
-    cluster = job.cluster
-    if device.type == "cuda" and cluster.memory_gib is not None:
+    """Let torch hold no more of a GPU than the plan's cluster says that it has, and count anew: this
+    process may have run other plans."""
+    if device.type != "cuda":
+        return
+    cluster, share = job.cluster, 1.0
+    if cluster.memory_gib is not None:
         allocator = cluster.hardware.allocator
         outside = 0.0 if allocator is None else allocator.outside_bytes
         whole = torch.cuda.get_device_properties(device).total_memory
         share = min(1.0, (cluster.memory_bytes - outside) / whole)
-        torch.cuda.set_per_process_memory_fraction(share, device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    torch.cuda.reset_accumulated_memory_stats(device)
+    torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 def _shortage(

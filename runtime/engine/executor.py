@@ -6,6 +6,7 @@ lane, and let go of only when compute has been told to wait for its last use.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,8 @@ from runtime.engine.swaps import Swaps
 from runtime.engine.training import Training
 from runtime.models.config import TYPE_OF_PRECISION
 
+# Layers whose first weights are drawn at once: each takes 8 bytes a parameter meanwhile.
+MOST_DRAWN = 4
 # Tokens and targets (sequences, positions) of each micro-batch on this rank; a stage between the
 # first and the last needs none.
 Batches = Sequence[tuple[Tensor, Tensor]]
@@ -257,7 +260,12 @@ class Executor:
         }
 
     def _initialise(self, seed: int) -> None:
-        """Fill the masters with weights that depend on the seed alone."""
-        tied = self.parameters.tied
-        for layer, one in self.layers.items():
-            self.parameters.set_masters(layer, one.initial(seed, tied=tied))
+        """Fill the masters with weights that depend on the seed alone, some layers at once: to draw
+        them takes a second for each hundred million."""
+
+        def fill(layer: int) -> None:
+            tensors = self.layers[layer].initial(seed, tied=self.parameters.tied)
+            self.parameters.set_masters(layer, tensors)
+
+        with ThreadPoolExecutor(min(MOST_DRAWN, torch.get_num_threads())) as threads:
+            list(threads.map(fill, self.layers))

@@ -1,10 +1,9 @@
 """A report on a GPU that is not there: profile and runs come from a hardware with known numbers."""
 
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ import pytest
 
 from experiments import plan_runs
 from experiments.gpu_report import Report
-from experiments.plan_runs import ProcessRunner, RunRows, ended_within
+from experiments.plan_runs import ModelRunner, RunRows, ended_within
 from experiments.report_plans import CAPS_GIB, PLANS, ReportPlan
 from experiments.report_rows import TIMED, WARM_UPS
+from experiments.run_plan import EXAMPLE
 from experiments.run_results import prediction_of
 from mistlab import catalog
 from mistlab.datafile import read_yaml, write_yaml
@@ -51,8 +51,16 @@ class Runner:
         self.fails, self.drifts = fails, drifts
 
     def __call__(
-        self, plan: Path, *, steps: int, seconds: float, serialises: bool, stage: int | None
+        self,
+        plan: Path,
+        *,
+        model: str,
+        steps: int,
+        seconds: float,
+        serialises: bool,
+        stage: int | None,
     ) -> Mapping[str, Any] | None:
+        assert plan.stem.startswith(model)
         assert steps == WARM_UPS + TIMED
         assert seconds > 0
         self.ran.append(plan.stem)
@@ -210,14 +218,16 @@ def test_a_report_comes_from_real_runs(tmp_path: Path) -> None:
         *(TinyPlan(row=(*row[:5], 3, row[6]), num_stages=4, stage=3) for row in rows),
         TinyPlan(row=(*plain[:5], 3, plain[6]), num_stages=4, stage=1),
     )
+    runner = ModelRunner("cpu")
     whole = Report(
         folder=tmp_path,
         plans=plans,
-        runner=ProcessRunner(device="cpu"),
+        runner=runner,
         profiler=profiler,
         seconds=300.0,
     )
     summary = whole.work()
+    runner.close()
     assert summary is not None
     assert (summary["plans"], summary["failed"], summary["allocator_retries"]) == (2, 0, 0)
     assert (summary["stages"]["plans"], summary["stages"]["failed"]) == (3, 0)
@@ -237,22 +247,58 @@ def test_a_run_that_was_cut_off_is_dropped_and_a_strange_one_refused(tmp_path: P
         RunRows(path=path)
 
 
-def test_wrong_usage_of_a_run_ends_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ended(status: int) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(
-            [], status, "", "a warning\nerror: no GPU: install one\n"
-        )
+@pytest.fixture
+def runner() -> Iterator[ModelRunner]:
+    runner = ModelRunner("cpu")
+    yield runner
+    runner.close()
 
-    runner = ProcessRunner(device="cuda")
-    monkeypatch.setattr(plan_runs, "ended_within", lambda *_: ended(1))
-    assert runner(tmp_path / "a.yaml", steps=7, seconds=1.0, serialises=False, stage=None) == {
-        "error": "error: no GPU: install one"
-    }
-    monkeypatch.setattr(plan_runs, "ended_within", lambda *_: ended(2))
-    with pytest.raises(InputError, match=r"a.yaml: error: no GPU: install one"):
-        runner(tmp_path / "a.yaml", steps=7, seconds=1.0, serialises=False, stage=None)
+
+def test_plans_of_a_model_run_in_one_process(tmp_path: Path, runner: ModelRunner) -> None:
+    pytest.importorskip("torch")
+
+    def run(plan: Path, model: str) -> Mapping[str, Any]:
+        said = runner(plan, model=model, steps=2, seconds=300.0, serialises=False, stage=None)
+        assert said is not None
+        return said
+
+    first, worker = run(EXAMPLE, "tiny"), runner._worker
+    again = run(EXAMPLE, "tiny")
+    assert runner._worker is worker
+    assert run(EXAMPLE, "other")["losses"] == first["losses"] == again["losses"]
+    assert runner._worker is not worker
+
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("plan: 3\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"broken.yaml: error: .*broken.yaml"):
+        run(broken, "other")
+    # After a failure there is a new process.
+    assert run(EXAMPLE, "other")["losses"] == first["losses"]
+
+
+def test_a_run_that_takes_too_long_is_interrupted(tmp_path: Path, runner: ModelRunner) -> None:
+    pytest.importorskip("torch")
+    start = time.perf_counter()
+    options = {"model": "tiny", "steps": 10**6, "serialises": False, "stage": None}
+    assert runner(EXAMPLE, seconds=10.0, **options) is None
+    assert time.perf_counter() - start < 60
+
+
+def test_a_run_that_fails_is_a_row_with_its_last_words(
+    tmp_path: Path, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_runs, "WORKER", (sys.executable, "-c", DYING))
+    said = runner(tmp_path, model="a", steps=1, seconds=60.0, serialises=False, stage=None)
+    assert said == {"error": "error: stage 0 is out of memory"}
+
+
+# Reads its line and ends as run_plan does when memory runs out.
+DYING = """import os, sys
+input()
+print("a warning", file=sys.stderr)
+print("error: stage 0 is out of memory", file=sys.stderr, flush=True)
+os._exit(1)
+"""
 
 
 def test_a_process_is_interrupted_when_its_time_is_over() -> None:
