@@ -254,8 +254,10 @@ def _sequences(job: Job, settings: Settings) -> Sequences:
 
 
 def _cap(job: Job, device: torch.device) -> None:
-    """Let torch hold no more of a GPU than the plan's cluster says that it has, and count anew: this
-    process may have run other plans."""
+    """Let torch hold no more of a GPU than the plan's cluster says that it has, and count anew.
+
+    This process may have run other plans.
+    """
     if device.type != "cuda":
         return
     cluster, share = job.cluster, 1.0
