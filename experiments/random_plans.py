@@ -21,7 +21,7 @@ MODELS = ("gpt3-1.3b", "gpt3-2.7b", "gpt3-7b", "llama-1.3b", "llama-7b", "falcon
 CLUSTERS = (("l4-24gb", 1, 4), ("l4-24gb", 1, 8), ("l4-24gb", 2, 8), ("a100-40gb", 1, 8))
 WORKLOADS = 10
 EIGHTHS = np.arange(9) / 8
-MOST_TRIES = 4000
+MOST_TRIES = 20000
 # What a plan's fullest GPU must hold of its memory to be close to the limit.
 CLOSE = 0.8
 
