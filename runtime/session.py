@@ -16,7 +16,15 @@ from mistlab.errors import InputError
 from mistlab.job import Job
 from mistlab.measurement import Environment
 from runtime.comm.isolated import isolated
-from runtime.comm.processes import World, device_of, join, leave, maker, world_of_launcher
+from runtime.comm.processes import (
+    World,
+    device_of,
+    heard_from,
+    join,
+    leave,
+    maker,
+    world_of_launcher,
+)
 from runtime.comm.topology import Topology, connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
 from runtime.engine.cuda import CudaStreams
@@ -79,7 +87,7 @@ class Session:
         self.world, self.device = world, device
         self._sequences = _sequences(job, settings)
         connections = (
-            connected(job.plan, world.rank, maker(world))
+            connected(job.plan, world.rank, maker(world, settings.timeout_s))
             if settings.stage is None
             else isolated(job.plan, settings.stage, device, settings.seed)
         )
@@ -158,11 +166,7 @@ class Session:
         """Go on from the last checkpoint of a folder, or from the one that it is."""
         from runtime import checkpoint  # noqa: PLC0415 (slow to import)
 
-        path = checkpoint.latest(folder) or folder
-        if not path.is_dir():
-            message = f"--resume {folder}: there is no checkpoint: give a folder that has one"
-            raise InputError(message)
-        checkpoint.load(self._executor, path)
+        checkpoint.load(self._executor, checkpoint.latest(folder) or folder)
 
     def export(self, path: Path) -> None:
         """Write the weights as one safetensors file."""
@@ -242,7 +246,8 @@ class Session:
         if self.world.size == 1:
             return [own]
         gathered: list[Any] = [None] * self.world.size
-        distributed.all_gather_object(gathered, own)
+        with heard_from(range(self.world.size)):
+            distributed.all_gather_object(gathered, own)
         return gathered
 
 
