@@ -150,7 +150,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
         given = getattr(options, name.replace("-", "_"))
         if not least <= given <= most:
             allowed = f"of at least {least}" if most == math.inf else f"from {least} to {most:.0f}"
-            message = f"--{name} {given} cannot be: give a number {allowed}"
+            message = f"--{name} {given}: give a number {allowed}"
             raise InputError(message)
     if options.save_every and options.out is None:
         message = "--save-every needs a folder: give --out DIR too"

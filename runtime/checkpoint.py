@@ -11,6 +11,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
 from mistlab.value import to_mapping
-from runtime.comm.processes import meet
+from runtime.comm.group import RankLostError
+from runtime.comm.processes import heard_from, meet
 from runtime.engine.executor import Executor
 from runtime.engine.modules import TABLE, TIED
 
@@ -85,7 +87,7 @@ def _write(executor: Executor, path: Path) -> None:
         unfinished.mkdir(parents=True)
         write_yaml(to_mapping(executor.model), unfinished / MODEL)
     meet()
-    with _quiet():
+    with _together(executor):
         save_state(
             {}, checkpoint_id=unfinished, planner=_Saver(executor), no_dist=not _is_distributed()
         )
@@ -116,10 +118,12 @@ def load(executor: Executor, path: Path) -> None:
     _check_model(executor, path)
     loader = _Loader(executor)
     try:
-        with _quiet():
+        with _together(executor):
             # Whatever is wrong with it, torch would log a traceback before it raises.
             FileSystemReader(path).read_metadata()
             load_state({}, checkpoint_id=path, planner=loader, no_dist=not _is_distributed())
+    except RankLostError:
+        raise
     except (
         CheckpointException,
         OSError,
@@ -299,9 +303,19 @@ def _counts_box(executor: Executor) -> tuple[str, tuple[int, ...], _Box, Tensor]
     return _COUNTS, shape, ((0,), shape), counts
 
 
-def _quiet() -> "warnings.catch_warnings[None]":
-    """Warnings of torch.distributed.checkpoint about its own calls are of no use to anybody."""
-    return warnings.catch_warnings(action="ignore")
+@contextmanager
+def _together(executor: Executor) -> Iterator[None]:
+    """Around what all ranks do with torch.distributed.checkpoint.
+
+    It warns of its own calls, which is of no use to anybody; what goes wrong on a rank it wraps, so
+    that errors of collectives are ranks that are gone.
+    """
+    ranks = range(executor.connections.world.size)
+    with (
+        warnings.catch_warnings(action="ignore"),
+        heard_from(ranks) if _is_distributed() else nullcontext(),
+    ):
+        yield
 
 
 def _is_distributed() -> bool:
