@@ -8,6 +8,7 @@ a stage runs by itself, as in its pipeline; what its neighbours would send is dr
 import argparse
 import math
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -179,7 +180,7 @@ def _directory(session: "Session", options: argparse.Namespace) -> RunDirectory 
     if options.out is None or not session.is_first:
         return None
     others = {name: value for name, value in vars(options).items() if name != "plan"}
-    directory = RunDirectory.make(options.out, f"run_plan {options.plan}", others)
+    directory = RunDirectory.make(options.out, f"run_plan {shlex.quote(str(options.plan))}", others)
     directory.write_rows(())
     return directory
 

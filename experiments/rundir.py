@@ -101,11 +101,11 @@ def revision() -> str:
 
 def command_line(config: Mapping[str, Any]) -> str:
     """The command that a configuration was written for."""
-    parts = ["python", "-m", f"experiments.{config['command']}"]
+    parts = []
     for name, value in config["options"].items():
         option = f"--{name.replace('_', '-')}"
         if value is True:
             parts.append(option)
         elif value not in (False, None):
             parts += [option, str(value)]
-    return shlex.join(parts)
+    return f"python -m experiments.{config['command']} {shlex.join(parts)}"

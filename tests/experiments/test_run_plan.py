@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def test_losses_are_those_of_the_workload_whatever_the_plan(tmp_path: Path, resu
 
 
 def test_a_folder_gets_measurement_timeline_and_rows(tmp_path: Path, result: Run) -> None:
-    out = tmp_path / "out"
-    found = result(plan_file(tmp_path), "--steps", 4, "--out", out)
+    plan, out = plan_file(tmp_path), tmp_path / "out"
+    found = result(plan, "--steps", 4, "--out", out)
 
     measured = from_mapping(Measurement, read_yaml(out / "measurement.yaml"))
     assert list(measured.samples_s) == sorted(found["iteration_s"][2:])
@@ -92,6 +93,7 @@ def test_a_folder_gets_measurement_timeline_and_rows(tmp_path: Path, result: Run
     }
     assert names["predicted"]
     assert names["measured"] == names["predicted"] | {"report"}
+    assert f"run_plan {plan} --out" in (out / "README.md").read_text()
 
 
 def test_a_step_on_the_cpu_shows_on_a_track_of_the_host(tmp_path: Path, result: Run) -> None:
@@ -342,6 +344,17 @@ def torchrun(ranks: int, *arguments: object) -> subprocess.Popen[str]:
 UNLIKE = ({"layers": 1, "data_parallel": 2, "micro_batch": 1, "zero": 2}, {"layers": 2})
 
 
+def assert_tracks_are_read_in_order(timeline: Path) -> None:
+    """Tasks of a track that overlap would be drawn inside one another."""
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in json.loads(timeline.read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            span = event["ts"], event["ts"] + event["dur"]
+            tracks.setdefault((event["pid"], event["tid"]), []).append(span)
+    for spans in map(sorted, tracks.values()):
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(spans))
+
+
 @pytest.mark.slow
 def test_torchrun_gives_the_losses_of_one_process(tmp_path: Path, result: Run) -> None:
     out = tmp_path / "out"
@@ -353,6 +366,7 @@ def test_torchrun_gives_the_losses_of_one_process(tmp_path: Path, result: Run) -
     found = json.loads(printed)
     assert found["losses"] == pytest.approx(alone["losses"][:2], rel=1e-6)
     assert len(found["peak_allocated_bytes"]) == 3
+    assert_tracks_are_read_in_order(out / "timeline.json")
     ended = result(plan_file(tmp_path), "--steps", 2, "--resume", out / "checkpoints")
     assert ended["losses"] == pytest.approx(alone["losses"][2:], rel=1e-6)
 
