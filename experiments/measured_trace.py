@@ -1,8 +1,9 @@
 """A measured iteration beside the predicted one, in the simulators' trace format.
 
 Each stage that ran has two processes in the trace: what the event simulator played, and what its
-first rank did. Names and units are the same, and both begin at zero. What is one stream between GPUs
-for the simulators is several lanes here, each a track of its own, in which no two tasks overlap.
+first rank did. Names and units are the same, and both begin at zero. What is one stream between
+GPUs for the simulators is several lanes here, each a track of its own: tasks of different lanes
+overlap.
 """
 
 import json

@@ -22,6 +22,7 @@ from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.measurement import Measurement  # noqa: E402
 from mistlab.value import from_mapping  # noqa: E402
 from runtime.engine import arena  # noqa: E402
+from runtime.engine.parameters import Parameters  # noqa: E402
 from runtime.engine.passes import Passes  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -285,6 +286,21 @@ def test_a_stage_by_itself_is_named_by_its_place_in_the_plan(
     monkeypatch.setenv("WORLD_SIZE", "2")
     complaint = refusal(capfd, WRONG_USAGE, plan, "--stage", 2)
     assert "--stage takes 1 rank, 2 were started: start it without torchrun" in complaint
+
+
+def test_a_shortage_while_weights_are_exported_is_told_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Parameters, "stepped", run_out)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    options = [str(plan_file(tmp_path)), "--export", str(tmp_path / "weights.safetensors")]
+    with pytest.raises(SystemExit) as ended:
+        run(run_plan.main, options)
+    assert ended.value.code == NO_ANSWER
+    assert "stage 0 is out of memory at the export" in capfd.readouterr().err
 
 
 def test_a_shortage_before_the_first_step_is_told_too(
