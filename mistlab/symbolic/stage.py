@@ -99,8 +99,8 @@ def _largest(embedding: LayerSums, block: LayerSums, head: LayerSums) -> sympy.E
 def _buffers(
     embedding: LayerSums, block: LayerSums, head: LayerSums, sizes: StateSizes
 ) -> sympy.Expr:
-    """Rings of two: ZeRO lets all layers come and go, offloading blocks alone. From ZeRO-2 on gradients
-    do both, whole until they are reduced, and the rank's part until the host has it."""
+    """Rings of two: ZeRO lets all layers come and go, offloading blocks alone. From ZeRO-2 on
+    gradients do both, whole until they are reduced, and the rank's part until the host has it."""
     layer = _largest(embedding, block, head)
 
     def ring(level: int, offloaded: sympy.Expr) -> sympy.Expr:

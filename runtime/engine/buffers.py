@@ -87,10 +87,9 @@ class Touched:
 
     def step(self) -> tuple[Buffers, Buffers]:
         """S."""
-        offload = self.shape.offload_of(self.layer)
         reads: Buffers = (("report",),) if self.shape.clips else ()
-        stages = offload.optimizer > 0 and not self.shape.steps_on_host
-        writes = (self.weights, *self._resident(), *((self.state,) if stages else ()))
+        state = (self.state,) if self.shape.stages_tail(self.layer) else ()
+        writes = (self.weights, *self._resident(), *state)
         return (self.sums, *reads), (*writes, ("optimizer", self.layer))
 
     def step_on_host(self) -> tuple[Buffers, Buffers]:

@@ -4,6 +4,8 @@ Nothing here asks the host: whether a step is left out, and by what gradients ar
 tensors on the device.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,8 @@ from runtime.engine.streams import Streams, Work
 from runtime.engine.training import Training
 
 GROWTH, BACKOFF = 2.0, 0.5
+# Elements that are stepped at once: of so many a 32-bit copy of gradients is made.
+CHUNK = 2**24
 
 
 class Scaling:
@@ -98,9 +102,8 @@ class Stepper:
         """Masters and moments: those on the device, and those that are staged there."""
         splits = self.state.layers[op.layer].optimizer
         pieces = [[split.resident for split in splits]]
-        if not self.state.shape.steps_on_host:
-            tail, staged = splits[0].tail.numel(), self.state.optimizer_slots[op.entry]
-            pieces.append([slot[:tail] for slot in staged])
+        if self.state.shape.stages_tail(op.layer):
+            pieces.append(self.state.staging.of(op.entry, splits[0].tail.numel()))
         return [piece for piece in pieces if piece[0].numel()]
 
     def _update(
@@ -109,11 +112,11 @@ class Stepper:
         training, begin = self.training, 0
         divisor, overflow = self.scaling.said(step.device) if training.needs_norm else (None, None)
         step += 1
-        for master, *moments in pieces:
+        for master, first, second in (chunk for piece in pieces for chunk in _chunks(piece)):
             gradient = gradients[begin : begin + master.numel()].float()
             begin += master.numel()
             torch._fused_adamw_(
-                *([master], [gradient], [moments[0]], [moments[1]], [], [step]),
+                *([master], [gradient], [first], [second], [], [step]),
                 lr=learning_rate,
                 beta1=training.beta1,
                 beta2=training.beta2,
@@ -126,3 +129,7 @@ class Stepper:
             )
         if overflow is not None:
             step -= overflow
+
+
+def _chunks(piece: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(whole.split(CHUNK) for whole in piece), strict=True)

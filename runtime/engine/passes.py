@@ -102,7 +102,8 @@ class Passes:
             with saved.hooks():
                 y = self._run(layer, self._entered(x, kept), targets)
             kept.edge = get_gradient_edge(y)
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        staged = self.state.staging.size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes + staged)
         return y.detach()
 
     def backward(self, layer: int, micro_batch: int, entry: int, gradient: Tensor) -> Tensor | None:
@@ -144,6 +145,11 @@ class Passes:
                 self.streams.spoil(storage)
 
         return work
+
+    def let_go(self) -> None:
+        """Drop what has left: compute has waited for that."""
+        for leaving in self.leaving:
+            leaving.clear()
 
     def come_back(self, layer: int, micro_batch: int) -> Work:
         """Bring a layer's storages back to the device."""

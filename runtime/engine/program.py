@@ -20,9 +20,10 @@ from runtime.engine.streams import Lane
 _HOST = "host step"
 _HOST_STEP = Task(stream="compute", kind="S", place="ahead")
 # What of a first forward a flush does.
-_STEPPING = ("S", _HOST, "O<", "O>", "G<")
-# Besides the table's tasks: the sum of a table that two layers share, and of losses and norms.
-Extra = Literal["tied", "report"]
+_STEPPING = ("open", "S", _HOST, "O<", "O>", "G<", "close")
+# Besides the table's tasks: the sum of a table that two layers share, and of losses and norms; the
+# coming and going of the room in which optimizer state is staged, the end of activations that left.
+Extra = Literal["tied", "report", "open", "close", "let go"]
 # Issued first in a slot is what makes room in a ring, then what fills it, last what computes.
 _TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B")
 # Weights that the host steps may keep whoever issues waiting: there computation goes before them.
@@ -117,11 +118,11 @@ class _Tasks:
         if shape.ties:
             ends = {shape.first_layer, shape.last_layer} - set(shape.blocks)
             tables: Buffers = (*(("gradients", layer) for layer in sorted(ends)), ("squares", -1))
-            yield self._extra("tied", writes=tables)
+            yield self._reduction("tied", writes=tables)
             squares = (*squares, ("squares", -1))
-        yield self._extra("report", reads=(*squares, ("losses",)), writes=(("report",),))
+        yield self._reduction("report", reads=(*squares, ("losses",)), writes=(("report",),))
 
-    def _extra(self, task: Extra, *, reads: Buffers = (), writes: Buffers) -> Op:
+    def _reduction(self, task: Extra, *, reads: Buffers = (), writes: Buffers) -> Op:
         return Op(task=task, lane="reduce_scatter", phase="step", reads=reads, writes=writes)
 
     def _pass(self, action: Action, number: int) -> Iterator[Op]:
@@ -130,6 +131,10 @@ class _Tasks:
         offsets = {"ahead": depth, "here": 0, "behind": -depth}
         if phase == "first_forward":
             yield from self._host_steps(action, number)
+            yield from self._room("open")
+        if action.kind == "B" and self.shape.offload.activations > 0:
+            # What has left since the last forward makes room for what comes back.
+            yield self._memory("let go", "leaving", phase)
         for slot in range(-depth, count + depth):
             rows = [(row, slot + offsets[row.place]) for row in self.template.phases[phase]]
             # Lanes keep the table's order.
@@ -137,6 +142,17 @@ class _Tasks:
                 is_inside = 0 <= position < count
                 if is_inside and self.shape.has(row, self._layer(action, position)):
                     yield self._op(row, position, action, number)
+        if phase == "first_forward":
+            yield from self._room("close")
+
+    def _room(self, task: Extra) -> Iterator[Op]:
+        if self.shape.stages_tail(self.shape.blocks.start):
+            yield self._memory(task, "optimizer slot", "first_forward")
+
+    def _memory(self, task: Extra, ring: str, phase: Phase) -> Op:
+        """Memory comes and goes while compute is the current lane."""
+        entries: Buffers = tuple((ring, entry) for entry in range(RING))
+        return Op(task=task, lane="compute", phase=phase, writes=entries)
 
     def _turn(self, found: tuple[Task, int]) -> int:
         row, _ = found
@@ -190,7 +206,7 @@ class _Tasks:
             writes = (("outbox", number % RING),)
         if self._layer(action, position) == self.shape.last_layer and self.shape.has_head:
             if action.kind == "F":
-                writes = (("losses",),)
+                writes = (*writes, ("losses",))
             elif self.shape.clips:
                 # Gradients are scaled as the last report says.
                 reads = (("report",),)

@@ -17,7 +17,8 @@ Where = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Saved:
-    """The storages that one layer of one micro-batch keeps, as flat bytes; None while away.
+    """The storages that one layer of one micro-batch keeps, as flat bytes; None while away, and
+    after the last use.
 
     ``weights`` is where the layer's weights are whole when it runs, ``constants`` are storages that
     stay anyway.
@@ -27,6 +28,7 @@ class Saved:
     constants: frozenset[int] = frozenset()
     storages: list[Tensor | None] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
+    _uses: list[int] = field(default_factory=list)
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
         """Where the layer runs forward."""
@@ -63,6 +65,8 @@ class Saved:
         if number is None:
             number = self._numbers[pointer] = len(self.storages)
             self.storages.append(_bytes_of(tensor))
+            self._uses.append(0)
+        self._uses[number] += 1
         where = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
         return (number, where)
 
@@ -74,6 +78,10 @@ class Saved:
             return self.weights.as_strided(size, stride, self.weights.storage_offset() + offset)
         storage = self.storages[number]
         assert storage is not None, "a saved tensor is needed that is away"
+        self._uses[number] -= 1
+        if not self._uses[number]:
+            # The last that needs it: it goes as soon as that has run, as autograd's own would.
+            self.storages[number] = None
         empty = torch.empty(0, dtype=dtype, device=storage.device)
         return empty.set_(storage.untyped_storage(), offset, size, stride)
 

@@ -98,6 +98,10 @@ class StageShape:
         """Whether the host steps a part of a layer."""
         return self.steps_on_host and self.offload_of(layer).optimizer > 0
 
+    def stages_tail(self, layer: int) -> bool:
+        """Whether a part of a layer's optimizer state is fetched to be stepped."""
+        return not self.steps_on_host and self.offload_of(layer).optimizer > 0
+
     def has(self, row: Task, layer: int) -> bool:
         """Whether a row of the table is a task of this layer."""
         if row.kind in ("U", "R"):

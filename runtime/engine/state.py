@@ -15,6 +15,7 @@ from torch import Tensor
 from runtime.engine.arena import Arena, Rehearsal, Room
 from runtime.engine.layout import Layout, kept_elements
 from runtime.engine.shape import RING, StageShape
+from runtime.engine.staging import Staging
 
 MOMENTS = 3
 
@@ -77,7 +78,7 @@ class StageState:
     weight_slots: tuple[Tensor, ...]
     gradient_slots: tuple[Tensor, ...]
     sum_slots: tuple[Tensor, ...]
-    optimizer_slots: tuple[tuple[Tensor, ...], ...]
+    staging: Staging
     device: Arena
     host: Arena
 
@@ -96,7 +97,7 @@ class StageState:
         pins = device.type == "cuda"
         on_host = Arena(rehearsed[1].size_bytes, torch.device("cpu"), pins=pins)
         layers, rings = _parts(shape, layouts, dtype, on_device, on_host)
-        weights, gradients, sums, *moments = rings
+        weights, gradients, sums = rings
         return cls(
             shape=shape,
             dtype=dtype,
@@ -104,7 +105,7 @@ class StageState:
             weight_slots=weights,
             gradient_slots=gradients,
             sum_slots=sums,
-            optimizer_slots=tuple(zip(*moments, strict=True)),
+            staging=_staging(shape, layers, device),
             device=on_device,
             host=on_host,
         )
@@ -113,12 +114,11 @@ class StageState:
         """Bytes on the device by class, as predictions name them."""
         layers = self.layers.values()
         slots = [*self.weight_slots, *self.gradient_slots, *self.sum_slots]
-        slots += [slot for entry in self.optimizer_slots for slot in entry]
         return {
             "weights": sum(layer.weights.resident.nbytes for layer in layers),
             "gradients": sum(layer.gradients.resident.nbytes for layer in layers),
             "optimizer": sum(m.resident.nbytes for layer in layers for m in layer.optimizer),
-            "buffers": sum(slot.nbytes for slot in slots),
+            "buffers": sum(slot.nbytes for slot in slots) + self.staging.size_bytes,
         }
 
     def whole_weights(self, layer: int, entry: int) -> Tensor:
@@ -183,12 +183,17 @@ def _parts(
     summed = [
         n for layer, n in part.items() if shape.zero >= 2 and shape.offload_of(layer).gradients > 0
     ]
-    tails = [
-        0 if shape.steps_on_host else state.optimizer[0].tail.numel() for state in layers.values()
-    ]
-    rings = [_ring(sizes, dtype, device) for sizes in (ringed, reduced, summed)]
-    rings += [_ring(tails, torch.float32, device) for _ in range(MOMENTS)]
-    return layers, rings
+    return layers, [_ring(sizes, dtype, device) for sizes in (ringed, reduced, summed)]
+
+
+def _staging(shape: StageShape, layers: Mapping[int, LayerState], device: torch.device) -> Staging:
+    staged = [layer for layer in layers if shape.stages_tail(layer)]
+    return Staging(
+        entries=[(layer - shape.first_layer) % RING for layer in staged],
+        kinds=MOMENTS,
+        numel=max((layers[layer].optimizer[0].tail.numel() for layer in staged), default=0),
+        device=device,
+    )
 
 
 def _layer(

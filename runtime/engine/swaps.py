@@ -77,9 +77,9 @@ class Swaps:
         self.streams.spoil(own.exchange)
 
     def _staged(self, op: Op) -> list[tuple[Split, Tensor]]:
-        splits, slots = self.state.layers[op.layer].optimizer, self.state.optimizer_slots[op.entry]
-        pairs = zip(splits, slots, strict=True)
-        return [(split, slot[: split.tail.numel()]) for split, slot in pairs]
+        splits = self.state.layers[op.layer].optimizer
+        staged = self.state.staging.of(op.entry, splits[0].tail.numel())
+        return list(zip(splits, staged, strict=True))
 
     def _gather(self, op: Op) -> Pending | None:
         state, layer = self.state, op.layer

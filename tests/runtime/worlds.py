@@ -52,10 +52,11 @@ class Trained:
 def workload(family: str = "gpt", *, layers: int = 4, batch: int = 8, **fields: Any) -> Workload:
     others: dict[str, Any] = {"hidden": 32, "heads": 4, "vocab": 96, "ffn": 64, **fields}
     precision = others.pop("precision", "fp32")
+    sequence_length = others.pop("sequence_length", 16)
     spec = ModelSpec.of(family=family, layers=layers, **others)
     return Workload(
         model=spec,
-        sequence_length=16,
+        sequence_length=sequence_length,
         global_batch=batch,
         attention="flash",
         precision=precision,

@@ -1,0 +1,46 @@
+"""Bytes that tensors take at their most, by what operators return: as an allocator on a device sees
+it, since what kernels take for themselves on a CPU stays out."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Allocations(TorchDispatchMode):
+    """Counts storages that come and go while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_bytes = 0
+        self.most_bytes = 0
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._note(leaf.untyped_storage())
+        return result
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+
+        def gone(_: object) -> None:
+            del self._known[key]
+            self.now_bytes -= size
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.now_bytes += size
+        self.most_bytes = max(self.most_bytes, self.now_bytes)

@@ -1,0 +1,103 @@
+"""The bytes that an iteration takes at its most are those that the closed form predicts."""
+
+from collections.abc import Sequence
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mistlab.plan import Offload, Plan  # noqa: E402
+from mistlab.stages import StageBatch  # noqa: E402
+from mistlab.symbolic import states  # noqa: E402
+from mistlab.symbolic.stage_model import StageModel  # noqa: E402
+from mistlab.symbolic.states import StateSizes  # noqa: E402
+from mistlab.workload import Workload  # noqa: E402
+from runtime.comm.isolated import isolated  # noqa: E402
+from runtime.comm.topology import Connections  # noqa: E402
+from runtime.engine import optimizer  # noqa: E402
+from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from tests.runtime.allocations import Allocations  # noqa: E402
+from tests.runtime.worlds import (  # noqa: E402
+    CPU,
+    TRAINING,
+    begun,
+    ratios,
+    run_step,
+    stage,
+    workload,
+)
+
+NONE = ratios(0, 0, 0, 0)
+SIZES = {"hidden": 256, "ffn": 1024, "vocab": 2048, "sequence_length": 128}
+# A feed-forward layer's inner tensor.
+LARGEST_BYTES = 2 * 128 * 1024 * 4
+# Ratios, and blocks that are computed again of the four or three of a stage.
+CASES: Sequence[tuple[int, Offload]] = (
+    (0, NONE),
+    (2, NONE),
+    (4, ratios(0, 0, 1, 0)),
+    (3, ratios(0, 0, 0.37, 0)),
+    (0, ratios(0, 0.37, 0, 0)),
+    (4, ratios(0.5, 0.5, 1, 0)),
+    (0, ratios(0, 0, 0, 0.5)),
+    (2, ratios(0.5, 0.5, 1, 0.5)),
+)
+
+
+@pytest.fixture(autouse=True)
+def as_large_models_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    # As small beside these models as it is beside those that are trained.
+    monkeypatch.setattr(optimizer, "CHUNK", 2**17)
+    # Full precision is fast on a CPU; predictions count no masters there.
+    monkeypatch.setattr(states, "SINGLE", StateSizes(weight=4, gradient=4, optimizer=12))
+
+
+def taken_bytes(work: Workload, plan: Plan, connections: Connections) -> int:
+    """The most that is on the device during the second iteration."""
+    with Allocations() as allocations:
+        executor = begun(work, plan, connections, SimulatedStreams(), TRAINING)
+        run_step(executor, work, connections, 0)
+        executor.streams.spans()
+        allocations.most_bytes = 0
+        run_step(executor, work, connections, 1)
+    return allocations.most_bytes - executor.host_bytes
+
+
+def assert_predicted(taken: int, predicted: float, offload: Offload, *, rel: float = 0.01) -> None:
+    """Activations leave as whole storages: in sum one may be too many for a ratio, and of the block
+    that is whole for its neighbour's sake another."""
+    storages = 2 * LARGEST_BYTES if 0 < offload.activations < 1 else 0
+    assert taken == pytest.approx(predicted, rel=rel, abs=storages)
+
+
+@pytest.mark.parametrize(("checkpointed", "offload"), CASES)
+@pytest.mark.parametrize("family", ["gpt", "llama", "falcon"])
+def test_an_iteration_takes_what_is_predicted(
+    family: str, checkpointed: int, offload: Offload
+) -> None:
+    work = workload(family, batch=4, **SIZES)
+    one = stage(micro_batch=2, checkpointed_layers=checkpointed, offload=offload)
+    plan = Plan(micro_batches=2, stages=(one,))
+    (predicted,) = StageModel.of(work).figures(StageBatch.of_plan(plan)).peak_bytes
+    assert_predicted(taken_bytes(work, plan, isolated(plan, 0, CPU, 0)), predicted, offload)
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_a_stage_takes_what_is_predicted_for_its_micro_batches_in_flight(case: int) -> None:
+    """Not counted are two tensors between stages, and that blocks that will be computed again run
+    forward in less."""
+    work = workload("gpt", layers=8, batch=8, **SIZES)
+    (again, offload), last = CASES[case], CASES[(case + 3) % len(CASES)][1]
+    plan = Plan(
+        micro_batches=4,
+        stages=(
+            stage(3, micro_batch=2, checkpointed_layers=min(again, 3), offload=offload),
+            stage(3, micro_batch=2, checkpointed_layers=min(again, 3), offload=offload),
+            stage(2, micro_batch=2, checkpointed_layers=again % 3, offload=last),
+        ),
+    )
+    predicted = StageModel.of(work).figures(StageBatch.of_plan(plan)).peak_bytes
+    for number, own in enumerate(plan.stages):
+        taken = taken_bytes(work, plan, isolated(plan, number, CPU, 0))
+        assert_predicted(taken, predicted[number], own.offload, rel=0.02)
