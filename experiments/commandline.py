@@ -82,16 +82,17 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     try:
         status = main(arguments)
         sys.stdout.flush()
-    except NoAnswerError as error:
-        return _complain(error, NO_ANSWER)
     except InputError as error:
-        return _complain(error, WRONG_USAGE)
+        return _complain(error, NO_ANSWER if isinstance(error, NoAnswerError) else WRONG_USAGE)
     except ModuleNotFoundError as error:
         return _complain(_missing(error), WRONG_USAGE)
     except BrokenPipeError:
         # Whoever read the output has seen enough; nothing more may be written to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_ANSWER
+    except OSError as error:
+        # A disk that is full, a file that may not be read.
+        return _complain(error, NO_ANSWER)
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
@@ -147,13 +148,18 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def writable(path: Path, what: str) -> Path:
-    """The path of a result, its folder made; refused where a file stands in the way."""
+def writable(path: Path, what: str, option: str = "--out") -> Path:
+    """The path of a result, its folder made; refused where nothing can be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        problem = "it is a folder" if path.is_dir() else None
+        if not os.access(path.parent, os.W_OK):
+            problem = "its folder may not be changed"
     except OSError as error:
-        message = f"--out {path}: cannot be written: {error.strerror}: give another {what}"
-        raise InputError(message) from None
+        problem = error.strerror
+    if problem is not None:
+        message = f"{option} {path}: cannot be written: {problem}: give another {what}"
+        raise InputError(message)
     return path
 
 

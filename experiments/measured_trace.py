@@ -1,7 +1,9 @@
 """A measured iteration beside the predicted one, in the simulators' trace format.
 
 Each stage that ran has two processes in the trace: what the event simulator played, and what its
-first rank did. Streams, names and units are the same; both begin at zero.
+first rank did. Names and units are the same, and both begin at zero. What is one stream between
+GPUs for the simulators is several lanes here, each a track of its own: tasks of different lanes
+overlap.
 """
 
 import json
@@ -20,9 +22,6 @@ from simulators.timeline import MICROSECONDS, WORDS, trace_of
 if TYPE_CHECKING:
     from runtime.session import MeasuredTask
 
-# Lanes of the runtime that the simulators have as one stream, and one that they do not have.
-_GPU_TO_GPU = STREAMS.index("gpu_to_gpu")
-_TRACKS = (*STREAMS, "host")
 # Tasks of the runtime that are no actions of a schedule.
 _OTHERS = ("tied", "report", "open", "close", "let go")
 
@@ -38,9 +37,9 @@ def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], pa
     for event in trace["traceEvents"]:
         if event["name"] == "process_name":
             event["args"]["name"] += ", predicted"
-    tracks = _TRACKS if any(task.lane == "host" for task in tasks) else STREAMS
+    tracks = (*STREAMS, *sorted({task.lane for task in tasks}.difference(STREAMS)))
     trace["traceEvents"] += [event for one in run for event in _named(one, stages, tracks)]
-    trace["traceEvents"] += [_event(task, stages) for task in tasks]
+    trace["traceEvents"] += [_event(task, stages, tracks) for task in tasks]
     path.write_text(json.dumps(trace, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
@@ -59,20 +58,25 @@ def _named(stage: int, stages: int, tracks: Sequence[str]) -> list[dict[str, Any
             **process,
             "tid": thread,
             "name": "thread_name",
-            "args": {"name": track.replace("_", "-")},
+            "args": {"name": _label(track)},
         }
         for thread, track in enumerate(tracks)
     ]
 
 
-def _event(task: "MeasuredTask", stages: int) -> dict[str, Any]:
+def _label(track: str) -> str:
+    words = track.replace("_", "-")
+    return words if track in (*STREAMS, "host") else f"gpu-to-gpu: {words}"
+
+
+def _event(task: "MeasuredTask", stages: int, tracks: Sequence[str]) -> dict[str, Any]:
     is_action = task.name not in _OTHERS
     return {
         "ph": "X",
         "name": task.name,
         "cat": WORDS[Action.parse(task.name).kind] if is_action else task.name,
         "pid": stages + task.stage,
-        "tid": _TRACKS.index(task.lane) if task.lane in _TRACKS else _GPU_TO_GPU,
+        "tid": tracks.index(task.lane),
         "ts": task.start_s * MICROSECONDS,
         "dur": (task.end_s - task.start_s) * MICROSECONDS,
     }

@@ -8,6 +8,7 @@ a stage runs by itself, as in its pipeline; what its neighbours would send is dr
 import argparse
 import math
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from experiments.commandline import (
     DONE,
     NO_ANSWER,
     NoAnswerError,
+    as_options,
     parser_of,
     print_json,
     progress,
@@ -29,7 +31,7 @@ from experiments.run_results import (
     measurement_of,
     mfu_of,
     result_of,
-    rows_of,
+    row_of,
     shortage_words,
     summary_of,
 )
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).parent / "plans" / "tiny-gpt.yaml"
 FP16_LOSS_SCALE = 2.0**16
 MOST_SEED = 2**31
+MOST_TIMEOUT_S = 1e6
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,10 +59,13 @@ def main(arguments: Sequence[str]) -> int:
 
     job = load_job(options.plan)
     history = History()
+    settings = _settings(options, job)
+    _check_places(options)
     try:
-        with Session.started(job, _settings(options, job)) as session:
-            _train(session, options, history)
-            _finish(session, options, history)
+        with Session.started(job, settings) as session:
+            directory = _directory(session, options)
+            _train(session, options, history, directory)
+            _finish(session, options, history, directory)
     except RuntimeError as error:
         _explain(error, job, options)
         raise
@@ -109,18 +115,20 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
     from runtime.engine.training import Training  # noqa: PLC0415 (needs torch)
     from runtime.session import Settings  # noqa: PLC0415 (needs torch)
 
-    for name in ("steps", "timeout"):
-        if getattr(options, name) <= 0:
-            message = f"--{name} {getattr(options, name):g} is too small: give a number above 0"
-            raise InputError(message)
-    if not 0 <= options.seed < MOST_SEED:
-        message = f"--seed {options.seed}: give a number from 0 to {MOST_SEED - 1}"
-        raise InputError(message)
-    if options.save_every and options.out is None:
-        message = "--save-every needs a folder: give --out DIR too"
-        raise InputError(message)
+    _check_numbers(options)
     _check_stage(options)
     scale = FP16_LOSS_SCALE if job.workload.precision == "fp16" else None
+    with as_options():
+        training = Training(
+            learning_rate=options.learning_rate,
+            decay=options.decay,
+            warmup_steps=options.warmup_steps,
+            total_steps=options.steps if options.total_steps is None else options.total_steps,
+            epsilon=options.epsilon,
+            clip_norm=options.clip_norm,
+            loss_scale=scale if options.loss_scale is None else options.loss_scale,
+            steps_on_host=options.step_on_cpu,
+        )
     return Settings(
         device=options.device,
         data=None if options.data == "synthetic" else Path(options.data),
@@ -128,17 +136,34 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
         timeout_s=options.timeout,
         serialises=options.serialise,
         stage=options.stage,
-        training=Training(
-            learning_rate=options.learning_rate,
-            decay=options.decay,
-            warmup_steps=options.warmup_steps,
-            total_steps=options.total_steps or options.steps,
-            epsilon=options.epsilon,
-            clip_norm=options.clip_norm,
-            loss_scale=options.loss_scale or scale,
-            steps_on_host=options.step_on_cpu,
-        ),
+        training=training,
     )
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    bounds = {
+        "steps": (1, math.inf),
+        "save-every": (0, math.inf),
+        "seed": (0, MOST_SEED - 1),
+        "timeout": (1, MOST_TIMEOUT_S),
+    }
+    for name, (least, most) in bounds.items():
+        given = getattr(options, name.replace("-", "_"))
+        if not least <= given <= most:
+            allowed = f"of at least {least}" if most == math.inf else f"from {least} to {most:.0f}"
+            message = f"--{name} {given}: give a number {allowed}"
+            raise InputError(message)
+    if options.save_every and options.out is None:
+        message = "--save-every needs a folder: give --out DIR too"
+        raise InputError(message)
+
+
+def _check_places(options: argparse.Namespace) -> None:
+    """Find out before training, not after, that nothing can be written."""
+    if options.out is not None:
+        writable(options.out / "measurement.yaml", "folder")
+    if options.export is not None:
+        writable(options.export, "file", "--export")
 
 
 def _check_stage(options: argparse.Namespace) -> None:
@@ -150,7 +175,22 @@ def _check_stage(options: argparse.Namespace) -> None:
             raise InputError(message)
 
 
-def _train(session: "Session", options: argparse.Namespace, history: History) -> None:
+def _directory(session: "Session", options: argparse.Namespace) -> RunDirectory | None:
+    """The first rank's folder for results; the rows of a run before go."""
+    if options.out is None or not session.is_first:
+        return None
+    others = {name: value for name, value in vars(options).items() if name != "plan"}
+    directory = RunDirectory.make(options.out, f"run_plan {shlex.quote(str(options.plan))}", others)
+    directory.write_rows(())
+    return directory
+
+
+def _train(
+    session: "Session",
+    options: argparse.Namespace,
+    history: History,
+    directory: RunDirectory | None,
+) -> None:
     if options.resume is not None:
         session.resume(options.resume)
     for _ in range(options.steps):
@@ -163,6 +203,8 @@ def _train(session: "Session", options: argparse.Namespace, history: History) ->
                 f"--clip-norm 1 or --warmup-steps; {_last_checkpoint(options)}"
             )
             raise NoAnswerError(message)
+        if directory is not None:
+            directory.add_row(row_of(report, seconds))
         _tell(session, report, seconds)
         if options.save_every and session.steps % options.save_every == 0:
             session.save(_checkpoints(options))
@@ -184,28 +226,29 @@ def _tell(session: "Session", report: "Report", seconds: float) -> None:
         )
 
 
-def _finish(session: "Session", options: argparse.Namespace, history: History) -> None:
+def _finish(
+    session: "Session",
+    options: argparse.Namespace,
+    history: History,
+    directory: RunDirectory | None,
+) -> None:
     """Write what is asked for; every rank takes part, the first one speaks."""
     memory, tasks = session.memory(), session.tasks()
+    if session.is_first:
+        result = result_of(session.job, options, history, memory)
+        if options.json:
+            print_json(result)
+        else:
+            print(summary_of(result), flush=True)
     if options.export is not None:
-        session.export(writable(options.export, "file"))
-    if not session.is_first:
-        return
-    result = result_of(session.job, options, history, memory)
-    if options.out is not None:
-        others = {name: value for name, value in vars(options).items() if name != "plan"}
-        directory = RunDirectory.make(options.out, f"run_plan {options.plan}", others)
-        directory.write_rows(rows_of(history))
+        session.export(options.export)
+    if directory is not None:
         environment = session.environment(revision())
         job, stage = session.job, options.stage
         measured = measurement_of(job, stage, history, memory, tasks, environment)
         write_yaml(to_mapping(measured), options.out / "measurement.yaml")
         write_trace(job, stage, tasks, options.out / "timeline.json")
         progress(f"{options.out}: measurement.yaml, timeline.json (ui.perfetto.dev), rows.jsonl")
-    if options.json:
-        print_json(result)
-    else:
-        print(summary_of(result))
 
 
 def _checkpoints(options: argparse.Namespace) -> Path:
@@ -223,10 +266,11 @@ def _last_checkpoint(options: argparse.Namespace) -> str:
 
 def _explain(error: RuntimeError, job: Job, options: argparse.Namespace) -> None:
     """Say what ended the run, in words, and end this process if others may hang."""
+    from runtime.checkpoint import UnsavedError  # noqa: PLC0415 (needs torch)
     from runtime.comm.group import RankLostError  # noqa: PLC0415 (needs torch)
     from runtime.shortage import ShortageError  # noqa: PLC0415 (needs torch)
 
-    if isinstance(error, RankLostError):
+    if isinstance(error, RankLostError | UnsavedError):
         text = f"{error}; {_last_checkpoint(options)}"
     elif isinstance(error, ShortageError):
         text = f"{shortage_words(error.shortage, job, options.stage)}; {_last_checkpoint(options)}"

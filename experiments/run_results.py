@@ -104,10 +104,9 @@ def measurement_of(
     )
 
 
-def rows_of(history: History) -> list[dict[str, Any]]:
-    """A row for each step."""
-    pairs = zip(history.reports, history.iteration_s, strict=True)
-    return [{**to_mapping(report), "iteration_s": seconds} for report, seconds in pairs]
+def row_of(report: "Report", seconds: float) -> dict[str, Any]:
+    """What is kept of a step."""
+    return {**to_mapping(report), "iteration_s": seconds}
 
 
 def summary_of(result: dict[str, Any]) -> str:

@@ -41,6 +41,11 @@ class RunDirectory:
         (path / "README.md").write_text(made, encoding="utf-8")
         return cls(path=path)
 
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Append to ``rows.jsonl``."""
+        with (self.path / "rows.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write ``rows.jsonl``."""
         lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
@@ -96,11 +101,11 @@ def revision() -> str:
 
 def command_line(config: Mapping[str, Any]) -> str:
     """The command that a configuration was written for."""
-    parts = ["python", "-m", f"experiments.{config['command']}"]
+    parts = []
     for name, value in config["options"].items():
         option = f"--{name.replace('_', '-')}"
         if value is True:
             parts.append(option)
         elif value not in (False, None):
             parts += [option, str(value)]
-    return shlex.join(parts)
+    return f"python -m experiments.{config['command']} {shlex.join(parts)}"

@@ -1,8 +1,8 @@
 """Checkpoints that any plan can resume: torch.distributed.checkpoint of the whole model's tensors.
 
 Each rank writes the boxes of master weights and moments that it steps, and reads those that it
-needs, however they were written. A checkpoint is complete when its folder has its name: it is
-written beside it, and renamed when every rank is done.
+needs, however they were written; the model is beside them, in YAML. A checkpoint is complete when
+its folder has its name: it is written beside it, and renamed when every rank is done.
 """
 
 import io
@@ -11,6 +11,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.default_planner import (
     create_default_global_load_plan,
     create_default_global_save_plan,
 )
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -43,36 +45,57 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
+from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
+from mistlab.value import to_mapping
+from runtime.comm.group import RankLostError
+from runtime.comm.processes import heard_from, meet
 from runtime.engine.executor import Executor
 from runtime.engine.modules import TABLE, TIED
 
 KINDS = ("master", "moment1", "moment2")
+MODEL = "model.yaml"
 _NAME = re.compile(r"step-(\d+)")
 # Everything besides tensors: so many numbers.
 _COUNTS = "counts"
 _Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
+class UnsavedError(RuntimeError):
+    """A checkpoint cannot be written."""
+
+
 def save(executor: Executor, folder: Path) -> Path:
     """Do what is still to do, and write ``folder/step-N``."""
     executor.flush()
     path = folder / f"step-{executor.steps}"
+    try:
+        _write(executor, path)
+    except (OSError, CheckpointException) as error:
+        message = (
+            f"{path}: cannot be written ({_last_line(error)}): free space, or give another --out"
+        )
+        raise UnsavedError(message) from error
+    return path
+
+
+def _write(executor: Executor, path: Path) -> None:
     unfinished = path.with_suffix(".part")
-    if executor.connections.rank == 0:
+    is_first = executor.connections.rank == 0
+    if is_first:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-    _meet()
-    with _quiet():
+        write_yaml(to_mapping(executor.model), unfinished / MODEL)
+    meet()
+    with _together(executor):
         save_state(
             {}, checkpoint_id=unfinished, planner=_Saver(executor), no_dist=not _is_distributed()
         )
-    _meet()
-    if executor.connections.rank == 0:
+    meet()
+    if is_first:
         shutil.rmtree(path, ignore_errors=True)
         unfinished.rename(path)
-    _meet()
-    return path
+    meet()
 
 
 def latest(folder: Path) -> Path | None:
@@ -87,26 +110,54 @@ def latest(folder: Path) -> Path | None:
 
 def load(executor: Executor, path: Path) -> None:
     """Go on from a checkpoint; what is wrong with it is said."""
+    if not (path / MODEL).is_file():
+        message = (
+            f"--resume {path}: there is no checkpoint: give a folder step-N, or the one it is in"
+        )
+        raise InputError(message)
+    _check_model(executor, path)
     loader = _Loader(executor)
     try:
-        with _quiet():
+        with _together(executor):
+            # Whatever is wrong with it, torch would log a traceback before it raises.
+            FileSystemReader(path).read_metadata()
             load_state({}, checkpoint_id=path, planner=loader, no_dist=not _is_distributed())
+    except RankLostError:
+        raise
     except (
         CheckpointException,
         OSError,
         EOFError,
-        KeyError,
+        AttributeError,
+        ImportError,
+        LookupError,
         ValueError,
         RuntimeError,
         pickle.UnpicklingError,
     ) as error:
-        reason = str(error).strip().splitlines()
         message = (
-            f"--resume {path}: cannot be read ({reason[-1] if reason else type(error).__name__}): "
-            "it is truncated, or of another model: give another checkpoint"
+            f"--resume {path}: cannot be read ({_last_line(error)}): "
+            "it is damaged, or of another sequence_length: give another checkpoint"
         )
         raise InputError(message) from error
     loader.apply()
+
+
+def _check_model(executor: Executor, path: Path) -> None:
+    """Refuse another model, even one whose tensors have the shapes of this one's."""
+    stored, own = read_yaml(path / MODEL), to_mapping(executor.model)
+    for name, value in own.items():
+        if name != "name" and stored.get(name) != value:
+            message = (
+                f"--resume {path}: its model has {name} {stored.get(name)}, the plan's {value}: "
+                "give a checkpoint of the plan's model"
+            )
+            raise InputError(message)
+
+
+def _last_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
 
 
 class _Saver(SavePlanner):
@@ -252,15 +303,20 @@ def _counts_box(executor: Executor) -> tuple[str, tuple[int, ...], _Box, Tensor]
     return _COUNTS, shape, ((0,), shape), counts
 
 
-def _quiet() -> "warnings.catch_warnings[None]":
-    """Warnings of torch.distributed.checkpoint about its own calls are of no use to anybody."""
-    return warnings.catch_warnings(action="ignore")
+@contextmanager
+def _together(executor: Executor) -> Iterator[None]:
+    """Around what all ranks do with torch.distributed.checkpoint.
+
+    It warns of its own calls, which is of no use to anybody; what goes wrong on a rank it wraps, so
+    that errors of collectives are ranks that are gone.
+    """
+    ranks = range(executor.connections.world.size)
+    with (
+        warnings.catch_warnings(action="ignore"),
+        heard_from(ranks) if _is_distributed() else nullcontext(),
+    ):
+        yield
 
 
 def _is_distributed() -> bool:
     return bool(distributed.is_initialized())
-
-
-def _meet() -> None:
-    if _is_distributed():
-        distributed.barrier()

@@ -5,6 +5,7 @@ sees the same ones. A file is plain 16-bit or 32-bit tokens one after another (n
 Megatron's, whose index beside it says of what type and how many they are.
 """
 
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,7 +79,8 @@ class Synthetic:
 def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
     """Map a file of tokens."""
     try:
-        size = path.stat().st_size
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
     except OSError as error:
         message = f"--data {path}: {error.strerror}: give a file of tokens, or synthetic"
         raise InputError(message) from None

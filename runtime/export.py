@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import distributed
 
 from mistlab.workload import Workload
+from runtime.comm.processes import meet
 from runtime.engine.executor import Executor
 from runtime.models.config import TYPE_OF_PRECISION
 from runtime.models.families import model_of
@@ -30,12 +30,12 @@ def export(executor: Executor, workload: Workload, path: Path) -> None:
         with unfinished.open("wb") as file:
             file.write(header)
             file.truncate(len(header) + sum(size for _, _, size in places.values()))
-    _meet()
+    meet()
     _write(executor, workload, unfinished, len(header), places)
-    _meet()
+    meet()
     if executor.connections.rank == 0:
         unfinished.rename(path)
-    _meet()
+    meet()
 
 
 # Shape, where its bytes begin, and how many they are.
@@ -84,8 +84,3 @@ def _write(
             flat = masters[piece.begin : piece.begin + piece.numel].to(kind).view(bits)
             file[box] = flat.view(piece.sizes).numpy()
             file.flush()
-
-
-def _meet() -> None:
-    if distributed.is_initialized():
-        distributed.barrier()

@@ -16,7 +16,15 @@ from mistlab.errors import InputError
 from mistlab.job import Job
 from mistlab.measurement import Environment
 from runtime.comm.isolated import isolated
-from runtime.comm.processes import World, device_of, join, leave, maker, world_of_launcher
+from runtime.comm.processes import (
+    World,
+    device_of,
+    heard_from,
+    join,
+    leave,
+    maker,
+    world_of_launcher,
+)
 from runtime.comm.topology import Topology, connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
 from runtime.engine.cuda import CudaStreams
@@ -79,7 +87,7 @@ class Session:
         self.world, self.device = world, device
         self._sequences = _sequences(job, settings)
         connections = (
-            connected(job.plan, world.rank, maker(world))
+            connected(job.plan, world.rank, maker(world, settings.timeout_s))
             if settings.stage is None
             else isolated(job.plan, settings.stage, device, settings.seed)
         )
@@ -135,13 +143,9 @@ class Session:
         self._streams.spans()
         start = perf_counter()
         executor = self._executor
-        try:
-            with refusals():
-                executor.iterate(self._batches(self.steps))
-                report = executor.report()
-        except MemoryError as error:
-            stage = executor.connections.place.stage
-            raise _shortage(stage, executor.issuing, executor.held_bytes(), error) from error
+        with self._watched():
+            executor.iterate(self._batches(self.steps))
+            report = executor.report()
         seconds = perf_counter() - start
         self._spans = self._streams.spans()
         if self.settings.stage not in (None, self.job.plan.num_stages - 1):
@@ -152,21 +156,20 @@ class Session:
         """Write a checkpoint."""
         from runtime import checkpoint  # noqa: PLC0415 (slow to import)
 
-        return checkpoint.save(self._executor, folder)
+        with self._watched("a checkpoint"):
+            return checkpoint.save(self._executor, folder)
 
     def resume(self, folder: Path) -> None:
         """Go on from the last checkpoint of a folder, or from the one that it is."""
         from runtime import checkpoint  # noqa: PLC0415 (slow to import)
 
-        path = checkpoint.latest(folder) or folder
-        if not path.is_dir():
-            message = f"--resume {folder}: there is no checkpoint: give a folder that has one"
-            raise InputError(message)
-        checkpoint.load(self._executor, path)
+        with self._watched("a checkpoint"):
+            checkpoint.load(self._executor, checkpoint.latest(folder) or folder)
 
     def export(self, path: Path) -> None:
         """Write the weights as one safetensors file."""
-        export(self._executor, self.job.workload, path)
+        with self._watched("the export"):
+            export(self._executor, self.job.workload, path)
 
     def memory(self) -> list[RankMemory]:
         """The peaks of all ranks."""
@@ -201,6 +204,18 @@ class Session:
             cuda=torch.version.cuda or "",
             revision=revision,
         )
+
+    @contextmanager
+    def _watched(self, doing: str | None = None) -> Iterator[None]:
+        """Say where memory ran out: at what is done, or else at the task that was issued."""
+        executor = self._executor
+        try:
+            with refusals():
+                yield
+        except MemoryError as error:
+            stage = executor.connections.place.stage
+            at = doing or executor.issuing
+            raise _shortage(stage, at, executor.held_bytes(), error) from error
 
     def _batches(self, step: int) -> Batches:
         """The step's sequences of this rank, on the device before anything is issued.
@@ -242,7 +257,8 @@ class Session:
         if self.world.size == 1:
             return [own]
         gathered: list[Any] = [None] * self.world.size
-        distributed.all_gather_object(gathered, own)
+        with heard_from(range(self.world.size)):
+            distributed.all_gather_object(gathered, own)
         return gathered
 
 
@@ -287,7 +303,7 @@ def _check(job: Job, stage: int | None, world: World) -> None:
     elif world.size != ranks:
         started = "1 was" if world.size == 1 else f"{world.size} were"
         message = (
-            f"the plan takes {ranks} ranks, {started} started: "
+            f"the plan takes {ranks} rank{'s' if ranks > 1 else ''}, {started} started: "
             f"torchrun --nproc-per-node {ranks} -m experiments.run_plan ... (fewer on each of "
             "several nodes)"
         )

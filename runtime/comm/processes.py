@@ -1,8 +1,10 @@
 """Ranks that are processes: torch.distributed, NCCL between GPUs and gloo between CPUs."""
 
 import os
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -60,9 +62,10 @@ def device_of(name: str, world: World) -> torch.device:
 def join(world: World, device: torch.device, timeout_s: float) -> None:
     """Meet the other processes; whoever waits longer for one of them gives up."""
     if world.size > 1:
-        distributed.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s)
-        )
+        with heard_from(range(world.size)):
+            distributed.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s)
+            )
 
 
 def leave(world: World) -> None:
@@ -71,16 +74,34 @@ def leave(world: World) -> None:
         distributed.destroy_process_group()
 
 
-def maker(world: World) -> Callable[[str, Sequence[int]], Group | None]:
+def meet() -> None:
+    """Wait until all processes are here."""
+    if distributed.is_initialized():
+        with heard_from(range(distributed.get_world_size())):
+            distributed.barrier()
+
+
+def maker(world: World, timeout_s: float) -> Callable[[str, Sequence[int]], Group | None]:
     """Makes groups of processes, all in the same order everywhere."""
 
     def make(_name: str, ranks: Sequence[int]) -> Group | None:
         if len(ranks) == 1:
             return Alone()
-        group = distributed.new_group(list(ranks))
+        with heard_from(range(world.size)):
+            # Without a timeout of its own a group would have torch's, not that of the world.
+            group = distributed.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
         return ProcessGroup(group) if world.rank in ranks else None
 
     return make
+
+
+@contextmanager
+def heard_from(ranks: Sequence[int]) -> Iterator[None]:
+    """Let what torch.distributed says when some of the ranks are gone be a ``RankLostError``."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise _lost(ranks, error) from error
 
 
 class ProcessGroup:
@@ -92,52 +113,54 @@ class ProcessGroup:
 
     def __init__(self, group: distributed.ProcessGroup) -> None:
         self._group = group
+        self._ranks = distributed.get_process_group_ranks(group)
         self.size, self.rank = group.size(), group.rank()
         self._is_ordered = distributed.get_backend(group) == "nccl"
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> Pending | None:
         """Reduce over the group, in place."""
         reduction = REDUCTIONS[operation]
-        return self._started(
-            distributed.all_reduce(tensor, reduction, self._group, not self._is_ordered)
-        )
+        with heard_from(self._ranks):
+            work = distributed.all_reduce(tensor, reduction, self._group, not self._is_ordered)
+        return self._started(work)
 
     def all_gather(self, whole: Tensor, own: Tensor) -> Pending | None:
         """Fill ``whole`` with the parts in the order of ranks."""
         # Gloo may write what others send before it has read what this rank does.
         own = own if self._is_ordered else own.clone()
-        return self._started(
-            _all_gather(whole, own, group=self._group, async_op=not self._is_ordered)
-        )
+        with heard_from(self._ranks):
+            work = _all_gather(whole, own, group=self._group, async_op=not self._is_ordered)
+        return self._started(work)
 
     def reduce_scatter(self, whole: Tensor) -> Pending | None:
         """Sum everybody's tensor; keep this rank's part of it."""
         own = own_part(whole, self)
         result = own if self._is_ordered else torch.empty_like(own)
-        started = self._started(
-            _reduce_scatter(result, whole, group=self._group, async_op=not self._is_ordered)
-        )
+        with heard_from(self._ranks):
+            work = _reduce_scatter(result, whole, group=self._group, async_op=not self._is_ordered)
+        started = self._started(work)
         return started if self._is_ordered else then(started, lambda: own.copy_(result))
 
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     ) -> Pending | None:
         """Send and receive; all messages are under way at once."""
-        ranks = distributed.get_process_group_ranks(self._group)
         operations = [
-            distributed.P2POp(call, tensor, ranks[peer], self._group)
+            distributed.P2POp(call, tensor, self._ranks[peer], self._group)
             for call, messages in ((distributed.isend, sends), (distributed.irecv, receives))
             for tensor, peer in messages
         ]
-        works = distributed.batch_isend_irecv(operations) if operations else []
+        peers = {self._ranks[peer] for _, peer in (*sends, *receives)}
+        with heard_from(sorted(peers)):
+            works = distributed.batch_isend_irecv(operations) if operations else []
         if not self._is_ordered:
-            return _Works(works, [tensor for tensor, _ in (*sends, *receives)])
+            return _Works(works, [tensor for tensor, _ in (*sends, *receives)], sorted(peers))
         for work in works:
             work.wait()
         return None
 
     def _started(self, work: distributed.Work | None) -> Pending | None:
-        return None if work is None else _Works([work], [])
+        return None if work is None else _Works([work], [], self._ranks)
 
 
 class _Works:
@@ -146,10 +169,13 @@ class _Works:
     Some of gloo's works end only when somebody waits for them, so a thread does.
     """
 
-    def __init__(self, works: list[distributed.Work], held: list[Tensor]) -> None:
+    def __init__(
+        self, works: list[distributed.Work], held: list[Tensor], ranks: Sequence[int]
+    ) -> None:
         self._works = works
         self._held = held
-        self._error: BaseException | None = None
+        self._ranks = ranks
+        self._error: RuntimeError | None = None
         self._waiter = threading.Thread(target=self._wait, daemon=True)
         self._waiter.start()
 
@@ -164,8 +190,7 @@ class _Works:
     def finish(self) -> None:
         """Raise what went wrong, if anything did."""
         if self._error is not None:
-            message = f"another rank is gone, or has not come in time ({self._error})"
-            raise RankLostError(message) from self._error
+            raise _lost(self._ranks, self._error) from self._error
 
     def _wait(self) -> None:
         try:
@@ -173,3 +198,14 @@ class _Works:
                 work.wait()
         except RuntimeError as error:
             self._error = error
+
+
+def _lost(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
+    """Of whom this rank waits for nobody knows more than that one does not answer."""
+    own = distributed.get_rank() if distributed.is_initialized() else None
+    others = [str(rank) for rank in ranks if rank != own]
+    who = f"rank {others[0]}" if len(others) == 1 else f"one of ranks {', '.join(others)}"
+    said = str(error).partition("\n")[0].partition(" This is typically")[0]
+    reason = re.sub(r"^\[\S+\] ", "", said).rstrip(".")
+    by = "" if own is None else f"rank {own}: "
+    return RankLostError(f"{by}{who} is gone, or has not come in time ({reason})")

@@ -68,6 +68,7 @@ class Executor:
         seed: int,
     ) -> None:
         stage = connections.place.stage
+        self.model = workload.model
         self.own = plan.stages[stage]
         self.shape = StageShape.of(
             plan,

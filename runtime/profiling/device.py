@@ -48,8 +48,11 @@ def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
         message = f"--gpus-per-node: {count} is below 1: give at least 1"
         raise InputError(message)
     if kind == "cpu":
-        count = count or CPU_DEVICES
-        return Devices(kind=kind, count=count, threads=max(1, (os.cpu_count() or 1) // count))
+        cores, count = os.cpu_count() or 1, count or CPU_DEVICES
+        if count > max(cores, CPU_DEVICES):
+            message = f"--gpus-per-node: {count} is above the {cores} cores: give fewer"
+            raise InputError(message)
+        return Devices(kind=kind, count=count, threads=max(1, cores // count))
     if not present:
         message = (
             f"--device cuda: torch {torch.__version__} finds no GPU: install a CUDA build of torch "

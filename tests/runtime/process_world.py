@@ -116,7 +116,7 @@ def main() -> None:
         (folder / f"split {rank}.json").write_text(json.dumps(errors), encoding="utf-8")
     world = World(rank=rank, size=size, local_rank=rank)
     for number, (work, plan, training) in enumerate(cases_of(size).values()):
-        connections = connected(plan, rank, maker(world))
+        connections = connected(plan, rank, maker(world, timeout_s=600))
         executor = begun(work, plan, connections, SimulatedStreams(), training)
         reports = [run_step(executor, work, connections, step) for step in range(STEPS)]
         executor.flush()

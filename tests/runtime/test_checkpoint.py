@@ -1,6 +1,7 @@
 """Checkpoints: another plan goes on with the same losses; what is broken is refused."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,8 @@ def losses(executor: Executor, work: Workload, steps: range) -> list[float]:
     return [run_step(executor, work, executor.connections, step).loss for step in steps]
 
 
-def work() -> Workload:
-    return workload("gpt", vocab=97, biases=True, tied_embeddings=True)
+def work(**fields: int) -> Workload:
+    return workload("gpt", vocab=97, biases=True, tied_embeddings=True, **fields)
 
 
 OFFLOADED = Plan(micro_batches=2, stages=(stage(micro_batch=4, offload=MIXED),))
@@ -127,11 +128,29 @@ def test_a_truncated_checkpoint_is_refused(tmp_path: Path, spoil: Callable[[Path
         checkpoint.load(alone(work(), PLAIN, "lazy"), path)
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"heads": 2}, "its model has heads 4, the plan's 2"),
+        ({"layers": 3}, "its model has layers 4, the plan's 3"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    tmp_path: Path, fields: dict[str, int], words: str
+) -> None:
+    """Fewer heads have tensors of the same shapes, fewer layers some of the same tensors."""
     path = checkpoint.save(alone(work(), PLAIN, "lazy"), tmp_path)
-    other = workload("llama")
-    with pytest.raises(InputError, match=r"it has no .* of \("):
-        checkpoint.load(alone(other, PLAIN, "lazy"), path)
+    other = work(**fields)
+    plan = Plan(micro_batches=4, stages=(stage(other.model.layers),))
+    with pytest.raises(InputError, match=words):
+        checkpoint.load(alone(other, plan, "lazy"), path)
+
+
+def test_a_checkpoint_of_longer_sequences_is_refused(tmp_path: Path) -> None:
+    path = checkpoint.save(alone(work(), PLAIN, "lazy"), tmp_path)
+    longer = replace(work(), sequence_length=2 * work().sequence_length)
+    with pytest.raises(InputError, match=r"it has no master.embedding.positions of \("):
+        checkpoint.load(alone(longer, PLAIN, "lazy"), path)
 
 
 def test_exported_weights_are_the_model_s(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""run_plan in several processes of which one dies, or answers no more."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from experiments import run_plan
+from experiments.commandline import DONE, NO_ANSWER, run
+from tests.experiments.test_run_plan import ROOT, UNLIKE, plan_file
+
+Process = subprocess.Popen[str]
+TWO = ({"data_parallel": 2, "micro_batch": 1, "zero": 3},)
+ENDLESS = 100_000
+
+
+@contextmanager
+def ranks_of(plan: Path, out: Path, count: int, *options: object) -> Iterator[list[Process]]:
+    """Ranks without torchrun, which would end the others itself; they train and save."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "experiments.run_plan", plan, "--out", out, "--save-every", 1]
+    command += ["--steps", ENDLESS, *options]
+    ranks = [
+        subprocess.Popen(
+            [str(part) for part in command],
+            cwd=ROOT,
+            env={**os.environ, **world, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        deadline = time.monotonic() + 150
+        while not list((out / "checkpoints").glob("step-?")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+def told(process: Process) -> str:
+    """The one line that a rank ends with, within a minute."""
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == NO_ANSWER
+    (line,) = [line for line in complaint.splitlines() if not line.startswith("step ")]
+    return line
+
+
+WORLDS: Mapping[str, tuple[tuple[Mapping[str, Any], ...], int, int]] = {
+    "the first of two": (TWO, 2, 0),
+    "the second of two": (TWO, 2, 1),
+    "the last stage of three ranks": (UNLIKE, 3, 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_rank_that_is_killed_ends_the_others_and_leaves_the_checkpoint(
+    tmp_path: Path, name: str
+) -> None:
+    stages, count, victim = WORLDS[name]
+    out, plan = tmp_path / "out", plan_file(tmp_path, *stages)
+    with ranks_of(plan, out, count) as ranks:
+        ranks[victim].send_signal(signal.SIGKILL)
+        lines = [told(process) for rank, process in enumerate(ranks) if rank != victim]
+    for line in lines:
+        assert "is gone, or has not come in time" in line
+        assert "the last checkpoint is" in line
+    assert any(f"rank {victim} is gone" in line or "one of ranks" in line for line in lines)
+    again = [str(plan_file(tmp_path)), "--steps", "1", "--resume", str(out / "checkpoints")]
+    assert run(run_plan.main, again) == DONE
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_waited_for_as_long_as_was_said(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, *TWO)
+    with ranks_of(plan, tmp_path / "out", 2, "--timeout", 5) as ranks:
+        ranks[1].send_signal(signal.SIGSTOP)
+        assert "rank 0: rank 1 is gone, or has not come in time" in told(ranks[0])
