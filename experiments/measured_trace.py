@@ -22,9 +22,6 @@ from simulators.timeline import MICROSECONDS, WORDS, trace_of
 if TYPE_CHECKING:
     from runtime.session import MeasuredTask
 
-# Tasks of the runtime that are no actions of a schedule.
-_OTHERS = ("tied", "report", "open", "close", "let go")
-
 
 def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], path: Path) -> None:
     """Write both; the measured one alone where the hardware has no calibration to predict with."""
@@ -70,11 +67,10 @@ def _label(track: str) -> str:
 
 
 def _event(task: "MeasuredTask", stages: int, tracks: Sequence[str]) -> dict[str, Any]:
-    is_action = task.name not in _OTHERS
     return {
         "ph": "X",
-        "name": task.name,
-        "cat": WORDS[Action.parse(task.name).kind] if is_action else task.name,
+        "name": str(task.task),
+        "cat": WORDS[task.task.kind] if isinstance(task.task, Action) else task.task,
         "pid": stages + task.stage,
         "tid": tracks.index(task.lane),
         "ts": task.start_s * MICROSECONDS,

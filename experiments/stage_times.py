@@ -39,9 +39,9 @@ def _pass_seconds(tasks: Iterable["MeasuredTask"]) -> tuple[list[float], list[fl
         "backward": defaultdict(list),
     }
     for task in tasks:
-        if task.lane == "compute":
-            action = Action.parse(task.name)
-            spans[_PASSES[action.kind]][action.micro_batch].append((task.start_s, task.end_s))
+        if task.lane == "compute" and isinstance(task.task, Action):
+            of_kind = spans[_PASSES[task.task.kind]]
+            of_kind[task.task.micro_batch].append((task.start_s, task.end_s))
     forwards, backwards = (
         [_lasting_s(of_pass) for _, of_pass in sorted(passes.items())] for passes in spans.values()
     )

@@ -15,6 +15,7 @@ from torch import distributed
 from mistlab.errors import InputError
 from mistlab.job import Job
 from mistlab.measurement import Environment
+from mistlab.schedule import Action
 from runtime.comm.isolated import isolated
 from runtime.comm.processes import (
     World,
@@ -73,7 +74,7 @@ class MeasuredTask:
     """A task of the last iteration, in seconds from the start of the first."""
 
     stage: int
-    name: str
+    task: Action | str
     lane: str
     start_s: float
     end_s: float
@@ -184,7 +185,7 @@ class Session:
             own = [
                 MeasuredTask(
                     stage=place.stage,
-                    name=str(op.task),
+                    task=op.task,
                     lane=op.lane,
                     start_s=start - began,
                     end_s=end - began,

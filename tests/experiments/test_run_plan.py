@@ -80,7 +80,8 @@ def test_losses_are_those_of_the_workload_whatever_the_plan(tmp_path: Path, resu
 
 
 def test_a_folder_gets_measurement_timeline_and_rows(tmp_path: Path, result: Run) -> None:
-    plan, out = plan_file(tmp_path), tmp_path / "out"
+    offload = {"optimizer": 0.5, "activations": 0.5}
+    plan, out = plan_file(tmp_path, {"offload": offload}), tmp_path / "out"
     found = result(plan, "--steps", 4, "--out", out)
 
     measured = from_mapping(Measurement, read_yaml(out / "measurement.yaml"))
@@ -93,7 +94,8 @@ def test_a_folder_gets_measurement_timeline_and_rows(tmp_path: Path, result: Run
         for pid, process in enumerate(("predicted", "measured"))
     }
     assert names["predicted"]
-    assert names["measured"] == names["predicted"] | {"report"}
+    others = {"report", "open", "close", "let go"}
+    assert names["measured"] == names["predicted"] | others
     assert f"run_plan {plan} --out" in (out / "README.md").read_text()
 
 

@@ -7,11 +7,14 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments.stage_times import stage_times
+from mistlab.schedule import Action
 from runtime.session import MeasuredTask
 
 
 def task(name: str, start_s: float, end_s: float, lane: str = "compute") -> MeasuredTask:
-    return MeasuredTask(stage=1, name=name, lane=lane, start_s=start_s, end_s=end_s)
+    is_action = name.startswith("1")
+    what = Action.parse(name) if is_action else name
+    return MeasuredTask(stage=1, task=what, lane=lane, start_s=start_s, end_s=end_s)
 
 
 def passes(*lengths: tuple[str, int, float]) -> Sequence[MeasuredTask]:
@@ -31,7 +34,7 @@ def test_first_and_last_passes_are_told_from_steady_ones() -> None:
         [
             # Sends, swaps and sums beside it belong to no pass.
             *(task("1O<.3m0", -9.0, -2.0, "host_to_device"), task("report", 90.0, 99.0, "reduce")),
-            *(task("1S.3m0", -2.0, -1.5), task("1S.4m0", -1.0, -0.5)),
+            *(task("open", -99.0, -50.0), task("1S.3m0", -2.0, -1.5), task("1S.4m0", -1.0, -0.5)),
             *passes(("F", 0, 2.0), ("F", 1, 2.0), ("B", 0, 4.0)),
             *passes(("F", 2, 2.5), ("B", 1, 4.5), ("F", 3, 9.0), ("B", 2, 4.25), ("B", 3, 7.0)),
         ]
