@@ -1,6 +1,6 @@
 """Copies between device and host, and collectives of weights and gradients: P, G, O, U, R."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -22,20 +22,20 @@ class Swaps:
         self.gatherers, self.reducers = connections.gather, connections.reduce
         self.squares = squares
         self.streams = streams
-        # Optimizer state comes to the step and leaves it, or gradients leave and weights come.
-        comes, leaves = self._fetch_optimizer, self._keep_optimizer
-        if state.shape.steps_on_host:
-            comes, leaves = self._take_weights, self._give_gradients
-        self.works: Mapping[str, Callable[[Op], Work]] = {
+        self.works: dict[str, Callable[[Op], Work]] = {
             "P<": lambda op: lambda: self._fetch_weights(op),
             "P>": lambda op: lambda: self._keep_weights(op),
             "G<": lambda op: lambda: self._fetch_gradients(op),
             "G>": lambda op: lambda: self._keep_gradients(op),
-            "O<": lambda op: lambda: comes(op),
-            "O>": lambda op: lambda: leaves(op),
+            "O<": self._fetch_optimizer,
+            "O>": self._keep_optimizer,
             "U": lambda op: lambda: self._gather(op),
             "R": lambda op: lambda: self._reduce(op),
         }
+        if state.shape.steps_on_host:
+            # Instead of optimizer state that comes to the step, gradients leave and weights come.
+            self.works["O>"] = lambda op: lambda: self._give_gradients(op)
+            self.works["O<"] = lambda op: lambda: self._take_weights(op)
 
     def _fetch_weights(self, op: Op) -> None:
         self.streams.spoil(self.state.whole_weights(op.layer, op.entry))
@@ -56,15 +56,25 @@ class Swaps:
         self.state.layers[op.layer].gradients.store(sums)
         self.streams.spoil(sums)
 
-    def _fetch_optimizer(self, op: Op) -> None:
-        for split, staged in self._staged(op):
-            staged.copy_(split.tail, non_blocking=True)
-            self.streams.spoil(split.tail)
+    def _fetch_optimizer(self, op: Op) -> Work:
+        pairs = self._staged(op)
 
-    def _keep_optimizer(self, op: Op) -> None:
-        for split, staged in self._staged(op):
-            split.tail.copy_(staged, non_blocking=True)
-            self.streams.spoil(staged)
+        def work() -> None:
+            for split, staged in pairs:
+                staged.copy_(split.tail, non_blocking=True)
+                self.streams.spoil(split.tail)
+
+        return work
+
+    def _keep_optimizer(self, op: Op) -> Work:
+        pairs = self._staged(op)
+
+        def work() -> None:
+            for split, staged in pairs:
+                split.tail.copy_(staged, non_blocking=True)
+                self.streams.spoil(staged)
+
+        return work
 
     def _give_gradients(self, op: Op) -> None:
         own = self.state.layers[op.layer]
