@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from experiments.commandline import (
     DONE,
@@ -69,6 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     except RuntimeError as error:
         _explain(error, job, options)
         raise
+    if session.world.size > 1:
+        _end(DONE)
     return DONE
 
 
@@ -277,9 +279,17 @@ def _explain(error: RuntimeError, job: Job, options: argparse.Namespace) -> None
     else:
         return
     progress(f"error: {options.plan}: {text}")
+    _end(NO_ANSWER)
+
+
+def _end(status: int) -> NoReturn:
+    """End a process in which torch.distributed has threads.
+
+    Collectives that will never end must not keep it, and a thread of gloo that meets the end of the
+    interpreter takes the process with it by force.
+    """
     sys.stdout.flush()
-    # Threads of collectives that will never end must not keep the process.
-    os._exit(NO_ANSWER)
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,12 @@ from mistlab.measurement import Environment
 from mistlab.schedule import Action
 from runtime.comm.isolated import isolated
 from runtime.comm.processes import (
-    Groups,
     World,
     device_of,
     heard_from,
     join,
+    leave,
+    maker,
     world_of_launcher,
 )
 from runtime.comm.topology import Topology, connected
@@ -86,9 +87,8 @@ class Session:
         self.job, self.settings = job, settings
         self.world, self.device = world, device
         self._sequences = _sequences(job, settings)
-        self._groups = Groups(world, settings.timeout_s)
         connections = (
-            connected(job.plan, world.rank, self._groups.make)
+            connected(job.plan, world.rank, maker(world, settings.timeout_s))
             if settings.stage is None
             else isolated(job.plan, settings.stage, device, settings.seed)
         )
@@ -127,7 +127,7 @@ class Session:
             raise _shortage(stage, "its start", {}, error) from error
         yield session
         session._executor.release()
-        session._groups.leave()
+        leave(world)
 
     @property
     def is_first(self) -> bool:

@@ -3,7 +3,7 @@
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -68,6 +68,12 @@ def join(world: World, device: torch.device, timeout_s: float) -> None:
             )
 
 
+def leave(world: World) -> None:
+    """Part from the other processes."""
+    if world.size > 1:
+        distributed.destroy_process_group()
+
+
 def meet() -> None:
     """Wait until all processes are here."""
     if distributed.is_initialized():
@@ -75,37 +81,18 @@ def meet() -> None:
             distributed.barrier()
 
 
-class Groups:
+def maker(world: World, timeout_s: float) -> Callable[[str, Sequence[int]], Group | None]:
     """Makes groups of processes, all in the same order everywhere."""
 
-    def __init__(self, world: World, timeout_s: float) -> None:
-        self._world = world
-        self._timeout = timedelta(seconds=timeout_s)
-        self._made: list[ProcessGroup] = []
-
-    def make(self, _name: str, ranks: Sequence[int]) -> Group | None:
-        """A group; None where this process is not in it."""
+    def make(_name: str, ranks: Sequence[int]) -> Group | None:
         if len(ranks) == 1:
             return Alone()
-        with heard_from(range(self._world.size)):
+        with heard_from(range(world.size)):
             # Without a timeout of its own a group would have torch's, not that of the world.
-            made = distributed.new_group(list(ranks), timeout=self._timeout)
-        if self._world.rank not in ranks:
-            return None
-        group = ProcessGroup(made)
-        self._made.append(group)
-        return group
+            group = distributed.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+        return ProcessGroup(group) if world.rank in ranks else None
 
-    def leave(self) -> None:
-        """Part from the other processes.
-
-        Threads of a group run until nobody holds it: at the end of the interpreter they would end
-        the process by force.
-        """
-        if self._world.size > 1:
-            distributed.destroy_process_group()
-        for group in self._made:
-            group.close()
+    return make
 
 
 @contextmanager
@@ -129,10 +116,6 @@ class ProcessGroup:
         self._ranks = distributed.get_process_group_ranks(group)
         self.size, self.rank = group.size(), group.rank()
         self._is_ordered = distributed.get_backend(group) == "nccl"
-
-    def close(self) -> None:
-        """Let go of it."""
-        del self._group
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> Pending | None:
         """Reduce over the group, in place."""

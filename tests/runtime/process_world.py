@@ -9,7 +9,7 @@ from torch import distributed
 
 from mistlab.plan import Plan
 from mistlab.workload import Workload
-from runtime.comm.processes import Groups, World
+from runtime.comm.processes import World, maker
 from runtime.comm.topology import connected
 from runtime.engine.simulated import SimulatedStreams
 from runtime.engine.training import Training
@@ -116,7 +116,7 @@ def main() -> None:
         (folder / f"split {rank}.json").write_text(json.dumps(errors), encoding="utf-8")
     world = World(rank=rank, size=size, local_rank=rank)
     for number, (work, plan, training) in enumerate(cases_of(size).values()):
-        connections = connected(plan, rank, Groups(world, timeout_s=600).make)
+        connections = connected(plan, rank, maker(world, timeout_s=600))
         executor = begun(work, plan, connections, SimulatedStreams(), training)
         reports = [run_step(executor, work, connections, step) for step in range(STEPS)]
         executor.flush()
