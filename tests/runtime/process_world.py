@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -94,6 +95,11 @@ CASES: dict[str, Case] = {
         TRAINING,
     ),
     "2 ranks: ZeRO-2": (workload("llama"), one_stage(data_parallel=2, zero=2), CLIPPING),
+    "2 ranks: ZeRO-1, stepped on the host": (
+        workload("gpt", tied_embeddings=True),
+        one_stage(data_parallel=2, zero=1, offload=MIXED),
+        replace(CLIPPING, steps_on_host=True),
+    ),
     "2 ranks: ZeRO-3, overflow": (
         workload("gpt", biases=True),
         one_stage(data_parallel=2, zero=3, offload=MIXED),
