@@ -30,7 +30,6 @@ from experiments.search_options import (
 from experiments.search_rows import rows_of
 from experiments.search_words import plan_words, prediction_words, smallest_words, why_words
 from experiments.smallest import smallest
-from mistlab.errors import InputError
 from mistlab.job import dump_job
 from mistlab.search import Budget
 from mistlab.value import to_mapping
@@ -45,10 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     (name,) = searchers_called([options.searcher])
     problem, space = searched(options)
     budget = budget_of(options, QUICK if options.quick else BUDGET)
-    out = writable(options.out, "file")
-    if out.is_dir():
-        message = f"--out {out}: is a folder: give the path of a plan file"
-        raise InputError(message)
+    out = writable(options.out, "plan file")
     bench, live, space = Bench.of(problem), Live(searcher=name), space_for(name, space)
     bench.warm_up(space)
     entry = bench.played(bench.search(name, space, budget, options.seed, live))

@@ -81,4 +81,4 @@ def test_a_folder_in_the_place_of_the_file_is_refused(
     tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tuned(tmp_path) == 2
-    assert "is a folder: give the path of a plan file" in capsys.readouterr().err
+    assert "cannot be written: it is a folder: give another plan file" in capsys.readouterr().err
