@@ -15,7 +15,7 @@ from pathlib import Path
 
 from experiments.commandline import DONE, NO_ANSWER, parser_of, print_json, progress, run, writable
 from experiments.fit_runs import FEWEST_RUNS, whole_runs
-from experiments.plan_runs import ModelRunner, PlanRunner, RunRows, ended_within
+from experiments.plan_runs import ModelRunner, PlanRun, PlanRunner, RunRows, ended_within
 from experiments.published import END_TO_END
 from experiments.report_page import draw, page_of
 from experiments.report_plans import PLANS, ReportPlan
@@ -103,14 +103,14 @@ class Report:
             dump_job(plan.job(hardware), path)
             said = None
             if left() > 0:
-                said = self.runner(
-                    path,
+                run = PlanRun(
+                    plan=path,
                     model=plan.model,
                     steps=WARM_UPS + TIMED,
-                    seconds=left(),
                     serialises=plan.is_serialised,
                     stage=plan.stage,
                 )
+                said = self.runner(run, left())
             if said is None:
                 progress(f"{len(missing) - number} plans are left: run the same command again")
                 return False

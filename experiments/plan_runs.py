@@ -4,14 +4,14 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
 from tempfile import NamedTemporaryFile
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 from experiments.commandline import WRONG_USAGE
 from mistlab.errors import InputError
@@ -22,23 +22,23 @@ PARTING_S = 10.0
 WORKER = (sys.executable, "-m", "experiments.plan_worker")
 
 
-class PlanRunner(Protocol):
-    """Runs a plan of a model for some steps: what it says, or None if the time was not enough.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRun:
+    """A plan file of a model that is to run for some steps.
 
     With ``serialises`` no two of its tasks overlap; a ``stage`` runs by itself.
     """
 
-    def __call__(
-        self,
-        plan: Path,
-        *,
-        model: str,
-        steps: int,
-        seconds: float,
-        serialises: bool,
-        stage: int | None,
-    ) -> Said | None:
-        """What ``run_plan --json`` prints, or a mapping with ``error``."""
+    plan: Path
+    model: str
+    steps: int
+    serialises: bool = False
+    stage: int | None = None
+
+
+# What ``run_plan --json`` prints of a run, or a mapping with ``error``; None if the seconds were
+# not enough.
+PlanRunner = Callable[[PlanRun, float], Said | None]
 
 
 class ModelRunner:
@@ -53,31 +53,22 @@ class ModelRunner:
         self._worker: _Worker | None = None
         self._model = ""
 
-    def __call__(
-        self,
-        plan: Path,
-        *,
-        model: str,
-        steps: int,
-        seconds: float,
-        serialises: bool,
-        stage: int | None,
-    ) -> Said | None:
+    def __call__(self, run: PlanRun, seconds: float) -> Said | None:
         """Run; a failure is its last line on standard error, wrong usage ends the caller too."""
-        words = [str(plan), "--json", "--steps", str(steps), "--device", self._device]
-        words += ["--serialise"] if serialises else []
-        words += [] if stage is None else ["--stage", str(stage)]
-        if model != self._model:
+        words = [str(run.plan), "--json", "--steps", str(run.steps), "--device", self._device]
+        words += ["--serialise"] if run.serialises else []
+        words += [] if run.stage is None else ["--stage", str(run.stage)]
+        if run.model != self._model:
             self.close()
         if self._worker is None:
-            self._worker, self._model = _Worker(), model
+            self._worker, self._model = _Worker(), run.model
         answer = self._worker.ask(words, seconds)
         if answer is None or answer["status"]:
             self.close()
         if answer is None:
             return None
         if answer["status"] == WRONG_USAGE:
-            message = f"{plan}: {answer['error']}"
+            message = f"{run.plan}: {answer['error']}"
             raise InputError(message)
         said: Said = {"error": answer["error"]} if answer["status"] else answer["said"]
         return said

@@ -1,7 +1,7 @@
 """The optimizer's step of one layer, taken apart from its gradients by an iteration: S.
 
-Nothing here asks the host: whether a step is left out, and by what gradients are divided, are
-tensors on the device.
+A step on the device asks the host nothing: whether it is left out, and by what gradients are
+divided, are tensors on the device.
 """
 
 from collections.abc import Iterator

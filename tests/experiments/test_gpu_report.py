@@ -12,7 +12,7 @@ import pytest
 
 from experiments import plan_runs
 from experiments.gpu_report import Report
-from experiments.plan_runs import ModelRunner, RunRows, ended_within
+from experiments.plan_runs import ModelRunner, PlanRun, RunRows, ended_within
 from experiments.report_plans import CAPS_GIB, PLANS, ReportPlan
 from experiments.report_rows import TIMED, WARM_UPS
 from experiments.run_plan import EXAMPLE
@@ -50,18 +50,10 @@ class Runner:
         self.ran: list[str] = []
         self.fails, self.drifts = fails, drifts
 
-    def __call__(
-        self,
-        plan: Path,
-        *,
-        model: str,
-        steps: int,
-        seconds: float,
-        serialises: bool,
-        stage: int | None,
-    ) -> Mapping[str, Any] | None:
-        assert plan.stem.startswith(model)
-        assert steps == WARM_UPS + TIMED
+    def __call__(self, run: PlanRun, seconds: float) -> Mapping[str, Any] | None:
+        plan, stage = run.plan, run.stage
+        assert plan.stem.startswith(run.model)
+        assert run.steps == WARM_UPS + TIMED
         assert seconds > 0
         self.ran.append(plan.stem)
         if plan.stem == self.fails:
@@ -70,7 +62,7 @@ class Runner:
         cluster = replace(job.cluster, hardware=h200(SUSTAINED))
         found = prediction_of(replace(job, cluster=cluster), stage)
         (one,) = found.stages
-        seconds = found.iteration_s * (SERIALISED if serialises else 1)
+        seconds = found.iteration_s * (SERIALISED if run.serialises else 1)
         return {
             "losses": [None] * 2 if stage == 0 else [9.0, 8.5 + (plan.stem == self.drifts)],
             # The first iterations are slower, and one of the others.
@@ -258,7 +250,7 @@ def test_plans_of_a_model_run_in_one_process(tmp_path: Path, runner: ModelRunner
     pytest.importorskip("torch")
 
     def run(plan: Path, model: str) -> Mapping[str, Any]:
-        said = runner(plan, model=model, steps=2, seconds=300.0, serialises=False, stage=None)
+        said = runner(PlanRun(plan=plan, model=model, steps=2), 300.0)
         assert said is not None
         return said
 
@@ -279,8 +271,7 @@ def test_plans_of_a_model_run_in_one_process(tmp_path: Path, runner: ModelRunner
 def test_a_run_that_takes_too_long_is_interrupted(tmp_path: Path, runner: ModelRunner) -> None:
     pytest.importorskip("torch")
     start = time.perf_counter()
-    options = {"model": "tiny", "steps": 10**6, "serialises": False, "stage": None}
-    assert runner(EXAMPLE, seconds=10.0, **options) is None
+    assert runner(PlanRun(plan=EXAMPLE, model="tiny", steps=10**6), 10.0) is None
     assert time.perf_counter() - start < 60
 
 
@@ -288,7 +279,7 @@ def test_a_run_that_fails_is_a_row_with_its_last_words(
     tmp_path: Path, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_runs, "WORKER", (sys.executable, "-c", DYING))
-    said = runner(tmp_path, model="a", steps=1, seconds=60.0, serialises=False, stage=None)
+    said = runner(PlanRun(plan=tmp_path, model="a", steps=1), 60.0)
     assert said == {"error": "error: stage 0 is out of memory"}
 
 

@@ -27,6 +27,7 @@ from runtime.engine.passes import Passes  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Mapping[str, Any]]
+Ending = Callable[..., str]
 
 MODEL = {"family": "gpt", "hidden": 32, "layers": 3, "heads": 4, "vocab": 97}
 STAGE = {"layers": 3, "data_parallel": 1, "tensor_parallel": 1, "micro_batch": 2}
@@ -63,6 +64,20 @@ def result(capsys: pytest.CaptureFixture[str]) -> Run:
         found: Mapping[str, Any] = json.loads(capsys.readouterr().out)
         return found
 
+    return of
+
+
+@pytest.fixture
+def ending(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ending:
+    """Runs a plan in a process that ends itself with no answer; what it complains of."""
+
+    def of(*arguments: object) -> str:
+        with pytest.raises(SystemExit) as ended:
+            run(run_plan.main, [str(argument) for argument in arguments])
+        assert ended.value.code == NO_ANSWER
+        return capfd.readouterr().err
+
+    monkeypatch.setattr(os, "_exit", sys.exit)
     return of
 
 
@@ -163,17 +178,11 @@ def test_nothing_is_lost_when_a_run_ends_early(
     assert len((out / "rows.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, ending: Ending) -> None:
     plan, out = plan_file(tmp_path), tmp_path / "out"
     out.mkdir()
     (out / "checkpoints").write_text("in the way")
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit) as ended:
-        run(run_plan.main, [str(plan), "--out", str(out), "--save-every", "1"])
-    assert ended.value.code == NO_ANSWER
-    complaint = capfd.readouterr().err
+    complaint = ending(plan, "--out", out, "--save-every", 1)
     assert "step-1: cannot be written" in complaint
     assert "there is no checkpoint" in complaint
 
@@ -250,18 +259,14 @@ def test_a_loss_that_is_no_number_ends_the_run(
 
 
 def test_a_shortage_of_memory_says_where_and_what_was_predicted(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_out(*_: object) -> None:
         message = "CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more."
         raise torch.OutOfMemoryError(message)
 
     monkeypatch.setattr(Passes, "backward", run_out)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit) as ended:
-        run(run_plan.main, [str(plan_file(tmp_path))])
-    assert ended.value.code == NO_ANSWER
-    complaint = capfd.readouterr().err
+    complaint = ending(plan_file(tmp_path))
     assert "stage 0 is out of memory at 0B.4m0 (backward)" in complaint
     assert "held weights 0.00, gradients 0.00" in complaint
     assert "Tried to allocate 2.00 GiB" in complaint
@@ -270,7 +275,10 @@ def test_a_shortage_of_memory_says_where_and_what_was_predicted(
 
 
 def test_a_stage_by_itself_is_named_by_its_place_in_the_plan(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    ending: Ending,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def run_out(*_: object) -> None:
         message = "CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -278,10 +286,7 @@ def test_a_stage_by_itself_is_named_by_its_place_in_the_plan(
 
     plan = plan_file(tmp_path, *PIPELINE, model={**MODEL, "layers": 4})
     monkeypatch.setattr(Passes, "backward", run_out)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit):
-        run(run_plan.main, [str(plan), "--stage", "2"])
-    complaint = capfd.readouterr().err
+    complaint = ending(plan, "--stage", 2)
     assert "stage 2 is out of memory at 2B.5m0 (backward)" in complaint
     assert "predicted 0.00 GiB (" in complaint
 
@@ -291,39 +296,31 @@ def test_a_stage_by_itself_is_named_by_its_place_in_the_plan(
 
 
 def test_a_shortage_while_weights_are_exported_is_told_too(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_out(*_: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(Parameters, "stepped", run_out)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    options = [str(plan_file(tmp_path)), "--export", str(tmp_path / "weights.safetensors")]
-    with pytest.raises(SystemExit) as ended:
-        run(run_plan.main, options)
-    assert ended.value.code == NO_ANSWER
-    assert "stage 0 is out of memory at the export" in capfd.readouterr().err
+    complaint = ending(plan_file(tmp_path), "--export", tmp_path / "weights.safetensors")
+    assert "stage 0 is out of memory at the export" in complaint
 
 
 def test_a_shortage_before_the_first_step_is_told_too(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_: object, **__: object) -> None:
         message = "DefaultCPUAllocator: can't allocate memory: you tried to allocate much."
         raise RuntimeError(message)
 
     monkeypatch.setattr(arena.torch, "zeros", no_room)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit) as ended:
-        run(run_plan.main, [str(plan_file(tmp_path))])
-    assert ended.value.code == NO_ANSWER
-    complaint = capfd.readouterr().err
+    complaint = ending(plan_file(tmp_path))
     assert "stage 0 is out of memory at its start" in complaint
     assert "can't allocate memory" in complaint
 
 
 def test_host_memory_that_cannot_be_pinned_says_what_to_do(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusing:
         def cudaHostRegister(self, *_: object) -> int:  # noqa: N802
@@ -336,11 +333,7 @@ def test_host_memory_that_cannot_be_pinned_says_what_to_do(
 
     monkeypatch.setattr(torch.cuda, "cudart", Refusing)
     monkeypatch.setattr(arena.Arena, "__init__", pinned)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit) as ended:
-        run(run_plan.main, [str(plan_file(tmp_path, {"offload": {"optimizer": 1.0}}))])
-    assert ended.value.code == NO_ANSWER
-    complaint = capfd.readouterr().err
+    complaint = ending(plan_file(tmp_path, {"offload": {"optimizer": 1.0}}))
     assert "stage 0 is out of memory at its start" in complaint
     assert "GiB of host memory cannot be pinned (CUDA error 2)" in complaint
     assert "raise the limit of locked memory (ulimit -l), or offload less" in complaint
