@@ -28,6 +28,8 @@ from runtime.comm.processes import (
 )
 from runtime.comm.topology import Topology, connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
+from runtime.devices.driver import DevicePeaks
+from runtime.devices.table import driver_of
 from runtime.engine.cuda import CudaStreams
 from runtime.engine.executor import Batches, Executor, Report
 from runtime.engine.simulated import SimulatedStreams
@@ -92,10 +94,11 @@ class Session:
             if settings.stage is None
             else isolated(job.plan, settings.stage, device, settings.seed)
         )
+        driver = driver_of(device)
         self._streams: Streams = (
-            CudaStreams(device, serialises=settings.serialises)
-            if device.type == "cuda"
-            else SimulatedStreams(spoils=False)
+            SimulatedStreams(spoils=False)
+            if driver is None
+            else CudaStreams(device, driver, serialises=settings.serialises)
         )
         self._executor = Executor(
             job.workload,
@@ -196,13 +199,13 @@ class Session:
 
     def environment(self, revision: str) -> Environment:
         """What the run was made on."""
-        is_cuda = self.device.type == "cuda"
+        driver = driver_of(self.device)
         return Environment(
-            device=torch.cuda.get_device_name(self.device) if is_cuda else platform.machine(),
+            device=driver.name(self.device) if driver else platform.machine(),
             num_devices=self.world.size,
             python=platform.python_version(),
             torch=str(torch.__version__),
-            cuda=torch.version.cuda or "",
+            cuda=driver.version if driver else "",
             revision=revision,
         )
 
@@ -238,20 +241,21 @@ class Session:
     def _own_memory(self) -> RankMemory:
         """This rank's peaks."""
         executor = self._executor
-        if self.device.type == "cuda":
-            allocated = torch.cuda.max_memory_allocated(self.device)
-            reserved = torch.cuda.max_memory_reserved(self.device)
-            retries = torch.cuda.memory_stats(self.device)["num_alloc_retries"]
+        driver = driver_of(self.device)
+        if driver is not None:
+            peaks = driver.peaks(self.device)
         else:
             # What the run accounts for, and what the process has ever held.
-            allocated = executor.peak_bytes
-            reserved = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
-            retries = 0
+            peaks = DevicePeaks(
+                allocated_bytes=executor.peak_bytes,
+                reserved_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE,
+                retries=0,
+            )
         return RankMemory(
-            peak_allocated_bytes=allocated,
-            peak_reserved_bytes=reserved,
+            peak_allocated_bytes=peaks.allocated_bytes,
+            peak_reserved_bytes=peaks.reserved_bytes,
             host_bytes=executor.host_bytes,
-            allocator_retries=retries,
+            allocator_retries=peaks.retries,
         )
 
     def _gathered(self, own: Any) -> list[Any]:
@@ -275,18 +279,17 @@ def _cap(job: Job, device: torch.device) -> None:
 
     This process may have run other plans.
     """
-    if device.type != "cuda":
+    driver = driver_of(device)
+    if driver is None:
         return
     cluster, share = job.cluster, 1.0
     if cluster.memory_gib is not None:
         allocator = cluster.hardware.allocator
         outside = 0.0 if allocator is None else allocator.outside_bytes
-        whole = torch.cuda.get_device_properties(device).total_memory
+        _, whole = driver.free_and_total_bytes(device)
         share = min(1.0, (cluster.memory_bytes - outside) / whole)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    torch.cuda.reset_accumulated_memory_stats(device)
-    torch.cuda.set_per_process_memory_fraction(share, device)
+    driver.count_anew(device)
+    driver.cap(device, share)
 
 
 def _shortage(

@@ -13,6 +13,7 @@ from torch import Tensor, distributed
 
 from mistlab.errors import InputError
 from runtime.comm.group import Alone, Group, Pending, RankLostError, own_part, then
+from runtime.devices.table import driver_of
 
 MOMENT_S = 0.01
 # Names from torch 2.13 on, which warns of those that 2.11 has.
@@ -44,27 +45,29 @@ def world_of_launcher() -> World:
 
 def device_of(name: str, world: World) -> torch.device:
     """The rank's device; a GPU that is not there is refused."""
-    if name == "cpu":
-        return torch.device("cpu")
-    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    driver = driver_of(torch.device(name))
+    if driver is None:
+        return torch.device(name)
+    present, kind = driver.count(), name.upper()
     if world.local_rank >= present:
-        problem = "there is no CUDA device" if not present else f"there are {present} CUDA devices"
+        problem = f"there is no {kind} device" if not present else f"there are {present} of them"
         message = (
-            f"--device cuda: {problem}, and rank {world.rank} needs one of its own: "
+            f"--device {name}: {problem}, and rank {world.rank} needs one of its own: "
             "start fewer ranks on this node, or give --device cpu"
         )
         raise InputError(message)
-    device = torch.device("cuda", world.local_rank)
-    torch.cuda.set_device(device)
+    device = torch.device(name, world.local_rank)
+    driver.choose(device)
     return device
 
 
 def join(world: World, device: torch.device, timeout_s: float) -> None:
     """Meet the other processes; whoever waits longer for one of them gives up."""
     if world.size > 1:
+        driver = driver_of(device)
         with heard_from(range(world.size)):
             distributed.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s)
+                driver.backend if driver else "gloo", timeout=timedelta(seconds=timeout_s)
             )
 
 

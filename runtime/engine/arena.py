@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.devices.driver import Driver
+
 # Parts begin where any type may, and where vector instructions like it.
 PLACE_BYTES = 256
 
@@ -32,19 +34,17 @@ class Rehearsal:
 
 
 class Arena:
-    """Zeros on a device, or of the host; pinned for CUDA's copies if asked.
+    """Zeros on a device, or of the host; pinned for the copies of ``pins_for``, if there is one."""
 
-    Pinning registers memory that is already there: torch's own pinned allocator would round sizes
-    up to powers of two.
-    """
-
-    def __init__(self, size_bytes: int, device: torch.device, *, pins: bool = False) -> None:
+    def __init__(
+        self, size_bytes: int, device: torch.device, *, pins_for: Driver | None = None
+    ) -> None:
         self.size_bytes = size_bytes
         self._memory = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
         self._used = 0
-        self._is_pinned = pins and size_bytes > 0
-        if self._is_pinned:
-            _pin(self._memory)
+        self._pinned_for = pins_for if size_bytes > 0 else None
+        if self._pinned_for is not None:
+            _pin(self._memory, self._pinned_for)
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
         """The next part."""
@@ -56,20 +56,20 @@ class Arena:
 
     def release(self) -> None:
         """Unpin the memory, before it goes."""
-        if self._is_pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
-            self._is_pinned = False
+        if self._pinned_for is not None:
+            self._pinned_for.unpin(self._memory)
+            self._pinned_for = None
 
 
 def _placed(size_bytes: int) -> int:
     return -(-size_bytes // PLACE_BYTES) * PLACE_BYTES
 
 
-def _pin(memory: Tensor) -> None:
-    status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+def _pin(memory: Tensor, driver: Driver) -> None:
+    status = driver.pin(memory)
     if status != 0:
         message = (
-            f"{memory.numel() / 2**30:.2f} GiB of host memory cannot be pinned (CUDA error "
+            f"{memory.numel() / 2**30:.2f} GiB of host memory cannot be pinned (error "
             f"{status}): raise the limit of locked memory (ulimit -l), or offload less"
         )
         raise MemoryError(message)

@@ -1,4 +1,4 @@
-"""Streams of a CUDA device: a stream for each lane, compute being the current one."""
+"""Streams of a GPU: a stream for each lane, compute being the current one."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from runtime.comm.group import Pending
+from runtime.devices.driver import Driver, Stream
+from runtime.devices.driver import Event as DeviceEvent
 from runtime.engine.host_lane import HostEvent, HostLane, Span
 from runtime.engine.streams import LANES, Event, Lane, Work
 
@@ -20,20 +22,20 @@ class CudaStreams:
     host's lane has not come to yet.
     """
 
-    def __init__(self, device: torch.device, *, serialises: bool = False) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, driver: Driver, *, serialises: bool = False) -> None:
+        self._device, self._driver = device, driver
         self._serialises = serialises
-        compute = torch.cuda.current_stream(device)
-        self._streams = {
-            lane: compute if lane == "compute" else torch.cuda.Stream(device) for lane in LANES
+        compute = driver.current_stream(device)
+        # Where both are ready transfers go first: what computes later waits for what they bring.
+        self._streams: dict[Lane, Stream] = {
+            lane: compute if lane == "compute" else driver.stream(device, urgent=True)
+            for lane in LANES
         }
-        self._host = HostLane(self._aside)
+        self._host = HostLane(driver.threads("host lane"), self._aside)
         self._last: Event | None = None
-        self._began = self._mark(compute)
-        # The same moment by the host's clock.
-        self._began.synchronize()
-        self._began_s = perf_counter()
-        self._log: list[tuple[torch.cuda.Event, torch.cuda.Event] | HostEvent] = []
+        self._log: list[tuple[DeviceEvent, DeviceEvent] | HostEvent] = []
+        self._born_s = perf_counter()
+        self._anchor()
 
     def submit(self, lane: Lane, work: Work, waits: Sequence[Event]) -> Event:
         """Issue work on a stream."""
@@ -51,7 +53,7 @@ class CudaStreams:
             else:
                 stream.wait_event(event)
         started = self._mark(stream)
-        with torch.cuda.stream(stream):
+        with self._driver.using(stream):
             if lane == "compute":
                 self.settle(work())
             else:
@@ -70,31 +72,44 @@ class CudaStreams:
         for event in self._log:
             if isinstance(event, Future):
                 event.result()
-        torch.cuda.synchronize(self._device)
+        self._driver.synchronize(self._device)
 
     def spoil(self, tensor: Tensor) -> None:
         """Nothing is checked here."""
 
     def spans(self) -> list[Span]:
-        """When each work ran, in the order of submission, by the device's clock."""
+        """When each work ran, in the order of submission, in seconds since these streams began."""
         self.synchronize()
         spans = [self._span(event) for event in self._log]
         self._log.clear()
+        self._anchor()
         return spans
 
-    def _span(self, event: tuple[torch.cuda.Event, torch.cuda.Event] | HostEvent) -> Span:
+    def _anchor(self) -> None:
+        """Note one moment by the device's clock and by the host's.
+
+        Times of events are 32-bit milliseconds since another event: measured from a moment that is
+        hours back they would lose their resolution.
+        """
+        self._began = self._mark(self._streams["compute"])
+        self._began.synchronize()
+        self._began_s = perf_counter() - self._born_s
+
+    def _span(self, event: tuple[DeviceEvent, DeviceEvent] | HostEvent) -> Span:
         if isinstance(event, Future):
             start_s, end_s = event.result()
-            return start_s - self._began_s, end_s - self._began_s
+            return start_s - self._born_s, end_s - self._born_s
         start, end = event
-        return self._began.elapsed_time(start) / 1e3, self._began.elapsed_time(end) / 1e3
+        start_s, end_s = (self._began.elapsed_time(one) / 1e3 for one in (start, end))
+        return self._began_s + start_s, self._began_s + end_s
 
-    def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+    def _mark(self, stream: Stream) -> DeviceEvent:
+        event = self._driver.event()
         event.record(stream)
         return event
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        with torch.cuda.device(self._device), torch.cuda.stream(self._streams["host"]):
+        self._driver.choose(self._device)
+        with self._driver.using(self._streams["host"]):
             yield

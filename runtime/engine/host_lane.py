@@ -1,7 +1,7 @@
 """The lane of a CUDA device's host: a thread that does what arithmetic is left to processors."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 
@@ -16,12 +16,16 @@ HostEvent = Future[Span]
 class HostLane:
     """Work of the host in order; its events are futures, with the seconds that it ran.
 
-    ``aside`` is where the work issues the copies that it makes itself: none of the other lanes'
-    streams, which are ahead.
+    ``thread`` runs one piece of work at a time. ``aside`` is where the work issues the copies that
+    it makes itself: none of the other lanes' streams, which are ahead.
     """
 
-    def __init__(self, aside: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host lane")
+    def __init__(
+        self,
+        thread: Executor,
+        aside: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._thread = thread
         self._aside = aside
 
     def submit(self, work: Work, waits: Sequence[Event]) -> HostEvent:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from runtime.devices.driver import Driver
 from runtime.engine.arena import Arena
 
 # Layer, which of the micro-batches in flight, and which of what the layer saves.
@@ -12,8 +13,8 @@ Place = tuple[int, int, int]
 class HostPool:
     """A buffer for each place; the first iteration makes them."""
 
-    def __init__(self, *, pins: bool) -> None:
-        self._pins = pins
+    def __init__(self, *, pins_for: Driver | None) -> None:
+        self._pins_for = pins_for
         self._arenas: dict[Place, Arena] = {}
         self._buffers: dict[Place, Tensor] = {}
 
@@ -25,7 +26,7 @@ class HostPool:
     def take(self, place: Place, size_bytes: int) -> Tensor:
         """The buffer of a place, which always has the same size."""
         if place not in self._arenas:
-            arena = Arena(size_bytes, torch.device("cpu"), pins=self._pins)
+            arena = Arena(size_bytes, torch.device("cpu"), pins_for=self._pins_for)
             self._arenas[place] = arena
             self._buffers[place] = arena.take(size_bytes, torch.uint8)
         return self._buffers[place]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from runtime.devices.table import driver_of
 from runtime.engine.host_pool import HostPool
 from runtime.engine.saved import Saved
 from runtime.engine.state import StageState
@@ -65,7 +66,7 @@ class Passes:
         self.device = device
         self.kept: dict[tuple[int, int], _Kept] = {}
         self.leaving: list[list[Tensor]] = [[], []]
-        self.host = HostPool(pins=device.type == "cuda")
+        self.host = HostPool(pins_for=driver_of(device))
         self.carried_bytes = 0.0
         self.peak_bytes = 0
         self._anchor = torch.zeros((), device=device, requires_grad=True)

@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from runtime.devices.table import driver_of
 from runtime.engine.arena import Arena, Rehearsal, Room
 from runtime.engine.layout import Layout, kept_elements
 from runtime.engine.shape import RING, StageShape
@@ -94,8 +95,8 @@ class StageState:
         rehearsed = Rehearsal(), Rehearsal()
         _parts(shape, layouts, dtype, *rehearsed)
         on_device = Arena(rehearsed[0].size_bytes, device)
-        pins = device.type == "cuda"
-        on_host = Arena(rehearsed[1].size_bytes, torch.device("cpu"), pins=pins)
+        host_device = torch.device("cpu")
+        on_host = Arena(rehearsed[1].size_bytes, host_device, pins_for=driver_of(device))
         layers, rings = _parts(shape, layouts, dtype, on_device, on_host)
         weights, gradients, sums = rings
         return cls(

@@ -2,14 +2,15 @@
 
 import os
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from mistlab.errors import InputError
 from mistlab.workload import Precision
+from runtime.devices.table import DRIVERS
 
-DeviceKind = Literal["cpu", "cuda"]
+# The CPU, or what has a driver.
+DeviceKind = str
 
 # Two processes on a CPU are the least that communicate.
 CPU_DEVICES = 2
@@ -28,20 +29,26 @@ class Devices:
         """The precision that operators are measured in: the fastest one for training."""
         if self.kind == "cpu":
             return "fp32"
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+        return "bf16" if DRIVERS[self.kind].has_bf16() else "fp16"
+
+    @property
+    def first(self) -> torch.device:
+        """The device of the first process."""
+        return torch.device(self.kind, 0)
 
     def device(self, rank: int) -> torch.device:
         """The device of one process, which becomes its current one."""
         if self.kind == "cpu":
             torch.set_num_threads(self.threads)
             return torch.device("cpu")
-        torch.cuda.set_device(rank)
-        return torch.device("cuda", rank)
+        device = torch.device(self.kind, rank)
+        DRIVERS[self.kind].choose(device)
+        return device
 
 
 def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
     """The devices asked for; without a kind GPUs if there are any, without a count all of them."""
-    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    present = DRIVERS[kind if kind in DRIVERS else "cuda"].count()
     if kind is None:
         kind = "cuda" if present else "cpu"
     if count is not None and count < 1:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from mistlab.measurement import Environment
+from runtime.devices.table import DRIVERS
 from runtime.profiling.device import Devices
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -15,14 +16,14 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 def environment_of(devices: Devices, revision: str) -> Environment:
     """The machine and the software on it."""
-    is_gpu = devices.kind == "cuda"
+    driver = DRIVERS.get(devices.kind)
     return Environment(
-        device=torch.cuda.get_device_name() if is_gpu else _cpu(),
+        device=driver.name(devices.first) if driver else _cpu(),
         num_devices=devices.count,
         python=platform.python_version(),
         torch=str(torch.__version__),
-        cuda=torch.version.cuda or "" if is_gpu else "",
-        driver=_smi("driver_version") if is_gpu else "",
+        cuda=driver.version if driver else "",
+        driver=_smi("driver_version") if driver else "",
         revision=revision,
     )
 
@@ -45,17 +46,19 @@ def host_memory_bytes() -> int:
 
 def device_memory_bytes(devices: Devices) -> int:
     """What torch can use of a device: the GPU's free memory, or a CPU device's part of a half."""
-    if devices.kind == "cpu":
+    driver = DRIVERS.get(devices.kind)
+    if driver is None:
         return host_memory_bytes() // 2 // devices.count
-    free, _ = torch.cuda.mem_get_info()
-    return free + torch.cuda.memory_reserved()
+    free, _ = driver.free_and_total_bytes(devices.first)
+    return free + driver.reserved_bytes(devices.first)
 
 
 def outside_bytes(devices: Devices) -> int:
     """Memory that is taken outside of torch's allocator: the GPU's context, the CPU's process."""
-    if devices.kind == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        return total - free - torch.cuda.memory_reserved()
+    driver = DRIVERS.get(devices.kind)
+    if driver is not None:
+        free, total = driver.free_and_total_bytes(devices.first)
+        return total - free - driver.reserved_bytes(devices.first)
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     return resident_pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -1,4 +1,4 @@
-"""Running work on several streams side by side: CUDA streams, or threads on a CPU."""
+"""Running work on several streams side by side: those of a GPU, or threads on a CPU."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +7,8 @@ from typing import Protocol, final
 import torch
 
 from mistlab.interference import STREAMS
+from runtime.devices.driver import Driver
+from runtime.devices.table import driver_of
 from runtime.profiling.timing import Work
 
 
@@ -32,22 +34,26 @@ class ThreadLanes:
 
 @final
 class StreamLanes:
-    """A CUDA stream for each stream."""
+    """A stream of the device for each stream."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._streams = [torch.cuda.Stream(device) for _ in STREAMS]
+    def __init__(self, device: torch.device, driver: Driver) -> None:
+        self._device, self._driver = device, driver
+        self._streams = [driver.stream(device) for _ in STREAMS]
 
     def side_by_side(self, works: Sequence[Work]) -> None:
         """Launch each behind what the current stream has done, and let it wait for all."""
-        current = torch.cuda.current_stream()
-        start = current.record_event()
+        current, start = self._driver.current_stream(self._device), self._driver.event()
+        start.record(current)
         for stream, work in zip(self._streams, works, strict=False):
             stream.wait_event(start)
-            with torch.cuda.stream(stream):
+            with self._driver.using(stream):
                 work()
-            current.wait_event(stream.record_event())
+            end = self._driver.event()
+            end.record(stream)
+            current.wait_event(end)
 
 
 def lanes_of(device: torch.device) -> Lanes:
     """The lanes of a device."""
-    return StreamLanes(device) if device.type == "cuda" else ThreadLanes()
+    driver = driver_of(device)
+    return ThreadLanes() if driver is None else StreamLanes(device, driver)

@@ -83,7 +83,7 @@ def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> Work
 def copy(kind: Copy, size_bytes: int, rank: Rank) -> Work:
     """The work of a copy between this process's device and the host."""
     on_device = _values(size_bytes, rank)
-    on_host = torch.empty(len(on_device), pin_memory=on_device.is_cuda).fill_(1.0)
+    on_host = torch.empty(len(on_device), pin_memory=on_device.device.type != "cpu").fill_(1.0)
     source, target = (on_host, on_device) if kind == "host_to_device" else (on_device, on_host)
     return lambda: target.copy_(source, non_blocking=True)
 

@@ -11,6 +11,7 @@ from torch import distributed
 from torch.distributed import ProcessGroup
 
 from mistlab.workload import Precision
+from runtime.devices.table import driver_of
 from runtime.profiling.device import Devices
 from runtime.profiling.timing import Clock, Timing, Work, clock_of
 
@@ -35,14 +36,15 @@ class Rank:
         clock = clock_of(devices.device(rank))
         groups: dict[int, ProcessGroup] = {}
         talk = None
+        driver = driver_of(clock.device)
         if devices.count > 1:
             distributed.init_process_group(
-                "nccl" if devices.kind == "cuda" else "gloo",
+                driver.backend if driver else "gloo",
                 init_method=f"file://{meeting}",
                 rank=rank,
                 world_size=devices.count,
                 timeout=PATIENCE,
-                device_id=clock.device if devices.kind == "cuda" else None,
+                device_id=clock.device if driver else None,
             )
             talk = distributed.new_group(backend="gloo")
             for size in group_sizes(devices.count):

@@ -1,4 +1,4 @@
-"""How long work takes on a device, again and again: CUDA events on GPUs, a clock on CPUs."""
+"""How long work takes on a device, again and again: events on GPUs, a clock on CPUs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +9,8 @@ from typing import Protocol, final
 import torch
 
 from mistlab.units import MIB_BYTES
+from runtime.devices.driver import Driver
+from runtime.devices.table import driver_of
 
 Work = Callable[[], object]
 
@@ -77,8 +79,8 @@ class HostClock:
 class EventClock:
     """Work on a GPU's current stream, between two events, out of a cold cache."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, driver: Driver) -> None:
+        self.device, self._driver = device, driver
         self._flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
 
     def samples_s(self, work: Work, repetitions: int) -> list[float]:
@@ -87,21 +89,23 @@ class EventClock:
             work()
         pairs = []
         for _ in range(repetitions):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(HEAD_START_CYCLES)
+            start, end = self._driver.event(), self._driver.event()
+            stream = self._driver.current_stream(self.device)
+            self._driver.idle(HEAD_START_CYCLES)
             self._flushed.zero_()
-            start.record()
+            start.record(stream)
             work()
-            end.record()
+            end.record(stream)
             pairs.append((start, end))
         self.wait()
         return [start.elapsed_time(end) / 1e3 for start, end in pairs]
 
     def wait(self) -> None:
         """Until the GPU is idle."""
-        torch.cuda.synchronize(self.device)
+        self._driver.synchronize(self.device)
 
 
 def clock_of(device: torch.device) -> Clock:
     """The clock of a device."""
-    return EventClock(device) if device.type == "cuda" else HostClock()
+    driver = driver_of(device)
+    return HostClock() if driver is None else EventClock(device, driver)

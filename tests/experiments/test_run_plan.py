@@ -21,6 +21,7 @@ from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E
 from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.measurement import Measurement  # noqa: E402
 from mistlab.value import from_mapping  # noqa: E402
+from runtime.devices.cuda import CudaDriver  # noqa: E402
 from runtime.engine import arena  # noqa: E402
 from runtime.engine.parameters import Parameters  # noqa: E402
 from runtime.engine.passes import Passes  # noqa: E402
@@ -329,13 +330,13 @@ def test_host_memory_that_cannot_be_pinned_says_what_to_do(
     begin = arena.Arena.__init__
 
     def pinned(self: arena.Arena, size: int, device: torch.device, **_: object) -> None:
-        begin(self, size, device, pins=True)
+        begin(self, size, device, pins_for=CudaDriver())
 
     monkeypatch.setattr(torch.cuda, "cudart", Refusing)
     monkeypatch.setattr(arena.Arena, "__init__", pinned)
     complaint = ending(plan_file(tmp_path, {"offload": {"optimizer": 1.0}}))
     assert "stage 0 is out of memory at its start" in complaint
-    assert "GiB of host memory cannot be pinned (CUDA error 2)" in complaint
+    assert "GiB of host memory cannot be pinned (error 2)" in complaint
     assert "raise the limit of locked memory (ulimit -l), or offload less" in complaint
 
 

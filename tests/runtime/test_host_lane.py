@@ -1,5 +1,6 @@
 """The lane of a device's host: in order, behind the device's events, its errors kept."""
 
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from time import perf_counter
 
@@ -21,7 +22,7 @@ class DeviceEvent:
 
 
 def test_work_waits_for_the_device_and_for_the_work_before_it() -> None:
-    lane, event, done = HostLane(), DeviceEvent(), list[str]()
+    lane, event, done = HostLane(ThreadPoolExecutor(1)), DeviceEvent(), list[str]()
     first = lane.submit(lambda: done.append("first"), [event])
     second = lane.submit(lambda: done.append("second"), [])
     assert not second.done()
@@ -38,4 +39,4 @@ def test_an_error_comes_to_whoever_waits() -> None:
         raise ValueError(message)
 
     with pytest.raises(ValueError, match="no"):
-        HostLane().submit(fails, []).result()
+        HostLane(ThreadPoolExecutor(1)).submit(fails, []).result()

@@ -1,0 +1,14 @@
+"""Which devices there are besides the CPU: a row each, by the name that torch gives the kind."""
+
+import torch
+
+from runtime.devices.cuda import CudaDriver
+from runtime.devices.driver import Driver
+
+# A stand-in adds its row while it stands in.
+DRIVERS: dict[str, Driver] = {"cuda": CudaDriver()}
+
+
+def driver_of(device: torch.device) -> Driver | None:
+    """Who drives a device; nobody drives a CPU."""
+    return None if device.type == "cpu" else DRIVERS[device.type]
