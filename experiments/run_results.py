@@ -60,6 +60,7 @@ def result_of(
         "mfu": mfu_of(job, options.stage, median),
         "peak_allocated_bytes": [one.peak_allocated_bytes for one in memory],
         "peak_reserved_bytes": [one.peak_reserved_bytes for one in memory],
+        "outside_bytes": [one.outside_bytes for one in memory],
         "host_bytes": [one.host_bytes for one in memory],
         "allocator_retries": [one.allocator_retries for one in memory],
     }
@@ -125,6 +126,8 @@ def summary_of(result: dict[str, Any]) -> str:
         if predicted:
             expected = result["predicted_peak_allocated_bytes"][rank]
             line += f" (predicted: {expected / GIB_BYTES:.3f} GiB)"
+        if outside := result["outside_bytes"][rank]:
+            line += f", {outside / GIB_BYTES:.3f} GiB outside torch's allocator"
         lines.append(line)
     return "\n".join(lines)
 
@@ -135,6 +138,9 @@ def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
     text = f"stage {shortage.stage} is out of memory at {shortage.doing} ({shortage.reason})"
     if held:
         text += f"; held {_gib(held)}"
+    if shortage.outside_bytes:
+        size = shortage.outside_bytes / GIB_BYTES
+        text += f"; {size:.2f} GiB of the device taken outside torch's allocator"
     predicted = _prediction(job, stage)
     if predicted is None:
         return text

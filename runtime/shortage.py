@@ -9,11 +9,15 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """``held_bytes`` are by class, as predictions name them; ``reason`` is the allocator's."""
+    """``held_bytes`` are by class, as predictions name them; ``reason`` is the allocator's.
+
+    ``outside_bytes`` are those of the device that torch's allocator does not hold; 0 on a CPU.
+    """
 
     stage: int
     doing: str
     held_bytes: Mapping[str, int]
+    outside_bytes: int = 0
     reason: str
 
 
