@@ -41,6 +41,7 @@ from mistlab.errors import InputError
 from mistlab.job import Job, load_job
 from mistlab.units import GIB_BYTES
 from mistlab.value import to_mapping
+from runtime.checkpoint_folder import latest
 
 if TYPE_CHECKING:
     from runtime.engine.executor import Report
@@ -259,8 +260,6 @@ def _checkpoints(options: argparse.Namespace) -> Path:
 
 
 def _last_checkpoint(options: argparse.Namespace) -> str:
-    from runtime.checkpoint import latest  # noqa: PLC0415 (needs torch)
-
     folder = options.resume if options.out is None else _checkpoints(options)
     path = latest(folder) if folder is not None else None
     return f"the last checkpoint is {path}" if path else "there is no checkpoint"

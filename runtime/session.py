@@ -16,6 +16,7 @@ from mistlab.errors import InputError
 from mistlab.job import Job
 from mistlab.measurement import Environment
 from mistlab.schedule import Action
+from runtime.checkpoint_folder import latest
 from runtime.comm.isolated import isolated
 from runtime.comm.processes import (
     World,
@@ -174,7 +175,7 @@ class Session:
         from runtime import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
-            checkpoint.load(self._executor, checkpoint.latest(folder) or folder)
+            checkpoint.load(self._executor, latest(folder) or folder)
 
     def export(self, path: Path) -> None:
         """Write the weights as one safetensors file."""
