@@ -1,21 +1,13 @@
 """What is known of a machine besides tables: its memory, its peaks, its software, its clocks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.commandline import progress
-from experiments.profile_sizes import ProfileSizes
-from mistlab.datafile import read_yaml, write_yaml
+from mistlab.datafile import read_yaml
 from mistlab.errors import InputError
 from mistlab.hardware import PeakTflops
 from mistlab.measurement import Environment
-from mistlab.units import GBYTES, TFLOP
-from mistlab.value import check_fields, from_mapping, to_mapping
-from mistlab.workload import Precision
-from runtime.profiling import environment
-from runtime.profiling.device import Devices
-from runtime.profiling.peaks import memory_bytes_per_s, product_flop_per_s
-from runtime.profiling.timing import Clock
+from mistlab.value import check_fields, from_mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,49 +48,10 @@ class Machine:
         return ", ".join([*parts, self.date])
 
 
-def machine_of(
-    path: Path, devices: Devices, sizes: ProfileSizes, clock: Clock, *, date: str, revision: str
-) -> Machine:
-    """The machine as it was noted before, or measured now; refuses notes of another one."""
-    present = environment.environment_of(devices, revision)
-    if path.exists():
-        noted = from_mapping(Machine, read_yaml(path))
-        if (noted.environment, noted.threads) != (
-            replace(present, revision=noted.environment.revision),
-            devices.threads,
-        ):
-            message = (
-                f"{path}: holds measurements of {noted.words}, not of {present.device} with torch "
-                f"{present.torch}: they do not mix, give another --tables"
-            )
-            raise InputError(message)
-        return noted
-    progress(f"peaks of {present.device}")
-    outside_bytes = environment.outside_bytes(devices)
-    device_bytes = environment.device_memory_bytes(devices)
-
-    def peak(precision: Precision) -> float:
-        rates = [
-            product_flop_per_s(precision, size, clock, sizes.repetitions) for size in sizes.products
-        ]
-        return round(max(rates) / TFLOP, 5)
-
-    has_bf16 = devices.kind == "cpu" or devices.precision == "bf16"
-    tflops = PeakTflops(
-        fp16=peak("fp16"), bf16=peak("bf16") if has_bf16 else None, fp32=peak("fp32")
-    )
-    machine = Machine(
-        environment=present,
-        date=date,
-        threads=devices.threads,
-        clocks=environment.clocks_of(devices),
-        device_memory_bytes=device_bytes,
-        outside_bytes=outside_bytes,
-        host_memory_bytes=environment.host_memory_bytes(),
-        memory_gbytes_per_s=round(
-            memory_bytes_per_s(sizes.copied_bytes, clock, sizes.repetitions) / GBYTES, 3
-        ),
-        peak_tflops=tflops,
-    )
-    write_yaml(to_mapping(machine), path)
-    return machine
+def noted_machine(tables: Path) -> Machine:
+    """The machine that a folder's tables are of."""
+    path = tables / "machine.yaml"
+    if not path.exists():
+        message = f"--tables {tables}: it has no machine.yaml: give a folder with measured tables"
+        raise InputError(message)
+    return from_mapping(Machine, read_yaml(path))
