@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 from experiments.commandline import DONE, parser_of, print_json, run, writable
-from experiments.machine import Machine, noted_machine
+from experiments.noted_machine import Machine, noted_machine
 from mistlab.datafile import write_yaml
 from mistlab.references import hardware_from
 from mistlab.value import to_mapping
@@ -60,6 +60,7 @@ def _measured(tables: Path, options: argparse.Namespace) -> Machine:
         devices,
         sizes[devices.kind, options.quick],
         date=datetime.now(UTC).date().isoformat(),
+        kernel=options.attention_kernel,
     )
     return found
 
@@ -84,6 +85,12 @@ def _parser() -> argparse.ArgumentParser:
         "--datasheet",
         metavar="HARDWARE",
         help="take peaks, memory bandwidth and network of its datasheet instead of measured peaks",
+    )
+    parser.add_argument(
+        "--attention-kernel",
+        choices=("flash", "cudnn", "flash-attn"),
+        default="flash",
+        help="who computes fused attention (default: flash), as of run_plan",
     )
     parser.add_argument(
         "--only", choices=("measure", "fit"), help="fill the tables alone, or fit to those alone"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments import fit_links, fits
 from experiments.fit_operators import launch_time, operator_rates
-from experiments.machine import Machine
+from experiments.noted_machine import Machine
 from experiments.profile_tables import KINDS, Tables
 from experiments.resumed_table import ResumedTable
 from mistlab import catalog

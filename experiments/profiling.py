@@ -11,8 +11,8 @@ from pathlib import Path
 
 from experiments.commandline import progress
 from experiments.countdown import Countdown
-from experiments.machine import Machine
-from experiments.machine_measured import machine_of
+from experiments.machine import machine_of
+from experiments.noted_machine import Machine
 from experiments.profile_sizes import ProfileSizes
 from experiments.profile_tables import ALONE, KINDS, SPREAD, Tables
 from experiments.resumed_table import Key, ResumedTable
@@ -21,6 +21,7 @@ from mistlab.errors import InputError
 from mistlab.model import Family
 from mistlab.units import MIB_BYTES, MICROSECONDS, MILLISECONDS
 from mistlab.workload import Attention
+from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.profiling.device import Devices
 from runtime.profiling.interference import OverlapCase, OverlapTiming, overlap_cases
 from runtime.profiling.launches import launches
@@ -43,8 +44,12 @@ Values = Mapping[str, object]
 Measure = Callable[[], Values]
 
 
-def measured(folder: Path, devices: Devices, sizes: ProfileSizes, *, date: str) -> Machine:
+def measured(
+    folder: Path, devices: Devices, sizes: ProfileSizes, *, date: str, kernel: AttentionKernel
+) -> Machine:
     """Measure what a folder's tables lack; the machine that they are of."""
+    check_kernel(kernel, device=devices.kind, precision=devices.precision, attention="flash")
+    settle_kernel(kernel, devices.first)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -52,7 +57,7 @@ def measured(folder: Path, devices: Devices, sizes: ProfileSizes, *, date: str) 
         raise InputError(message) from None
     clock = clock_of(devices.device(0))
     path = folder / "machine.yaml"
-    machine = machine_of(path, devices, sizes, clock, date=date, revision=revision())
+    machine = machine_of(path, devices, sizes, clock, date=date, revision=revision(), kernel=kernel)
     _measure(Tables.of(folder, machine.environment.device), devices, sizes, clock)
     if devices.count == 1:
         progress("one device: no collectives, no sends; the file describes nodes of one device")

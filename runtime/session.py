@@ -36,6 +36,7 @@ from runtime.engine.simulated import SimulatedStreams
 from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 from runtime.export import export
+from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.shortage import Shortage, ShortageError, refusals
 
 KIBIBYTE = 1024
@@ -46,7 +47,7 @@ class Settings:
     """How to run, besides the plan; ``data`` is a file of tokens, or None for synthetic ones.
 
     With ``serialises`` no two tasks of a CUDA device overlap, for comparison. With ``stage`` that
-    stage of the plan runs by itself.
+    stage of the plan runs by itself. ``kernel`` computes attention that is fused.
     """
 
     device: str
@@ -56,6 +57,7 @@ class Settings:
     training: Training
     serialises: bool = False
     stage: int | None = None
+    kernel: AttentionKernel = "flash"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,14 @@ class Session:
         """Join the other processes, and part from them at the end."""
         world = world_of_launcher()
         _check(job, settings.stage, world)
+        check_kernel(
+            settings.kernel,
+            device=settings.device,
+            precision=job.workload.precision,
+            attention=job.workload.attention,
+        )
         device = device_of(settings.device, world)
+        settle_kernel(settings.kernel, device)
         _cap(job, device)
         join(world, device, settings.timeout_s)
         try:

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments import rundir
-from experiments.machine import Machine
+from experiments.noted_machine import Machine
 from experiments.run_plan import EXAMPLE
 from mistlab.datafile import write_yaml
 from mistlab.hardware import PeakTflops

@@ -129,6 +129,16 @@ def test_a_step_on_the_cpu_shows_on_a_track_of_the_host(tmp_path: Path, result: 
     assert steps == {f"0S.{layer}m0" for layer in (1, 2, 3)}
 
 
+def test_a_strict_run_says_so_and_has_the_same_losses(tmp_path: Path, result: Run) -> None:
+    plan = plan_file(tmp_path)
+    plain, strict = result(plan, "--steps", 2), result(plan, "--steps", 2, "--deterministic")
+    assert (plain["deterministic"], strict["deterministic"]) == (False, True)
+    assert strict["losses"] == plain["losses"]
+    assert strict["attention_kernel"] == "flash"
+    products = result(plan_file(tmp_path, attention="math"), "--steps", 1)
+    assert products["attention_kernel"] is None
+
+
 PIPELINE = ({"layers": 1}, {"layers": 2, "data_parallel": 2, "micro_batch": 1}, {"layers": 1})
 
 
@@ -241,6 +251,12 @@ def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (plan, "--export", tmp_path): "--export",
         (plan, "--resume", tmp_path): "there is no checkpoint",
         (plan, "--save-every", 1): "give --out DIR",
+        (plan, "--attention-kernel", "flash-attn"): "flash-attn: it runs on GPUs alone",
+        (
+            plan_file(tmp_path, attention="math"),
+            "--attention-kernel",
+            "cudnn",
+        ): "product by product",
         (plan, "--seed", -1): "--seed -1: give a number from 0",
         (plan, "--resume", tmp_path / "nowhere"): "there is no checkpoint",
         (plan_file(tmp_path, model={**MODEL, "dropout": 0.1}),): "dropout 0.1 cannot be run",
