@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from runtime.devices.table import driver_of
 from runtime.engine.host_pool import HostPool
-from runtime.engine.saved import Saved
+from runtime.engine.saved import Saved, storage_of
 from runtime.engine.state import StageState
 from runtime.engine.streams import Streams, Work
 
@@ -71,7 +71,7 @@ class Passes:
         self.peak_bytes = 0
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._constants = {
-            layer: frozenset(b.untyped_storage().data_ptr() for b in module.buffers())
+            layer: frozenset(storage_of(buffer) for buffer in module.buffers())
             for layer, module in modules.items()
         }
         for layer, module in modules.items():

@@ -20,8 +20,8 @@ class Saved:
     """The storages that one layer of one micro-batch keeps, as flat bytes; None while away, and
     after the last use.
 
-    ``weights`` is where the layer's weights are whole when it runs, ``constants`` are storages that
-    stay anyway.
+    ``weights`` is where the layer's weights are whole when it runs, ``constants`` are numbers of
+    storages that stay anyway.
     """
 
     weights: Tensor
@@ -55,15 +55,16 @@ class Saved:
         return sum(storage.numel() for storage in self.storages if storage is not None)
 
     def _pack(self, tensor: Tensor) -> Any:
-        pointer = tensor.untyped_storage().data_ptr()
-        if pointer == self.weights.untyped_storage().data_ptr():
+        storage = storage_of(tensor)
+        if storage == storage_of(self.weights):
             offset = tensor.storage_offset() - self.weights.storage_offset()
             return (None, (tensor.dtype, tensor.shape, tensor.stride(), offset))
-        if pointer in self.constants or pointer == 0:
+        if storage in self.constants or tensor.untyped_storage().nbytes() == 0:
             return tensor
-        number = self._numbers.get(pointer)
+        number = self._numbers.get(storage)
         if number is None:
-            number = self._numbers[pointer] = len(self.storages)
+            # Kept here as long as the layer runs forward: no other storage gets its number.
+            number = self._numbers[storage] = len(self.storages)
             self.storages.append(_bytes_of(tensor))
             self._uses.append(0)
         self._uses[number] += 1
@@ -84,6 +85,15 @@ class Saved:
             self.storages[number] = None
         empty = torch.empty(0, dtype=dtype, device=storage.device)
         return empty.set_(storage.untyped_storage(), offset, size, stride)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """The number of the storage that a tensor is a view of: no other has it while that one lives.
+
+    Unlike an address of memory, it is there for tensors without any memory too.
+    """
+    number: int = tensor.untyped_storage()._cdata
+    return number
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
