@@ -113,6 +113,11 @@ def _parser() -> argparse.ArgumentParser:
         help="the same bits whenever the same is computed, to compare; takes longer",
     )
     parser.add_argument(
+        "--draw-on-device",
+        action="store_true",
+        help="draw first weights on the device: fast; a GPU draws other values than a CPU",
+    )
+    parser.add_argument(
         "--step-on-cpu",
         action="store_true",
         help="step offloaded optimizer state where it is, instead of fetching it",
@@ -156,6 +161,7 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
         serialises=options.serialise,
         stage=options.stage,
         kernel=options.attention_kernel,
+        draws_on_device=options.draw_on_device,
         training=training,
     )
 

@@ -48,7 +48,8 @@ class Settings:
     """How to run, besides the plan; ``data`` is a file of tokens, or None for synthetic ones.
 
     With ``serialises`` no two tasks of a CUDA device overlap, for comparison. With ``stage`` that
-    stage of the plan runs by itself. ``kernel`` computes attention that is fused.
+    stage of the plan runs by itself. ``kernel`` computes attention that is fused. With
+    ``draws_on_device`` first weights are drawn there, quickly; a GPU draws other values than a CPU.
     """
 
     device: str
@@ -59,6 +60,7 @@ class Settings:
     serialises: bool = False
     stage: int | None = None
     kernel: AttentionKernel = "flash"
+    draws_on_device: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +112,13 @@ class Session:
             self._streams,
             settings.training,
             device=device,
-            seed=settings.seed,
+            seed=None if settings.draws_on_device else settings.seed,
         )
+        if settings.draws_on_device:
+            self._executor.draw_on_device(settings.seed)
+            if driver is not None:
+                # Peaks are those of iterations: drawing had memory of its own.
+                driver.count_anew(device)
         self._spans: list[tuple[float, float]] = []
 
     @classmethod
