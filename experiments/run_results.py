@@ -51,6 +51,8 @@ def result_of(
         "plan": str(options.plan),
         "stage": options.stage,
         "seed": options.seed,
+        "deterministic": options.deterministic,
+        "attention_kernel": options.attention_kernel if job.workload.attention == "flash" else None,
         "losses": [report.loss for report in history.reports],
         "gradient_norms": [report.gradient_norm for report in history.reports],
         "skipped": [report.skipped for report in history.reports],

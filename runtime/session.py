@@ -38,6 +38,7 @@ from runtime.engine.simulated import SimulatedStreams
 from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 from runtime.export import export
+from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.runnable import check_runnable
 from runtime.shortage import Shortage, ShortageError, refusals
 
@@ -49,7 +50,8 @@ class Settings:
     """How to run, besides the plan; ``data`` is a file of tokens, or None for synthetic ones.
 
     With ``serialises`` no two tasks of a CUDA device overlap, for comparison. With ``stage`` that
-    stage of the plan runs by itself.
+    stage of the plan runs by itself. ``kernel`` computes attention that is fused. With
+    ``draws_on_device`` first weights are drawn there, quickly; a GPU draws other values than a CPU.
     """
 
     device: str
@@ -59,6 +61,8 @@ class Settings:
     training: Training
     serialises: bool = False
     stage: int | None = None
+    kernel: AttentionKernel = "flash"
+    draws_on_device: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +114,13 @@ class Session:
             self._streams,
             settings.training,
             device=device,
-            seed=settings.seed,
+            seed=None if settings.draws_on_device else settings.seed,
         )
+        if settings.draws_on_device:
+            self._executor.draw_on_device(settings.seed)
+            if driver is not None:
+                # Peaks are those of iterations: drawing had memory of its own.
+                driver.count_anew(device)
         self._spans: list[tuple[float, float]] = []
         self._is_new = True
 
@@ -121,7 +130,14 @@ class Session:
         """Join the other processes, and part from them at the end."""
         world = world_of_launcher()
         _check(job, settings.stage, world)
+        check_kernel(
+            settings.kernel,
+            device=settings.device,
+            precision=job.workload.precision,
+            attention=job.workload.attention,
+        )
         device = device_of(settings.device, world)
+        settle_kernel(settings.kernel, device)
         join(world, device, settings.timeout_s)
         try:
             with refusals():

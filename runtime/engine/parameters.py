@@ -36,7 +36,7 @@ class Parameters:
     def set_masters(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
         """Take a layer's unsplit tensors as master weights."""
         layout = self.state.layers[layer].layout
-        flat = torch.zeros(layout.numel)
+        flat = torch.zeros(layout.numel, device=next(iter(tensors.values())).device)
         views = layout.views(flat)
         for name, part in self.layers[layer].part_of(tensors, self.connections.tensor).items():
             views[name].copy_(part)
