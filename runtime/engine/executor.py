@@ -65,8 +65,9 @@ class Executor:
         training: Training,
         *,
         device: torch.device,
-        seed: int,
+        seed: int | None,
     ) -> None:
+        """Without a seed the first weights are zeros."""
         stage = connections.place.stage
         self.model = workload.model
         self.own = plan.stages[stage]
@@ -119,7 +120,8 @@ class Executor:
         self._reported = torch.zeros(2, device=device)
         self.issued: list[Op] = []
         self.issuing = ""
-        self._initialise(seed)
+        if seed is not None:
+            self._initialise(seed)
 
     def iterate(self, batches: Batches) -> None:
         """Issue one iteration: the step of the one before, then its own passes."""
