@@ -40,7 +40,8 @@ def launches(
         attention=attention,
         precision=precision,
     )
-    block = model_of(workload).blocks[0].to(clock.device)
+    with clock.device:
+        block = model_of(workload).blocks[0]
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.02)
     dtype = next(block.parameters()).dtype
