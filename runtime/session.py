@@ -36,6 +36,7 @@ from runtime.engine.simulated import SimulatedStreams
 from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 from runtime.export import export
+from runtime.runnable import check_runnable
 from runtime.shortage import Shortage, ShortageError, refusals
 
 KIBIBYTE = 1024
@@ -300,7 +301,8 @@ def _shortage(
 
 
 def _check(job: Job, stage: int | None, world: World) -> None:
-    """Refuse what cannot run: another world, another engine's schedule."""
+    """Refuse what cannot run here."""
+    check_runnable(job)
     ranks = job.plan.num_gpus
     if stage is not None:
         _check_stage(job, stage, world)
@@ -310,11 +312,6 @@ def _check(job: Job, stage: int | None, world: World) -> None:
             f"the plan takes {ranks} rank{'s' if ranks > 1 else ''}, {started} started: "
             f"torchrun --nproc-per-node {ranks} -m experiments.run_plan ... (fewer on each of "
             "several nodes)"
-        )
-        raise InputError(message)
-    if job.plan.engine != "mistlab":
-        message = (
-            f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
         )
         raise InputError(message)
 

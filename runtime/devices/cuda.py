@@ -65,9 +65,13 @@ class CudaDriver:
         """One thread of the host."""
         return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
+    def host_zeros(self, size_bytes: int) -> Tensor:
+        """Bytes of the host, not pinned yet: torch's own pinned allocator would round sizes up to
+        powers of two."""
+        return torch.zeros(size_bytes, dtype=torch.uint8)
+
     def pin(self, memory: Tensor) -> int:
-        """Register memory that is already there: torch's own pinned allocator would round sizes up
-        to powers of two."""
+        """Register memory that is already there."""
         return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
 
     def unpin(self, memory: Tensor) -> None:

@@ -87,6 +87,9 @@ class Driver(Protocol):
     def threads(self, name: str) -> Executor:
         """One thread of the host, for work that goes on beside whoever issues."""
 
+    def host_zeros(self, size_bytes: int) -> Tensor:
+        """Bytes of the host, for ``pin``."""
+
     def pin(self, memory: Tensor) -> int:
         """Let copies of host memory run by themselves; the library's error number, 0 for none."""
 

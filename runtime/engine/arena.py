@@ -40,7 +40,11 @@ class Arena:
         self, size_bytes: int, device: torch.device, *, pins_for: Driver | None = None
     ) -> None:
         self.size_bytes = size_bytes
-        self._memory = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+        self._memory = (
+            torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+            if pins_for is None
+            else pins_for.host_zeros(size_bytes)
+        )
         self._used = 0
         self._pinned_for = pins_for if size_bytes > 0 else None
         if self._pinned_for is not None:

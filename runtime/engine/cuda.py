@@ -37,6 +37,10 @@ class CudaStreams:
         self._born_s = perf_counter()
         self._anchor()
 
+    def stream(self, lane: Lane) -> Stream:
+        """The stream of a lane."""
+        return self._streams[lane]
+
     def submit(self, lane: Lane, work: Work, waits: Sequence[Event]) -> Event:
         """Issue work on a stream."""
         if self._serialises and self._last is not None:

@@ -7,7 +7,6 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from mistlab.errors import InputError
 from mistlab.workload import Workload
 from runtime.comm.group import Group
 from runtime.engine.layout import shapes_of
@@ -17,6 +16,7 @@ from runtime.models.config import ModelConfig, config_of, structure_of
 from runtime.models.ranks import OneRank, TensorParallel
 from runtime.models.shard import shard_of
 from runtime.models.transformer import Block, Embedding, Head
+from runtime.runnable import check_model
 
 INITIAL_STD = 0.02
 # The table of token vectors, and the head's weight that may be tied to it.
@@ -73,18 +73,13 @@ def layer_modules(
     workload: Workload, shape: StageShape, ranks: TensorParallel, device: torch.device
 ) -> dict[int, LayerModule]:
     """A stage's layers by their numbers in the whole model."""
-    model = workload.model
-    if model.family == "custom" or model.dropout:
-        what = "a traced model" if model.family == "custom" else f"dropout {model.dropout:g}"
-        remedy = "give a family of the catalogue" if model.family == "custom" else "give dropout: 0"
-        message = f"workload.model: {what} cannot be run: {remedy}"
-        raise InputError(message)
+    check_model(workload)
     config = config_of(workload, tensor_parallel=ranks.size)
     build = _Builder(workload, config, ranks, _rotary(config, workload, device))
     unsplit = _Builder(workload, config_of(workload), OneRank(), build.rotary)
     return {
         layer: LayerModule(
-            prefix=_prefix(layer, model.layers),
+            prefix=_prefix(layer, workload.model.layers),
             module=build.layer(layer),
             whole_shapes=_own_shapes(unsplit.layer(layer), borrows=shape.borrows_table(layer)),
         )

@@ -1,0 +1,1 @@
+"""Proofs about the GPU path without a GPU: races of streams, hidden waits, hanging collectives."""
