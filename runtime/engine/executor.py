@@ -118,7 +118,7 @@ class Executor:
         self._losses = torch.zeros((), device=device)
         self._reported = torch.zeros(2, device=device)
         self.issued: list[Op] = []
-        self.issuing = ""
+        self._issuing: Op | None = None
         self._initialise(seed)
 
     def iterate(self, batches: Batches) -> None:
@@ -152,6 +152,12 @@ class Executor:
             self.streams.synchronize()
             self._events.clear()
             self.stepper.learning_rate = None
+
+    @property
+    def issuing(self) -> str:
+        """The task that was issued last, in words."""
+        op = self._issuing
+        return "" if op is None else f"{op.task} ({op.phase.replace('_', ' ')})"
 
     def release(self) -> None:
         """Let go of pinned memory, when nothing runs any more."""
@@ -191,7 +197,7 @@ class Executor:
 
     def _issue(self, program: list[Op]) -> None:
         for op in program:
-            self.issuing = f"{op.task} ({op.phase.replace('_', ' ')})"
+            self._issuing = op
             waits = [self._events[-back] for back in op.waits]
             work = self._works[op.name](op)
             self._events.append(self.streams.submit(op.lane, work, waits))

@@ -23,7 +23,7 @@ class _View:
         """Let go of the storage."""
         one = self.tensor
         assert one is not None
-        self.place = (one.dtype, one.shape, one.stride(), one.storage_offset())
+        self.place = (one.dtype, one.shape, one.stride(), int(one.storage_offset()))
         self.tensor = None
 
     def come_back(self, flat: Tensor) -> None:
@@ -82,7 +82,7 @@ class Saved:
 
     def move_weights(self, weights: Tensor) -> None:
         """Say where in their storage the weights are in the backward pass."""
-        self._moved = weights.storage_offset() - self.weights.storage_offset()
+        self._moved = int(weights.storage_offset() - self.weights.storage_offset())
 
     def largest(self, most_bytes: float) -> list[int]:
         """Places of storages that together have at most so many bytes, large ones first."""
