@@ -4,7 +4,8 @@ No graph reaches from one layer to the next: a layer's input enters through a bo
 its gradient over, and nothing refers to the input but what the layer itself has saved.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,8 @@ class Passes:
             for layer, module in modules.items()
         }
         self._places = Places(state, modules)
+        # Bytes that a layer keeps of a micro-batch, as counted once, where nothing of it moves.
+        self._sizes: dict[int, int] = {}
 
     def forward(
         self, layer: int, micro_batch: int, entry: int, x: Tensor, targets: Tensor | None
@@ -90,7 +93,7 @@ class Passes:
             with torch.no_grad():
                 y = self._run(layer, x, targets)
         else:
-            with saved.hooks():
+            with self._taken_apart(layer, saved):
                 y = self._run(layer, self._entered(x, kept), targets)
             kept.edge = get_gradient_edge(y)
         self.held_bytes += saved.size_bytes
@@ -158,6 +161,22 @@ class Passes:
                 self.streams.spoil(copy)
 
         return work
+
+    @contextmanager
+    def _taken_apart(self, layer: int, saved: Saved) -> Iterator[None]:
+        """Where a layer runs forward whose weights or saved tensors may move until its backward.
+
+        Where neither does, autograd keeps them by itself, once they have been counted.
+        """
+        if layer in self._sizes:
+            saved.size_bytes = self._sizes[layer]
+            yield
+            return
+        with saved.hooks():
+            yield
+        shape = self.state.shape
+        if not shape.rings_weights(layer) and shape.offload_of(layer).activations == 0:
+            self._sizes[layer] = saved.size_bytes
 
     def _run(self, layer: int, x: Tensor, targets: Tensor | None) -> Tensor:
         module = self.modules[layer]

@@ -82,7 +82,7 @@ class Saved:
 
     def move_weights(self, weights: Tensor) -> None:
         """Say where in their storage the weights are in the backward pass."""
-        self._moved = int(weights.storage_offset()) - int(self.weights.storage_offset())
+        self._moved = int(weights.storage_offset() - self.weights.storage_offset())
 
     def largest(self, most_bytes: float) -> list[int]:
         """Places of storages that together have at most so many bytes, large ones first."""
