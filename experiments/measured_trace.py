@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.run_results import stages_run
-from mistlab.errors import InputError
+from mistlab.errors import UncalibratedError
 from mistlab.interference import STREAMS
 from mistlab.job import Job
 from mistlab.schedule import Action
@@ -28,7 +28,7 @@ def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], pa
     stages, run = job.plan.num_stages, stages_run(job, stage)
     try:
         trace = trace_of(_played(job, stage))
-    except InputError:
+    except UncalibratedError:
         trace = {"displayTimeUnit": "ms", "traceEvents": []}
     trace["traceEvents"] = [event for event in trace["traceEvents"] if event["pid"] in run]
     for event in trace["traceEvents"]:

@@ -14,6 +14,7 @@ from torch import Tensor, distributed
 from mistlab.errors import InputError
 from runtime.comm.group import Alone, Group, Pending, RankLostError, own_part, then
 from runtime.devices.table import driver_of
+from runtime.shortage import refusal_in
 
 MOMENT_S = 0.01
 # Names from torch 2.13 on, which warns of those that 2.11 has.
@@ -100,10 +101,13 @@ def maker(world: World, timeout_s: float) -> Callable[[str, Sequence[int]], Grou
 
 @contextmanager
 def heard_from(ranks: Sequence[int]) -> Iterator[None]:
-    """Let what torch.distributed says when some of the ranks are gone be a ``RankLostError``."""
+    """Let what torch.distributed says when some of the ranks are gone be a ``RankLostError``; where
+    memory runs out, nobody is gone."""
     try:
         yield
     except RuntimeError as error:
+        if refusal_in(error) is not None:
+            raise
         raise _lost(ranks, error) from error
 
 
