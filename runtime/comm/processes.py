@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from mistlab.errors import InputError
 from runtime.comm.group import Alone, Group, Pending, RankLostError, own_part, then
@@ -76,6 +77,17 @@ def leave(world: World) -> None:
     """Part from the other processes."""
     if world.size > 1:
         distributed.destroy_process_group()
+
+
+def abandon() -> None:
+    """Part from the other processes when this one has failed; wait for none of them.
+
+    NCCL's communicators are aborted: what they still do would keep the device. Gloo's connections
+    are left, since torch waits for what is under way before it closes them; they close with the
+    process, which should end now.
+    """
+    if distributed.is_initialized() and distributed.get_backend() == "nccl":
+        _abort_process_group()
 
 
 def meet() -> None:

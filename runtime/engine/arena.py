@@ -4,6 +4,7 @@ Sizes come from a rehearsal: what takes parts does so twice, first from a ``Rehe
 """
 
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class Arena:
         self._pinned_for = pins_for if size_bytes > 0 else None
         if self._pinned_for is not None:
             _pin(self._memory, self._pinned_for)
+            _PINNED.add(self)
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
         """The next part."""
@@ -56,9 +58,19 @@ class Arena:
 
     def release(self) -> None:
         """Unpin the memory, before it goes."""
+        _PINNED.discard(self)
         if self._pinned_for is not None:
             self._pinned_for.unpin(self._memory)
             self._pinned_for = None
+
+
+_PINNED: WeakSet[Arena] = WeakSet()
+
+
+def release_all() -> None:
+    """Unpin whatever this process still has pinned: of a run that failed, wherever it was."""
+    for arena in tuple(_PINNED):
+        arena.release()
 
 
 def _placed(size_bytes: int) -> int:
