@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.stage_times import stage_times
 from mistlab.cost.arithmetic import model_flop, stage_flop
-from mistlab.errors import InputError
+from mistlab.errors import InputError, UncalibratedError
 from mistlab.job import Job
 from mistlab.measurement import Environment, Measurement, StageMeasurement
 from mistlab.predict import Prediction
@@ -143,7 +143,10 @@ def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
     if shortage.outside_bytes:
         size = shortage.outside_bytes / GIB_BYTES
         text += f"; {size:.2f} GiB of the device taken outside torch's allocator"
-    predicted = _prediction(job, stage)
+    try:
+        predicted = _prediction(job, stage)
+    except InputError as error:
+        return f"{text}; not predicted: {error}"
     if predicted is None:
         return text
     of_stage = predicted.stages[stages_run(job, stage).index(shortage.stage)]
@@ -193,5 +196,5 @@ def _prediction(job: Job, stage: int | None) -> Prediction | None:
     """The prediction; nothing where the hardware is not calibrated."""
     try:
         return prediction_of(job, stage)
-    except InputError:
+    except UncalibratedError:
         return None
