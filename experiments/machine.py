@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.commandline import progress
+from experiments.moved_clocks import moved_words
 from experiments.noted_machine import Machine
 from experiments.profile_sizes import ProfileSizes
 from mistlab.datafile import read_yaml, write_yaml
@@ -14,6 +15,7 @@ from mistlab.units import GBYTES, TFLOP
 from mistlab.value import from_mapping, to_mapping
 from mistlab.workload import Precision
 from runtime.profiling import environment
+from runtime.profiling.clocks import clocks_of
 from runtime.profiling.device import Devices
 from runtime.profiling.peaks import memory_bytes_per_s, product_flop_per_s
 from runtime.profiling.timing import Clock
@@ -51,7 +53,7 @@ def machine_of(
         environment=present,
         date=date,
         threads=devices.threads,
-        clocks=environment.clocks_of(devices),
+        clocks=clocks_of(devices.first),
         device_memory_bytes=device_bytes,
         outside_bytes=outside_bytes,
         host_memory_bytes=environment.host_memory_bytes(),
@@ -63,6 +65,19 @@ def machine_of(
     )
     write_yaml(to_mapping(machine), path)
     return machine
+
+
+def clocks_noted(path: Path, machine: Machine, sizes: ProfileSizes, clock: Clock) -> Machine:
+    """Note the clocks now, after some work, and say whether they have moved since the beginning."""
+    if machine.clocks is None:
+        return machine
+    product_flop_per_s("fp16", max(sizes.products), clock, sizes.repetitions)
+    after = replace(machine, clocks_after=clocks_of(clock.device))
+    write_yaml(to_mapping(after), path)
+    moved = moved_words(after.clocks, after.clocks_after)
+    if moved:
+        progress(f"warning: {moved}")
+    return after
 
 
 def _noted(path: Path, present: Environment, threads: int, kernel: str) -> Machine:

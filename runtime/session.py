@@ -14,7 +14,7 @@ from torch import distributed
 
 from mistlab.errors import InputError
 from mistlab.job import Job
-from mistlab.measurement import Environment
+from mistlab.measurement import Clocks, Environment
 from mistlab.schedule import Action
 from runtime.comm.isolated import isolated
 from runtime.comm.processes import (
@@ -37,6 +37,7 @@ from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 from runtime.export import export
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
+from runtime.profiling.clocks import clocks_of
 from runtime.runnable import check_runnable
 from runtime.shortage import Shortage, ShortageError, refusals
 
@@ -225,6 +226,10 @@ class Session:
             cuda=driver.version if driver else "",
             revision=revision,
         )
+
+    def clocks(self) -> Clocks | None:
+        """The device's clocks, right after a step."""
+        return clocks_of(self.device)
 
     @contextmanager
     def _watched(self, doing: str | None = None) -> Iterator[None]:

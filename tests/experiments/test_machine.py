@@ -32,7 +32,7 @@ def noted(**fields: Any) -> Machine:
         "environment": H100,
         "date": "2026-01-01",
         "threads": 1,
-        "clocks": "",
+        "clocks": None,
         "device_memory_bytes": 80 * GIB_BYTES,
         "outside_bytes": GIB_BYTES,
         "host_memory_bytes": 128 * GIB_BYTES,
