@@ -11,7 +11,7 @@ from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
 from mistlab.hardware import PeakTflops
 from mistlab.measurement import Environment
-from mistlab.units import GBYTES, TFLOP
+from mistlab.units import GBYTES, GIB_BYTES, TFLOP
 from mistlab.value import from_mapping, to_mapping
 from mistlab.workload import Precision
 from runtime.profiling import environment
@@ -31,10 +31,10 @@ def machine_of(
     revision: str,
     kernel: str = "flash",
 ) -> Machine:
-    """The machine as it was noted before, or measured now; refuses notes of another one."""
+    """The machine as it was noted before, or measured now; refuses notes of another kind."""
     present = environment.environment_of(devices, revision)
     if path.exists():
-        return _noted(path, present, devices.threads, kernel)
+        return _noted(path, present, devices.threads, kernel, date)
     progress(f"peaks of {present.device}")
     outside_bytes = environment.outside_bytes(devices)
     device_bytes = environment.device_memory_bytes(devices)
@@ -80,17 +80,40 @@ def clocks_noted(path: Path, machine: Machine, sizes: ProfileSizes, clock: Clock
     return after
 
 
-def _noted(path: Path, present: Environment, threads: int, kernel: str) -> Machine:
-    """The machine that is noted; refused if it is another one, or measured another way."""
+def _noted(path: Path, present: Environment, threads: int, kernel: str, date: str) -> Machine:
+    """The machine that is noted; refused if it is of another kind, or measured another way.
+
+    Another machine of its kind goes on with its tables, and is noted with it.
+    """
     noted = from_mapping(Machine, read_yaml(path))
-    here = replace(present, revision=noted.environment.revision), threads
-    if (noted.environment, noted.threads) != here:
+    if (_kind(noted.environment), noted.threads) != (_kind(present), threads):
         problem = (
             f"measurements of {noted.words}, not of {present.device} with torch {present.torch}"
         )
     elif noted.attention_kernel != kernel:
         problem = f"measurements with attention by {noted.attention_kernel}, not by {kernel}"
     else:
-        return noted
+        return _going_on(path, noted, present, date)
     message = f"{path}: holds {problem}: they do not mix, give another --tables"
     raise InputError(message)
+
+
+def _kind(one: Environment) -> tuple[object, ...]:
+    """What measurements that mix have in common."""
+    return (one.device, one.num_devices, one.torch, one.cuda)
+
+
+def _going_on(path: Path, noted: Machine, present: Environment, date: str) -> Machine:
+    host_bytes, before = environment.host_memory_bytes(), noted.environment
+    if (before.driver, noted.host_memory_bytes) == (present.driver, host_bytes):
+        if noted.date != date:
+            progress(f"{path}: going on with what was measured on {noted.date}")
+        return noted
+    host = f"{host_bytes / GIB_BYTES:.0f} GiB of host memory"
+    words = ", ".join([*([f"driver {present.driver}"] if present.driver else []), host])
+    progress(f"{path}: going on with what was measured on {noted.words}; here {words}")
+    if words in noted.others:
+        return noted
+    noted = replace(noted, others=(*noted.others, words))
+    write_yaml(to_mapping(noted), path)
+    return noted

@@ -16,6 +16,7 @@ class Machine:
     """One machine on one day; ``threads`` are those of a process on a CPU.
 
     ``clocks`` are the first GPU's when measuring began, ``clocks_after`` when it ended.
+    ``others`` are machines of the same kind that went on with its tables.
     """
 
     environment: Environment
@@ -29,6 +30,7 @@ class Machine:
     peak_tflops: PeakTflops
     attention_kernel: str = "flash"
     clocks_after: Clocks | None = None
+    others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -53,6 +55,7 @@ class Machine:
         kernel = self.attention_kernel
         parts += [f"attention by {kernel}"] if kernel != "flash" else []
         parts += [self.clocks.words] if self.clocks else []
+        parts += [f"also one with {other}" for other in self.others]
         moved = moved_words(self.clocks, self.clocks_after)
         parts += [moved] if moved else []
         return ", ".join([*parts, self.date])
