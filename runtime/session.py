@@ -13,7 +13,7 @@ import torch
 
 from mistlab.errors import InputError
 from mistlab.job import Job
-from mistlab.measurement import Environment
+from mistlab.measurement import Clocks, Environment
 from mistlab.schedule import Action
 from runtime.checkpoint_folder import latest
 from runtime.comm.isolated import isolated
@@ -39,6 +39,7 @@ from runtime.engine.training import Training
 from runtime.export import export
 from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
+from runtime.profiling.clocks import clocks_of
 from runtime.runnable import check_runnable
 from runtime.shortage import Shortage, ShortageError, refusals
 
@@ -241,6 +242,10 @@ class Session:
             cuda=driver.version if driver else "",
             revision=revision,
         )
+
+    def clocks(self) -> Clocks | None:
+        """The device's clocks, right after a step."""
+        return clocks_of(self.device)
 
     @contextmanager
     def _watched(self, doing: str | None = None) -> Iterator[None]:
