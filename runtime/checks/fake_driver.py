@@ -129,6 +129,10 @@ class FakeDriver:
         """The calling thread."""
         return AtOnce()
 
+    def host_zeros(self, size_bytes: int) -> Tensor:
+        """Memory of the host."""
+        return torch.zeros(size_bytes, dtype=torch.uint8)
+
     def pin(self, memory: Tensor) -> int:
         """Remember that memory is pinned."""
         self.watch.note("memory pinned", "pin", spares_first=True)
