@@ -186,7 +186,7 @@ def test_a_fault_that_ends_the_run_is_found_at_its_place(
     fault.plant(monkeypatch)
     found = findings_of(SCALED)
     assert fault.found_in(found)
-    assert len(found) <= 2
+    assert len(found) == 1
 
 
 # Statements in the place of one that takes gradients' squares, and what is to be found there.
