@@ -1,7 +1,7 @@
 """A kind of device that torch knows by name only: "sham". No compiler is needed to have it.
 
 A process cannot forget a kind of device. So this one says that it is not available: what looks for
-some accelerator to use, as torch's checkpoints do, does not come upon it. What is left is that torch
+some accelerator to use, as torch's checkpoints do, does not come upon it. Torch still
 pins memory by it from then on, so a process that trains on GPUs should not have it.
 """
 
