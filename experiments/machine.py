@@ -1,80 +1,41 @@
-"""What is known of a machine besides tables: its memory, its peaks, its software, its clocks."""
+"""Measuring what is known of a machine besides tables: its memory, its peaks, its clocks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.commandline import progress
+from experiments.noted_machine import Machine
 from experiments.profile_sizes import ProfileSizes
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
 from mistlab.hardware import PeakTflops
 from mistlab.measurement import Environment
 from mistlab.units import GBYTES, TFLOP
-from mistlab.value import check_fields, from_mapping, to_mapping
+from mistlab.value import from_mapping, to_mapping
 from mistlab.workload import Precision
 from runtime.profiling import environment
 from runtime.profiling.device import Devices
 from runtime.profiling.peaks import memory_bytes_per_s, product_flop_per_s
 from runtime.profiling.timing import Clock
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """One machine on one day; ``threads`` are those of a process on a CPU."""
-
-    environment: Environment
-    date: str
-    threads: int
-    clocks: str
-    device_memory_bytes: int
-    outside_bytes: int
-    host_memory_bytes: int
-    memory_gbytes_per_s: float
-    peak_tflops: PeakTflops
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether its devices are GPUs, not shares of a CPU."""
-        return bool(self.environment.cuda)
-
-    @property
-    def words(self) -> str:
-        """The machine in words, for provenance."""
-        one = self.environment
-        parts = [f"{one.num_devices} x {one.device}" if self.is_gpu else one.device]
-        if not self.is_gpu:
-            parts.append(
-                f"{one.num_devices} processes of {self.threads} threads stand in for GPUs, their "
-                "memory is host memory, copies are between host buffers, streams are threads"
-            )
-        parts += [f"torch {one.torch}"]
-        parts += [f"CUDA {one.cuda}, driver {one.driver}"] if self.is_gpu else []
-        parts += [self.clocks] if self.clocks else []
-        return ", ".join([*parts, self.date])
+from runtime.profiling.world import World
 
 
 def machine_of(
-    path: Path, devices: Devices, sizes: ProfileSizes, clock: Clock, *, date: str, revision: str
+    path: Path,
+    devices: Devices,
+    sizes: ProfileSizes,
+    clock: Clock,
+    *,
+    date: str,
+    revision: str,
+    kernel: str = "flash",
 ) -> Machine:
     """The machine as it was noted before, or measured now; refuses notes of another one."""
     present = environment.environment_of(devices, revision)
     if path.exists():
-        noted = from_mapping(Machine, read_yaml(path))
-        if (noted.environment, noted.threads) != (
-            replace(present, revision=noted.environment.revision),
-            devices.threads,
-        ):
-            message = (
-                f"{path}: holds measurements of {noted.words}, not of {present.device} with torch "
-                f"{present.torch}: they do not mix, give another --tables"
-            )
-            raise InputError(message)
-        return noted
+        return _noted(path, present, devices.threads, kernel)
     progress(f"peaks of {present.device}")
-    outside_bytes = environment.outside_bytes(devices)
+    outside_bytes = device_outside_bytes(devices, sizes)
     device_bytes = environment.device_memory_bytes(devices)
 
     def peak(precision: Precision) -> float:
@@ -99,6 +60,31 @@ def machine_of(
             memory_bytes_per_s(sizes.copied_bytes, clock, sizes.repetitions) / GBYTES, 3
         ),
         peak_tflops=tflops,
+        attention_kernel=kernel,
     )
     write_yaml(to_mapping(machine), path)
     return machine
+
+
+def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> int:
+    """What is taken outside torch's allocator, by processes that have connected on GPUs."""
+    if devices.kind == "cpu" or devices.count == 1:
+        return environment.outside_bytes(devices.first)
+    world = World(devices=devices, repetitions=1, lengths=sizes.lengths)
+    return world.outside_bytes(max(sizes.transfer_bytes))
+
+
+def _noted(path: Path, present: Environment, threads: int, kernel: str) -> Machine:
+    """The machine that is noted; refused if it is another one, or measured another way."""
+    noted = from_mapping(Machine, read_yaml(path))
+    here = replace(present, revision=noted.environment.revision), threads
+    if (noted.environment, noted.threads) != here:
+        problem = (
+            f"measurements of {noted.words}, not of {present.device} with torch {present.torch}"
+        )
+    elif noted.attention_kernel != kernel:
+        problem = f"measurements with attention by {noted.attention_kernel}, not by {kernel}"
+    else:
+        return noted
+    message = f"{path}: holds {problem}: they do not mix, give another --tables"
+    raise InputError(message)

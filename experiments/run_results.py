@@ -51,6 +51,8 @@ def result_of(
         "plan": str(options.plan),
         "stage": options.stage,
         "seed": options.seed,
+        "deterministic": options.deterministic,
+        "attention_kernel": options.attention_kernel if job.workload.attention == "flash" else None,
         "losses": [report.loss for report in history.reports],
         "gradient_norms": [report.gradient_norm for report in history.reports],
         "skipped": [report.skipped for report in history.reports],
@@ -60,6 +62,7 @@ def result_of(
         "mfu": mfu_of(job, options.stage, median),
         "peak_allocated_bytes": [one.peak_allocated_bytes for one in memory],
         "peak_reserved_bytes": [one.peak_reserved_bytes for one in memory],
+        "outside_bytes": [one.outside_bytes for one in memory],
         "host_bytes": [one.host_bytes for one in memory],
         "allocator_retries": [one.allocator_retries for one in memory],
     }
@@ -125,6 +128,8 @@ def summary_of(result: dict[str, Any]) -> str:
         if predicted:
             expected = result["predicted_peak_allocated_bytes"][rank]
             line += f" (predicted: {expected / GIB_BYTES:.3f} GiB)"
+        if outside := result["outside_bytes"][rank]:
+            line += f", {outside / GIB_BYTES:.3f} GiB outside torch's allocator"
         lines.append(line)
     return "\n".join(lines)
 
@@ -135,6 +140,9 @@ def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
     text = f"stage {shortage.stage} is out of memory at {shortage.doing} ({shortage.reason})"
     if held:
         text += f"; held {_gib(held)}"
+    if shortage.outside_bytes:
+        size = shortage.outside_bytes / GIB_BYTES
+        text += f"; {size:.2f} GiB of the device taken outside torch's allocator"
     predicted = _prediction(job, stage)
     if predicted is None:
         return text

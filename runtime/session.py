@@ -16,6 +16,7 @@ from mistlab.errors import InputError
 from mistlab.job import Job
 from mistlab.measurement import Environment
 from mistlab.schedule import Action
+from runtime.checkpoint_folder import latest
 from runtime.comm.isolated import isolated
 from runtime.comm.processes import (
     World,
@@ -26,9 +27,10 @@ from runtime.comm.processes import (
     maker,
     world_of_launcher,
 )
-from runtime.comm.topology import Topology, connected
+from runtime.comm.topology import Connections, Topology, connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
 from runtime.devices.driver import DevicePeaks
+from runtime.devices.outside import Cap, outside_bytes
 from runtime.devices.table import driver_of
 from runtime.engine.cuda import CudaStreams
 from runtime.engine.executor import Batches, Executor, Report
@@ -36,6 +38,7 @@ from runtime.engine.simulated import SimulatedStreams
 from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 from runtime.export import export
+from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.runnable import check_runnable
 from runtime.shortage import Shortage, ShortageError, refusals
 
@@ -47,7 +50,8 @@ class Settings:
     """How to run, besides the plan; ``data`` is a file of tokens, or None for synthetic ones.
 
     With ``serialises`` no two tasks of a CUDA device overlap, for comparison. With ``stage`` that
-    stage of the plan runs by itself.
+    stage of the plan runs by itself. ``kernel`` computes attention that is fused. With
+    ``draws_on_device`` first weights are drawn there, quickly; a GPU draws other values than a CPU.
     """
 
     device: str
@@ -57,17 +61,22 @@ class Settings:
     training: Training
     serialises: bool = False
     stage: int | None = None
+    kernel: AttentionKernel = "flash"
+    draws_on_device: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
     """A rank's peaks; ``host_bytes`` are of what is offloaded.
 
-    ``allocator_retries`` are the times that CUDA's allocator had to give back what it cached.
+    ``outside_bytes`` are of the device and outside torch's allocator: context, libraries,
+    communicators. ``allocator_retries`` are the times that CUDA's allocator had to give back what
+    it cached.
     """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    outside_bytes: int
     host_bytes: int
     allocator_retries: int
 
@@ -90,11 +99,8 @@ class Session:
         self.job, self.settings = job, settings
         self.world, self.device = world, device
         self._sequences = _sequences(job, settings)
-        connections = (
-            connected(job.plan, world.rank, maker(world, settings.timeout_s))
-            if settings.stage is None
-            else isolated(job.plan, settings.stage, device, settings.seed)
-        )
+        connections = _connections(job, settings, world, device)
+        self._cap = Cap(job.cluster, device)
         driver = driver_of(device)
         self._streams: Streams = (
             SimulatedStreams(spoils=False)
@@ -108,9 +114,15 @@ class Session:
             self._streams,
             settings.training,
             device=device,
-            seed=settings.seed,
+            seed=None if settings.draws_on_device else settings.seed,
         )
+        if settings.draws_on_device:
+            self._executor.draw_on_device(settings.seed)
+            if driver is not None:
+                # Peaks are those of iterations: drawing had memory of its own.
+                driver.count_anew(device)
         self._spans: list[tuple[float, float]] = []
+        self._is_new = True
 
     @classmethod
     @contextmanager
@@ -118,8 +130,14 @@ class Session:
         """Join the other processes, and part from them at the end."""
         world = world_of_launcher()
         _check(job, settings.stage, world)
+        check_kernel(
+            settings.kernel,
+            device=settings.device,
+            precision=job.workload.precision,
+            attention=job.workload.attention,
+        )
         device = device_of(settings.device, world)
-        _cap(job, device)
+        settle_kernel(settings.kernel, device)
         join(world, device, settings.timeout_s)
         try:
             with refusals():
@@ -128,7 +146,7 @@ class Session:
             stage = settings.stage
             if stage is None:
                 stage = Topology(plan=job.plan).place(world.rank).stage
-            raise _shortage(stage, "its start", {}, error) from error
+            raise _shortage(stage, "its start", {}, device, error) from error
         yield session
         session._executor.release()
         leave(world)
@@ -152,6 +170,10 @@ class Session:
             executor.iterate(self._batches(self.steps))
             report = executor.report()
         seconds = perf_counter() - start
+        if self._is_new:
+            # Libraries load kernels at first use, and NCCL allocates for each of its algorithms.
+            self._cap.measure()
+            self._is_new = False
         self._spans = self._streams.spans()
         if self.settings.stage not in (None, self.job.plan.num_stages - 1):
             report = replace(report, loss=None)
@@ -169,7 +191,7 @@ class Session:
         from runtime import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
-            checkpoint.load(self._executor, checkpoint.latest(folder) or folder)
+            checkpoint.load(self._executor, latest(folder) or folder)
 
     def export(self, path: Path) -> None:
         """Write the weights as one safetensors file."""
@@ -220,7 +242,7 @@ class Session:
         except MemoryError as error:
             stage = executor.connections.place.stage
             at = doing or executor.issuing
-            raise _shortage(stage, at, executor.held_bytes(), error) from error
+            raise _shortage(stage, at, executor.held_bytes(), self.device, error) from error
 
     def _batches(self, step: int) -> Batches:
         """The step's sequences of this rank, on the device before anything is issued.
@@ -255,6 +277,7 @@ class Session:
         return RankMemory(
             peak_allocated_bytes=peaks.allocated_bytes,
             peak_reserved_bytes=peaks.reserved_bytes,
+            outside_bytes=self._cap.outside_bytes,
             host_bytes=executor.host_bytes,
             allocator_retries=peaks.retries,
         )
@@ -275,28 +298,33 @@ def _sequences(job: Job, settings: Settings) -> Sequences:
     return open_tokens(settings.data, length=length, vocab=vocab, seed=settings.seed)
 
 
-def _cap(job: Job, device: torch.device) -> None:
-    """Let torch hold no more of a GPU than the plan's cluster says that it has, and count anew.
-
-    This process may have run other plans.
-    """
-    driver = driver_of(device)
-    if driver is None:
-        return
-    cluster, share = job.cluster, 1.0
-    if cluster.memory_gib is not None:
-        allocator = cluster.hardware.allocator
-        outside = 0.0 if allocator is None else allocator.outside_bytes
-        _, whole = driver.free_and_total_bytes(device)
-        share = min(1.0, (cluster.memory_bytes - outside) / whole)
-    driver.count_anew(device)
-    driver.cap(device, share)
+def _connections(job: Job, settings: Settings, world: World, device: torch.device) -> Connections:
+    """The groups of a rank, connected; a stage by itself has none."""
+    if settings.stage is not None:
+        return isolated(job.plan, settings.stage, device, settings.seed)
+    return connected(
+        job.plan,
+        world.rank,
+        maker(world, settings.timeout_s),
+        tied=job.workload.model.tied_embeddings,
+        device=device,
+    )
 
 
 def _shortage(
-    stage: int, doing: str, held_bytes: Mapping[str, int], error: MemoryError
+    stage: int,
+    doing: str,
+    held_bytes: Mapping[str, int],
+    device: torch.device,
+    error: MemoryError,
 ) -> ShortageError:
-    shortage = Shortage(stage=stage, doing=doing, held_bytes=held_bytes, reason=str(error))
+    shortage = Shortage(
+        stage=stage,
+        doing=doing,
+        held_bytes=held_bytes,
+        outside_bytes=outside_bytes(device),
+        reason=str(error),
+    )
     return ShortageError(shortage)
 
 

@@ -130,7 +130,7 @@ class FakeDriver:
         return AtOnce()
 
     def host_zeros(self, size_bytes: int) -> Tensor:
-        """Memory of the host."""
+        """Fake bytes of the host."""
         return torch.zeros(size_bytes, dtype=torch.uint8)
 
     def pin(self, memory: Tensor) -> int:

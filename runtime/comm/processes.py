@@ -62,12 +62,18 @@ def device_of(name: str, world: World) -> torch.device:
 
 
 def join(world: World, device: torch.device, timeout_s: float) -> None:
-    """Meet the other processes; whoever waits longer for one of them gives up."""
+    """Meet the other processes; whoever waits longer for one of them gives up.
+
+    With the device bound NCCL makes the communicator of all processes here, and those of groups
+    when they are made, by all processes; each group then has one, for messages too.
+    """
     if world.size > 1:
         driver = driver_of(device)
         with heard_from(range(world.size)):
             distributed.init_process_group(
-                driver.backend if driver else "gloo", timeout=timedelta(seconds=timeout_s)
+                driver.backend if driver else "gloo",
+                timeout=timedelta(seconds=timeout_s),
+                device_id=device if driver else None,
             )
 
 
@@ -87,9 +93,12 @@ def meet() -> None:
 def maker(world: World, timeout_s: float) -> Callable[[str, Sequence[int]], Group | None]:
     """Makes groups of processes, all in the same order everywhere."""
 
-    def make(_name: str, ranks: Sequence[int]) -> Group | None:
+    def make(name: str, ranks: Sequence[int]) -> Group | None:
         if len(ranks) == 1:
             return Alone()
+        if name == "world":
+            # A communicator of their own would take memory of every device.
+            return everybody()
         with heard_from(range(world.size)):
             # Without a timeout of its own a group would have torch's, not that of the world.
             group = distributed.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
@@ -164,6 +173,13 @@ class ProcessGroup:
 
     def _started(self, work: distributed.Work | None) -> Pending | None:
         return None if work is None else _Works([work], [], self._ranks)
+
+
+def everybody() -> ProcessGroup:
+    """The group of all processes, which there is from when they joined."""
+    group = distributed.group.WORLD
+    assert group is not None
+    return ProcessGroup(group)
 
 
 class _Works:

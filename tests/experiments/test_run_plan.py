@@ -21,10 +21,12 @@ from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E
 from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.measurement import Measurement  # noqa: E402
 from mistlab.value import from_mapping  # noqa: E402
+from runtime.checks.one_rank import standing_in  # noqa: E402
 from runtime.devices.cuda import CudaDriver  # noqa: E402
 from runtime.engine import arena  # noqa: E402
 from runtime.engine.parameters import Parameters  # noqa: E402
 from runtime.engine.passes import Passes  # noqa: E402
+from tests.runtime.inline_driver import InlineDriver  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Mapping[str, Any]]
@@ -127,6 +129,33 @@ def test_a_step_on_the_cpu_shows_on_a_track_of_the_host(tmp_path: Path, result: 
     place = host["pid"], host["tid"]
     steps = {e["name"] for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == place}
     assert steps == {f"0S.{layer}m0" for layer in (1, 2, 3)}
+
+
+def test_a_strict_run_says_so_and_has_the_same_losses(tmp_path: Path, result: Run) -> None:
+    plan = plan_file(tmp_path)
+    plain, strict = result(plan, "--steps", 2), result(plan, "--steps", 2, "--deterministic")
+    assert (plain["deterministic"], strict["deterministic"]) == (False, True)
+    assert strict["losses"] == plain["losses"]
+    assert strict["attention_kernel"] == "flash"
+    products = result(plan_file(tmp_path, attention="math"), "--steps", 1)
+    assert products["attention_kernel"] is None
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_weights_that_a_device_draws_depend_on_the_seed_alone(
+    tmp_path: Path, result: Run, family: str
+) -> None:
+    model = {**MODEL, "family": family, "tied_embeddings": family == "gpt"}
+    offload = {"offload": {"optimizer": 0.5, "weights": 0.5}}
+    plans = plan_file(tmp_path, model=model), plan_file(tmp_path, offload, model=model)
+    on_host = result(plans[0], "--steps", 2)
+    # The generator of a CPU that stands for a GPU draws what the host draws.
+    with standing_in(InlineDriver()):
+        drawn = [result(plan, "--steps", 2, "--draw-on-device") for plan in plans]
+        other = result(plans[1], "--steps", 2, "--draw-on-device", "--seed", 1)
+    for one in drawn:
+        assert one["losses"] == pytest.approx(on_host["losses"], rel=1e-6)
+    assert other["losses"] != drawn[1]["losses"]
 
 
 PIPELINE = ({"layers": 1}, {"layers": 2, "data_parallel": 2, "micro_batch": 1}, {"layers": 1})
@@ -241,6 +270,12 @@ def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (plan, "--export", tmp_path): "--export",
         (plan, "--resume", tmp_path): "there is no checkpoint",
         (plan, "--save-every", 1): "give --out DIR",
+        (plan, "--attention-kernel", "flash-attn"): "flash-attn: it runs on GPUs alone",
+        (
+            plan_file(tmp_path, attention="math"),
+            "--attention-kernel",
+            "cudnn",
+        ): "product by product",
         (plan, "--seed", -1): "--seed -1: give a number from 0",
         (plan, "--resume", tmp_path / "nowhere"): "there is no checkpoint",
         (plan_file(tmp_path, model={**MODEL, "dropout": 0.1}),): "dropout 0.1 cannot be run",

@@ -1,17 +1,23 @@
 """Checkpoints: another plan goes on with the same losses; what is broken is refused."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: E402
 
 from mistlab.errors import InputError  # noqa: E402
 from mistlab.plan import Plan  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
-from runtime import checkpoint  # noqa: E402
+from runtime import boxes, checkpoint  # noqa: E402
+from runtime.checkpoint_folder import latest  # noqa: E402
 from runtime.comm.threads import Meeting, run_threads  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
@@ -31,6 +37,7 @@ from tests.runtime.worlds import (  # noqa: E402
     workload,
 )
 
+ROOT = Path(__file__).parents[2]
 STEPS = 4
 
 
@@ -107,8 +114,8 @@ def test_saving_changes_nothing(tmp_path: Path) -> None:
 def test_the_last_complete_checkpoint_is_found(tmp_path: Path) -> None:
     for name in ("step-2", "step-10", "step-11.part", "other"):
         (tmp_path / name).mkdir()
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-10"
-    assert checkpoint.latest(tmp_path / "nowhere") is None
+    assert latest(tmp_path) == tmp_path / "step-10"
+    assert latest(tmp_path / "nowhere") is None
 
 
 def _cut_data(path: Path) -> None:
@@ -166,3 +173,54 @@ def test_exported_weights_are_the_model_s(tmp_path: Path) -> None:
     assert stored.keys() == expected.keys()
     for name, tensor in stored.items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "offloaded", "place"),
+    [(1, 1.0, "here"), (1, 0.0, "away"), (2, 0.5, "here")],
+    ids=["all offloaded", "all on a device", "two ranks, half offloaded"],
+)
+def test_saving_and_loading_take_no_second_copy_of_the_state(
+    tmp_path: Path, ranks: int, offloaded: float, place: str
+) -> None:
+    """Beyond what the interpreter takes: at most 1.1 times what training holds."""
+    code = "from tests.runtime.checkpoint_memory import main; main()"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(rank), str(ranks), tmp_path, str(offloaded), place],
+            cwd=ROOT,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        assert [process.wait(timeout=200) for process in processes] == [0] * ranks
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for rank in range(ranks):
+        said = json.loads((tmp_path / f"{rank}.json").read_text())
+        # A copy would show: the state is most of what is held, and more than a tenth by far.
+        assert said["held"] > said["state"] > 0.25 * said["held"]
+        assert max(said["saving"], said["loading"]) <= 1.1 * said["held"]
+
+
+def test_boxes_are_cut_and_copied_without_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a device, by a buffer smaller than most tensors."""
+    monkeypatch.setattr(boxes, "MOST_BYTES", 1000)
+    monkeypatch.setattr(boxes, "is_away", lambda _: True)
+    first, second = alone(work(), OFFLOADED, "lazy"), alone(work(), PLAIN, "lazy")
+    losses(first, work(), range(2))
+    path = checkpoint.save(first, tmp_path)
+    stored = FileSystemReader(path).read_metadata().state_dict_metadata
+    chunks = [chunk for tensor in stored.values() for chunk in tensor.chunks]
+    assert max(4 * prod(chunk.sizes) for chunk in chunks) <= 1000
+
+    checkpoint.load(second, path)
+
+    expected, found = (whole_weights(work(), [one]) for one in (first, second))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
+    assert second.steps == 2

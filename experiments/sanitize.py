@@ -1,0 +1,140 @@
+"""Check without a GPU that a plan would run right on GPUs.
+
+Each rank that differs from the others runs by itself on this machine's CPU: the code is that of
+run_plan --device cuda, streams and events are notes in a graph of what comes before what. Reported
+are operators that use the same memory on two streams with nothing between them that orders them,
+and memory that the caching allocator could hand out again while somebody uses it. The plan's sizes
+are made small first, its structure is kept. Exit status 0: clean; 1: something was found.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from experiments.commandline import (
+    DONE,
+    NO_ANSWER,
+    as_options,
+    parser_of,
+    print_json,
+    progress,
+    run,
+)
+from mistlab.errors import InputError
+from mistlab.job import Job, load_job
+from mistlab.value import to_mapping
+
+if TYPE_CHECKING:
+    from runtime.checks.findings import Sanitizer
+    from runtime.engine.training import Training
+
+EXAMPLE = Path(__file__).parent / "plans" / "tiny-gpt.yaml"
+# Of a rank with very many findings the first ones tell what is wrong.
+MOST_TOLD = 10
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check the plans one after another."""
+    options = _parser().parse_args(arguments)
+    from runtime.checks.findings import Sanitizer  # noqa: PLC0415 (needs torch)
+
+    # What cannot run is said before anything does.
+    jobs = [(path, load_job(path)) for path in options.plan or [EXAMPLE]]
+    sanitizers = []
+    for path, job in jobs:
+        try:
+            training = _training(options, job)
+            sanitizer = Sanitizer.of(job, training, serialises=options.serialise)
+        except InputError as error:
+            message = f"{path}: {error}"
+            raise InputError(message) from None
+        sanitizers.append((path, job.plan.num_gpus, sanitizer))
+    counts = [_checked(path, gpus, one, options) for path, gpus, one in sanitizers]
+    return NO_ANSWER if sum(counts) else DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of("sanitize", __doc__, json=False)
+    parser.add_argument("plan", metavar="PLAN.yaml", nargs="*", type=Path)
+    parser.add_argument("--clip-norm", type=float, help="as run_plan has it")
+    parser.add_argument("--loss-scale", type=float, help="as run_plan has it")
+    parser.add_argument("--step-on-cpu", action="store_true", help="as run_plan has it")
+    parser.add_argument("--serialise", action="store_true", help="as run_plan has it")
+    return parser
+
+
+def _training(options: argparse.Namespace, job: Job) -> "Training":
+    from runtime.engine.training import FP16_LOSS_SCALE, Training  # noqa: PLC0415 (needs torch)
+
+    scale = FP16_LOSS_SCALE if job.workload.precision == "fp16" else None
+    with as_options():
+        return Training(
+            clip_norm=options.clip_norm,
+            loss_scale=scale if options.loss_scale is None else options.loss_scale,
+            steps_on_host=options.step_on_cpu,
+        )
+
+
+def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Namespace) -> int:
+    """Check a plan, and tell; how much was found."""
+    ranks = sanitizer.ranks
+    left_out = "".join(f"; {words}" for words in sanitizer.small.left_out)
+    progress(
+        f"{path}: {gpus} GPUs, {len(ranks)} that differ in what they do{left_out}; "
+        f"about {sanitizer.expected_s:.0f} s"
+    )
+    start, found = perf_counter(), []
+    for number, one in enumerate(ranks, 1):
+        races = sanitizer.races(one.rank)
+        found.append({**to_mapping(one), "races": [_race(race) for race in races]})
+        progress(
+            f"{path}: {number} of {len(ranks)}: {one}: {_count(len(races), 'finding')}, "
+            f"{perf_counter() - start:.0f} s"
+        )
+        if not options.json:
+            _tell(path, one, races)
+    total = sum(len(rank["races"]) for rank in found)
+    if options.json:
+        print_json(
+            {
+                "plan": str(path),
+                "gpus": gpus,
+                "left_out": list(sanitizer.small.left_out),
+                "ranks": found,
+                "findings": total,
+                "timing": {"seconds": perf_counter() - start},
+            }
+        )
+    else:
+        clean = f"{path}: clean" if not total else f"{path}: {_count(total, 'finding')}"
+        print(f"{clean} ({len(ranks)} of {gpus} ranks, which do all that any does)")
+    return total
+
+
+def _race(race: Any) -> dict[str, Any]:
+    first, second = (one._asdict() for one in (race.first, race.second))
+    return {
+        "kind": race.kind,
+        "memory": race.memory,
+        "first": first,
+        "second": second,
+        "missing": race.missing,
+    }
+
+
+def _tell(path: Path, rank: object, findings: Sequence[object]) -> None:
+    for finding in findings[:MOST_TOLD]:
+        print(f"{path}: {rank}: {finding}")
+    if len(findings) > MOST_TOLD:
+        print(f"{path}: {rank}: and {len(findings) - MOST_TOLD} more")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, sys.argv[1:]))
