@@ -7,19 +7,17 @@ places fail as on a GPU, backward passes run in the device's own thread, and not
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import backend_registration
 
-from mistlab.errors import InputError
 from mistlab.plan import Plan
 from mistlab.workload import Workload
 from runtime.checks.cuda_ways import CudaWays
 from runtime.checks.fake_driver import FakeDriver
 from runtime.checks.fake_group import fake_maker
 from runtime.checks.hidden_waits import HiddenWaits
+from runtime.checks.sham import SHAM, has_own_thread, register
 from runtime.checks.watch import Finding, Watch
 from runtime.comm.topology import connected
 from runtime.devices.table import DRIVERS
@@ -27,8 +25,6 @@ from runtime.engine.cuda import CudaStreams
 from runtime.engine.executor import Batches, Executor
 from runtime.engine.training import Training
 
-# What torch calls the kind of device.
-SHAM = "sham"
 # The first makes what lasts, the second takes the step of the first.
 ITERATIONS = 2
 
@@ -39,7 +35,7 @@ def fake_device() -> Iterator[Watch]:
 
     Tensors that are made meanwhile are all fake, those on the CPU too.
     """
-    _register()
+    register()
     watch = Watch()
     driver = FakeDriver(watch)
     threads = torch.get_num_threads()
@@ -49,7 +45,7 @@ def fake_device() -> Iterator[Watch]:
         # Fake tensors bear one thread at a time: of what asks how many there are, too.
         stack.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)
-        stack.enter_context(torch.autograd.set_multithreading_enabled(_has_own_thread()))
+        stack.enter_context(torch.autograd.set_multithreading_enabled(has_own_thread()))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         ways = CudaWays(watch)
         stack.enter_context(HiddenWaits(driver, watch, ways))
@@ -90,38 +86,3 @@ def _train(executor: Executor, workload: Workload, plan: Plan) -> None:
         executor.streams.spans()
     executor.flush()
     executor.release()
-
-
-@cache
-def _register() -> None:
-    """Tell torch of the kind of device; a process cannot forget it."""
-    register = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
-    if register is None:
-        message = (
-            f"torch {torch.__version__} has no devices without a compiler: install torch 2.11 to "
-            "2.13 for this check"
-        )
-        raise InputError(message)
-    try:
-        register(SHAM)
-    except RuntimeError as error:
-        message = (
-            f"torch knows another maker's device already ({error}): run this check in a process "
-            "that does not import it"
-        )
-        raise InputError(message) from error
-
-
-@cache
-def _has_own_thread() -> bool:
-    """Whether autograd has a thread for the device.
-
-    It starts its threads at a process's first backward pass, for the devices that are known then.
-    """
-    with FakeTensorMode():
-        x = torch.zeros((), device=SHAM, requires_grad=True)
-        try:
-            x.neg().backward()
-        except RuntimeError:
-            return False
-    return True

@@ -21,9 +21,11 @@ from runtime.checks.watch import Kind, Watch
 from runtime.models import operators
 
 aten = torch.ops.aten
+# Kinds of places that are no device's.
+_ELSEWHERE = ("cpu", "meta")
 Arguments = Mapping[str, Any]
 # These neither compute nor move anything.
-_IDLE = (aten.lift_fresh.default, aten.lift.default, aten.detach.default, aten.set_)
+_IDLE = (aten.lift_fresh, aten.lift, aten.set_)
 _CHOOSING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
 
@@ -63,29 +65,27 @@ class HiddenWaits(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         kind = hidden_wait(func, args, kwargs, self._driver.is_pinned)
+        try:
+            result = self._run(func, args, kwargs)
+        except Exception as error:
+            places = {tensor.device.type for tensor in tensors_in((args, kwargs))}
+            ending: Kind = "wrong device" if len(places) > 1 else "failure"
+            self._watch.stop(kind or ending, str(func), error)
+            raise
         if kind is not None:
             self._watch.note(kind, str(func))
-        if func is aten._local_scalar_dense.default:
-            return 0.0 if args[0].is_floating_point() else 0
-        result = self._run(func, args, kwargs)
-        if func not in _IDLE and not func.is_view and _only_on_cpu((args, kwargs, result)):
+        elif _works_on_cpu(func, (args, kwargs, result)):
             makes = not any(True for _ in tensors_in((args, kwargs)))
             self._watch.note("work on the CPU", str(func), spares_first=makes)
         return result
 
     def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        pins = kwargs.get("pin_memory") or func is aten._pin_memory.default
-        if pins:
-            kwargs = {**kwargs, "pin_memory": False}
-        try:
-            result = func(*args, **kwargs)
-        except Exception as error:
-            places = {tensor.device.type for tensor in tensors_in((args, kwargs))}
-            kind: Kind = "wrong device" if len(places) > 1 else "failure"
-            self._watch.stop(kind, str(func), error)
-            raise
-        if pins:
-            self._driver.pin(result)
+        if func is aten._local_scalar_dense.default:
+            return 0.0 if args[0].is_floating_point() else 0
+        if not kwargs.get("pin_memory"):
+            return func(*args, **kwargs)
+        result = func(*args, **{**kwargs, "pin_memory": False})
+        self._driver.pin(result)
         return result
 
 
@@ -93,17 +93,15 @@ def hidden_wait(
     func: OpOverload, args: Sequence[Any], kwargs: Arguments, is_pinned: Callable[[Tensor], bool]
 ) -> Kind | None:
     """How an operator lets the host wait, if it does."""
-    if not any(is_on_device(tensor) for tensor in tensors_in((args, kwargs))):
-        wanted = kwargs.get("device")
-        if func is not aten._to_copy.default or wanted is None or wanted.type == "cpu":
-            return None
     packet = func.overloadpacket
+    if packet is aten._to_copy:
+        return _moved(args[0], kwargs, is_pinned)
+    if not any(map(is_on_device, tensors_in((args, kwargs)))):
+        return None
     if packet is aten.copy_:
         target, source, *rest = args
         by_itself = rest[0] if rest else kwargs.get("non_blocking", False)
         return _copied(target, source, is_pinned, by_itself=by_itself)
-    if packet is aten._to_copy:
-        return _moved(args[0], kwargs, is_pinned)
     if packet in _CHOOSING:
         return _chosen(args)
     if torch.Tag.data_dependent_output in func.tags:
@@ -141,12 +139,12 @@ def _copied(
 
 def _moved(source: Tensor, kwargs: Arguments, is_pinned: Callable[[Tensor], bool]) -> Kind | None:
     wanted = kwargs.get("device")
-    if wanted is None or (wanted.type != "cpu") == is_on_device(source):
+    if wanted is None or (wanted.type in _ELSEWHERE) != is_on_device(source):
         return None
-    # Torch makes pinned memory for what is to come to the host by itself.
     if not kwargs.get("non_blocking", False):
         return "blocking copy"
     if wanted.type == "cpu":
+        # Torch makes pinned memory for what is to come by itself.
         return "memory pinned"
     return None if is_pinned(source) and source.is_contiguous() else "unpinned copy"
 
@@ -161,11 +159,12 @@ def _chosen(args: Sequence[Any]) -> Kind | None:
     return "size from values" if masks and not (fills and not any(args[3:])) else None
 
 
-def _only_on_cpu(given: Any) -> bool:
-    places = {tensor.device.type for tensor in tensors_in(given)}
-    return places == {"cpu"}
+def _works_on_cpu(func: OpOverload, given: Any) -> bool:
+    if func.is_view or func.overloadpacket in _IDLE:
+        return False
+    return {tensor.device.type for tensor in tensors_in(given)} == {"cpu"}
 
 
 def is_on_device(tensor: Tensor) -> bool:
     """Whether a tensor is where a GPU's would be."""
-    return tensor.device.type not in ("cpu", "meta")
+    return tensor.device.type not in _ELSEWHERE

@@ -48,6 +48,8 @@ REMEDIES: Mapping[Kind, str] = {
     "failure": "it cannot run, or cannot be judged",
 }
 
+# These end a run on whatever lane.
+_ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
 MOST_SAID = 160
 _ROOT = Path(runtime.__file__).parent
 _ITERATE = Executor.iterate.__code__
@@ -93,19 +95,19 @@ class Watch:
 
     def note(
         self, kind: Kind, operator: str, *, said: str = "", spares_first: bool = False
-    ) -> None:
-        """Remember what is met now, if it is inside an iteration and not on the host's lane.
+    ) -> bool:
+        """Remember what is met now, if that is inside an iteration; whether it was.
 
-        The first iteration may make memory that lasts: ``spares_first`` says that this is of that
-        sort.
+        The host's lane may wait. The first iteration may make memory that lasts: ``spares_first``
+        says that this is of that sort.
         """
         frames = list(self._frames())
         executor = next((_executor(frame) for frame in frames if frame.f_code is _ITERATE), None)
         if executor is None or (spares_first and executor.steps == 0):
-            return
+            return False
         lane = next((op.lane for frame in frames if (op := _op(frame))), "compute")
-        if lane == "host":
-            return
+        if lane == "host" and kind not in _ENDINGS:
+            return False
         place = next((at for frame in frames if (at := _place(frame))), "runtime")
         finding = Finding(
             kind=kind,
@@ -117,11 +119,13 @@ class Watch:
         )
         alike = (one for one in self._times if replace(one, task=finding.task) == finding)
         self._times[next(alike, finding)] += 1
+        return True
 
     def stop(self, kind: Kind, operator: str, error: BaseException) -> None:
         """Remember an error that ends the run."""
-        if self.stopped_by is not error:
-            self.note(kind, operator, said=shorten(str(error), MOST_SAID))
+        if error is not self.stopped_by and self.note(
+            kind, operator, said=shorten(str(error), MOST_SAID)
+        ):
             self.stopped_by = error
 
     def _frames(self) -> Iterator[FrameType]:
