@@ -7,20 +7,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Self
 
 import torch
-from torch import distributed
 
 from mistlab.errors import InputError
 from mistlab.job import Job
-from mistlab.measurement import Environment
+from mistlab.measurement import Clocks, Environment
 from mistlab.schedule import Action
+from runtime.checkpoint_folder import latest
 from runtime.comm.isolated import isolated
+from runtime.comm.objects import gathered
 from runtime.comm.processes import (
     World,
     device_of,
-    heard_from,
     join,
     leave,
     maker,
@@ -37,6 +37,10 @@ from runtime.engine.simulated import SimulatedStreams
 from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 from runtime.export import export
+from runtime.failure import let_go
+from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
+from runtime.profiling.clocks import clocks_of
+from runtime.runnable import check_runnable
 from runtime.shortage import Shortage, ShortageError, refusals
 
 KIBIBYTE = 1024
@@ -47,7 +51,8 @@ class Settings:
     """How to run, besides the plan; ``data`` is a file of tokens, or None for synthetic ones.
 
     With ``serialises`` no two tasks of a CUDA device overlap, for comparison. With ``stage`` that
-    stage of the plan runs by itself.
+    stage of the plan runs by itself. ``kernel`` computes attention that is fused. With
+    ``draws_on_device`` first weights are drawn there, quickly; a GPU draws other values than a CPU.
     """
 
     device: str
@@ -57,6 +62,8 @@ class Settings:
     training: Training
     serialises: bool = False
     stage: int | None = None
+    kernel: AttentionKernel = "flash"
+    draws_on_device: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,30 +115,52 @@ class Session:
             self._streams,
             settings.training,
             device=device,
-            seed=settings.seed,
+            seed=None if settings.draws_on_device else settings.seed,
         )
+        if settings.draws_on_device:
+            self._executor.draw_on_device(settings.seed)
+            if driver is not None:
+                # Peaks are those of iterations: drawing had memory of its own.
+                driver.count_anew(device)
         self._spans: list[tuple[float, float]] = []
         self._is_new = True
 
     @classmethod
     @contextmanager
     def started(cls, job: Job, settings: Settings) -> Iterator[Self]:
-        """Join the other processes, and part from them at the end."""
+        """Join the other processes, and part from them at the end, whatever it is."""
         world = world_of_launcher()
         _check(job, settings.stage, world)
+        check_kernel(
+            settings.kernel,
+            device=settings.device,
+            precision=job.workload.precision,
+            attention=job.workload.attention,
+        )
         device = device_of(settings.device, world)
-        join(world, device, settings.timeout_s)
+        settle_kernel(settings.kernel, device)
+        session = None
+        try:
+            session = cls._joined(job, settings, world, device)
+            yield session
+            session._executor.release()
+        except BaseException:
+            let_go(device, None if session is None else session._streams)
+            raise
+        session._streams.close()
+        leave(world)
+
+    @classmethod
+    def _joined(cls, job: Job, settings: Settings, world: World, device: torch.device) -> Self:
         try:
             with refusals():
-                session = cls(job, settings, world, device)
+                join(world, device, settings.timeout_s)
+                return cls(job, settings, world, device)
         except MemoryError as error:
             stage = settings.stage
             if stage is None:
                 stage = Topology(plan=job.plan).place(world.rank).stage
             raise _shortage(stage, "its start", {}, device, error) from error
-        yield session
-        session._executor.release()
-        leave(world)
 
     @property
     def is_first(self) -> bool:
@@ -173,7 +202,7 @@ class Session:
         from runtime import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
-            checkpoint.load(self._executor, checkpoint.latest(folder) or folder)
+            checkpoint.load(self._executor, latest(folder) or folder)
 
     def export(self, path: Path) -> None:
         """Write the weights as one safetensors file."""
@@ -182,7 +211,7 @@ class Session:
 
     def memory(self) -> list[RankMemory]:
         """The peaks of all ranks."""
-        return self._gathered(self._own_memory())
+        return gathered(self._own_memory())
 
     def tasks(self) -> list[MeasuredTask]:
         """The last iteration's tasks on the first rank of each stage."""
@@ -200,7 +229,7 @@ class Session:
                 )
                 for op, (start, end) in zip(self._executor.issued, self._spans, strict=True)
             ]
-        return [task for tasks in self._gathered(own) for task in tasks]
+        return [task for tasks in gathered(own) for task in tasks]
 
     def environment(self, revision: str) -> Environment:
         """What the run was made on."""
@@ -213,6 +242,10 @@ class Session:
             cuda=driver.version if driver else "",
             revision=revision,
         )
+
+    def clocks(self) -> Clocks | None:
+        """The device's clocks, right after a step."""
+        return clocks_of(self.device)
 
     @contextmanager
     def _watched(self, doing: str | None = None) -> Iterator[None]:
@@ -264,14 +297,6 @@ class Session:
             allocator_retries=peaks.retries,
         )
 
-    def _gathered(self, own: Any) -> list[Any]:
-        if self.world.size == 1:
-            return [own]
-        gathered: list[Any] = [None] * self.world.size
-        with heard_from(range(self.world.size)):
-            distributed.all_gather_object(gathered, own)
-        return gathered
-
 
 def _sequences(job: Job, settings: Settings) -> Sequences:
     length, vocab = job.workload.sequence_length, job.workload.model.vocab
@@ -311,7 +336,8 @@ def _shortage(
 
 
 def _check(job: Job, stage: int | None, world: World) -> None:
-    """Refuse what cannot run: another world, another engine's schedule."""
+    """Refuse what cannot run here."""
+    check_runnable(job)
     ranks = job.plan.num_gpus
     if stage is not None:
         _check_stage(job, stage, world)
@@ -321,11 +347,6 @@ def _check(job: Job, stage: int | None, world: World) -> None:
             f"the plan takes {ranks} rank{'s' if ranks > 1 else ''}, {started} started: "
             f"torchrun --nproc-per-node {ranks} -m experiments.run_plan ... (fewer on each of "
             "several nodes)"
-        )
-        raise InputError(message)
-    if job.plan.engine != "mistlab":
-        message = (
-            f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
         )
         raise InputError(message)
 

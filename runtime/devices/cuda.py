@@ -57,6 +57,10 @@ class CudaDriver:
         """Let the calling thread of the host wait for all streams."""
         torch.cuda.synchronize(device)
 
+    def generator(self, device: torch.device) -> torch.Generator:
+        """A new generator on a GPU."""
+        return torch.Generator(device)
+
     def idle(self, cycles: int) -> None:
         """Queue a pause on the current stream."""
         torch.cuda._sleep(cycles)
@@ -65,9 +69,13 @@ class CudaDriver:
         """One thread of the host."""
         return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
+    def host_zeros(self, size_bytes: int) -> Tensor:
+        """Bytes of the host, not pinned yet: torch's own pinned allocator would round sizes up to
+        powers of two."""
+        return torch.zeros(size_bytes, dtype=torch.uint8)
+
     def pin(self, memory: Tensor) -> int:
-        """Register memory that is already there: torch's own pinned allocator would round sizes up
-        to powers of two."""
+        """Register memory that is already there."""
         return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
 
     def unpin(self, memory: Tensor) -> None:

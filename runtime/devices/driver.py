@@ -81,11 +81,17 @@ class Driver(Protocol):
     def synchronize(self, device: torch.device) -> None:
         """Let the calling thread of the host wait for all streams."""
 
+    def generator(self, device: torch.device) -> torch.Generator:
+        """A new source of random values for tensors there."""
+
     def idle(self, cycles: int) -> None:
         """Queue a pause on the current stream."""
 
     def threads(self, name: str) -> Executor:
         """One thread of the host, for work that goes on beside whoever issues."""
+
+    def host_zeros(self, size_bytes: int) -> Tensor:
+        """Bytes of the host, for ``pin``."""
 
     def pin(self, memory: Tensor) -> int:
         """Let copies of host memory run by themselves; the library's error number, 0 for none."""

@@ -72,8 +72,11 @@ class Touched:
         return ((what, self.shape.first_layer),) if self.shape.borrows_table(self.layer) else ()
 
     def forward(self) -> tuple[Buffers, Buffers]:
-        """F: compute waits before it lets go of what left the same entry before."""
-        leaves = self.shape.offload_of(self.layer).activations > 0
+        """F: compute waits before it lets go of what left the same entry before, whosever it was.
+
+        Embedding and head send nothing away, and take an entry all the same.
+        """
+        leaves = self.shape.offload.activations > 0
         reads = (self.weights, *self.borrowed("weights"))
         return reads, ((("leaving", self.entry),) if leaves else ())
 

@@ -7,7 +7,6 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from mistlab.errors import InputError
 from mistlab.workload import Workload
 from runtime.comm.group import Group
 from runtime.engine.layout import shapes_of
@@ -17,8 +16,10 @@ from runtime.models.config import ModelConfig, config_of, structure_of
 from runtime.models.ranks import OneRank, TensorParallel
 from runtime.models.shard import shard_of
 from runtime.models.transformer import Block, Embedding, Head
+from runtime.runnable import check_model
 
 INITIAL_STD = 0.02
+HOST = torch.device("cpu")
 # The table of token vectors, and the head's weight that may be tied to it.
 TABLE, TIED = "embedding.tokens.weight", "head.projection.weight"
 
@@ -51,40 +52,39 @@ class LayerModule:
         }
         return shard_of(self.module, padded, rank=ranks.rank, ranks=ranks.size)
 
-    def initial(self, seed: int, *, tied: bool) -> dict[str, Tensor]:
+    def initial(self, seed: int, *, tied: bool, device: torch.device = HOST) -> dict[str, Tensor]:
         """The layer's unsplit parameters before training."""
         return {
-            name: initial_tensor(self.prefix + name, shape, seed, tied=tied)
+            name: initial_tensor(self.prefix + name, shape, seed, tied=tied, device=device)
             for name, shape in self.whole_shapes.items()
         }
 
 
-def initial_tensor(name: str, shape: tuple[int, ...], seed: int, *, tied: bool) -> Tensor:
-    """A parameter before training: by its name, so that no plan changes it."""
+def initial_tensor(
+    name: str, shape: tuple[int, ...], seed: int, *, tied: bool, device: torch.device = HOST
+) -> Tensor:
+    """A parameter before training: by its name, so that no plan changes it, and by the generator
+    of a device, whose kinds draw other values."""
     if tied and name == TIED:
         name = TABLE
     if len(shape) == 1:
-        return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
-    generator = torch.Generator().manual_seed(crc32(name.encode()) + (seed << 32))
-    return torch.empty(shape).normal_(std=INITIAL_STD, generator=generator)
+        fill = 1.0 if name.endswith("weight") else 0.0
+        return torch.full(shape, fill, device=device)
+    generator = torch.Generator(device).manual_seed(crc32(name.encode()) + (seed << 32))
+    return torch.empty(shape, device=device).normal_(std=INITIAL_STD, generator=generator)
 
 
 def layer_modules(
     workload: Workload, shape: StageShape, ranks: TensorParallel, device: torch.device
 ) -> dict[int, LayerModule]:
     """A stage's layers by their numbers in the whole model."""
-    model = workload.model
-    if model.family == "custom" or model.dropout:
-        what = "a traced model" if model.family == "custom" else f"dropout {model.dropout:g}"
-        remedy = "give a family of the catalogue" if model.family == "custom" else "give dropout: 0"
-        message = f"workload.model: {what} cannot be run: {remedy}"
-        raise InputError(message)
+    check_model(workload)
     config = config_of(workload, tensor_parallel=ranks.size)
     build = _Builder(workload, config, ranks, _rotary(config, workload, device))
     unsplit = _Builder(workload, config_of(workload), OneRank(), build.rotary)
     return {
         layer: LayerModule(
-            prefix=_prefix(layer, model.layers),
+            prefix=_prefix(layer, workload.model.layers),
             module=build.layer(layer),
             whole_shapes=_own_shapes(unsplit.layer(layer), borrows=shape.borrows_table(layer)),
         )

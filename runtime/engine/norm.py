@@ -37,8 +37,10 @@ class Squares:
     def take_table(self, gradients: Tensor, *, counts: bool) -> None:
         """Note the gradients of the table that embedding and head share."""
         if self._wanted:
-            sum_of_squares = gradients.float().square().sum() if counts else 0.0
-            self._sums[self._rows[TIED_TABLE]] = sum_of_squares
+            # A number that is assigned to an element would be copied, and the host wait for it.
+            of_table = self._sums[self._rows[TIED_TABLE]].zero_()
+            if counts:
+                of_table.add_(gradients.float().square().sum())
 
     def total(self) -> Tensor:
         """The sum over this rank's layers."""

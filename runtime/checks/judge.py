@@ -1,0 +1,193 @@
+"""Which pairs of uses of memory a trace leaves unordered, and what a single wait is needed for."""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from runtime.checks.trace import Access, Deed, Kind, Need, Stretch, Trace, Wait
+
+Waits = frozenset[Wait]
+NONE: Waits = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceFinding:
+    """Two deeds with the same memory that nothing orders."""
+
+    kind: Kind
+    memory: str
+    first: Deed
+    second: Deed
+
+    @property
+    def missing(self) -> str:
+        """The wait that would order them."""
+        first, second = self.first, self.second
+        return f"a wait of {second.actor}, at {second.task}, for {first.task} on {first.actor}"
+
+    def __str__(self) -> str:
+        lines = (f"{self.kind}: {self.memory}", str(self.first), str(self.second))
+        return "\n  ".join((*lines, f"missing: {self.missing}"))
+
+
+@dataclass(eq=False)
+class Judge:
+    """A trace, and what must be in order in it."""
+
+    trace: Trace
+    _needs: dict[int, list[Need]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        needs = defaultdict(list)
+        for need in (*_conflicts(self.trace), *self.trace.needs):
+            if self._actor(need.earlier) != self._actor(need.later):
+                needs[need.later].append(need)
+        self._needs = needs
+
+    @cached_property
+    def waits(self) -> dict[Wait, int]:
+        """The waits of tasks, each with the stretch that begins behind it."""
+        return {
+            source.wait: number
+            for number, stretch in enumerate(self.trace.stretches)
+            for source in stretch.sources
+            if source.wait is not None
+        }
+
+    def findings(self, without: Waits = NONE) -> list[RaceFinding]:
+        """What nothing orders, if the waits in ``without`` are left out."""
+        return [self._finding(need) for need in self._unmet(without)]
+
+    def is_needed(self, *waits: Wait) -> bool:
+        """Whether something is unordered without some waits."""
+        return any(True for _ in self._unmet(frozenset(waits)))
+
+    def detours(self, wait: Wait) -> list[list[str]]:
+        """Of a wait that is not needed, why: the stretches that lead without it from the work that
+        it waits for to its own; or else, for each pair of deeds that it orders, those that lead
+        from the first to the second. There are none where it orders nothing.
+        """
+        begins, source = self.waits[wait], self._source(wait)
+        around = self.path(source, begins, frozenset([wait]))
+        if around:
+            return [around]
+        before = self._before[source] | 1 << source
+        return [
+            self.path(need.earlier, later, frozenset([wait]))
+            for later, needs in self._needs.items()
+            if later == begins or self._before[later] >> begins & 1
+            for need in needs
+            if before >> need.earlier & 1
+        ]
+
+    def path(self, earlier: int, later: int, without: Waits = NONE) -> list[str]:
+        """The stretches that lead from one to another, in words; empty if they are unordered."""
+        came_from = {later: later}
+        queue = deque([later])
+        while queue:
+            number = queue.popleft()
+            if number == earlier:
+                found = [number]
+                while found[-1] != later:
+                    found.append(came_from[found[-1]])
+                return [self._words(one) for one in found]
+            for source in self.trace.stretches[number].sources:
+                is_left_out = source.wait is not None and source.wait in without
+                if source.stretch not in came_from and not is_left_out:
+                    came_from[source.stretch] = number
+                    queue.append(source.stretch)
+        return []
+
+    @cached_property
+    def _before(self) -> list[int]:
+        """For each stretch the set of those before it, as bits."""
+        before: list[int] = []
+        for stretch in self.trace.stretches:
+            before.append(_behind(stretch, before, NONE))
+        return before
+
+    def _source(self, wait: Wait) -> int:
+        sources = self.trace.stretches[self.waits[wait]].sources
+        return next(one.stretch for one in sources if one.wait is wait)
+
+    def _unmet(self, without: Waits) -> Iterator[Need]:
+        """Goes through the stretches that a wait may matter to, for as long as anybody asks."""
+        first = min((self.waits[wait] for wait in without), default=0)
+        before = self._before[:first]
+        for number in range(first, len(self.trace.stretches)):
+            before.append(_behind(self.trace.stretches[number], before, without))
+            for need in self._needs.get(number, ()):
+                if not before[number] >> need.earlier & 1:
+                    yield need
+
+    def _finding(self, need: Need) -> RaceFinding:
+        trace = self.trace
+        return RaceFinding(
+            kind=need.kind,
+            memory=trace.called(need.memory),
+            first=trace.deed(need.first),
+            second=trace.deed(need.second),
+        )
+
+    def _words(self, stretch: int) -> str:
+        one = self.trace.stretches[stretch]
+        return f"{one.task} on {one.actor}"
+
+    def _actor(self, stretch: int) -> str:
+        return self.trace.stretches[stretch].actor
+
+
+def _behind(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
+    """The set of stretches before one, from the sets of its sources, as bits."""
+    bits = 0
+    for source in stretch.sources:
+        if source.wait is None or source.wait not in without:
+            bits |= before[source.stretch] | 1 << source.stretch
+    return bits
+
+
+def _conflicts(trace: Trace) -> Iterator[Need]:
+    """Pairs of uses of the same bytes, of which one writes, with no other use in between.
+
+    If each of these is in order, so is every pair of uses: order is transitive.
+    """
+    by_storage: dict[int, list[Access]] = defaultdict(list)
+    for access in trace.accesses:
+        by_storage[access.storage].append(access)
+    seen = set[tuple[int, int]]()
+    for accesses in by_storage.values():
+        if len({trace.stretches[one.stretch].actor for one in accesses}) > 1:
+            for first, second in _neighbours(accesses):
+                pair = (first.stretch, second.stretch)
+                if first.stretch != second.stretch and pair not in seen:
+                    seen.add(pair)
+                    yield Need(
+                        earlier=first.stretch,
+                        later=second.stretch,
+                        kind="race",
+                        first=first,
+                        second=second,
+                        memory=second,
+                    )
+
+
+def _neighbours(accesses: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
+    """Of one storage's uses, each with those that it must follow at once, byte range by range."""
+    bounds = sorted({bound for one in accesses for bound in (one.begin, one.end)})
+    places = {bound: number for number, bound in enumerate(bounds)}
+    writer: list[Access | None] = [None] * len(bounds)
+    readers: list[list[Access]] = [[] for _ in bounds]
+    for access in accesses:
+        before = set[Access]()
+        for cell in range(places[access.begin], places[access.end]):
+            last = writer[cell]
+            if last is not None:
+                before.add(last)
+            if access.writes:
+                before.update(readers[cell])
+                writer[cell], readers[cell] = access, []
+            else:
+                readers[cell].append(access)
+        for one in before:
+            yield one, access

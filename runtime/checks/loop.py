@@ -1,0 +1,55 @@
+"""Groups of ranks of which one is here: its collectives run as NCCL's do, with its own values.
+
+NCCL runs a collective in the order of the stream that is current, so nothing is pending.
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from runtime.comm.group import Alone, Group, own_part
+
+
+class LoopGroup:
+    """A group of ``size`` ranks; the others have what this one has."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        self.size, self.rank = size, rank
+
+    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Reduce over equal values, in place."""
+        tensor.mul_(self.size if operation == "sum" else 1)
+
+    def all_gather(self, whole: Tensor, own: Tensor) -> None:
+        """Fill ``whole`` with copies of ``own``, which may be a part of it."""
+        size = own.numel()
+        whole[: self.rank * size].view(-1, size).copy_(own)
+        whole[(self.rank + 1) * size :].view(-1, size).copy_(own)
+        mine = own_part(whole, self)
+        # A part that lies in its place already is only read.
+        if mine.data_ptr() == own.data_ptr():
+            own.sum()
+        else:
+            mine.copy_(own)
+
+    def reduce_scatter(self, whole: Tensor) -> None:
+        """Add equal values up in this rank's part; all of ``whole`` is read."""
+        own_part(whole, self).copy_(whole.view(self.size, -1).sum(0))
+
+    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+        """Read what is sent, and fill what is received."""
+        for tensor, _ in sends:
+            tensor.sum()
+        for tensor, _ in receives:
+            tensor.normal_(std=0.02)
+
+
+def loops(rank: int) -> Callable[[str, Sequence[int]], Group | None]:
+    """Makes the groups of one rank of a plan."""
+
+    def make(_name: str, ranks: Sequence[int]) -> Group | None:
+        if rank not in ranks:
+            return None
+        return Alone() if len(ranks) == 1 else LoopGroup(len(ranks), ranks.index(rank))
+
+    return make

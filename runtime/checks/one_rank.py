@@ -1,0 +1,99 @@
+"""Any rank of a plan, run by itself on CPU tensors, as a trace of what its streams would do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from mistlab.plan import Plan
+from mistlab.workload import Workload
+from runtime.checks.clocked import ClockedDriver, ClockedStream
+from runtime.checks.loop import loops
+from runtime.checks.memory import Memory
+from runtime.checks.recorder import Recorder
+from runtime.checks.trace import Trace
+from runtime.comm.topology import Connections, connected
+from runtime.devices.driver import Driver
+from runtime.devices.table import DRIVERS
+from runtime.engine.cuda import CudaStreams
+from runtime.engine.executor import Batches, Executor
+from runtime.engine.streams import LANES
+from runtime.engine.training import Training
+
+DEVICE = torch.device("cpu")
+# The first iteration differs from the others, and a third shows what crosses two of them.
+ITERATIONS = 3
+
+
+def trace_of(
+    workload: Workload, plan: Plan, rank: int, training: Training, *, serialises: bool = False
+) -> Trace:
+    """Train a rank some iterations, whose ends the host does not wait for, and step at the end.
+
+    A run reads losses after each iteration, which lets the host wait for everything: without that,
+    what orders one iteration's work with the next one's must be in the program.
+    """
+    trace = Trace()
+    memory = Memory(trace)
+    driver = ClockedDriver(trace, memory)
+    with standing_in(driver):
+        connections = connected(plan, rank, loops(rank))
+        streams = CudaStreams(DEVICE, driver, serialises=serialises)
+        for lane in LANES:
+            stream = streams.stream(lane)
+            assert isinstance(stream, ClockedStream)
+            stream.name = lane
+        executor = Executor(workload, plan, connections, streams, training, device=DEVICE, seed=0)
+        _name(executor, memory)
+        trace.issuing = lambda: executor.issuing
+        batches = _batches(workload, connections)
+        with Recorder(trace, memory, driver):
+            for _ in range(ITERATIONS):
+                executor.iterate(batches)
+            executor.report()
+            executor.flush()
+            executor.report()
+    return trace
+
+
+@contextmanager
+def standing_in(driver: Driver) -> Iterator[None]:
+    """Let a driver drive the CPU as if it were a GPU."""
+    DRIVERS[DEVICE.type] = driver
+    try:
+        yield
+    finally:
+        del DRIVERS[DEVICE.type]
+
+
+def _batches(workload: Workload, connections: Connections) -> Batches:
+    plan = connections.topology.plan
+    shape = (plan.stages[connections.place.stage].micro_batch, workload.sequence_length)
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens() -> Tensor:
+        return torch.randint(workload.model.vocab, shape, generator=generator)
+
+    return [(tokens(), tokens()) for _ in range(plan.micro_batches)]
+
+
+def _name(executor: Executor, memory: Memory) -> None:
+    """Say which part of a rank's memory is what."""
+    state = executor.state
+    for layer, own in state.layers.items():
+        kinds = zip(("masters", "moment 1", "moment 2"), own.optimizer, strict=True)
+        vectors = {"weights": own.weights, "gradients": own.gradients, **dict(kinds)}
+        for name, split in vectors.items():
+            memory.name(split.resident, f"{name} of layer {layer}")
+            memory.name(split.tail, f"{name} of layer {layer} on the host")
+        memory.name(own.exchange, f"what the host exchanges of layer {layer}")
+        memory.name(own.step, f"steps of layer {layer}")
+    rings = {
+        "weight": state.weight_slots,
+        "gradient": state.gradient_slots,
+        "sum": state.sum_slots,
+    }
+    for name, slots in rings.items():
+        for entry, slot in enumerate(slots):
+            memory.name(slot, f"{name} slot {entry}")

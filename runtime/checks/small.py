@@ -1,0 +1,94 @@
+"""A plan made small: the same structure, with sizes that a CPU computes in no time.
+
+What decides which tasks a rank has, what they wait for and whom they talk to is kept: stages,
+degrees, levels of ZeRO, ratios, precision, which sizes are padded. Widths shrink, and so does what
+repeats itself: blocks of a stage and micro-batches, by even numbers, since rings have two entries.
+"""
+
+from dataclasses import dataclass, replace
+from math import gcd, lcm
+
+from mistlab.model import ModelSpec
+from mistlab.plan import Plan, StagePlan
+from mistlab.workload import Workload
+
+MOST_BLOCKS = 6
+# Beyond those that fill the pipeline.
+MOST_BATCHES = 4
+MOST_SEQUENCE = 16
+HEAD_DIMS = (8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallPlan:
+    """A workload and a plan of it, and what was left out, in words."""
+
+    workload: Workload
+    plan: Plan
+    left_out: tuple[str, ...]
+
+
+def small(workload: Workload, plan: Plan) -> SmallPlan:
+    """The small plan that stands for a plan."""
+    most = plan.num_stages + MOST_BATCHES
+    batches = _fewer(plan.micro_batches, most)
+    shared = gcd(*(stage.micro_batch for stage in plan.stages))
+    stages = tuple(_small_stage(stage, shared) for stage in plan.stages)
+    left_out = []
+    blocks, most_blocks = (max(one.layers for one in of) for of in (stages, plan.stages))
+    if blocks != most_blocks:
+        left_out.append(f"{blocks} blocks stand for {most_blocks} of a stage")
+    if batches != plan.micro_batches:
+        left_out.append(f"{batches} micro-batches stand for {plan.micro_batches}")
+    degrees = lcm(*(stage.tensor_parallel for stage in plan.stages))
+    first = stages[0]
+    small_workload = replace(
+        workload,
+        model=_small_model(workload.model, degrees, sum(stage.layers for stage in stages)),
+        sequence_length=min(workload.sequence_length, MOST_SEQUENCE),
+        global_batch=first.micro_batch * first.data_parallel * batches,
+    )
+    return SmallPlan(
+        workload=small_workload,
+        plan=replace(plan, micro_batches=batches, stages=stages),
+        left_out=tuple(left_out),
+    )
+
+
+def _small_stage(stage: StagePlan, shared: int) -> StagePlan:
+    layers = _fewer(stage.layers, MOST_BLOCKS)
+    again = stage.checkpointed_layers
+    if layers < stage.layers:
+        again = {0: 0, stage.layers: layers}.get(again, layers // 2)
+    return replace(
+        stage,
+        layers=layers,
+        checkpointed_layers=again,
+        micro_batch=stage.micro_batch // shared,
+    )
+
+
+def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
+    """Heads and widths as small as all tensor-parallel degrees allow."""
+    heads = degrees if model.kv_heads == model.heads else 2 * degrees
+    head_dim = next(
+        (size for size in HEAD_DIMS if (size * model.rotary_fraction) % 2 == 0), model.head_dim
+    )
+    hidden = heads * head_dim
+    vocab = -(-96 // degrees) * degrees
+    return replace(
+        model,
+        layers=layers,
+        heads=heads,
+        kv_heads=degrees,
+        head_dim=head_dim,
+        hidden=hidden,
+        ffn=2 * hidden,
+        # One token more than what every degree divides is padded.
+        vocab=vocab + (model.vocab % degrees > 0),
+    )
+
+
+def _fewer(count: int, most: int) -> int:
+    """At most so many, even where the count is even."""
+    return count if count <= most else most - (count - most) % 2
