@@ -30,10 +30,8 @@ from runtime.comm.topology import Topology, connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
 from runtime.devices.driver import DevicePeaks
 from runtime.devices.table import driver_of
-from runtime.engine.cuda import CudaStreams
+from runtime.engine.device_streams import streams_of
 from runtime.engine.executor import Batches, Executor, Report
-from runtime.engine.simulated import SimulatedStreams
-from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 from runtime.export import export
 from runtime.runnable import check_runnable
@@ -95,12 +93,7 @@ class Session:
             if settings.stage is None
             else isolated(job.plan, settings.stage, device, settings.seed)
         )
-        driver = driver_of(device)
-        self._streams: Streams = (
-            SimulatedStreams(spoils=False)
-            if driver is None
-            else CudaStreams(device, driver, serialises=settings.serialises)
-        )
+        self._streams = streams_of(device, serialises=settings.serialises)
         self._executor = Executor(
             job.workload,
             job.plan,
