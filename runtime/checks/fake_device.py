@@ -21,7 +21,7 @@ from runtime.checks.sham import SHAM, has_own_thread, register
 from runtime.checks.watch import Finding, Watch
 from runtime.comm.topology import connected
 from runtime.devices.table import DRIVERS
-from runtime.engine.cuda import CudaStreams
+from runtime.engine.device_streams import streams_of
 from runtime.engine.executor import Batches, Executor
 from runtime.engine.training import Training
 
@@ -63,8 +63,14 @@ def device_findings(
     with fake_device() as watch:
         device = torch.device(SHAM, 0)
         try:
-            connections = connected(plan, rank, fake_maker(rank, watch))
-            streams = CudaStreams(device, DRIVERS[SHAM], serialises=serialises)
+            connections = connected(
+                plan,
+                rank,
+                fake_maker(rank, watch),
+                tied=workload.model.tied_embeddings,
+                device=device,
+            )
+            streams = streams_of(device, serialises=serialises)
             executor = Executor(
                 workload, plan, connections, streams, training, device=device, seed=None
             )

@@ -135,7 +135,7 @@ class FakeDriver:
 
     def pin(self, memory: Tensor) -> int:
         """Remember that memory is pinned."""
-        self.watch.note("memory pinned", "pin", spares_first=True)
+        self.watch.note("memory pinned", "pin")
         self._pinned[storage_of(memory)] = memory
         return 0
 

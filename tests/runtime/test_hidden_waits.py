@@ -107,9 +107,9 @@ FAULTS = {
         lane="device_to_host",
     ),
     "a wait of the host": Fault(
-        function=CudaStreams.submit,
-        right="stream.wait_event(event)",
-        wrong="event.synchronize()",
+        function=CudaStreams._launch,
+        right="stream.wait_event(event.end)",
+        wrong="event.end.synchronize()",
         kind="wait",
         operator="Event.synchronize",
         task="1U.2m0 (first forward)",
