@@ -3,27 +3,34 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.moved_clocks import moved_words
 from mistlab.datafile import read_yaml
 from mistlab.errors import InputError
 from mistlab.hardware import PeakTflops
-from mistlab.measurement import Environment
+from mistlab.measurement import Clocks, Environment
 from mistlab.value import check_fields, from_mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One machine on one day; ``threads`` are those of a process on a CPU."""
+    """One machine on one day; ``threads`` are those of a process on a CPU.
+
+    ``clocks`` are the first GPU's when measuring began, ``clocks_after`` when it ended.
+    ``others`` are machines of the same kind that went on with its tables.
+    """
 
     environment: Environment
     date: str
     threads: int
-    clocks: str
+    clocks: Clocks | None
     device_memory_bytes: int
     outside_bytes: int
     host_memory_bytes: int
     memory_gbytes_per_s: float
     peak_tflops: PeakTflops
     attention_kernel: str = "flash"
+    clocks_after: Clocks | None = None
+    others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -47,7 +54,10 @@ class Machine:
         parts += [f"CUDA {one.cuda}, driver {one.driver}"] if self.is_gpu else []
         kernel = self.attention_kernel
         parts += [f"attention by {kernel}"] if kernel != "flash" else []
-        parts += [self.clocks] if self.clocks else []
+        parts += [self.clocks.words] if self.clocks else []
+        parts += [f"also one with {other}" for other in self.others]
+        moved = moved_words(self.clocks, self.clocks_after)
+        parts += [moved] if moved else []
         return ", ".join([*parts, self.date])
 
 

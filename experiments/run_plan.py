@@ -28,6 +28,7 @@ from experiments.commandline import (
 )
 from experiments.measured_trace import write_trace
 from experiments.run_results import (
+    WARM_UP,
     History,
     measurement_of,
     mfu_of,
@@ -233,6 +234,8 @@ def _train(
         if directory is not None:
             directory.add_row(row_of(report, seconds))
         _tell(session, report, seconds)
+        if session.is_first and len(history.reports) in (WARM_UP, options.steps):
+            history.note_clocks(session.clocks())
         if options.save_every and session.steps % options.save_every == 0:
             session.save(_checkpoints(options))
 
@@ -261,6 +264,8 @@ def _finish(
 ) -> None:
     """Write what is asked for; every rank takes part, the first one speaks."""
     memory, tasks = session.memory(), session.tasks()
+    if history.moved_clocks:
+        progress(f"warning: {history.moved_clocks}: times are not of one speed")
     if session.is_first:
         result = result_of(session.job, options, history, memory)
         if options.json:

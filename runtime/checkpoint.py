@@ -31,6 +31,7 @@ from runtime.engine.modules import TABLE, TIED
 MODEL = "model.yaml"
 # Everything besides tensors of the model: so many numbers.
 _COUNTS = "counts"
+Kinds = type[Exception] | tuple[type[Exception], ...]
 
 
 class UnsavedError(RuntimeError):
@@ -166,7 +167,7 @@ def _stored_name(executor: Executor, name: str) -> str:
 
 
 @contextmanager
-def _together(of_files: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
+def _together(of_files: Kinds) -> Iterator[None]:
     """Around what all ranks do with torch.distributed.checkpoint: each hears of all their errors.
 
     Errors ``of_files`` are raised on all ranks; any other one on the rank that had it, and to the
@@ -180,17 +181,17 @@ def _together(of_files: type[Exception] | tuple[type[Exception], ...]) -> Iterat
         ):
             yield
     except CheckpointException as error:
-        raise _failure(error, of_files) from error
+        failures = {rank: failure for rank, (failure, _) in sorted(error.failures.items())}
+        own = distributed.get_rank() if is_distributed() else 0
+        raise failure_of(own, failures, of_files) from error
 
 
-def _failure(
-    error: CheckpointException, of_files: type[Exception] | tuple[type[Exception], ...]
-) -> BaseException:
-    failures = {rank: failure for rank, (failure, _) in sorted(error.failures.items())}
+def failure_of(own: int, failures: Mapping[int, BaseException], of_files: Kinds) -> BaseException:
+    """What a rank makes of the errors of all ranks: either all of them say what is wrong with the
+    files, or those with other errors say these, and are lost to the rest."""
     others = {rank: one for rank, one in failures.items() if not isinstance(one, of_files)}
     if not others:
         return next(iter(failures.values()))
-    own = distributed.get_rank() if is_distributed() else 0
     if own in others:
         return others[own]
     rank, failure = next(iter(others.items()))

@@ -7,21 +7,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Self
 
 import torch
-from torch import distributed
 
 from mistlab.errors import InputError
 from mistlab.job import Job
-from mistlab.measurement import Environment
+from mistlab.measurement import Clocks, Environment
 from mistlab.schedule import Action
 from runtime.checkpoint_folder import latest
 from runtime.comm.isolated import isolated
+from runtime.comm.objects import gathered
 from runtime.comm.processes import (
     World,
     device_of,
-    heard_from,
     join,
     leave,
     maker,
@@ -38,7 +37,9 @@ from runtime.engine.simulated import SimulatedStreams
 from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 from runtime.export import export
+from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
+from runtime.profiling.clocks import clocks_of
 from runtime.runnable import check_runnable
 from runtime.shortage import Shortage, ShortageError, refusals
 
@@ -127,7 +128,7 @@ class Session:
     @classmethod
     @contextmanager
     def started(cls, job: Job, settings: Settings) -> Iterator[Self]:
-        """Join the other processes, and part from them at the end."""
+        """Join the other processes, and part from them at the end, whatever it is."""
         world = world_of_launcher()
         _check(job, settings.stage, world)
         check_kernel(
@@ -138,18 +139,28 @@ class Session:
         )
         device = device_of(settings.device, world)
         settle_kernel(settings.kernel, device)
-        join(world, device, settings.timeout_s)
+        session = None
+        try:
+            session = cls._joined(job, settings, world, device)
+            yield session
+            session._executor.release()
+        except BaseException:
+            let_go(device, None if session is None else session._streams)
+            raise
+        session._streams.close()
+        leave(world)
+
+    @classmethod
+    def _joined(cls, job: Job, settings: Settings, world: World, device: torch.device) -> Self:
         try:
             with refusals():
-                session = cls(job, settings, world, device)
+                join(world, device, settings.timeout_s)
+                return cls(job, settings, world, device)
         except MemoryError as error:
             stage = settings.stage
             if stage is None:
                 stage = Topology(plan=job.plan).place(world.rank).stage
             raise _shortage(stage, "its start", {}, device, error) from error
-        yield session
-        session._executor.release()
-        leave(world)
 
     @property
     def is_first(self) -> bool:
@@ -200,7 +211,7 @@ class Session:
 
     def memory(self) -> list[RankMemory]:
         """The peaks of all ranks."""
-        return self._gathered(self._own_memory())
+        return gathered(self._own_memory())
 
     def tasks(self) -> list[MeasuredTask]:
         """The last iteration's tasks on the first rank of each stage."""
@@ -218,7 +229,7 @@ class Session:
                 )
                 for op, (start, end) in zip(self._executor.issued, self._spans, strict=True)
             ]
-        return [task for tasks in self._gathered(own) for task in tasks]
+        return [task for tasks in gathered(own) for task in tasks]
 
     def environment(self, revision: str) -> Environment:
         """What the run was made on."""
@@ -231,6 +242,10 @@ class Session:
             cuda=driver.version if driver else "",
             revision=revision,
         )
+
+    def clocks(self) -> Clocks | None:
+        """The device's clocks, right after a step."""
+        return clocks_of(self.device)
 
     @contextmanager
     def _watched(self, doing: str | None = None) -> Iterator[None]:
@@ -281,14 +296,6 @@ class Session:
             host_bytes=executor.host_bytes,
             allocator_retries=peaks.retries,
         )
-
-    def _gathered(self, own: Any) -> list[Any]:
-        if self.world.size == 1:
-            return [own]
-        gathered: list[Any] = [None] * self.world.size
-        with heard_from(range(self.world.size)):
-            distributed.all_gather_object(gathered, own)
-        return gathered
 
 
 def _sequences(job: Job, settings: Settings) -> Sequences:

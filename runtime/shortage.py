@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
+from runtime.comm.group import RankLostError
+
 # What allocators besides torch's own say: of the host; CUDA's, which its libraries use; NCCL's
 # (src/include/alloc.h); those of cuBLAS and cuDNN.
 _WORDS = (
@@ -54,11 +56,14 @@ def refusals() -> Iterator[None]:
 
 
 def refusal_in(error: BaseException) -> str | None:
-    """The line of an error in which an allocator refuses, if one does."""
+    """The line of an error in which an allocator refuses, if one does.
+
+    What this project says of a shortage, on this rank or another, refuses nothing.
+    """
     lines = str(error).strip().splitlines()
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return lines[0] if lines else type(error).__name__
-    if not isinstance(error, RuntimeError):
+    if not isinstance(error, RuntimeError) or isinstance(error, ShortageError | RankLostError):
         return None
     said = next((line for line in lines if any(word in line.lower() for word in _WORDS)), None)
     if said is not None and isinstance(error, distributed.DistBackendError):

@@ -10,10 +10,12 @@ from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from mistlab.errors import InputError
 from runtime.comm.group import Alone, Group, Pending, RankLostError, own_part, then
 from runtime.devices.table import driver_of
+from runtime.shortage import refusal_in
 
 MOMENT_S = 0.01
 # Names from torch 2.13 on, which warns of those that 2.11 has.
@@ -83,6 +85,17 @@ def leave(world: World) -> None:
         distributed.destroy_process_group()
 
 
+def abandon() -> None:
+    """Part from the other processes when this one has failed; wait for none of them.
+
+    NCCL's communicators are aborted: what they still do would keep the device. Gloo's connections
+    are left, since torch waits for what is under way before it closes them; they close with the
+    process, which should end now.
+    """
+    if distributed.is_initialized() and distributed.get_backend() == "nccl":
+        _abort_process_group()
+
+
 def meet() -> None:
     """Wait until all processes are here."""
     if distributed.is_initialized():
@@ -109,10 +122,13 @@ def maker(world: World, timeout_s: float) -> Callable[[str, Sequence[int]], Grou
 
 @contextmanager
 def heard_from(ranks: Sequence[int]) -> Iterator[None]:
-    """Let what torch.distributed says when some of the ranks are gone be a ``RankLostError``."""
+    """Let what torch.distributed says when some of the ranks are gone be a ``RankLostError``; where
+    memory runs out, nobody is gone."""
     try:
         yield
     except RuntimeError as error:
+        if refusal_in(error) is not None:
+            raise
         raise _lost(ranks, error) from error
 
 

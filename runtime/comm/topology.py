@@ -69,16 +69,17 @@ class Topology:
         A communicator takes memory of the device, so there is none that nobody calls: none that
         gathers weights below ZeRO-1, and none for tables where that of the world is as good.
         """
-        yield "world", list(range(self.plan.num_gpus))
-        if self.exchanges_tables and (ends := self.ends()) != list(range(self.plan.num_gpus)):
+        world = list(range(self.plan.num_gpus))
+        yield "world", world
+        if self.exchanges_tables and (ends := self.ends()) != world:
             yield "tied", ends
         for stage, own in enumerate(self.plan.stages):
-            data, tensor = range(own.data_parallel), range(own.tensor_parallel)
-            for d in data:
-                yield "tensor", [self.rank(stage, d, t) for t in tensor]
+            ranks, tensor = self.ranks(stage), own.tensor_parallel
+            for begin in range(0, len(ranks), tensor):
+                yield "tensor", ranks[begin : begin + tensor]
             for name in ("gather", "reduce") if own.zero else ("reduce",):
-                for t in tensor:
-                    yield name, [self.rank(stage, d, t) for d in data]
+                for begin in range(tensor):
+                    yield name, ranks[begin::tensor]
         yield from self.links()
 
     @property
@@ -125,6 +126,13 @@ class Topology:
         receives = (direction == "forward") != is_lower
         found = self.transfers(rank, to_stage=other, receives=receives)
         return ([], found) if receives else (found, [])
+
+
+def link_of(lane: str, stage: int) -> str:
+    """The link on which a lane of a stage sends or receives: ``send_forward``, for example."""
+    way, _, direction = lane.partition("_")
+    is_lower = (direction == "forward") == (way == "send")
+    return f"{direction} {stage if is_lower else stage - 1}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""Where something was measured: the device, the software, the clocks."""
+"""Where something was measured: the device, the software."""
 
 import os
 import platform
@@ -27,15 +27,6 @@ def environment_of(devices: Devices, revision: str) -> Environment:
         driver=_smi("driver_version") if driver else "",
         revision=revision,
     )
-
-
-def clocks_of(devices: Devices) -> str:
-    """The first GPU's clocks at this moment and its power limit, in words; empty on a CPU."""
-    if devices.kind == "cpu":
-        return ""
-    names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
-    found = [f"{name} {value}" for name in names if (value := _smi(name))]
-    return ", ".join(found)
 
 
 def host_memory_bytes() -> int:

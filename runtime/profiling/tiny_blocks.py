@@ -15,8 +15,8 @@ from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 
 HIDDEN, HEADS, SEQUENCE, VOCAB = 64, 2, 8, 128
-# What is timed is by how much an iteration with many blocks is longer than one with few: the rest of
-# an iteration is in both. A block's step is in the difference, once in so many micro-batches.
+# An iteration with many blocks is longer than one with few by what is timed: the rest of an
+# iteration is in both. A block's step is in the difference, once in so many micro-batches.
 FEW, MANY = 1, 5
 MICRO_BATCHES = 16
 WARM_UPS = 2

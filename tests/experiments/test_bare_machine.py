@@ -21,7 +21,7 @@ MACHINE = Machine(
     environment=Environment(device="NVIDIA H100", num_devices=1, torch="2.11", cuda="13.0"),
     date="2026-01-01",
     threads=1,
-    clocks="",
+    clocks=None,
     device_memory_bytes=80 * GIB_BYTES,
     outside_bytes=GIB_BYTES,
     host_memory_bytes=128 * GIB_BYTES,

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments.machine import machine_of
-from experiments.noted_machine import Machine
+from experiments.noted_machine import Machine, noted_machine
 from experiments.profile_sizes import SIZES
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
@@ -32,7 +32,7 @@ def noted(**fields: Any) -> Machine:
         "environment": H100,
         "date": "2026-01-01",
         "threads": 1,
-        "clocks": "",
+        "clocks": None,
         "device_memory_bytes": 80 * GIB_BYTES,
         "outside_bytes": GIB_BYTES,
         "host_memory_bytes": 128 * GIB_BYTES,
@@ -42,10 +42,13 @@ def noted(**fields: Any) -> Machine:
     return Machine(**{**known, **fields})
 
 
-def machine(folder: Path, present: Environment, kernel: str = "flash") -> Machine:
+def machine(
+    folder: Path, present: Environment, kernel: str = "flash", *, host_gib: int = 128
+) -> Machine:
     """The machine of a folder, on the one that is present."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environment, "environment_of", lambda *_: present)
+        patch.setattr(environment, "host_memory_bytes", lambda: host_gib * GIB_BYTES)
         return machine_of(
             *(folder / "machine.yaml", GPU, SIZES["cpu", True], HostClock()),
             date="2026-02-02",
@@ -54,9 +57,25 @@ def machine(folder: Path, present: Environment, kernel: str = "flash") -> Machin
         )
 
 
-def test_notes_of_the_same_machine_hold(tmp_path: Path) -> None:
+def test_notes_of_the_same_machine_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_yaml(to_mapping(noted()), tmp_path / "machine.yaml")
     assert machine(tmp_path, replace(H100, revision="later")) == noted()
+    assert "going on with what was measured on 2026-01-01" in capsys.readouterr().err
+
+
+def test_another_machine_of_the_same_kind_goes_on_and_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_yaml(to_mapping(noted()), tmp_path / "machine.yaml")
+    other = replace(H100, driver="575", python="3.11")
+    for _ in range(2):
+        found = machine(tmp_path, other, host_gib=256)
+        assert found == noted(others=("driver 575, 256 GiB of host memory",))
+        assert "; here driver 575, 256 GiB" in capsys.readouterr().err
+    assert noted_machine(tmp_path) == found
+    assert "also one with driver 575, 256 GiB of host memory" in found.words
+    # What is noted of the first machine stays.
+    assert machine(tmp_path, H100) == found
 
 
 @pytest.mark.parametrize(
