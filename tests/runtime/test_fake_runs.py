@@ -69,6 +69,8 @@ def test_a_session_runs(stages: int, by_itself: int | None) -> None:
         timeout_s=1.0,
         training=Training(clip_norm=1.0),
         stage=by_itself,
+        # Elsewhere weights are drawn in threads of their own, as tensors that are not fake.
+        draws_on_device=by_itself is not None,
     )
     with fake_device() as watch, Session.started(job(stages), settings) as session:
         reports = [session.step()[0] for _ in range(2)]
