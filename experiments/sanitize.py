@@ -1,15 +1,16 @@
 """Check without a GPU that a plan would run right on GPUs.
 
-Each rank that differs from the others runs by itself on this machine's CPU: the code is that of
-run_plan --device cuda, streams and events are notes in a graph of what comes before what. Reported
-are operators that use the same memory on two streams with nothing between them that orders them,
-and memory that the caching allocator could hand out again while somebody uses it. The plan's sizes
-are made small first, its structure is kept. Exit status 0: clean; 1: something was found.
+Three checks. Collectives: all ranks of a group enter its calls in one order, nobody waits in a
+circle. Hidden waits: the code of run_plan --device cuda runs on a device without memory, where a
+copy that blocks, a value that is read and a tensor in the wrong place show. Races: it runs again on
+CPU tensors, streams and events being notes in a graph; uses of the same memory on two streams must
+be ordered, and no memory may be handed out again while somebody uses it. Ranks that differ run one
+after another; sizes are made small, the structure is kept. Exit status 0: clean; 1: findings.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,13 @@ from mistlab.value import to_mapping
 
 if TYPE_CHECKING:
     from runtime.checks.findings import Sanitizer
+    from runtime.checks.judge import RaceFinding
+    from runtime.checks.watch import Finding as WaitFinding
     from runtime.engine.training import Training
 
 EXAMPLE = Path(__file__).parent / "plans" / "tiny-gpt.yaml"
-# Of a rank with very many findings the first ones tell what is wrong.
-MOST_TOLD = 10
+# Of very many findings the first ones tell what is wrong.
+MOST_TOLD = 20
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -86,35 +89,48 @@ def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Na
         f"{path}: {gpus} GPUs, {len(ranks)} that differ in what they do{left_out}; "
         f"about {sanitizer.expected_s:.0f} s"
     )
-    start, found = perf_counter(), []
+    start = perf_counter()
+    collectives = sanitizer.collectives()
+    progress(f"{path}: collectives: {_count(len(collectives))}, {perf_counter() - start:.0f} s")
+    told, found = [*map(str, collectives)], []
     for number, one in enumerate(ranks, 1):
-        races = sanitizer.races(one.rank)
-        found.append({**to_mapping(one), "races": [_race(race) for race in races]})
+        # Fake devices are made known to torch before its first backward pass.
+        waits, races = sanitizer.waits(one.rank), sanitizer.races(one.rank)
+        found.append({**to_mapping(one), **_as_mappings(waits, races)})
+        told += [f"{one}: {finding}" for finding in (*waits, *races)]
         progress(
-            f"{path}: {number} of {len(ranks)}: {one}: {_count(len(races), 'finding')}, "
+            f"{path}: {number} of {len(ranks)}: {one}: {_count(len(waits) + len(races))}, "
             f"{perf_counter() - start:.0f} s"
         )
-        if not options.json:
-            _tell(path, one, races)
-    total = sum(len(rank["races"]) for rank in found)
     if options.json:
         print_json(
             {
                 "plan": str(path),
                 "gpus": gpus,
                 "left_out": list(sanitizer.small.left_out),
+                "collectives": [to_mapping(one) for one in collectives],
                 "ranks": found,
-                "findings": total,
+                "findings": len(told),
                 "timing": {"seconds": perf_counter() - start},
             }
         )
     else:
-        clean = f"{path}: clean" if not total else f"{path}: {_count(total, 'finding')}"
-        print(f"{clean} ({len(ranks)} of {gpus} ranks, which do all that any does)")
-    return total
+        _tell(path, told)
+        verdict = _count(len(told)) if told else "clean"
+        print(f"{path}: {verdict} ({len(ranks)} of {gpus} ranks, which do all that any does)")
+    return len(told)
 
 
-def _race(race: Any) -> dict[str, Any]:
+def _as_mappings(
+    waits: "Sequence[WaitFinding]", races: "Sequence[RaceFinding]"
+) -> Mapping[str, Any]:
+    return {
+        "waits": [to_mapping(one) for one in waits],
+        "races": [_race(one) for one in races],
+    }
+
+
+def _race(race: "RaceFinding") -> dict[str, Any]:
     first, second = (one._asdict() for one in (race.first, race.second))
     return {
         "kind": race.kind,
@@ -125,15 +141,15 @@ def _race(race: Any) -> dict[str, Any]:
     }
 
 
-def _tell(path: Path, rank: object, findings: Sequence[object]) -> None:
+def _tell(path: Path, findings: Sequence[str]) -> None:
     for finding in findings[:MOST_TOLD]:
-        print(f"{path}: {rank}: {finding}")
+        print(f"{path}: {finding}")
     if len(findings) > MOST_TOLD:
-        print(f"{path}: {rank}: and {len(findings) - MOST_TOLD} more")
+        print(f"{path}: and {len(findings) - MOST_TOLD} more (--json has them all)")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _count(number: int) -> str:
+    return f"{number} finding{'' if number == 1 else 's'}"
 
 
 if __name__ == "__main__":

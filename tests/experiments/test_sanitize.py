@@ -9,10 +9,13 @@ import yaml
 
 pytest.importorskip("torch")
 
+import torch
+
 from experiments import sanitize
 from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run
 from runtime.checks.findings import Sanitizer
 from runtime.engine import buffers
+from runtime.engine.executor import Executor
 
 STAGE = {
     "layers": 2,
@@ -71,8 +74,22 @@ def test_a_fault_is_told_with_its_tasks_and_the_wait_that_is_missing(
     found = json.loads(capsys.readouterr().out)
     assert found["findings"] == len(found["ranks"][0]["races"]) > 0
     race = found["ranks"][0]["races"][0]
+    assert found["collectives"] == found["ranks"][0]["waits"] == []
     assert set(race) == {"kind", "memory", "first", "second", "missing"}
     assert race["first"]["actor"] == "device_to_host"
+
+
+def test_a_wait_of_the_host_is_told_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reading(executor: Executor) -> torch.Tensor:
+        return torch.tensor(executor.scaling.scale.item(), device=executor.device)
+
+    monkeypatch.setattr(Executor, "_share", reading)
+    path = plan_file(tmp_path, [STAGE])
+    assert run(sanitize.main, [str(path), "--json"]) == NO_ANSWER
+    found = json.loads(capsys.readouterr().out)["ranks"][0]["waits"]
+    assert "value read" in {one["kind"] for one in found}
 
 
 def test_a_plan_for_many_gpus_says_how_long_it_takes(
@@ -81,7 +98,8 @@ def test_a_plan_for_many_gpus_says_how_long_it_takes(
     stage = {**STAGE, "data_parallel": 16, "tensor_parallel": 8, "layers": 12}
     model = {"family": "gpt", "hidden": 1024, "heads": 16, "vocab": 96, "layers": 96}
     path = plan_file(tmp_path, [stage] * 8, model=model)
-    monkeypatch.setattr(Sanitizer, "races", lambda _self, _rank: ())
+    for check in ("races", "waits"):
+        monkeypatch.setattr(Sanitizer, check, lambda _self, _rank: ())
     assert run(sanitize.main, [str(path)]) == DONE
     said = capsys.readouterr()
     assert "1024 GPUs, 32 that differ in what they do; 6 blocks stand for 12 of a stage" in said.err
@@ -105,7 +123,8 @@ def test_what_cannot_run_is_said_before_anything_runs(
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(Sanitizer, "races", refuse)
+    for check in ("collectives", "races", "waits"):
+        monkeypatch.setattr(Sanitizer, check, refuse)
     path = plan_file(tmp_path, [{**STAGE, "offload": {}}])
     content = yaml.safe_load(path.read_text())
     content["plan"].update(change.get("plan", {}))
