@@ -12,7 +12,8 @@ from typing import Literal
 from mistlab.plan import Plan
 from mistlab.workload import Workload
 from runtime.checks.calls import Call, RankCalls, WorldCalls, calls_of
-from runtime.checks.deadlock import deadlock
+from runtime.checks.deadlock import Waiting, deadlock
+from runtime.engine.streams import LANES
 
 Trouble = Literal["first call", "order", "messages", "deadlock"]
 # Beyond those that fill a pipeline, micro-batches repeat the same passes: rings have two entries.
@@ -36,11 +37,20 @@ class CollectiveFinding:
 
 
 def collective_findings(
-    plan: Plan, workload: Workload, *, clips: bool = False, steps_on_host: bool = False
+    plan: Plan,
+    workload: Workload,
+    *,
+    clips: bool = False,
+    steps_on_host: bool = False,
+    queues: int = len(LANES),
 ) -> tuple[CollectiveFinding, ...]:
-    """What would hang in a run of a plan, or be mistaken for something else."""
+    """What would hang in a run of a plan, or be mistaken for something else.
+
+    ``clips`` if a step needs the norm of all gradients. Lanes have ``queues`` of the hardware in
+    turn, one each if there are enough.
+    """
     calls = calls_of(few_batches(plan), workload, clips=clips, steps_on_host=steps_on_host)
-    return findings_of(calls)
+    return findings_of(calls, queues=queues)
 
 
 def few_batches(plan: Plan) -> Plan:
@@ -50,14 +60,14 @@ def few_batches(plan: Plan) -> Plan:
     return replace(plan, micro_batches=min(plan.micro_batches, most))
 
 
-def findings_of(world: WorldCalls) -> tuple[CollectiveFinding, ...]:
+def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[CollectiveFinding, ...]:
     """What does not fit together in the calls of all ranks."""
     judged = _Judged(world)
     return (
         *judged.first_calls(),
         *judged.orders(),
         *judged.messages(),
-        *judged.deadlocks(),
+        *judged.deadlocks(queues),
     )
 
 
@@ -103,25 +113,17 @@ class _Judged:
                     if found is not None:
                         yield found
 
-    def deadlocks(self) -> Iterator[CollectiveFinding]:
+    def deadlocks(self, queues: int) -> Iterator[CollectiveFinding]:
         """Ranks that never end, though each call by itself fits the others."""
         connecting, training = self.phases.values()
-        for phase, calls, greeted in (
-            ("connecting", connecting, ()),
-            ("training", training, connecting),
-        ):
-            waiting = deadlock(calls, self.groups, greeted)
-            if waiting:
-                told = [str(one) for one in waiting]
-                more = f" (and {len(told) - MOST_TOLD} more)" if len(told) > MOST_TOLD else ""
-                words = (
-                    f"{phase}: each waits for the next, the last for the first or for nobody: "
-                    f"{', '.join(told[:MOST_TOLD])}{more}: issue on every rank what another waits "
-                    "for before what waits for it"
-                )
-                ranks = tuple(dict.fromkeys(one.rank for one in waiting))
-                group = next((one.call.group for one in waiting if one.call is not None), "")
-                yield _finding("deadlock", group, ranks, told, words)
+        phases = (("connecting", connecting, ()), ("training", training, connecting))
+        for phase, calls, greeted in phases:
+            # Only what ends with a queue for each lane may be for the queues.
+            for given in dict.fromkeys((len(LANES), min(queues, len(LANES)))):
+                waiting = deadlock(calls, self.groups, greeted, queues=given)
+                if waiting:
+                    yield _circle(phase, waiting, given)
+                    break
 
     def _of(self, rank: RankCalls, group: str, *, messages: bool) -> tuple[tuple[Call, str], ...]:
         """The exchanges or the other calls of a group, and their tasks."""
@@ -194,6 +196,24 @@ def _order(
         f"{ranks[1]}: let both make the calls of the group in one order, of one size"
     )
     return _finding(trouble, group, ranks, told, words)
+
+
+def _circle(phase: str, waiting: Sequence[Waiting], queues: int) -> CollectiveFinding:
+    """Ranks that wait for one another, or for nobody."""
+    told = [str(one) for one in waiting]
+    more = f" (and {len(told) - MOST_TOLD} more)" if len(told) > MOST_TOLD else ""
+    remedy = (
+        "issue on every rank what another waits for before what waits for it"
+        if queues >= len(LANES)
+        else f"let lanes have a queue each: CUDA_DEVICE_MAX_CONNECTIONS=32, not {queues}"
+    )
+    words = (
+        f"{phase}: each waits for the next, the last for the first or for nobody: "
+        f"{', '.join(told[:MOST_TOLD])}{more}: {remedy}"
+    )
+    ranks = tuple(dict.fromkeys(one.rank for one in waiting))
+    group = next((one.call.group for one in waiting if one.call is not None), "")
+    return _finding("deadlock", group, ranks, told, words)
 
 
 def _finding(

@@ -8,6 +8,10 @@ others issue theirs: NCCL connects what it needs for it. Nothing else takes time
 
 Ranks with one program are played as one that waits for whatever any of them waits for. If that one
 comes to an end, so do they all; if it does not, each rank is played by itself.
+
+Streams may share a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS). What waits in a queue for an event
+keeps all behind it from beginning, whatever their streams; and torch lets the stream that exchanges
+messages wait for the end of the exchange, which has a stream of its own.
 """
 
 from collections import defaultdict
@@ -16,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from runtime.checks.calls import Call, RankCalls, Step
+from runtime.engine.streams import LANES
 
 Groups = Sequence[tuple[str, tuple[int, ...]]]
 # With more tasks in all, ranks that do not end together are not played one by one.
@@ -36,20 +41,24 @@ class Waiting:
 
 
 def deadlock(
-    ranks: Sequence[RankCalls], groups: Groups, greeted: Sequence[RankCalls] = ()
+    ranks: Sequence[RankCalls],
+    groups: Groups,
+    greeted: Sequence[RankCalls] = (),
+    *,
+    queues: int = len(LANES),
 ) -> list[Waiting]:
     """Tasks of which each waits for the next and the last for the first, or for what nobody calls.
 
     Empty if all come to an end. ``greeted`` are calls before these: ranks that have exchanged
-    messages in them have their channels.
+    messages in them have their channels. Lanes have ``queues`` in turn.
     """
     alike: dict[int, list[RankCalls]] = defaultdict(list)
     for one in ranks:
         alike[id(one.steps)].append(one)
-    found = _Played(list(alike.values()), groups, greeted).waiting()
+    found = _Played(list(alike.values()), groups, greeted, queues).waiting()
     is_small = sum(len(one.steps) for one in ranks) <= MOST_STEPS
     if found and len(alike) < len(ranks) and is_small:
-        return _Played([[one] for one in ranks], groups, greeted).waiting()
+        return _Played([[one] for one in ranks], groups, greeted, queues).waiting()
     return found
 
 
@@ -91,20 +100,65 @@ class _Moments:
 class _Made:
     """A call: the moments of its beginning and end, of its issue, and when its host goes on."""
 
-    call: Call
     begins: int
     ends: int
     issued: int | None
     goes_on: int | None
 
 
+class _Laid:
+    """A program as moments: what each task and call comes behind on its own rank."""
+
+    def __init__(self, moments: _Moments, *, rank: int) -> None:
+        self.of_queue: dict[int, int] = {}
+        self.of: dict[int, Waiting] = {}
+        self._moments, self._rank = moments, rank
+        self._of_lane: dict[str, int] = {}
+        self._of_group: dict[str, int] = {}
+        self._ends: list[int] = []
+        # When the host goes on behind the last call that held it.
+        self._host: int | None = None
+        self._at = 0
+
+    def begin(self, step: Step, queue: int) -> None:
+        """A task begins: behind its lane, its queue, its host, and what it waits for."""
+        number = len(self._ends)
+        named = [self._ends[number - wait] for wait in step.waits if wait <= number]
+        before = self._of_lane.get(step.lane), self.of_queue.get(queue), self._host
+        self._at = self.of_queue[queue] = self._new(step, None, *before, *named)
+
+    def call(self, step: Step, call: Call, *, holds: bool) -> _Made:
+        """A task makes a call, behind its group's calls before; it may hold the host."""
+        begins = self._new(step, call, self._at, self._of_group.get(call.group))
+        ends = self._new(step, call, begins)
+        issued = self._host
+        if holds:
+            self._host = self._new(step, call, issued)
+        self._at = self._of_group[call.group] = ends
+        return _Made(begins=begins, ends=ends, issued=issued, goes_on=self._host if holds else None)
+
+    def end(self, step: Step) -> None:
+        """A task ends with its last call."""
+        self._ends.append(self._at)
+        self._of_lane[step.lane] = self._at
+
+    def _new(self, step: Step, call: Call | None, *before: int | None) -> int:
+        moment = self._moments.new(*before)
+        self.of[moment] = Waiting(rank=self._rank, task=step.task, call=call)
+        return moment
+
+
 class _Played:
     """Ranks, each list of which is played as one."""
 
     def __init__(
-        self, played: list[list[RankCalls]], groups: Groups, greeted: Sequence[RankCalls]
+        self,
+        played: list[list[RankCalls]],
+        groups: Groups,
+        greeted: Sequence[RankCalls],
+        queues: int,
     ) -> None:
-        self._played = played
+        self._played, self._queues = played, queues
         self._place = {one.rank: place for place, alike in enumerate(played) for one in alike}
         self._greeted = {one.rank: {*one.sends, *one.receives} for one in greeted}
         self._moments = _Moments()
@@ -136,32 +190,22 @@ class _Played:
 
     def _issued(self, alike: Sequence[RankCalls]) -> dict[tuple[str, bool], list[_Made]]:
         """Lay a program out; its calls by group, exchanges and others apart."""
-        new = self._moments.new
-        made: dict[tuple[str, bool], list[_Made]] = defaultdict(list)
-        ends: list[int] = []
-        of_lane: dict[str, int] = {}
-        last: dict[str, int] = {}
-        host: int | None = None
+        laid = _Laid(self._moments, rank=alike[0].rank)
         known = {("exchange", link) for link in self._links(alike)}
-        for number, step in enumerate(alike[0].steps):
-            named = [ends[number - wait] for wait in step.waits if wait <= number]
-            at = new(of_lane.get(step.lane), host, *named)
-            self._of[at] = Waiting(rank=alike[0].rank, task=step.task, call=None)
+        made: dict[tuple[str, bool], list[_Made]] = defaultdict(list)
+        for step in alike[0].steps:
+            queue = LANES.index(step.lane) % self._queues
+            laid.begin(step, queue)
             for call in _real(alike, step):
-                begins = new(at, last.get(call.group))
-                ends_at = new(begins)
                 is_exchange = call.kind == "exchange"
-                key = (call.kind, call.group if is_exchange else f"{call.group} {call.what}")
-                goes_on = None if key in known else new(host)
-                one = _Made(call=call, begins=begins, ends=ends_at, issued=host, goes_on=goes_on)
+                kind = (call.kind, call.group if is_exchange else f"{call.group} {call.what}")
+                one = laid.call(step, call, holds=kind not in known)
+                known.add(kind)
                 made[call.group, is_exchange].append(one)
-                at = last[call.group] = ends_at
-                host = host if goes_on is None else goes_on
-                known.add(key)
-                for moment in (begins, ends_at, *(() if goes_on is None else (goes_on,))):
-                    self._of[moment] = Waiting(rank=alike[0].rank, task=step.task, call=call)
-            ends.append(at)
-            of_lane[step.lane] = at
+                if is_exchange:
+                    laid.of_queue[queue] = one.ends
+            laid.end(step)
+        self._of.update(laid.of)
         return made
 
     def _links(self, alike: Sequence[RankCalls]) -> set[str]:

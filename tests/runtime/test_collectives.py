@@ -33,6 +33,7 @@ from runtime.comm.topology import Topology, connected  # noqa: E402
 from runtime.engine.program import iterations  # noqa: E402
 from runtime.engine.shape import StageShape  # noqa: E402
 from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.streams import LANES  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,
     TRAINING,
@@ -91,6 +92,18 @@ def test_without_a_first_message_a_receipt_posted_ahead_waits_for_what_its_pass_
     expected = {seed for seed, (_, plan) in pipelines.items() if plan.micro_batches == 1}
     assert len(expected) > 40
     assert troubled(pipelines) == {"deadlock": expected}
+
+
+def test_lanes_that_share_hardware_queues_may_wait_in_a_circle(plans: Plans) -> None:
+    """Eight are what CUDA has by default. As many as lanes are enough."""
+    found = {
+        queues: sum(
+            bool(collective_findings(plan, work, queues=queues))
+            for work, plan in list(plans.values())[:60]
+        )
+        for queues in (1, 8, len(LANES))
+    }
+    assert found[1] > found[8] > found[len(LANES)] == 0
 
 
 WORK = workload("gpt", tied_embeddings=True)
