@@ -21,6 +21,10 @@ DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 # What a command may need beyond the base, and the extra that brings it.
 EXTRAS: Mapping[str, str] = {"cbcbox": "cbc", "torch": "runtime", "transformers": "huggingface"}
+# What the base brings, and a machine that only trains may lack.
+BASE = frozenset(
+    ("cmaes", "highspy", "joblib", "matplotlib", "optuna", "pulp", "scipy", "simpy", "sqlalchemy")
+)
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--model": {"help": "catalogue name, or path of a traced model's JSON or of a model's YAML"},
@@ -166,11 +170,10 @@ def writable(path: Path, what: str, option: str = "--out") -> Path:
 def _missing(error: ModuleNotFoundError) -> Exception:
     package = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(package)
-    if extra is None:
+    if extra is None and package not in BASE:
         raise error
-    return InputError(
-        f"{package} is not installed, and this command needs it: pip install '.[{extra}]'"
-    )
+    what = package if extra is None else f"'.[{extra}]'"
+    return InputError(f"{package} is not installed, and this command needs it: pip install {what}")
 
 
 def _complain(error: Exception, status: int) -> int:

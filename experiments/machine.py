@@ -1,80 +1,43 @@
-"""What is known of a machine besides tables: its memory, its peaks, its software, its clocks."""
+"""Measuring what is known of a machine besides tables: its memory, its peaks, its clocks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.commandline import progress
+from experiments.moved_clocks import moved_words
+from experiments.noted_machine import Machine
 from experiments.profile_sizes import ProfileSizes
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
 from mistlab.hardware import PeakTflops
 from mistlab.measurement import Environment
-from mistlab.units import GBYTES, TFLOP
-from mistlab.value import check_fields, from_mapping, to_mapping
+from mistlab.units import GBYTES, GIB_BYTES, TFLOP
+from mistlab.value import from_mapping, to_mapping
 from mistlab.workload import Precision
 from runtime.profiling import environment
+from runtime.profiling.clocks import clocks_of
 from runtime.profiling.device import Devices
 from runtime.profiling.peaks import memory_bytes_per_s, product_flop_per_s
 from runtime.profiling.timing import Clock
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """One machine on one day; ``threads`` are those of a process on a CPU."""
-
-    environment: Environment
-    date: str
-    threads: int
-    clocks: str
-    device_memory_bytes: int
-    outside_bytes: int
-    host_memory_bytes: int
-    memory_gbytes_per_s: float
-    peak_tflops: PeakTflops
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether its devices are GPUs, not shares of a CPU."""
-        return bool(self.environment.cuda)
-
-    @property
-    def words(self) -> str:
-        """The machine in words, for provenance."""
-        one = self.environment
-        parts = [f"{one.num_devices} x {one.device}" if self.is_gpu else one.device]
-        if not self.is_gpu:
-            parts.append(
-                f"{one.num_devices} processes of {self.threads} threads stand in for GPUs, their "
-                "memory is host memory, copies are between host buffers, streams are threads"
-            )
-        parts += [f"torch {one.torch}"]
-        parts += [f"CUDA {one.cuda}, driver {one.driver}"] if self.is_gpu else []
-        parts += [self.clocks] if self.clocks else []
-        return ", ".join([*parts, self.date])
+from runtime.profiling.world import World
 
 
 def machine_of(
-    path: Path, devices: Devices, sizes: ProfileSizes, clock: Clock, *, date: str, revision: str
+    path: Path,
+    devices: Devices,
+    sizes: ProfileSizes,
+    clock: Clock,
+    *,
+    date: str,
+    revision: str,
+    kernel: str = "flash",
 ) -> Machine:
-    """The machine as it was noted before, or measured now; refuses notes of another one."""
+    """The machine as it was noted before, or measured now; refuses notes of another kind."""
     present = environment.environment_of(devices, revision)
     if path.exists():
-        noted = from_mapping(Machine, read_yaml(path))
-        if (noted.environment, noted.threads) != (
-            replace(present, revision=noted.environment.revision),
-            devices.threads,
-        ):
-            message = (
-                f"{path}: holds measurements of {noted.words}, not of {present.device} with torch "
-                f"{present.torch}: they do not mix, give another --tables"
-            )
-            raise InputError(message)
-        return noted
+        return _noted(path, present, devices.threads, kernel, date)
     progress(f"peaks of {present.device}")
-    outside_bytes = environment.outside_bytes(devices)
+    outside_bytes = device_outside_bytes(devices, sizes)
     device_bytes = environment.device_memory_bytes(devices)
 
     def peak(precision: Precision) -> float:
@@ -91,7 +54,7 @@ def machine_of(
         environment=present,
         date=date,
         threads=devices.threads,
-        clocks=environment.clocks_of(devices),
+        clocks=clocks_of(devices.first),
         device_memory_bytes=device_bytes,
         outside_bytes=outside_bytes,
         host_memory_bytes=environment.host_memory_bytes(),
@@ -99,6 +62,67 @@ def machine_of(
             memory_bytes_per_s(sizes.copied_bytes, clock, sizes.repetitions) / GBYTES, 3
         ),
         peak_tflops=tflops,
+        attention_kernel=kernel,
     )
     write_yaml(to_mapping(machine), path)
     return machine
+
+
+def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> int:
+    """What is taken outside torch's allocator, by processes that have connected on GPUs."""
+    if devices.kind == "cpu" or devices.count == 1:
+        return environment.outside_bytes(devices.first)
+    world = World(devices=devices, repetitions=1, lengths=sizes.lengths)
+    return world.outside_bytes(max(sizes.transfer_bytes))
+
+
+def clocks_noted(path: Path, machine: Machine, sizes: ProfileSizes, clock: Clock) -> Machine:
+    """Note the clocks now, after some work, and say whether they have moved since the beginning."""
+    if machine.clocks is None:
+        return machine
+    product_flop_per_s("fp16", max(sizes.products), clock, sizes.repetitions)
+    after = replace(machine, clocks_after=clocks_of(clock.device))
+    write_yaml(to_mapping(after), path)
+    moved = moved_words(after.clocks, after.clocks_after)
+    if moved:
+        progress(f"warning: {moved}")
+    return after
+
+
+def _noted(path: Path, present: Environment, threads: int, kernel: str, date: str) -> Machine:
+    """The machine that is noted; refused if it is of another kind, or measured another way.
+
+    Another machine of its kind goes on with its tables, and is noted with it.
+    """
+    noted = from_mapping(Machine, read_yaml(path))
+    if (_kind(noted.environment), noted.threads) != (_kind(present), threads):
+        problem = (
+            f"measurements of {noted.words}, not of {present.device} with torch {present.torch}"
+        )
+    elif noted.attention_kernel != kernel:
+        problem = f"measurements with attention by {noted.attention_kernel}, not by {kernel}"
+    else:
+        return _going_on(path, noted, present, date)
+    message = f"{path}: holds {problem}: they do not mix, give another --tables"
+    raise InputError(message)
+
+
+def _kind(one: Environment) -> tuple[object, ...]:
+    """What measurements that mix have in common."""
+    return (one.device, one.num_devices, one.torch, one.cuda)
+
+
+def _going_on(path: Path, noted: Machine, present: Environment, date: str) -> Machine:
+    host_bytes, before = environment.host_memory_bytes(), noted.environment
+    if (before.driver, noted.host_memory_bytes) == (present.driver, host_bytes):
+        if noted.date != date:
+            progress(f"{path}: going on with what was measured on {noted.date}")
+        return noted
+    host = f"{host_bytes / GIB_BYTES:.0f} GiB of host memory"
+    words = ", ".join([*([f"driver {present.driver}"] if present.driver else []), host])
+    progress(f"{path}: going on with what was measured on {noted.words}; here {words}")
+    if words in noted.others:
+        return noted
+    noted = replace(noted, others=(*noted.others, words))
+    write_yaml(to_mapping(noted), path)
+    return noted

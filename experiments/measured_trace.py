@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.commandline import progress
 from experiments.run_results import stages_run
-from mistlab.errors import InputError
+from mistlab.errors import UncalibratedError
 from mistlab.interference import STREAMS
 from mistlab.job import Job
 from mistlab.schedule import Action
-from simulators.events import EventSimulator, Simulation
 from simulators.timeline import MICROSECONDS, WORDS, trace_of
 
 if TYPE_CHECKING:
@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 
 
 def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], path: Path) -> None:
-    """Write both; the measured one alone where the hardware has no calibration to predict with."""
+    """Write both; the measured one alone where nothing can be predicted."""
     stages, run = job.plan.num_stages, stages_run(job, stage)
-    try:
-        trace = trace_of(_played(job, stage))
-    except InputError:
-        trace = {"displayTimeUnit": "ms", "traceEvents": []}
+    trace = _predicted(job, stage)
     trace["traceEvents"] = [event for event in trace["traceEvents"] if event["pid"] in run]
     for event in trace["traceEvents"]:
         if event["name"] == "process_name":
@@ -40,11 +37,22 @@ def write_trace(job: Job, stage: int | None, tasks: Sequence["MeasuredTask"], pa
     path.write_text(json.dumps(trace, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
-def _played(job: Job, stage: int | None) -> Simulation:
-    if stage is None:
-        return EventSimulator(workload=job.workload, cluster=job.cluster).simulate(job.plan)
-    alone = EventSimulator(workload=job.workload, cluster=job.cluster.alone)
-    return alone.simulate_stage(job.plan, stage)
+def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
+    """The iteration as it is played; empty where the hardware has no calibration, or SimPy is not
+    there: a machine that trains may lack it."""
+    try:
+        from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
+
+        if stage is None:
+            of_plan = EventSimulator(workload=job.workload, cluster=job.cluster)
+            return trace_of(of_plan.simulate(job.plan))
+        alone = EventSimulator(workload=job.workload, cluster=job.cluster.alone)
+        return trace_of(alone.simulate_stage(job.plan, stage))
+    except UncalibratedError:
+        pass
+    except ModuleNotFoundError as error:
+        progress(f"{error.name} is not installed: timeline.json has the measured iteration alone")
+    return {"displayTimeUnit": "ms", "traceEvents": []}
 
 
 def _named(stage: int, stages: int, tracks: Sequence[str]) -> list[dict[str, Any]]:

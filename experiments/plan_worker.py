@@ -1,8 +1,8 @@
 """Runs plan after plan in one process, so that what starting takes is paid once.
 
 Each line of standard input is a list of ``run_plan``'s arguments as JSON; each run ends with a line
-on standard output: its exit status and, with ``--json``, what it said. A process in which a run
-failed is not used again.
+on standard output: its exit status and, with ``--json``, what it said. Host memory that a run has
+pinned is lent to the next one. A process in which a run failed is not used again.
 """
 
 import gc
@@ -19,6 +19,13 @@ from experiments.commandline import DONE, run
 def main(arguments: Sequence[str]) -> int:
     """Run until there are no more lines, or one fails."""
     assert not arguments, "everything comes by standard input"
+    from runtime.devices.pinned import kept  # noqa: PLC0415 (needs torch)
+
+    with kept():
+        return _run_all()
+
+
+def _run_all() -> int:
     for line in sys.stdin:
         said = io.StringIO()
         with redirect_stdout(said):
@@ -33,4 +40,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:]))

@@ -3,7 +3,8 @@
 Operators of GPT blocks, collectives and sends between its devices, copies to and from the host, and
 the four streams side by side go to tables (docs/reference/measurement-tables.md) in --tables; what
 is there already is not measured again. Each device is driven by a process of its own. On a CPU
-processes stand in for GPUs, and the file says so.
+processes stand in for GPUs, and the file says so. Measuring needs torch, fitting SciPy: --only does
+either half on the machine that can.
 """
 
 import argparse
@@ -13,8 +14,8 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
-from experiments import fits
 from experiments.commandline import DONE, parser_of, print_json, run, writable
+from experiments.noted_machine import Machine, noted_machine
 from mistlab.datafile import write_yaml
 from mistlab.references import hardware_from
 from mistlab.value import to_mapping
@@ -23,19 +24,23 @@ from mistlab.value import to_mapping
 def main(arguments: Sequence[str]) -> int:
     """Measure, fit, print the residuals, write the hardware file."""
     options = _parser().parse_args(arguments)
-    profiled = import_module("experiments.profiled")
-    device = import_module("runtime.profiling.device")
-    sizes = import_module("experiments.profile_sizes").SIZES
     out = writable(options.out, "file")
-    devices = device.devices_of(options.device, options.gpus_per_node)
+    tables = options.tables or out.with_name(f"{out.stem}-tables")
+    machine = noted_machine(tables) if options.only == "fit" else _measured(tables, options)
+    if options.only == "measure":
+        if options.json:
+            print_json({"measured": str(tables)})
+        else:
+            print(f"measured: {tables} (--only fit makes the file from it)")
+        return DONE
+    profiled, fits = (import_module(f"experiments.{name}") for name in ("profiled", "fits"))
     request = profiled.Request(
         name=out.stem,
-        tables=options.tables or out.with_name(f"{out.stem}-tables"),
-        date=datetime.now(UTC).date().isoformat(),
+        tables=tables,
         datasheet=options.datasheet and hardware_from(options.datasheet, Path()),
         seed=options.seed,
     )
-    hardware, fitted = profiled.profiled(request, devices, sizes[devices.kind, options.quick])
+    hardware, fitted = profiled.profiled(request, machine)
     write_yaml(to_mapping(hardware, omit_defaults=True), out)
     if options.json:
         print_json({"hardware": hardware.name, **fits.by_group(fitted), "out": str(out)})
@@ -43,6 +48,21 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(map(fits.text_of, fitted)))
         print(f"written: {out} (name it as `hardware:` in a plan file)")
     return DONE
+
+
+def _measured(tables: Path, options: argparse.Namespace) -> Machine:
+    """Fill the tables; the machine that they are of."""
+    device = import_module("runtime.profiling.device")
+    sizes = import_module("experiments.profile_sizes").SIZES
+    devices = device.devices_of(options.device, options.gpus_per_node)
+    found: Machine = import_module("experiments.profiling").measured(
+        tables,
+        devices,
+        sizes[devices.kind, options.quick],
+        date=datetime.now(UTC).date().isoformat(),
+        kernel=options.attention_kernel,
+    )
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,6 +85,15 @@ def _parser() -> argparse.ArgumentParser:
         "--datasheet",
         metavar="HARDWARE",
         help="take peaks, memory bandwidth and network of its datasheet instead of measured peaks",
+    )
+    parser.add_argument(
+        "--attention-kernel",
+        choices=("flash", "cudnn", "flash-attn"),
+        default="flash",
+        help="who computes fused attention (default: flash), as of run_plan",
+    )
+    parser.add_argument(
+        "--only", choices=("measure", "fit"), help="fill the tables alone, or fit to those alone"
     )
     return parser
 

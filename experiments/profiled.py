@@ -1,23 +1,17 @@
-"""From a machine and its tables to a hardware file: measured, and fitted as calibrations are."""
+"""From a machine and its tables to a hardware file, fitted as calibrations are; needs no torch."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments import fit_links, fits
-from experiments.commandline import progress
 from experiments.fit_operators import launch_time, operator_rates
-from experiments.machine import Machine, machine_of
-from experiments.profile_sizes import ProfileSizes
-from experiments.profiling import KINDS, Tables, measure
+from experiments.noted_machine import Machine
+from experiments.profile_tables import KINDS, Tables
 from experiments.resumed_table import ResumedTable
-from experiments.rundir import revision
 from mistlab import catalog
 from mistlab.engines import Allocator
-from mistlab.errors import InputError
 from mistlab.hardware import Gpu, Hardware, Node, Provenance, Source
 from mistlab.units import GBYTES, GIB_BYTES, MIB_BYTES, MILLISECONDS
-from runtime.profiling.device import Devices
-from runtime.profiling.timing import clock_of
 
 # What nobody measures on one node, where no datasheet is named: 10 Gb/s.
 ASSUMED_NETWORK_GBYTES_PER_S = 1.25
@@ -31,44 +25,24 @@ class Request:
 
     name: str
     tables: Path
-    date: str
     datasheet: Hardware | None
     seed: int
 
 
-def profiled(
-    request: Request, devices: Devices, sizes: ProfileSizes
-) -> tuple[Hardware, list[fits.Fitted]]:
-    """Measure what the tables lack, and fit the hardware to all of them."""
-    try:
-        request.tables.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        message = f"--tables {request.tables}: {error.strerror}: give another folder"
-        raise InputError(message) from None
-    clock = clock_of(devices.device(0))
-    machine = machine_of(
-        request.tables / "machine.yaml",
-        devices,
-        sizes,
-        clock,
-        date=request.date,
-        revision=revision(),
-    )
+def profiled(request: Request, machine: Machine) -> tuple[Hardware, list[fits.Fitted]]:
+    """Fit the hardware to all tables."""
     tables = Tables.of(request.tables, machine.environment.device)
-    measure(tables, devices, sizes, clock)
-    if devices.count == 1:
-        progress("one device: no collectives, no sends; the file describes nodes of one device")
-    return fits.applied(_steps(tables, devices, request.seed), _bare(request, machine, tables))
+    return fits.applied(_steps(tables, machine, request.seed), _bare(request, machine, tables))
 
 
-def _steps(tables: Tables, devices: Devices, seed: int) -> list[fits.Step]:
+def _steps(tables: Tables, machine: Machine, seed: int) -> list[fits.Step]:
     together = [
         fit_links.collectives(tables.collectives.path, None),
         fit_links.point_to_point(tables.sends.path, None),
     ]
     return [
         fit_links.bandwidth(tables.copies.path, None),
-        *(together if devices.count > 1 else []),
+        *(together if machine.environment.num_devices > 1 else []),
         fit_links.streams(tables.streams.path, None, seed),
         operator_rates(
             tables.operators.path,

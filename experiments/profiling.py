@@ -1,81 +1,70 @@
 """Measuring a machine into tables of the documented schema.
 
-Needs torch: ``experiments.profile_hardware`` imports it when it is asked to measure.
+Needs torch, and nothing that only fits need: ``experiments.profile_hardware`` imports it when it is
+asked to measure.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Self
 
+from experiments.commandline import progress
 from experiments.countdown import Countdown
+from experiments.machine import clocks_noted, machine_of
+from experiments.noted_machine import Machine
 from experiments.profile_sizes import ProfileSizes
+from experiments.profile_tables import ALONE, KINDS, SPREAD, Tables
 from experiments.resumed_table import Key, ResumedTable
-from mistlab.calibration.operators import CLASS_OF_OPERATOR
+from experiments.rundir import revision
+from mistlab.errors import InputError
 from mistlab.model import Family
 from mistlab.units import MIB_BYTES, MICROSECONDS, MILLISECONDS
 from mistlab.workload import Attention
+from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.profiling.device import Devices
 from runtime.profiling.interference import OverlapCase, OverlapTiming, overlap_cases
 from runtime.profiling.launches import launches
 from runtime.profiling.links import CollectiveCase, CopyCase, SendCase
-from runtime.profiling.operators import AttentionSizes, BlockSizes, block_operator, fused_attention
+from runtime.profiling.operators import (
+    AttentionSizes,
+    BlockSizes,
+    block_operator,
+    fused_attention,
+    places_of,
+)
 from runtime.profiling.rank import group_sizes
-from runtime.profiling.timing import Clock, Timing
+from runtime.profiling.timing import Clock, Timing, clock_of
 from runtime.profiling.world import Case, Outcome, World
 
 FAMILIES: tuple[Family, ...] = ("gpt", "llama")
 ATTENTIONS: tuple[Attention, ...] = ("flash", "math")
-KINDS = {"host_to_device": "pinned_h2d", "device_to_host": "pinned_d2h"}
-SIZES = ("hidden", "ffn", "heads", "seq", "vocab", "mbs", "tp")
-GROUP = ("generation", "intra_group", "inter_group")
-ALONE = ("iso_compute_ms", "iso_g2g_ms", "iso_c2g_ms", "iso_g2c_ms")
-SPREAD = "spread"
 
 Values = Mapping[str, object]
 Measure = Callable[[], Values]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
-    """The tables of one machine, which ``name`` stands for in their columns."""
-
-    name: str
-    operators: ResumedTable
-    attention: ResumedTable
-    launches: ResumedTable
-    copies: ResumedTable
-    collectives: ResumedTable
-    sends: ResumedTable
-    streams: ResumedTable
-
-    @classmethod
-    def of(cls, folder: Path, name: str) -> Self:
-        """The tables of a folder, with what was measured before."""
-
-        def table(file: str, keys: tuple[str, ...], *values: str) -> ResumedTable:
-            return ResumedTable(path=folder / file, keys=keys, values=(*values, SPREAD))
-
-        operators = ("hardware", *SIZES, "op", "precision")
-        kernels = ("db", "op", "batch", "seq", "heads", "head_dim", "shapes", "precision")
-        return cls(
-            name=name,
-            operators=table("operators.csv", operators, "fwd_us", "bwd_us", "flop", "bytes"),
-            attention=table("attention.csv", kernels, "fwd_median_ms", "bwd_median_ms"),
-            launches=table(
-                "launches.csv", ("hardware", "family", "attention"), "kernels", "time_us"
-            ),
-            copies=table("copies.csv", (*GROUP, "kind", "bytes"), "latency_ms"),
-            collectives=table(
-                "collectives.csv", ("hardware", "gpus", "collective", "full_mib"), "time_ms"
-            ),
-            sends=table("sends.csv", ("hardware", "link", "mib"), "time_ms"),
-            streams=table("streams.csv", (*GROUP, "levels"), "latency_ms", *ALONE),
-        )
+def measured(
+    folder: Path, devices: Devices, sizes: ProfileSizes, *, date: str, kernel: AttentionKernel
+) -> Machine:
+    """Measure what a folder's tables lack; the machine that they are of."""
+    check_kernel(kernel, device=devices.kind, precision=devices.precision, attention="flash")
+    settle_kernel(kernel, devices.first)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"--tables {folder}: {error.strerror}: give another folder"
+        raise InputError(message) from None
+    clock = clock_of(devices.device(0))
+    path = folder / "machine.yaml"
+    machine = machine_of(path, devices, sizes, clock, date=date, revision=revision(), kernel=kernel)
+    _measure(Tables.of(folder, machine.environment.device), devices, sizes, clock)
+    if devices.count == 1:
+        progress("one device: no collectives, no sends; the file describes nodes of one device")
+    return clocks_noted(path, machine, sizes, clock)
 
 
-def measure(tables: Tables, devices: Devices, sizes: ProfileSizes, clock: Clock) -> None:
+def _measure(tables: Tables, devices: Devices, sizes: ProfileSizes, clock: Clock) -> None:
     """Fill the tables with what they lack: first one device by itself, then all together."""
     _fill("operators", tables.operators, _operators(tables.name, devices, sizes, clock))
     _fill("attention", tables.attention, _attention(tables.name, devices, sizes, clock))
@@ -113,7 +102,7 @@ def _operators(
     return {
         (name, *asdict(block).values(), 1, place, precision): partial(measured, block, place)
         for block in sizes.blocks
-        for place in CLASS_OF_OPERATOR
+        for place in places_of(block)
     }
 
 

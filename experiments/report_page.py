@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import plots
 from experiments.report_rows import ERRORS, TIMED, WARM_UPS, Checks, ReportRow, summary_of
 from mistlab.hardware import Hardware
 from mistlab.units import GIB_BYTES
@@ -45,6 +44,8 @@ def page_of(
 
 def draw(rows: Sequence[ReportRow], folder: Path) -> None:
     """Times and allocated memory, predicted over measured."""
+    from experiments import plots  # noqa: PLC0415 (needs matplotlib)
+
     ran = [row for row in rows if "error" not in row]
     if not ran:
         return

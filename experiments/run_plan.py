@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,6 +28,7 @@ from experiments.commandline import (
 )
 from experiments.measured_trace import write_trace
 from experiments.run_results import (
+    WARM_UP,
     History,
     measurement_of,
     mfu_of,
@@ -41,6 +43,7 @@ from mistlab.errors import InputError
 from mistlab.job import Job, load_job
 from mistlab.units import GIB_BYTES
 from mistlab.value import to_mapping
+from runtime.checkpoint_folder import latest
 
 if TYPE_CHECKING:
     from runtime.engine.executor import Report
@@ -55,6 +58,7 @@ MOST_TIMEOUT_S = 1e6
 def main(arguments: Sequence[str]) -> int:
     """Run the plan; results go to standard output on the first rank alone."""
     options = _parser().parse_args(arguments)
+    from runtime.determinism import strictly_deterministic  # noqa: PLC0415 (needs torch)
     from runtime.session import Session  # noqa: PLC0415 (needs torch)
 
     job = load_job(options.plan)
@@ -62,7 +66,10 @@ def main(arguments: Sequence[str]) -> int:
     settings = _settings(options, job)
     _check_places(options)
     try:
-        with Session.started(job, settings) as session:
+        with (
+            strictly_deterministic() if options.deterministic else nullcontext(),
+            Session.started(job, settings) as session,
+        ):
             directory = _directory(session, options)
             _train(session, options, history, directory)
             _finish(session, options, history, directory)
@@ -103,9 +110,26 @@ def _parser() -> argparse.ArgumentParser:
         "--serialise", action="store_true", help="one task after another, to compare (cuda)"
     )
     parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the same bits whenever the same is computed, to compare; takes longer",
+    )
+    parser.add_argument(
+        "--draw-on-device",
+        action="store_true",
+        help="draw first weights on the device: fast; a GPU draws other values than a CPU",
+    )
+    parser.add_argument(
         "--step-on-cpu",
         action="store_true",
         help="step offloaded optimizer state where it is, instead of fetching it",
+    )
+    parser.add_argument(
+        "--attention-kernel",
+        choices=("flash", "cudnn", "flash-attn"),
+        default="flash",
+        help="who computes attention that is fused: PyTorch's FlashAttention-2 (default), cuDNN, "
+        "or the package flash-attn (cuda)",
     )
     parser.add_argument(
         "--timeout", type=float, default=300.0, help="seconds to wait for other ranks"
@@ -138,6 +162,8 @@ def _settings(options: argparse.Namespace, job: Job) -> "Settings":
         timeout_s=options.timeout,
         serialises=options.serialise,
         stage=options.stage,
+        kernel=options.attention_kernel,
+        draws_on_device=options.draw_on_device,
         training=training,
     )
 
@@ -208,6 +234,8 @@ def _train(
         if directory is not None:
             directory.add_row(row_of(report, seconds))
         _tell(session, report, seconds)
+        if session.is_first and len(history.reports) in (WARM_UP, options.steps):
+            history.note_clocks(session.clocks())
         if options.save_every and session.steps % options.save_every == 0:
             session.save(_checkpoints(options))
 
@@ -236,6 +264,8 @@ def _finish(
 ) -> None:
     """Write what is asked for; every rank takes part, the first one speaks."""
     memory, tasks = session.memory(), session.tasks()
+    if history.moved_clocks:
+        progress(f"warning: {history.moved_clocks}: times are not of one speed")
     if session.is_first:
         result = result_of(session.job, options, history, memory)
         if options.json:
@@ -259,8 +289,6 @@ def _checkpoints(options: argparse.Namespace) -> Path:
 
 
 def _last_checkpoint(options: argparse.Namespace) -> str:
-    from runtime.checkpoint import latest  # noqa: PLC0415 (needs torch)
-
     folder = options.resume if options.out is None else _checkpoints(options)
     path = latest(folder) if folder is not None else None
     return f"the last checkpoint is {path}" if path else "there is no checkpoint"

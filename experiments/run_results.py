@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from experiments.moved_clocks import moved_words
 from experiments.stage_times import stage_times
 from mistlab.cost.arithmetic import model_flop, stage_flop
-from mistlab.errors import InputError
+from mistlab.errors import InputError, UncalibratedError
 from mistlab.job import Job
-from mistlab.measurement import Environment, Measurement, StageMeasurement
+from mistlab.measurement import Clocks, Environment, Measurement, StageMeasurement
 from mistlab.predict import Prediction
 from mistlab.units import GIB_BYTES
 from mistlab.value import to_mapping
@@ -31,10 +32,21 @@ WARM_UP = 2
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """What the steps came to, in order."""
+    """What the steps came to, in order; the first GPU's clocks after warming up and at the end."""
 
     reports: list["Report"] = field(default_factory=list)
     iteration_s: list[float] = field(default_factory=list)
+    clocks: list[Clocks] = field(default_factory=list)
+
+    def note_clocks(self, clocks: Clocks | None) -> None:
+        """Keep what the first GPU's driver says, if it says anything."""
+        if clocks is not None:
+            self.clocks.append(clocks)
+
+    @property
+    def moved_clocks(self) -> str:
+        """That clocks have moved since warming up; empty if they have not, or nobody told."""
+        return moved_words(self.clocks[0], self.clocks[-1]) if self.clocks else ""
 
     @property
     def timed_s(self) -> list[float]:
@@ -51,6 +63,8 @@ def result_of(
         "plan": str(options.plan),
         "stage": options.stage,
         "seed": options.seed,
+        "deterministic": options.deterministic,
+        "attention_kernel": options.attention_kernel if job.workload.attention == "flash" else None,
         "losses": [report.loss for report in history.reports],
         "gradient_norms": [report.gradient_norm for report in history.reports],
         "skipped": [report.skipped for report in history.reports],
@@ -60,8 +74,10 @@ def result_of(
         "mfu": mfu_of(job, options.stage, median),
         "peak_allocated_bytes": [one.peak_allocated_bytes for one in memory],
         "peak_reserved_bytes": [one.peak_reserved_bytes for one in memory],
+        "outside_bytes": [one.outside_bytes for one in memory],
         "host_bytes": [one.host_bytes for one in memory],
         "allocator_retries": [one.allocator_retries for one in memory],
+        "clocks": [to_mapping(one) for one in history.clocks],
     }
 
 
@@ -101,6 +117,7 @@ def measurement_of(
         stages=tuple(stages),
         samples_s=tuple(samples),
         environment=environment,
+        clocks=tuple(history.clocks),
     )
 
 
@@ -125,6 +142,8 @@ def summary_of(result: dict[str, Any]) -> str:
         if predicted:
             expected = result["predicted_peak_allocated_bytes"][rank]
             line += f" (predicted: {expected / GIB_BYTES:.3f} GiB)"
+        if outside := result["outside_bytes"][rank]:
+            line += f", {outside / GIB_BYTES:.3f} GiB outside torch's allocator"
         lines.append(line)
     return "\n".join(lines)
 
@@ -135,7 +154,13 @@ def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
     text = f"stage {shortage.stage} is out of memory at {shortage.doing} ({shortage.reason})"
     if held:
         text += f"; held {_gib(held)}"
-    predicted = _prediction(job, stage)
+    if shortage.outside_bytes:
+        size = shortage.outside_bytes / GIB_BYTES
+        text += f"; {size:.2f} GiB of the device taken outside torch's allocator"
+    try:
+        predicted = _prediction(job, stage)
+    except InputError as error:
+        return f"{text}; not predicted: {error}"
     if predicted is None:
         return text
     of_stage = predicted.stages[stages_run(job, stage).index(shortage.stage)]
@@ -185,5 +210,5 @@ def _prediction(job: Job, stage: int | None) -> Prediction | None:
     """The prediction; nothing where the hardware is not calibrated."""
     try:
         return prediction_of(job, stage)
-    except InputError:
+    except UncalibratedError:
         return None

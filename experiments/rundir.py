@@ -10,7 +10,7 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
@@ -82,9 +82,17 @@ def _config(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
         "revision": revision(),
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
+            **{name: _version(name) for name in PACKAGES},
         },
     }
+
+
+def _version(package: str) -> str | None:
+    """A package's version; none of one that is not installed, as on a machine that only trains."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def revision() -> str:

@@ -24,6 +24,31 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """A GPU's clocks at a moment, how fast its multiprocessors may run, and its power's limit."""
+
+    sm_mhz: float = field(metadata=bounded(above=0))
+    memory_mhz: float = field(metadata=bounded(above=0))
+    most_sm_mhz: float | None = field(default=None, metadata=bounded(above=0))
+    power_limit_w: float | None = field(default=None, metadata=bounded(above=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def words(self) -> str:
+        """The numbers with their units."""
+        most = "" if self.most_sm_mhz is None else f" of {self.most_sm_mhz:g}"
+        power = "" if self.power_limit_w is None else f", at most {self.power_limit_w:g} W"
+        return f"SM {self.sm_mhz:g}{most} MHz, memory {self.memory_mhz:g} MHz{power}"
+
+    def moved_from(self, earlier: "Clocks") -> float:
+        """The largest relative change since an earlier moment."""
+        sm, memory = self.sm_mhz / earlier.sm_mhz, self.memory_mhz / earlier.memory_mhz
+        return max(abs(sm - 1), abs(memory - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageMeasurement:
     """One stage as ``StagePrediction`` has it; None where the run did not tell."""
 
@@ -44,7 +69,8 @@ class StageMeasurement:
 class Measurement:
     """Iterations of a plan that were run; a run out of memory does not fit and has no samples.
 
-    ``iteration_s`` is the median of ``samples_s``, the bounds hold 90 % of them.
+    ``iteration_s`` is the median of ``samples_s``, the bounds hold 90 % of them. ``clocks`` are the
+    first GPU's before and after the samples, where its driver tells.
     """
 
     iteration_s: float | None = field(metadata=bounded(above=0))
@@ -57,6 +83,7 @@ class Measurement:
     stages: tuple[StageMeasurement, ...]
     samples_s: tuple[float, ...] = field(metadata=bounded(above=0))
     environment: Environment
+    clocks: tuple[Clocks, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)

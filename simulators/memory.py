@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,10 @@ from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.layer import sum_name
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.symbolic.states import sizes_of
-from simulators.events import Simulation
 from simulators.graph import Label
+
+if TYPE_CHECKING:
+    from simulators.events import Simulation
 
 # When, of which class, by how many bytes.
 Change = tuple[float, int, float]
@@ -90,7 +93,7 @@ class MemoryOverTime:
 
 
 def memory_of(
-    simulation: Simulation, plan: Plan, model: StageModel, room_bytes: NDArray[np.float64]
+    simulation: "Simulation", plan: Plan, model: StageModel, room_bytes: NDArray[np.float64]
 ) -> list[MemoryOverTime]:
     """The memory of each stage of a plan over its simulation; ``room_bytes`` of each stage."""
     batch = StageBatch.of_plan(plan)
@@ -118,7 +121,7 @@ def memory_of(
     ]
 
 
-def _given_back_s(simulation: Simulation, number: int) -> float:
+def _given_back_s(simulation: "Simulation", number: int) -> float:
     """When room that a swap leaves is taken again: no stream may before it has waited for it."""
     graph, times = simulation.graph, simulation.times
     waiting = (number + offset for offset in graph.after_end[number])

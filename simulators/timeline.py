@@ -7,13 +7,15 @@ counter by class. Times are in microseconds.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mistlab.interference import STREAMS
 from mistlab.schedule import Kind
 from mistlab.units import GIB_BYTES
-from simulators.events import Simulation
 from simulators.memory import CLASSES, MemoryOverTime
+
+if TYPE_CHECKING:
+    from simulators.events import Simulation
 
 Event = dict[str, Any]
 
@@ -36,19 +38,19 @@ WORDS: Mapping[Kind, str] = {
 }
 
 
-def trace_of(simulation: Simulation, memory: Sequence[MemoryOverTime] = ()) -> dict[str, Any]:
+def trace_of(simulation: "Simulation", memory: Sequence[MemoryOverTime] = ()) -> dict[str, Any]:
     """The trace as JSON values: names of the tracks first, then events in order of time."""
     events = _tasks(simulation) + _flows(simulation) + _counters(memory)
     events.sort(key=lambda event: event["ts"])
     return {"displayTimeUnit": "ms", "traceEvents": _tracks(simulation) + events}
 
 
-def trace_text(simulation: Simulation, memory: Sequence[MemoryOverTime] = ()) -> str:
+def trace_text(simulation: "Simulation", memory: Sequence[MemoryOverTime] = ()) -> str:
     """The trace as the text of a file."""
     return json.dumps(trace_of(simulation, memory), separators=(",", ":")) + "\n"
 
 
-def _tracks(simulation: Simulation) -> list[Event]:
+def _tracks(simulation: "Simulation") -> list[Event]:
     events = []
     for stage in range(simulation.graph.stages):
         of_stage = {"ph": "M", "pid": stage}
@@ -65,7 +67,7 @@ def _tracks(simulation: Simulation) -> list[Event]:
     return events
 
 
-def _tasks(simulation: Simulation) -> list[Event]:
+def _tasks(simulation: "Simulation") -> list[Event]:
     return [
         {
             "ph": "X",
@@ -94,7 +96,7 @@ def _counters(memory: Sequence[MemoryOverTime]) -> list[Event]:
     ]
 
 
-def _flows(simulation: Simulation) -> list[Event]:
+def _flows(simulation: "Simulation") -> list[Event]:
     events = []
     for number, (send, receiver) in enumerate(simulation.graph.sends):
         for phase, task in (("s", send), ("f", receiver)):

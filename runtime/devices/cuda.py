@@ -57,6 +57,10 @@ class CudaDriver:
         """Let the calling thread of the host wait for all streams."""
         torch.cuda.synchronize(device)
 
+    def generator(self, device: torch.device) -> torch.Generator:
+        """A new generator on a GPU."""
+        return torch.Generator(device)
+
     def idle(self, cycles: int) -> None:
         """Queue a pause on the current stream."""
         torch.cuda._sleep(cycles)

@@ -4,11 +4,13 @@ Sizes come from a rehearsal: what takes parts does so twice, first from a ``Rehe
 """
 
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from runtime.devices.driver import Driver
+from runtime.devices.pinned import lend
 
 # Parts begin where any type may, and where vector instructions like it.
 PLACE_BYTES = 256
@@ -40,15 +42,15 @@ class Arena:
         self, size_bytes: int, device: torch.device, *, pins_for: Driver | None = None
     ) -> None:
         self.size_bytes = size_bytes
+        self._lent = None if pins_for is None or not size_bytes else lend(size_bytes, pins_for)
         self._memory = (
             torch.zeros(size_bytes, dtype=torch.uint8, device=device)
-            if pins_for is None
-            else pins_for.host_zeros(size_bytes)
+            if self._lent is None
+            else self._lent.memory
         )
+        if self._lent is not None:
+            _LENT.add(self)
         self._used = 0
-        self._pinned_for = pins_for if size_bytes > 0 else None
-        if self._pinned_for is not None:
-            _pin(self._memory, self._pinned_for)
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
         """The next part."""
@@ -59,21 +61,22 @@ class Arena:
         return part.view(dtype)
 
     def release(self) -> None:
-        """Unpin the memory, before it goes."""
-        if self._pinned_for is not None:
-            self._pinned_for.unpin(self._memory)
-            self._pinned_for = None
+        """Give pinned memory back, which nothing uses any more."""
+        _LENT.discard(self)
+        if self._lent is not None:
+            self._lent.give_back()
+            self._lent = None
+
+
+# Arenas of this process in pinned memory.
+_LENT: WeakSet[Arena] = WeakSet()
+
+
+def release_all() -> None:
+    """Give all pinned memory back: of a run that failed, wherever it was."""
+    for arena in tuple(_LENT):
+        arena.release()
 
 
 def _placed(size_bytes: int) -> int:
     return -(-size_bytes // PLACE_BYTES) * PLACE_BYTES
-
-
-def _pin(memory: Tensor, driver: Driver) -> None:
-    status = driver.pin(memory)
-    if status != 0:
-        message = (
-            f"{memory.numel() / 2**30:.2f} GiB of host memory cannot be pinned (error "
-            f"{status}): raise the limit of locked memory (ulimit -l), or offload less"
-        )
-        raise MemoryError(message)

@@ -102,6 +102,10 @@ class CudaStreams:
         self._anchor()
         return spans
 
+    def close(self) -> None:
+        """Let the host lane's thread end; the device does what was issued."""
+        self._host.close()
+
     def _anchor(self) -> None:
         """Note one moment by the device's clock and by the host's.
 

@@ -18,7 +18,7 @@ from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections
 from runtime.engine.boundary import Boundary
 from runtime.engine.layout import Layout
-from runtime.engine.modules import layer_modules
+from runtime.engine.modules import HOST, layer_modules
 from runtime.engine.norm import Squares
 from runtime.engine.optimizer import Scaling, Stepper
 from runtime.engine.parameters import Parameters
@@ -65,8 +65,9 @@ class Executor:
         training: Training,
         *,
         device: torch.device,
-        seed: int,
+        seed: int | None,
     ) -> None:
+        """Get ready; without a seed whoever builds this draws the weights."""
         stage = connections.place.stage
         self.model = workload.model
         self.own = plan.stages[stage]
@@ -120,7 +121,14 @@ class Executor:
         self._reported = torch.zeros(2, device=device)
         self.issued: list[Op] = []
         self._issuing: Op | None = None
-        self._initialise(seed)
+        if seed is not None:
+            self._draw_on_host(seed)
+
+    def draw_on_device(self, seed: int) -> None:
+        """Fill the masters with weights that depend on the seed and on the kind of device alone."""
+        for layer in self.layers:
+            self._fill(layer, seed, self.device)
+        self.streams.synchronize()
 
     def iterate(self, batches: Batches) -> None:
         """Issue one iteration: the step of the one before, then its own passes."""
@@ -267,13 +275,16 @@ class Executor:
             for layer, one in self.layers.items()
         }
 
-    def _initialise(self, seed: int) -> None:
+    def _draw_on_host(self, seed: int) -> None:
         """Fill the masters with weights that depend on the seed alone, some layers at once: to draw
         them takes a second for each hundred million."""
 
         def fill(layer: int) -> None:
-            tensors = self.layers[layer].initial(seed, tied=self.parameters.tied)
-            self.parameters.set_masters(layer, tensors)
+            self._fill(layer, seed, HOST)
 
         with ThreadPoolExecutor(min(MOST_DRAWN, torch.get_num_threads())) as threads:
             list(threads.map(fill, self.layers))
+
+    def _fill(self, layer: int, seed: int, device: torch.device) -> None:
+        tensors = self.layers[layer].initial(seed, tied=self.parameters.tied, device=device)
+        self.parameters.set_masters(layer, tensors)

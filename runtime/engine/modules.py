@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mistlab.workload import Workload
 from runtime.comm.group import Group
+from runtime.devices.table import generator_of
 from runtime.engine.layout import shapes_of
 from runtime.engine.shape import StageShape
 from runtime.models.attention import RotaryTables
@@ -19,6 +20,7 @@ from runtime.models.transformer import Block, Embedding, Head
 from runtime.runnable import check_model
 
 INITIAL_STD = 0.02
+HOST = torch.device("cpu")
 # The table of token vectors, and the head's weight that may be tied to it.
 TABLE, TIED = "embedding.tokens.weight", "head.projection.weight"
 
@@ -51,22 +53,26 @@ class LayerModule:
         }
         return shard_of(self.module, padded, rank=ranks.rank, ranks=ranks.size)
 
-    def initial(self, seed: int, *, tied: bool) -> dict[str, Tensor]:
+    def initial(self, seed: int, *, tied: bool, device: torch.device = HOST) -> dict[str, Tensor]:
         """The layer's unsplit parameters before training."""
         return {
-            name: initial_tensor(self.prefix + name, shape, seed, tied=tied)
+            name: initial_tensor(self.prefix + name, shape, seed, tied=tied, device=device)
             for name, shape in self.whole_shapes.items()
         }
 
 
-def initial_tensor(name: str, shape: tuple[int, ...], seed: int, *, tied: bool) -> Tensor:
-    """A parameter before training: by its name, so that no plan changes it."""
+def initial_tensor(
+    name: str, shape: tuple[int, ...], seed: int, *, tied: bool, device: torch.device = HOST
+) -> Tensor:
+    """A parameter before training: by its name, so that no plan changes it, and by the generator
+    of a device, whose kinds draw other values."""
     if tied and name == TIED:
         name = TABLE
     if len(shape) == 1:
-        return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
-    generator = torch.Generator().manual_seed(crc32(name.encode()) + (seed << 32))
-    return torch.empty(shape).normal_(std=INITIAL_STD, generator=generator)
+        fill = 1.0 if name.endswith("weight") else 0.0
+        return torch.full(shape, fill, device=device)
+    generator = generator_of(device).manual_seed(crc32(name.encode()) + (seed << 32))
+    return torch.empty(shape, device=device).normal_(std=INITIAL_STD, generator=generator)
 
 
 def layer_modules(

@@ -14,8 +14,8 @@ class Squares:
     """Sums of squares of a rank's gradients: one number for each layer, and one for a tied table.
 
     ``counted`` are the ranges of what the rank steps of a layer that count on this rank; nothing is
-    computed where no norm is wanted. Memory that a lane allocates is never compute's again: what is
-    computed on the way is a thousand times smaller than gradients, and in no other precision.
+    computed where no norm is wanted. No copy is made of gradients: memory that a lane allocates is
+    never compute's again.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class Parameters:
     def set_masters(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
         """Take a layer's unsplit tensors as master weights."""
         layout = self.state.layers[layer].layout
-        flat = torch.zeros(layout.numel)
+        flat = torch.zeros(layout.numel, device=next(iter(tensors.values())).device)
         views = layout.views(flat)
         for name, part in self.layers[layer].part_of(tensors, self.connections.tensor).items():
             views[name].copy_(part)
@@ -46,9 +46,11 @@ class Parameters:
         self.state.layers[layer].optimizer[0].store(own)
 
     def pieces(self, layer: int) -> Iterator[Piece]:
-        """The boxes of the model's tensors that the rank steps of a layer."""
+        """The boxes of the model's tensors that the rank steps of a layer; each is on the device,
+        or each on the host, as far as the optimizer's state is."""
         one, ranks = self.layers[layer], self.connections.tensor
         begin, end = self._stepped(layer)
+        kept = begin + self.state.layers[layer].optimizer[0].kept
         for entry in self.state.layers[layer].layout.entries:
             path, _, leaf = entry.name.rpartition(".")
             part = part_of(
@@ -57,11 +59,20 @@ class Parameters:
                 ranks=ranks.size,
                 used=one.whole_shapes[entry.name][0],
             )
-            low, high = max(begin, entry.offset), min(end, entry.offset + entry.numel)
-            yield from pieces_of(
-                *(one.prefix + entry.name, entry.shape, part),
-                *(low - entry.offset, high - entry.offset, low - begin),
-            )
+            for first, last in ((begin, kept), (kept, end)):
+                low, high = max(first, entry.offset), min(last, entry.offset + entry.numel)
+                yield from pieces_of(
+                    *(one.prefix + entry.name, entry.shape, part),
+                    *(low - entry.offset, high - entry.offset, low - begin),
+                )
+
+    def values(self, layer: int, kind: int, piece: Piece) -> Tensor:
+        """Where a piece's masters (0) or moments (1, 2) are, on the device or on the host."""
+        split = self.state.layers[layer].optimizer[kind]
+        begin, flat = piece.begin, split.resident
+        if begin >= split.kept:
+            begin, flat = begin - split.kept, split.tail
+        return flat[begin : begin + piece.numel].view(piece.sizes)
 
     def counted(self) -> dict[int, list[slice]]:
         """Of what the rank steps of each layer, the ranges that no other rank counts."""
@@ -135,10 +146,6 @@ class Parameters:
         """A copy of what the rank steps of a layer on the host: masters (0) or moments (1, 2)."""
         split = self.state.layers[layer].optimizer[kind]
         return torch.cat([split.resident.cpu(), split.tail])
-
-    def set_stepped(self, layer: int, kind: int, flat: Tensor) -> None:
-        """Take back what ``stepped`` gave."""
-        self.state.layers[layer].optimizer[kind].store(flat)
 
     def writes(self, piece: Piece) -> bool:
         """Whether this rank is the one that writes a piece, where several have it; of two tied

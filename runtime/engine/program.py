@@ -21,6 +21,8 @@ _HOST = "host step"
 _HOST_STEP = Task(stream="compute", kind="S", place="ahead")
 # What of a first forward a flush does.
 _STEPPING = ("open", "S", _HOST, "O<", "O>", "G<", "close")
+# Tasks into memory that was allocated when they were issued.
+_AFTER_COMPUTE = ("Y", "A<", "tied")
 # Besides the slot table's tasks: the sum of a table of tokens that two layers share, and the end of
 # its memory; the sum of losses and norms; the coming and going of the room in which optimizer state
 # is staged, the end of activations that left.
@@ -88,7 +90,7 @@ def flush(shape: StageShape) -> list[Op]:
 
 def _ordered(op: Op, hazards: Hazards) -> Op:
     # What gets memory that compute has let go of must not write it before compute is past that.
-    after: Lane | None = "compute" if op.name in ("Y", "A<", "tied") else None
+    after: Lane | None = "compute" if op.name in _AFTER_COMPUTE else None
     return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
 
 

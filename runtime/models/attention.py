@@ -1,4 +1,4 @@
-"""Causal self-attention: fused (``flash``) or written out (``math``).
+"""Causal self-attention: fused (``flash``) by the kernel of the run, or written out (``math``).
 
 Axes: B batch, S sequence, H the rank's query heads, K its key and value heads, D channels a head.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from runtime.models.attention_kernel import settled_kernel
 from runtime.models.config import ModelConfig, shard
 from runtime.models.operators import CausalSoftmax, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
@@ -71,14 +72,10 @@ class Attention(nn.Module):
         return self.output(mixed.reshape(batch, sequence, heads * channels))
 
 
-def flash(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """PyTorch's fused attention of (B, S, H, D) on (B, S, K, D); never forms the scores."""
-    query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
-    grouped = bool(query.shape[1] != key.shape[1])
-    mixed = scaled_dot_product_attention(
-        query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=grouped
-    )
-    return mixed.transpose(1, 2)
+def fused(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Attention of (B, S, H, D) on (B, S, K, D) that never forms the scores."""
+    of_package = settled_kernel() == "flash-attn"
+    return (_by_package if of_package else _by_torch)(query, key, value, dropout)
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
@@ -107,21 +104,9 @@ def written_out(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Te
     return mixed_by_position
 
 
-def flash_attn_package(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """The flash-attn package's kernel, which takes (B, S, H, D) as it is."""
-    try:
-        package = importlib.import_module("flash_attn")
-    except ImportError as error:
-        message = "attention 'flash-attn' needs the flash-attn package: pip install '.[flash]'"
-        raise ModuleNotFoundError(message) from error
-    mixed: Tensor = package.flash_attn_func(query, key, value, dropout_p=dropout, causal=True)
-    return mixed
-
-
 ATTENTION: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
-    "flash": flash,
+    "flash": fused,
     "math": written_out,
-    "flash-attn": flash_attn_package,
 }
 
 
@@ -139,6 +124,27 @@ class HeadsAfterPositions(torch.autograd.Function):
     ) -> Tensor:
         """Copy back."""
         return _copy(gradient.transpose(1, 2))
+
+
+def _by_torch(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """PyTorch's fused attention, by the backend that is settled."""
+    query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
+    grouped = bool(query.shape[1] != key.shape[1])
+    mixed = scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=grouped
+    )
+    return mixed.transpose(1, 2)
+
+
+def _by_package(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """The kernel of the package flash-attn, which takes (B, S, H, D) as it is."""
+    mixed: Tensor = importlib.import_module("flash_attn").flash_attn_func(
+        *(query, key, value),
+        dropout_p=dropout,
+        causal=True,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return mixed
 
 
 def _copy(x: Tensor) -> Tensor:

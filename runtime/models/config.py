@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from mistlab.model import ModelSpec
-from mistlab.workload import Workload
+from mistlab.workload import Attention, Workload
 from runtime.models.sizes import Size, space_of
 
 TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -46,7 +46,7 @@ class ModelConfig:
     rotated: Size
     layers: int = 1
     tensor_parallel: Size = 1
-    attention: Literal["flash", "math", "flash-attn"] = "flash"
+    attention: Attention = "flash"
     dtype: torch.dtype = torch.bfloat16
     biases: bool = False
     tied_embeddings: bool = False

@@ -21,10 +21,13 @@ from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E
 from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.measurement import Measurement  # noqa: E402
 from mistlab.value import from_mapping  # noqa: E402
+from runtime.boxes import Loader  # noqa: E402
+from runtime.checks.one_rank import standing_in  # noqa: E402
 from runtime.devices.cuda import CudaDriver  # noqa: E402
 from runtime.engine import arena  # noqa: E402
 from runtime.engine.parameters import Parameters  # noqa: E402
 from runtime.engine.passes import Passes  # noqa: E402
+from tests.runtime.inline_driver import InlineDriver  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Mapping[str, Any]]
@@ -127,6 +130,33 @@ def test_a_step_on_the_cpu_shows_on_a_track_of_the_host(tmp_path: Path, result: 
     place = host["pid"], host["tid"]
     steps = {e["name"] for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == place}
     assert steps == {f"0S.{layer}m0" for layer in (1, 2, 3)}
+
+
+def test_a_strict_run_says_so_and_has_the_same_losses(tmp_path: Path, result: Run) -> None:
+    plan = plan_file(tmp_path)
+    plain, strict = result(plan, "--steps", 2), result(plan, "--steps", 2, "--deterministic")
+    assert (plain["deterministic"], strict["deterministic"]) == (False, True)
+    assert strict["losses"] == plain["losses"]
+    assert strict["attention_kernel"] == "flash"
+    products = result(plan_file(tmp_path, attention="math"), "--steps", 1)
+    assert products["attention_kernel"] is None
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_weights_that_a_device_draws_depend_on_the_seed_alone(
+    tmp_path: Path, result: Run, family: str
+) -> None:
+    model = {**MODEL, "family": family, "tied_embeddings": family == "gpt"}
+    offload = {"offload": {"optimizer": 0.5, "weights": 0.5}}
+    plans = plan_file(tmp_path, model=model), plan_file(tmp_path, offload, model=model)
+    on_host = result(plans[0], "--steps", 2)
+    # The generator of a CPU that stands for a GPU draws what the host draws.
+    with standing_in(InlineDriver()):
+        drawn = [result(plan, "--steps", 2, "--draw-on-device") for plan in plans]
+        other = result(plans[1], "--steps", 2, "--draw-on-device", "--seed", 1)
+    for one in drawn:
+        assert one["losses"] == pytest.approx(on_host["losses"], rel=1e-6)
+    assert other["losses"] != drawn[1]["losses"]
 
 
 PIPELINE = ({"layers": 1}, {"layers": 2, "data_parallel": 2, "micro_batch": 1}, {"layers": 1})
@@ -241,6 +271,12 @@ def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (plan, "--export", tmp_path): "--export",
         (plan, "--resume", tmp_path): "there is no checkpoint",
         (plan, "--save-every", 1): "give --out DIR",
+        (plan, "--attention-kernel", "flash-attn"): "flash-attn: it runs on GPUs alone",
+        (
+            plan_file(tmp_path, attention="math"),
+            "--attention-kernel",
+            "cudnn",
+        ): "product by product",
         (plan, "--seed", -1): "--seed -1: give a number from 0",
         (plan, "--resume", tmp_path / "nowhere"): "there is no checkpoint",
         (plan_file(tmp_path, model={**MODEL, "dropout": 0.1}),): "dropout 0.1 cannot be run",
@@ -305,6 +341,21 @@ def test_a_shortage_while_weights_are_exported_is_told_too(
     monkeypatch.setattr(Parameters, "stepped", run_out)
     complaint = ending(plan_file(tmp_path), "--export", tmp_path / "weights.safetensors")
     assert "stage 0 is out of memory at the export" in complaint
+
+
+def test_a_shortage_while_a_checkpoint_is_read_is_told_too(
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        message = "CUDA out of memory. Tried to allocate 2.00 GiB."
+        raise torch.OutOfMemoryError(message)
+
+    plan, out = plan_file(tmp_path), tmp_path / "out"
+    saving = [str(plan), "--steps", "1", "--out", str(out), "--save-every", "1"]
+    assert run(run_plan.main, saving) == DONE
+    monkeypatch.setattr(Loader, "resolve_tensor", run_out)
+    complaint = ending(plan, "--resume", out / "checkpoints")
+    assert "stage 0 is out of memory at a checkpoint (CUDA out of memory." in complaint
 
 
 def test_a_shortage_before_the_first_step_is_told_too(

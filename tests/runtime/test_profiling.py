@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.calibration.operators import OPERATORS_OF_CLASS  # noqa: E402
+from mistlab.calibration.operators import CLASS_OF_OPERATOR, OPERATORS_OF_CLASS  # noqa: E402
 from mistlab.compute import OperatorClass  # noqa: E402
 from mistlab.cost.layers import work_of  # noqa: E402
 from mistlab.errors import InputError  # noqa: E402
@@ -35,6 +35,10 @@ from runtime.profiling.world import World  # noqa: E402
 BLOCK = BlockSizes(hidden=32, ffn=96, heads=4, sequence_length=16, vocab=64, micro_batch=3)
 CPU = Devices(kind="cpu", count=2, threads=1)
 LENGTHS = Lengths(levels=(0, 1), unit_s=1e-4, product_size=16, chunk_bytes=4096)
+
+
+def test_the_places_that_are_measured_are_those_that_are_fitted() -> None:
+    assert set(places_of(BLOCK)) == set(CLASS_OF_OPERATOR)
 
 
 @pytest.mark.parametrize("operators", ["matmul", "batched_matmul"])

@@ -1,0 +1,77 @@
+"""Which implementation of fused attention a run takes.
+
+A plan says that attention is fused, never by whom: that is the run's choice, the same for all of
+its layers. Left alone, PyTorch chooses by GPU and version (on Hopper cuDNN's, from some version
+on), and a profile and a run, or two runs, could differ.
+"""
+
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+
+from mistlab.errors import InputError
+from mistlab.workload import Attention, Precision
+
+AttentionKernel = Literal["flash", "cudnn", "flash-attn"]
+
+OPTION = "--attention-kernel"
+
+_settled: AttentionKernel = "flash"
+
+
+def check_kernel(
+    kernel: AttentionKernel, *, device: str, precision: Precision, attention: Attention
+) -> None:
+    """Refuse a kernel that cannot run; ``flash`` always can."""
+    if kernel == "flash":
+        return
+    if attention != "flash":
+        problem = "the plan computes attention product by product"
+        remedy = "give workload.attention: flash, or leave the option out"
+    elif device == "cpu":
+        problem, remedy = "it runs on GPUs alone", "give --device cuda, or leave the option out"
+    elif precision == "fp32":
+        problem = "it has no 32-bit arithmetic"
+        remedy = "give workload.precision: bf16, or leave the option out"
+    elif kernel == "flash-attn" and not _is_installed("flash_attn"):
+        problem = "the package is not installed"
+        remedy = "pip install --no-build-isolation '.[flash]', or leave the option out"
+    elif kernel == "cudnn" and torch.are_deterministic_algorithms_enabled():
+        problem = "its gradient may differ from run to run"
+        remedy = "leave out the option, or --deterministic"
+    else:
+        return
+    message = f"{OPTION} {kernel}: {problem}: {remedy}"
+    raise InputError(message)
+
+
+def settled_kernel() -> AttentionKernel:
+    """Who computes fused attention in this process."""
+    return _settled
+
+
+def settle_kernel(kernel: AttentionKernel, device: torch.device) -> None:
+    """Let one implementation compute fused attention, for the rest of the process.
+
+    ``flash`` is PyTorch's FlashAttention-2, and its next where the type, the GPU or the shape has
+    none: never cuDNN's. PyTorch's own switches are of the process too; a context around each call
+    would cost the host time, and could not be traced.
+    """
+    global _settled  # noqa: PLW0603 (as the switches below)
+    _settled = kernel
+    if device.type != "cuda":
+        return
+    backends, is_cudnn = torch.backends.cuda, kernel == "cudnn"
+    backends.enable_cudnn_sdp(is_cudnn)
+    backends.enable_flash_sdp(not is_cudnn)
+    backends.enable_mem_efficient_sdp(not is_cudnn)
+    backends.enable_math_sdp(not is_cudnn)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ValueError:
+        # A module that is there without having been imported from a file.
+        return True
