@@ -58,7 +58,7 @@ _ITERATE = Executor.iterate.__code__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class WaitFinding:
     """Something at a place that would be wrong on a GPU, in words of the task that was issued.
 
     ``place`` is the project's innermost line, ``times`` how often it was met, ``said`` an error's
@@ -87,11 +87,11 @@ class Watch:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._times: Counter[Finding] = Counter()
+        self._times: Counter[WaitFinding] = Counter()
         self.stopped_by: BaseException | None = None
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[WaitFinding, ...]:
         """One finding for all of a kind, an operator, a lane and a place: the first task's."""
         return tuple(replace(one, times=times) for one, times in self._times.items())
 
@@ -108,7 +108,7 @@ class Watch:
         if lane == "host" and kind not in _ENDINGS:
             return False
         place = next((at for frame in frames if (at := _place(frame))), "runtime")
-        finding = Finding(
+        finding = WaitFinding(
             kind=kind,
             operator=operator,
             task=executor.issuing,
