@@ -1,41 +1,35 @@
 """Predicted beside measured on one GPU: profile it, calibrate, run plans that were never fitted.
 
-Works in calls of a few minutes that go on where the last one ended, in the same folder: profile
-(tables/, profile.yaml), the few plans that are fitted to (runs.csv, hardware.yaml), then the
-others and single stages of pipelines, a process for each model (runs.jsonl). README.md and the
-pictures show what there is. Exit status 1: not done yet, run the same command again.
+Works in calls of a few minutes that go on where the last one ended, in the same folder. First come
+short strict runs, whose losses must not depend on what is offloaded, then timed plans that offload
+activations, the profile (tables/), and the other plans (runs.jsonl). README.md and the pictures
+show what there is, report.zip holds everything. Exit status 1: not done yet, run the same command
+again.
+
+--dry-run tells the order and how long it takes by estimate, and runs nothing. --draw makes page and
+pictures of what there is, on any machine: it needs no GPU and no torch.
 """
 
-import csv
+import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.commandline import DONE, NO_ANSWER, parser_of, print_json, progress, run, writable
-from experiments.fit_runs import FEWEST_RUNS, whole_runs
-from experiments.plan_runs import ModelRunner, PlanRun, PlanRunner, RunRows, ended_within
-from experiments.published import END_TO_END
-from experiments.report_page import draw, page_of
+from experiments.noted_machine import noted_machine
+from experiments.plan_runs import PlanRun, PlanRunner, RunRows, Said, WorkerRunner, ended_within
+from experiments.report_checks import machine_of
+from experiments.report_estimate import REFERENCE, Estimate, estimates, total_s
+from experiments.report_figures import Figures, figures_of, is_profiled
+from experiments.report_pack import begin, pack
 from experiments.report_plans import PLANS, ReportPlan
-from experiments.report_rows import (
-    TIMED,
-    WARM_UPS,
-    Checks,
-    ReportRow,
-    overlaps_of,
-    row_of,
-    summary_of,
-    table_row,
-    unequal_twins,
-)
-from experiments.run_results import prediction_of
-from mistlab.datafile import read_yaml, write_yaml
+from experiments.report_rows import steps_of
+from mistlab import catalog
 from mistlab.errors import InputError
-from mistlab.hardware import Hardware
 from mistlab.job import dump_job
-from mistlab.value import from_mapping, to_mapping
+from mistlab.value import to_mapping
 
 MINUTES = 9.0
 # A run that fails to end by then is not started: the last seconds are for the page.
@@ -46,104 +40,100 @@ Profiler = Callable[[Path, float], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A folder, what fills it, and until when: ``profiler`` says whether its file is done."""
+    """A folder, what fills it, and until when: ``profiler`` says whether the tables are whole.
+
+    A plan is not begun where it is ``expected`` to take longer than what is left of a call, unless
+    nothing else was done in it.
+    """
 
     folder: Path
     plans: Sequence[ReportPlan]
     runner: PlanRunner
     profiler: Profiler
     seconds: float
+    expected_s: Mapping[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
 
-    def work(self) -> ReportRow | None:
-        """Go on until the time is over or nothing is left; the summary once all is there."""
-        ends = self.clock() + self.seconds - RESERVE_S
-
-        def left() -> float:
-            return ends - self.clock()
-
-        profile = self.folder / "profile.yaml"
-        if not profile.exists() and not self.profiler(profile, left()):
-            progress("the profile is not done: run the same command again")
-            return None
-        profiled = from_mapping(Hardware, read_yaml(profile))
+    def work(self) -> bool:
+        """Go on until the time is over, or nothing is left."""
+        call = _Call(clock=self.clock, ends_s=self.clock() + self.seconds - RESERVE_S)
         runs = RunRows(path=self.folder / "runs.jsonl")
-        fitted = [plan for plan in self.plans if plan.is_fitted]
-        serialised = [plan for plan in self.plans if plan.is_serialised]
-        stages = [plan for plan in self.plans if plan.stage is not None]
-        unseen = [plan for plan in self.plans if plan not in (*fitted, *serialised, *stages)]
-        if not self._run(fitted, profiled, runs, left):
-            return None
-        hardware = self._calibrated(fitted, profiled, runs)
-        done = self._run([*unseen, *serialised, *stages], profiled, runs, left)
-        rows, of_stages = (_rows(plans, hardware, runs) for plans in (unseen, stages))
-        checks = Checks(
-            unequal_losses=unequal_twins(self.plans, runs.said),
-            overlaps=overlaps_of(rows, serialised, runs.said),
+        first = [plan for plan in self.plans if plan.comes_first]
+        others = [plan for plan in self.plans if not plan.comes_first]
+        return (
+            self._run(first, runs, call, others=len(others))
+            and self._profile(call)
+            and self._run(others, runs, call, others=0)
         )
-        page = page_of(rows, of_stages, checks, hardware)
-        (self.folder / "README.md").write_text(page, encoding="utf-8")
-        draw(rows, self.folder)
-        if not done:
-            return None
-        alone = {**summary_of(of_stages), "rows": of_stages}
-        return {**summary_of(rows), **to_mapping(checks), "rows": rows, "stages": alone}
+
+    def _profile(self, call: "_Call") -> bool:
+        """Measure the machine, if that was not done; whether it is."""
+        if is_profiled(self.folder):
+            return True
+        if self.profiler(self.folder / "profile.yaml", call.left_s()):
+            call.has_done = True
+            return True
+        progress("the profile is not done: run the same command again")
+        return False
 
     def _run(
-        self,
-        plans: Sequence[ReportPlan],
-        hardware: Hardware,
-        runs: RunRows,
-        left: Callable[[], float],
+        self, plans: Sequence[ReportPlan], runs: RunRows, call: "_Call", *, others: int
     ) -> bool:
         """Run what did not run yet; whether all did."""
         missing = [plan for plan in plans if plan.name not in runs.said]
         for number, plan in enumerate(missing):
-            path = writable(self.folder / "plans" / f"{plan.name}.yaml", "folder")
-            dump_job(plan.job(hardware), path)
-            said = None
-            if left() > 0:
-                run = PlanRun(
-                    plan=path,
-                    model=plan.model,
-                    steps=WARM_UPS + TIMED,
-                    serialises=plan.is_serialised,
-                    stage=plan.stage,
-                )
-                said = self.runner(run, left())
+            left_s, said = call.left_s(), None
+            if left_s > (self.expected_s.get(plan.name, 0.0) if call.has_done else 0.0):
+                said = self.runner(self._prepared(plan), left_s)
             if said is None:
-                progress(f"{len(missing) - number} plans are left: run the same command again")
+                count = len(missing) - number + others
+                progress(f"{count} plans are left: run the same command again")
                 return False
+            self._check_machine(said, runs.said)
             runs.add(plan.name, said)
-            progress(f"{plan.name}: {said.get('error', 'done')}")
+            call.has_done = True
+            progress(f"{plan.name}: {said.get('error', 'done')} ({left_s - call.left_s():.0f} s)")
         return True
 
-    def _calibrated(
-        self, plans: Sequence[ReportPlan], profiled: Hardware, runs: RunRows
-    ) -> Hardware:
-        """The profile with what the fitted runs say; the profile itself if too few of them ran."""
-        path = self.folder / "runs.csv"
-        ran = [plan for plan in plans if "error" not in runs.said[plan.name]]
-        if len(ran) < FEWEST_RUNS:
-            progress(f"{len(ran)} of the plans to fit ran: predictions are the profile's alone")
-            return profiled
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, END_TO_END, lineterminator="\n")
-            writer.writeheader()
-            for plan, measured in zip(ran, _rows(ran, profiled, runs), strict=True):
-                writer.writerow(table_row(plan.job(profiled), measured, plan.model))
-        hardware, _ = whole_runs(path)(profiled)
-        write_yaml(to_mapping(hardware, omit_defaults=True), self.folder / "hardware.yaml")
-        return hardware
+    def _prepared(self, plan: ReportPlan) -> PlanRun:
+        """A plan's file, and how it is run. A run needs only its memory's cap of the hardware."""
+        path = writable(self.folder / "plans" / f"{plan.name}.yaml", "folder")
+        dump_job(plan.job(catalog.hardware(REFERENCE)), path)
+        return PlanRun(
+            plan=path,
+            steps=steps_of(plan),
+            serialises=plan.is_serialised,
+            stage=plan.stage,
+            strict=plan.is_check,
+            with_norms=plan.is_check and plan.stage is not None,
+        )
+
+    def _check_machine(self, said: Said, before: Mapping[str, Said]) -> None:
+        """Refuse machines of two kinds in one folder."""
+        here, known = machine_of(said), [*before.values()]
+        tables = self.folder / "tables"
+        if (tables / "machine.yaml").exists() and noted_machine(tables).is_gpu:
+            known.append({"environment": to_mapping(noted_machine(tables).environment)})
+        others = {words for one in known if (words := machine_of(one))} - {here}
+        if here and others:
+            message = (
+                f"--out {self.folder}: was measured on {', '.join(sorted(others))}, this machine "
+                f"is {here}: they do not mix, give another folder"
+            )
+            raise InputError(message)
 
 
-def _rows(plans: Sequence[ReportPlan], hardware: Hardware, runs: RunRows) -> list[ReportRow]:
-    """Rows of those that ran."""
-    return [
-        row_of(plan, prediction_of(plan.job(hardware), plan.stage), runs.said[plan.name])
-        for plan in plans
-        if plan.name in runs.said
-    ]
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """When a call ends, and whether something was done in it."""
+
+    clock: Callable[[], float]
+    ends_s: float
+    has_done: bool = False
+
+    def left_s(self) -> float:
+        """Seconds until the end."""
+        return self.ends_s - self.clock()
 
 
 def profiled_in_process(device: str, *, quick: bool) -> Profiler:
@@ -151,7 +141,7 @@ def profiled_in_process(device: str, *, quick: bool) -> Profiler:
 
     def profiler(out: Path, seconds: float) -> bool:
         command = [sys.executable, "-m", "experiments.profile_hardware", "--out", str(out)]
-        command += ["--device", device, "--gpus-per-node", "1"]
+        command += ["--only", "measure", "--device", device, "--gpus-per-node", "1"]
         command += ["--tables", str(out.parent / "tables"), *(["--quick"] if quick else [])]
         progress("profiling; what was measured is kept when the time is over")
         done = ended_within(command, seconds)
@@ -165,32 +155,87 @@ def profiled_in_process(device: str, *, quick: bool) -> Profiler:
 
 def main(arguments: Sequence[str]) -> int:
     """Work for some minutes; print the summary once all is there."""
+    options = _parser().parse_args(arguments)
+    if options.dry_run:
+        return _tell_estimates(options)
+    folder = writable(options.out / "x", "folder").parent
+    begin(folder, options.packed)
+    done = True if options.draw else _work(folder, options)
+    figures = figures_of(folder, PLANS, RunRows(path=folder / "runs.jsonl").said)
+    progress(f"packed: {pack(folder)}")
+    return _tell(figures, options) if done else NO_ANSWER
+
+
+def _work(folder: Path, options: argparse.Namespace) -> bool:
+    """Run and measure for some minutes; whatever ends that, what there is is packed."""
+    runner = WorkerRunner(options.device)
+    report = Report(
+        folder=folder,
+        plans=PLANS,
+        runner=runner,
+        profiler=profiled_in_process(options.device, quick=options.quick),
+        seconds=60 * options.minutes,
+        expected_s={one.name: one.seconds for one in estimates(PLANS)},
+    )
+    try:
+        return report.work()
+    finally:
+        runner.close()
+        pack(folder)
+
+
+def _tell(figures: Figures, options: argparse.Namespace) -> int:
+    if options.json:
+        print_json(dict(figures.summary))
+    else:
+        print(f"written: {options.out / 'README.md'}")
+    return DONE
+
+
+def _tell_estimates(options: argparse.Namespace) -> int:
+    """What is left to do, in its order."""
+    said = RunRows(path=options.out / "runs.jsonl").said
+    left = [plan for plan in PLANS if plan.name not in said]
+    steps = estimates(left, profiles=not is_profiled(options.out))
+    seconds = total_s(steps, options.minutes)
+    if options.json:
+        rows = [{"name": step.name, "seconds": step.seconds} for step in steps]
+        print_json({"steps": rows, "total_s": seconds})
+    else:
+        print("\n".join(_table(steps)))
+        print(f"{seconds / 60:.1f} minutes with the ends of calls, by estimate for one H100")
+    return DONE
+
+
+def _table(steps: Sequence[Estimate]) -> list[str]:
+    lines, sum_s = [f"{'seconds':>8}  {'sum':>6}  step"], 0.0
+    for step in steps:
+        sum_s += step.seconds
+        lines.append(f"{step.seconds:8.1f}  {sum_s:6.0f}  {step.name}")
+    return lines
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = parser_of("gpu_report", __doc__, quick=False, json=False)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder")
     parser.add_argument(
         "--minutes", type=float, default=MINUTES, help=f"of this call (default: {MINUTES:g})"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="what runs")
-    options = parser.parse_args(arguments)
-    runner = ModelRunner(options.device)
-    report = Report(
-        folder=writable(options.out / "x", "folder").parent,
-        plans=PLANS,
-        runner=runner,
-        profiler=profiled_in_process(options.device, quick=options.quick),
-        seconds=60 * options.minutes,
+    parser.add_argument(
+        "--from",
+        dest="packed",
+        type=Path,
+        metavar="REPORT.zip",
+        help="let a folder that has not begun go on from a packed one (default: the one in it)",
     )
-    try:
-        summary = report.work()
-    finally:
-        runner.close()
-    if summary is None:
-        return NO_ANSWER
-    if options.json:
-        print_json(summary)
-    else:
-        print(f"written: {options.out / 'README.md'}")
-    return DONE
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tell the order and the estimate; run nothing"
+    )
+    parser.add_argument(
+        "--draw", action="store_true", help="page and pictures of what there is; run nothing"
+    )
+    return parser
 
 
 if __name__ == "__main__":

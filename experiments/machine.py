@@ -76,12 +76,13 @@ def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> int:
     return world.outside_bytes(max(sizes.transfer_bytes))
 
 
-def clocks_noted(path: Path, machine: Machine, sizes: ProfileSizes, clock: Clock) -> Machine:
-    """Note the clocks now, after some work, and say whether they have moved since the beginning."""
-    if machine.clocks is None:
-        return machine
-    product_flop_per_s("fp16", max(sizes.products), clock, sizes.repetitions)
-    after = replace(machine, clocks_after=clocks_of(clock.device))
+def measured_machine(path: Path, machine: Machine, sizes: ProfileSizes, clock: Clock) -> Machine:
+    """Note that the tables are whole, and the clocks now, after some work; say if those have moved
+    since the beginning."""
+    after = replace(machine, is_measured=True)
+    if machine.clocks is not None:
+        product_flop_per_s("fp16", max(sizes.products), clock, sizes.repetitions)
+        after = replace(after, clocks_after=clocks_of(clock.device))
     write_yaml(to_mapping(after), path)
     moved = moved_words(after.clocks, after.clocks_after)
     if moved:

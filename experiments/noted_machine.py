@@ -16,7 +16,8 @@ class Machine:
     """One machine on one day; ``threads`` are those of a process on a CPU.
 
     ``clocks`` are the first GPU's when measuring began, ``clocks_after`` when it ended.
-    ``others`` are machines of the same kind that went on with its tables.
+    ``others`` are machines of the same kind that went on with its tables; once those were whole it
+    ``is_measured``.
     """
 
     environment: Environment
@@ -31,6 +32,7 @@ class Machine:
     attention_kernel: str = "flash"
     clocks_after: Clocks | None = None
     others: tuple[str, ...] = ()
+    is_measured: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -19,21 +19,35 @@ from mistlab.errors import InputError
 Said = Mapping[str, Any]
 
 PARTING_S = 10.0
+# Far above the norms of models that begin to train, so that nothing is scaled by much.
+CLIP_NORM = "1000"
 WORKER = (sys.executable, "-m", "experiments.plan_worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRun:
-    """A plan file of a model that is to run for some steps.
+    """A plan file that is to run for some steps.
 
-    With ``serialises`` no two of its tasks overlap; a ``stage`` runs by itself.
+    With ``serialises`` no two of its tasks overlap; a ``stage`` runs by itself. One that is
+    ``strict`` gives the same bits whenever it computes the same; ``with_norms`` it tells norms of
+    gradients.
     """
 
     plan: Path
-    model: str
     steps: int
     serialises: bool = False
     stage: int | None = None
+    strict: bool = False
+    with_norms: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of ``run_plan``."""
+        words = [str(self.plan), "--json", "--steps", str(self.steps), "--draw-on-device"]
+        words += ["--serialise"] if self.serialises else []
+        words += [] if self.stage is None else ["--stage", str(self.stage)]
+        words += ["--deterministic"] if self.strict else []
+        return words + (["--clip-norm", CLIP_NORM] if self.with_norms else [])
 
 
 # What ``run_plan --json`` prints of a run, or a mapping with ``error``; None if the seconds were
@@ -41,28 +55,25 @@ class PlanRun:
 PlanRunner = Callable[[PlanRun, float], Said | None]
 
 
-class ModelRunner:
-    """``python -m experiments.run_plan`` on a device, one process for successive plans of a model.
+class WorkerRunner:
+    """``python -m experiments.run_plan`` on a device, one process for plan after plan.
 
-    Starting a process and a device takes longer than many a run. After a run that fails, and for
-    another model, there is a new one.
+    Starting a process and a device, and pinning memory, take longer than many a run. After a run
+    that fails, and where runs begin to be strict or end being so, there is a new one.
     """
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._worker: _Worker | None = None
-        self._model = ""
+        self._is_strict = False
 
     def __call__(self, run: PlanRun, seconds: float) -> Said | None:
         """Run; a failure is its last line on standard error, wrong usage ends the caller too."""
-        words = [str(run.plan), "--json", "--steps", str(run.steps), "--device", self._device]
-        words += ["--serialise"] if run.serialises else []
-        words += [] if run.stage is None else ["--stage", str(run.stage)]
-        if run.model != self._model:
+        if run.strict != self._is_strict:
             self.close()
         if self._worker is None:
-            self._worker, self._model = _Worker(), run.model
-        answer = self._worker.ask(words, seconds)
+            self._worker, self._is_strict = _Worker(), run.strict
+        answer = self._worker.ask([*run.words, "--device", self._device], seconds)
         if answer is None or answer["status"]:
             self.close()
         if answer is None:
@@ -165,7 +176,8 @@ class RunRows:
     def __post_init__(self) -> None:
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
-        self.path.write_text(whole, encoding="utf-8")
+        if whole != text:
+            self.path.write_text(whole, encoding="utf-8")
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 row = json.loads(line)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from experiments.commandline import progress
 from experiments.countdown import Countdown
-from experiments.machine import clocks_noted, machine_of
+from experiments.machine import machine_of, measured_machine
 from experiments.noted_machine import Machine
 from experiments.profile_sizes import ProfileSizes
 from experiments.profile_tables import ALONE, KINDS, SPREAD, Tables
@@ -61,7 +61,7 @@ def measured(
     _measure(Tables.of(folder, machine.environment.device), devices, sizes, clock)
     if devices.count == 1:
         progress("one device: no collectives, no sends; the file describes nodes of one device")
-    return clocks_noted(path, machine, sizes, clock)
+    return measured_machine(path, machine, sizes, clock)
 
 
 def _measure(tables: Tables, devices: Devices, sizes: ProfileSizes, clock: Clock) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.report_rows import ERRORS, TIMED, WARM_UPS, Checks, ReportRow, summary_of
+from experiments.report_checks import LOSS_TOLERANCE, Checks, Difference
+from experiments.report_rows import ERRORS, TIMED, WARM_UPS, ReportRow, summary_of
 from mistlab.hardware import Hardware
 from mistlab.units import GIB_BYTES
 
@@ -17,21 +18,22 @@ def page_of(
     rows: Sequence[ReportRow],
     of_stages: Sequence[ReportRow],
     checks: Checks,
-    hardware: Hardware,
+    hardware: Hardware | None,
+    left_out: Sequence[str],
 ) -> str:
-    """The report, in words and as tables: of whole plans, then of stages by themselves."""
-    about = (
-        f"{hardware.description}. {_runs(rows, 'plans')} that no number was fitted to; the median "
-        f"of {TIMED} iterations after {WARM_UPS}."
-    )
-    lines = [f"# {hardware.name}: predicted beside measured", "", about, "", *_findings(rows)]
-    lines += [f"- losses differ between {', '.join(names)}" for names in checks.unequal_losses]
-    lines += [
-        f"- {one.plan}: {one.overlapped_s:.3f} s, {one.serialised_s:.3f} s with one task after "
-        f"another ({one.serialised_s / one.overlapped_s:.2f} times as long)"
-        for one in checks.overlaps
-    ]
-    lines += ["", *_table(rows)]
+    """The report, in words and as tables: losses, whole plans, then stages by themselves."""
+    name = "one GPU" if hardware is None else hardware.name
+    lines = [f"# {name}: predicted beside measured", ""]
+    lines += [f"- left out here: {one}" for one in left_out]
+    lines += [f"- run on {one}" for one in checks.machines]
+    lines += ["", "## Losses", "", *_losses(checks)]
+    if hardware is not None:
+        about = (
+            f"{hardware.description}. {_runs(rows, 'plans')} that no number was fitted to; the "
+            f"median of {TIMED} iterations after {WARM_UPS}."
+        )
+        lines += ["", "## Whole plans", "", about, "", *_findings(rows)]
+        lines += [*map(_of_plans, checks.moved_clocks), *_overlaps(checks), "", *_table(rows)]
     if of_stages:
         about = (
             f"{_runs(of_stages, 'stages')}, each by itself with as many micro-batches in flight as "
@@ -44,11 +46,11 @@ def page_of(
 
 def draw(rows: Sequence[ReportRow], folder: Path) -> None:
     """Times and allocated memory, predicted over measured."""
-    from experiments import plots  # noqa: PLC0415 (needs matplotlib)
-
     ran = [row for row in rows if "error" not in row]
     if not ran:
         return
+    from experiments import plots  # noqa: PLC0415 (needs matplotlib)
+
     models = [row["plan"].split("-s")[0] for row in ran]
     times = [
         {"set": model, "measured_s": row["measured_s"], "predicted_s": row["predicted_s"]}
@@ -64,6 +66,32 @@ def draw(rows: Sequence[ReportRow], folder: Path) -> None:
     ]
     plots.times(times, folder / "times.svg")
     plots.predicted_beside_measured(memory, folder / "memory.svg")
+
+
+def _losses(checks: Checks) -> list[str]:
+    """Which groups of plans were compared, and which of them differ."""
+    strict = "losses, and gradients where they are told, must be equal to the bit"
+    timed = f"first losses must be equal, later ones within {LOSS_TOLERANCE:.0e}"
+    return [
+        "Of plans that differ in offloading or in overlapping alone:",
+        "",
+        f"- {checks.strict} groups ran strictly: {strict}",
+        f"- {checks.timed} groups were timed: {timed}",
+        *map(_of_plans, checks.failed_checks),
+        *(map(_of_plans, checks.differences) if checks.differences else ["- none differ"]),
+    ]
+
+
+def _of_plans(found: Difference) -> str:
+    return f"- **{found.words}**: {', '.join(found.plans)}"
+
+
+def _overlaps(checks: Checks) -> list[str]:
+    return [
+        f"- {one.plan}: {one.overlapped_s:.3f} s, {one.serialised_s:.3f} s with one task after "
+        f"another ({one.serialised_s / one.overlapped_s:.2f} times as long)"
+        for one in checks.overlaps
+    ]
 
 
 def _runs(rows: Sequence[ReportRow], what: str) -> str:

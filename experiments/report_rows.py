@@ -1,8 +1,6 @@
-"""Predicted beside measured: a row for each plan, means over them, what runs must share."""
+"""Predicted beside measured: a row for each plan, and means over them."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -13,6 +11,8 @@ from mistlab.predict import Prediction
 from mistlab.units import MIB_BYTES
 
 WARM_UPS, TIMED = 2, 5
+# Of a check: gradients of three steps are in the last loss.
+CHECKED = 4
 ERRORS = {
     "time_error": "times",
     "allocated_error": "allocated memory",
@@ -22,22 +22,9 @@ ERRORS = {
 ReportRow = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
-    """A plan with its tasks side by side, and one after another."""
-
-    plan: str
-    overlapped_s: float
-    serialised_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checks:
-    """What is compared between runs: losses of plans that differ in offloading alone or in whether
-    tasks overlap, and times of the latter."""
-
-    unequal_losses: tuple[tuple[str, ...], ...]
-    overlaps: tuple[Overlap, ...]
+def steps_of(plan: ReportPlan) -> int:
+    """The iterations that a plan runs for."""
+    return CHECKED if plan.is_check else WARM_UPS + TIMED
 
 
 def row_of(plan: ReportPlan, prediction: Prediction, said: Said) -> ReportRow:
@@ -52,7 +39,7 @@ def row_of(plan: ReportPlan, prediction: Prediction, said: Said) -> ReportRow:
     if "error" in said:
         return {**row, "error": said["error"]}
     measured = {
-        "measured_s": _median_s(said),
+        "measured_s": median_s(said),
         "measured_allocated_bytes": max(said["peak_allocated_bytes"]),
         "measured_reserved_bytes": max(said["peak_reserved_bytes"]),
         "allocator_retries": sum(said["allocator_retries"]),
@@ -105,34 +92,7 @@ def summary_of(rows: Sequence[ReportRow]) -> ReportRow:
     return {"plans": len(rows), "failed": failed, "allocator_retries": retries, **means}
 
 
-def overlaps_of(
-    rows: Sequence[ReportRow], serialised: Sequence[ReportPlan], said: Mapping[str, Said]
-) -> tuple[Overlap, ...]:
-    """The plans that ran both ways."""
-    ran = {row["plan"]: row["measured_s"] for row in rows if "error" not in row}
-    pairs = [(replace(plan, is_serialised=False).name, plan.name) for plan in serialised]
-    return tuple(
-        Overlap(plan=plan, overlapped_s=ran[plan], serialised_s=_median_s(said[other]))
-        for plan, other in pairs
-        if plan in ran and "iteration_s" in said.get(other, {})
-    )
-
-
-def unequal_twins(
-    plans: Sequence[ReportPlan], said: Mapping[str, Said]
-) -> tuple[tuple[str, ...], ...]:
-    """Groups of plans that differ in offloading alone, whose losses are not equal to the bit."""
-    groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
-    for plan in plans:
-        if "losses" in said.get(plan.name, {}):
-            groups[plan.twins].append(plan.name)
-    return tuple(
-        tuple(names)
-        for names in groups.values()
-        if len({str(said[one]["losses"]) for one in names}) > 1
-    )
-
-
-def _median_s(said: Said) -> float:
+def median_s(said: Said) -> float:
+    """The median of the iterations that count."""
     seconds: float = median(said["iteration_s"][WARM_UPS:])
     return seconds

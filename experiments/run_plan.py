@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn
 
 from experiments.commandline import (
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     from runtime.determinism import strictly_deterministic  # noqa: PLC0415 (needs torch)
     from runtime.session import Session  # noqa: PLC0415 (needs torch)
 
-    job = load_job(options.plan)
+    job, began_s = load_job(options.plan), perf_counter()
     history = History()
     settings = _settings(options, job)
     _check_places(options)
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str]) -> int:
             strictly_deterministic() if options.deterministic else nullcontext(),
             Session.started(job, settings) as session,
         ):
+            history.start_s = perf_counter() - began_s
             directory = _directory(session, options)
             _train(session, options, history, directory)
             _finish(session, options, history, directory)
@@ -276,8 +278,9 @@ def _finish(
     memory, tasks = session.memory(), session.tasks()
     if history.moved_clocks:
         progress(f"warning: {history.moved_clocks}: times are not of one speed")
+    environment = session.environment(revision())
     if session.is_first:
-        result = result_of(session.job, options, history, memory)
+        result = result_of(session.job, options, history, memory, environment)
         if options.json:
             print_json(result)
         else:
@@ -285,7 +288,6 @@ def _finish(
     if options.export is not None:
         session.export(options.export)
     if directory is not None:
-        environment = session.environment(revision())
         job, stage = session.job, options.stage
         measured = measurement_of(job, stage, history, memory, tasks, environment)
         write_yaml(to_mapping(measured), options.out / "measurement.yaml")

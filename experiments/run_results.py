@@ -32,11 +32,13 @@ WARM_UP = 2
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """What the steps came to, in order; the first GPU's clocks after warming up and at the end."""
+    """What the steps came to, in order; the first GPU's clocks after warming up and at the end; and
+    seconds until the first step."""
 
     reports: list["Report"] = field(default_factory=list)
     iteration_s: list[float] = field(default_factory=list)
     clocks: list[Clocks] = field(default_factory=list)
+    start_s: float = 0.0
 
     def note_clocks(self, clocks: Clocks | None) -> None:
         """Keep what the first GPU's driver says, if it says anything."""
@@ -55,7 +57,11 @@ class History:
 
 
 def result_of(
-    job: Job, options: argparse.Namespace, history: History, memory: Sequence["RankMemory"]
+    job: Job,
+    options: argparse.Namespace,
+    history: History,
+    memory: Sequence["RankMemory"],
+    environment: Environment,
 ) -> dict[str, Any]:
     """What ``--json`` prints."""
     median = statistics.median(history.timed_s)
@@ -68,6 +74,7 @@ def result_of(
         "losses": [report.loss for report in history.reports],
         "gradient_norms": [report.gradient_norm for report in history.reports],
         "skipped": [report.skipped for report in history.reports],
+        "start_s": history.start_s,
         "iteration_s": history.iteration_s,
         **_predicted(job, options.stage),
         "tokens_per_s": job.workload.tokens / median,
@@ -78,6 +85,7 @@ def result_of(
         "host_bytes": [one.host_bytes for one in memory],
         "allocator_retries": [one.allocator_retries for one in memory],
         "clocks": [to_mapping(one) for one in history.clocks],
+        "environment": to_mapping(environment),
     }
 
 

@@ -31,7 +31,7 @@ from mistlab.value import to_mapping
 if TYPE_CHECKING:
     from runtime.checks.findings import Sanitizer
     from runtime.checks.judge import RaceFinding
-    from runtime.checks.watch import Finding as WaitFinding
+    from runtime.checks.watch import WaitFinding
     from runtime.engine.training import Training
 
 EXAMPLE = Path(__file__).parent / "plans" / "tiny-gpt.yaml"

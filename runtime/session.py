@@ -31,10 +31,8 @@ from runtime.data import Sequences, Synthetic, batch_of, open_tokens
 from runtime.devices.driver import DevicePeaks
 from runtime.devices.outside import Cap, outside_bytes
 from runtime.devices.table import driver_of
-from runtime.engine.cuda import CudaStreams
+from runtime.engine.device_streams import streams_of
 from runtime.engine.executor import Batches, Executor, Report
-from runtime.engine.simulated import SimulatedStreams
-from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 from runtime.export import export
 from runtime.failure import let_go
@@ -103,12 +101,7 @@ class Session:
         self._sequences = _sequences(job, settings)
         connections = _connections(job, settings, world, device)
         self._cap = Cap(job.cluster, device)
-        driver = driver_of(device)
-        self._streams: Streams = (
-            SimulatedStreams(spoils=False)
-            if driver is None
-            else CudaStreams(device, driver, serialises=settings.serialises)
-        )
+        self._streams = streams_of(device, serialises=settings.serialises)
         self._executor = Executor(
             job.workload,
             job.plan,
@@ -120,7 +113,7 @@ class Session:
         )
         if settings.draws_on_device:
             self._executor.draw_on_device(settings.seed)
-            if driver is not None:
+            if (driver := driver_of(device)) is not None:
                 # Peaks are those of iterations: drawing had memory of its own.
                 driver.count_anew(device)
         self._spans: list[tuple[float, float]] = []

@@ -18,10 +18,10 @@ from runtime.checks.fake_driver import FakeDriver
 from runtime.checks.fake_group import fake_maker
 from runtime.checks.hidden_waits import HiddenWaits
 from runtime.checks.sham import SHAM, has_own_thread, register
-from runtime.checks.watch import Finding, Watch
+from runtime.checks.watch import WaitFinding, Watch
 from runtime.comm.topology import connected
 from runtime.devices.table import DRIVERS
-from runtime.engine.cuda import CudaStreams
+from runtime.engine.device_streams import streams_of
 from runtime.engine.executor import Batches, Executor
 from runtime.engine.training import Training
 
@@ -55,7 +55,7 @@ def fake_device() -> Iterator[Watch]:
 
 def device_findings(
     workload: Workload, plan: Plan, rank: int, training: Training, *, serialises: bool = False
-) -> tuple[Finding, ...]:
+) -> tuple[WaitFinding, ...]:
     """What would keep the host of one rank of a plan waiting, or fail there; the rank runs alone.
 
     Nothing is computed and nothing takes memory: a plan of any size can be given as it is.
@@ -63,8 +63,14 @@ def device_findings(
     with fake_device() as watch:
         device = torch.device(SHAM, 0)
         try:
-            connections = connected(plan, rank, fake_maker(rank, watch))
-            streams = CudaStreams(device, DRIVERS[SHAM], serialises=serialises)
+            connections = connected(
+                plan,
+                rank,
+                fake_maker(rank, watch),
+                tied=workload.model.tied_embeddings,
+                device=device,
+            )
+            streams = streams_of(device, serialises=serialises)
             executor = Executor(
                 workload, plan, connections, streams, training, device=device, seed=None
             )

@@ -40,19 +40,19 @@ class FakeGroup:
         for tensor, peer in (*sends, *receives):
             self._check("exchange", tensor)
             if not 0 <= peer < self.size or peer == self.rank:
-                self._watch.note("collective", "exchange", said=f"there is no other rank {peer}")
+                self._watch.note("collective", "exchange", f"there is no other rank {peer}")
 
     def _check(self, name: str, *tensors: Tensor) -> None:
         for tensor in tensors:
             if tensor.device.type == "cpu":
-                self._watch.note("collective", name, said="a tensor is on the CPU")
+                self._watch.note("collective", name, "a tensor is on the CPU")
             if not tensor.is_contiguous():
-                self._watch.note("collective", name, said="a tensor is not in one piece")
+                self._watch.note("collective", name, "a tensor is not in one piece")
 
     def _check_parts(self, name: str, whole: Tensor, part: int) -> None:
         if whole.numel() != self.size * part:
             said = f"{whole.numel()} elements are not {self.size} ranks' {part}"
-            self._watch.note("collective", name, said=said)
+            self._watch.note("collective", name, said)
 
 
 def fake_maker(rank: int, watch: Watch) -> Callable[[str, Sequence[int]], Group | None]:

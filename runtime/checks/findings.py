@@ -9,7 +9,7 @@ from runtime.checks.judge import Judge, RaceFinding
 from runtime.checks.one_rank import ITERATIONS, trace_of
 from runtime.checks.small import SmallPlan, small
 from runtime.checks.unlike import Unlike, unlike_ranks
-from runtime.checks.watch import Finding as WaitFinding
+from runtime.checks.watch import WaitFinding
 from runtime.engine.training import Training
 from runtime.runnable import check_runnable
 

@@ -75,8 +75,7 @@ class HiddenWaits(TorchDispatchMode):
         if kind is not None:
             self._watch.note(kind, str(func))
         elif _works_on_cpu(func, (args, kwargs, result)):
-            makes = not any(True for _ in tensors_in((args, kwargs)))
-            self._watch.note("work on the CPU", str(func), spares_first=makes)
+            self._watch.note("work on the CPU", str(func))
         return result
 
     def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

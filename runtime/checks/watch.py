@@ -48,6 +48,8 @@ REMEDIES: Mapping[Kind, str] = {
     "failure": "it cannot run, or cannot be judged",
 }
 
+# The first iteration may do these.
+_ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned")
 # These end a run on whatever lane.
 _ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
 MOST_SAID = 160
@@ -56,7 +58,7 @@ _ITERATE = Executor.iterate.__code__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class WaitFinding:
     """Something at a place that would be wrong on a GPU, in words of the task that was issued.
 
     ``place`` is the project's innermost line, ``times`` how often it was met, ``said`` an error's
@@ -85,31 +87,28 @@ class Watch:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._times: Counter[Finding] = Counter()
+        self._times: Counter[WaitFinding] = Counter()
         self.stopped_by: BaseException | None = None
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[WaitFinding, ...]:
         """One finding for all of a kind, an operator, a lane and a place: the first task's."""
         return tuple(replace(one, times=times) for one, times in self._times.items())
 
-    def note(
-        self, kind: Kind, operator: str, *, said: str = "", spares_first: bool = False
-    ) -> bool:
-        """Remember what is met now, if that is inside an iteration; whether it was.
+    def note(self, kind: Kind, operator: str, said: str = "") -> bool:
+        """Remember what is met now, if that is inside an iteration and wrong there; whether it is.
 
-        The host's lane may wait. The first iteration may make memory that lasts: ``spares_first``
-        says that this is of that sort.
+        The host's lane may wait, and the first iteration may make memory that lasts.
         """
         frames = list(self._frames())
         executor = next((_executor(frame) for frame in frames if frame.f_code is _ITERATE), None)
-        if executor is None or (spares_first and executor.steps == 0):
+        if executor is None or (kind in _ONCE and executor.steps == 0):
             return False
         lane = next((op.lane for frame in frames if (op := _op(frame))), "compute")
         if lane == "host" and kind not in _ENDINGS:
             return False
         place = next((at for frame in frames if (at := _place(frame))), "runtime")
-        finding = Finding(
+        finding = WaitFinding(
             kind=kind,
             operator=operator,
             task=executor.issuing,
@@ -123,9 +122,8 @@ class Watch:
 
     def stop(self, kind: Kind, operator: str, error: BaseException) -> None:
         """Remember an error that ends the run."""
-        if error is not self.stopped_by and self.note(
-            kind, operator, said=shorten(str(error), MOST_SAID)
-        ):
+        said = shorten(str(error), MOST_SAID)
+        if error is not self.stopped_by and self.note(kind, operator, said):
             self.stopped_by = error
 
     def _frames(self) -> Iterator[FrameType]:

@@ -109,7 +109,8 @@ class Executor:
             "let go": lambda op: self.passes.let_go,
             "X": self.boundary.send,
             "Y": self.boundary.receive,
-            "tied": lambda op: lambda: self.parameters.add_up(self.squares),
+            "tied": lambda op: self.parameters.add_up(self.squares),
+            "drop table": lambda op: self.parameters.drop_table,
             "report": lambda op: self._report,
         }
         self.steps = 0

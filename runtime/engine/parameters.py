@@ -14,6 +14,7 @@ from runtime.engine.norm import Squares
 from runtime.engine.pieces import Piece, part_of, pieces_of
 from runtime.engine.shape import StageShape
 from runtime.engine.state import StageState
+from runtime.engine.streams import Work
 
 
 class Parameters:
@@ -32,6 +33,7 @@ class Parameters:
         self.device = next(iter(state.layers.values())).step.device
         self.tied = workload.model.tied_embeddings and not shape.shares_table
         self.table_numel = workload.model.vocab * workload.model.hidden
+        self._table: Tensor | None = None
 
     def set_masters(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
         """Take a layer's unsplit tensors as master weights."""
@@ -79,27 +81,36 @@ class Parameters:
             return {layer: [] for layer in self.layers}
         return {layer: self._counted(layer) for layer in self.layers}
 
-    def add_up(self, squares: Squares) -> Pending | None:
+    def add_up(self, squares: Squares) -> Work:
         """Give embedding and head the sum of both's gradients of the table that they share.
 
         Whatever degrees and levels of ZeRO the two have, a rank's part is a range of the table's
-        rows one after another: ranks add theirs to a whole table, and take it out again.
+        rows one after another: ranks add theirs to a whole table, and take it out again. That is
+        compute's memory, until ``drop_table``.
         """
         group, place = self.connections.tied, self.connections.place
         assert group is not None
-        whole = torch.zeros(self.table_numel, device=self.device)
+        self._table = whole = torch.empty(self.table_numel, device=self.device)
         parts = [(gradients, slice(at, at + len(gradients))) for gradients, at in self._tables()]
         holds = self.shape.zero > 0 or place.data == 0
-        for gradients, at in parts:
-            if holds:
-                whole[at] += gradients
+
+        def work() -> Pending | None:
+            whole.zero_()
+            for gradients, at in parts:
+                if holds:
+                    whole[at] += gradients
+            return then(group.all_reduce(whole), take)
 
         def take() -> None:
             for gradients, at in parts:
                 gradients.copy_(whole[at])
             squares.take_table(whole, counts=self.connections.rank == 0)
 
-        return then(group.all_reduce(whole), take)
+        return work
+
+    def drop_table(self) -> None:
+        """Let go of the whole table: compute has waited for its use."""
+        self._table = None
 
     def _counted(self, layer: int) -> list[slice]:
         module, begin, end = self.layers[layer], *self._stepped(layer)

@@ -1,8 +1,11 @@
 """The host's time to launch kernels: blocks so small that nothing else takes time, as they run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from mistlab.cost.layers import work_of
 from mistlab.model import Family
@@ -26,11 +29,24 @@ def launches(
     family: Family, attention: Attention, precision: Precision, clock: Clock, repetitions: int
 ) -> LaunchTiming:
     """Time the host over a family's block, run by the executor with nothing offloaded."""
-    blocks = TinyBlocks(family, attention, precision, clock.device)
-    samples = [blocks.sample_s() for _ in range(repetitions)]
-    blocks.release()
+    with one_thread():
+        blocks = TinyBlocks(family, attention, precision, clock.device)
+        samples = [blocks.sample_s() for _ in range(repetitions)]
+        blocks.release()
     kernels = _kernels(tiny(family, attention, precision, layers=1))
     return LaunchTiming(kernels=kernels, timing=Timing.of(samples))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Where a CPU stands in for a GPU, its kernels are not shared out: to wake threads up takes
+    longer than they do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _kernels(workload: Workload) -> int:

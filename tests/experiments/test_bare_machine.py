@@ -1,9 +1,12 @@
 """A machine that has torch, numpy, sympy and pyyaml trains, and says what it leaves out."""
 
 import json
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytest.importorskip("torch")
 
@@ -57,6 +60,64 @@ def test_a_machine_is_measured_without_what_fits_need(tmp_path: Path) -> None:
         tmp_path, "-c", "import experiments.profiling, experiments.profile_hardware"
     )
     assert done.returncode == 0, done.stderr
+
+
+# A report of one plan that somebody else ran, and its profile.
+REPORT = """\
+import json, sys
+from pathlib import Path
+
+from experiments.gpu_report import Report
+from experiments.plan_runs import RunRows
+from experiments.report_figures import figures_of
+from experiments.report_pack import pack
+from experiments.report_plans import PLANS
+
+folder, machine = Path(sys.argv[1]), sys.argv[2]
+said = {"losses": [1.0], "iteration_s": [1.0] * 7, "clocks": [], "allocator_retries": [0],
+        "peak_allocated_bytes": [1], "peak_reserved_bytes": [1]}
+
+
+def profiler(path, seconds):
+    (folder / "tables").mkdir()
+    (folder / "tables" / "machine.yaml").write_text(machine)
+    return True
+
+
+report = Report(folder=folder, plans=PLANS[-1:], runner=lambda run, seconds: said,
+                profiler=profiler, seconds=100.0)
+assert report.work()
+figures = figures_of(folder, PLANS[-1:], RunRows(path=folder / "runs.jsonl").said)
+pack(folder)
+print(json.dumps(figures.summary))
+"""
+
+
+def test_a_report_is_measured_packed_and_its_predictions_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    folder.mkdir()
+    machine = yaml.safe_dump(to_mapping(replace(MACHINE, is_measured=True)))
+    done = bare_process(tmp_path, "-c", REPORT, folder, machine)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["left_out"] == ["predictions: scipy is not installed"]
+    assert found["rows"] == []
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    assert "left out here: predictions: scipy is not installed" in page
+    with zipfile.ZipFile(folder / "report.zip") as file:
+        names = file.namelist()
+    assert {"runs.jsonl", "tables/machine.yaml", "README.md"} <= set(names)
+
+
+def test_a_plan_runs_in_the_process_of_a_report(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from experiments.plan_runs import *; "
+        "runner = WorkerRunner('cpu'); "
+        "print(runner(PlanRun(plan=Path(sys.argv[1]), steps=1), 200.0)['losses']); runner.close()"
+    )
+    done = bare_process(tmp_path, "-c", script, EXAMPLE)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 1
 
 
 def test_what_is_missing_is_told_in_a_line(tmp_path: Path) -> None:

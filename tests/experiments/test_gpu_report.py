@@ -1,21 +1,22 @@
 """A report on a GPU that is not there: profile and runs come from a hardware with known numbers."""
 
 import json
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments import plan_runs
+from experiments import gpu_report
+from experiments.commandline import DONE, run
 from experiments.gpu_report import Report
-from experiments.plan_runs import ModelRunner, PlanRun, RunRows, ended_within
+from experiments.plan_runs import PlanRun, RunRows, WorkerRunner
+from experiments.report_checks import LOSS_TOLERANCE
+from experiments.report_estimate import PROFILE, PROFILE_S, estimates, total_s
+from experiments.report_figures import figures_of
 from experiments.report_plans import CAPS_GIB, PLANS, ReportPlan
-from experiments.report_rows import TIMED, WARM_UPS
-from experiments.run_plan import EXAMPLE
+from experiments.report_rows import CHECKED, TIMED, WARM_UPS
 from experiments.run_results import prediction_of
 from mistlab import catalog
 from mistlab.datafile import read_yaml, write_yaml
@@ -27,7 +28,12 @@ from mistlab.value import from_mapping, to_mapping
 
 SUSTAINED = 0.85
 SERIALISED = 1.5
-FEW = (*PLANS[:2], *PLANS[10:13])
+CHECKS = tuple(plan for plan in PLANS if plan.is_check)
+FITTED = tuple(plan for plan in PLANS if plan.is_fitted)
+COMPARED = tuple(plan for plan in PLANS if plan.is_compared and plan.stage is None)
+# Two that are fitted to, and three of which nothing is offloaded but states.
+FEW = (*FITTED[:2], *[plan for plan in COMPARED if not plan.comes_first][6:9])
+H100 = {"device": "NVIDIA H100", "torch": "2.11", "cuda": "13.0"}
 
 
 def h200(sustained: float) -> Hardware:
@@ -46,14 +52,16 @@ def profiler(out: Path, _seconds: float) -> bool:
 class Runner:
     """Runs take what predictions say of a machine that sustains less than its profile tells."""
 
-    def __init__(self, *, fails: str = "", drifts: str = "") -> None:
+    def __init__(self, *, fails: str = "", drifts: Mapping[str, float] = {}) -> None:
         self.ran: list[str] = []
         self.fails, self.drifts = fails, drifts
+        self.environment = H100
 
     def __call__(self, run: PlanRun, seconds: float) -> Mapping[str, Any] | None:
         plan, stage = run.plan, run.stage
-        assert plan.stem.startswith(run.model)
-        assert run.steps == WARM_UPS + TIMED
+        assert run.strict == ("check" in plan.stem)
+        assert run.steps == (CHECKED if run.strict else WARM_UPS + TIMED)
+        assert run.with_norms == (run.strict and stage is not None)
         assert seconds > 0
         self.ran.append(plan.stem)
         if plan.stem == self.fails:
@@ -63,13 +71,17 @@ class Runner:
         found = prediction_of(replace(job, cluster=cluster), stage)
         (one,) = found.stages
         seconds = found.iteration_s * (SERIALISED if run.serialises else 1)
+        drift = 1 + self.drifts.get(plan.stem, 0.0)
         return {
-            "losses": [None] * 2 if stage == 0 else [9.0, 8.5 + (plan.stem == self.drifts)],
+            "losses": [None] * 2 if stage == 0 else [9.0, 8.5 * drift],
+            "gradient_norms": [3.0 * drift] * 2 if run.with_norms else [None] * 2,
             # The first iterations are slower, and one of the others.
             "iteration_s": [9 * seconds] * WARM_UPS + [seconds] * (TIMED - 1) + [2 * seconds],
             "allocator_retries": [0],
             "peak_allocated_bytes": [one.peak_allocated_bytes],
             "peak_reserved_bytes": [one.peak_reserved_bytes],
+            "clocks": [],
+            "environment": self.environment,
         }
 
 
@@ -77,13 +89,23 @@ def report(folder: Path, runner: Runner, plans: tuple[ReportPlan, ...] = FEW) ->
     return Report(folder=folder, plans=plans, runner=runner, profiler=profiler, seconds=1000.0)
 
 
+def reported(
+    folder: Path, runner: Runner, plans: tuple[ReportPlan, ...] = FEW
+) -> Mapping[str, Any]:
+    """The summary of a report that is done in one call."""
+    assert report(folder, runner, plans).work()
+    return figures_of(folder, plans, RunRows(path=folder / "runs.jsonl").said).summary
+
+
+def page_of(folder: Path) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_plans_are_many_and_fit_what_they_imitate() -> None:
-    whole = [plan for plan in PLANS if plan.stage is None]
-    unseen = [plan for plan in whole if not plan.is_fitted and not plan.is_serialised]
-    assert len(unseen) >= 30
+    assert len(COMPARED) >= 30
     assert len({plan.name for plan in PLANS}) == len(PLANS)
-    assert {plan.row[2] for plan in unseen} == set(CAPS_GIB)
-    assert {plan.model for plan in unseen} >= {"gpt3-1.3b", "gpt3-2.7b", "gpt3-7b", "llama-7b"}
+    assert {plan.row[2] for plan in COMPARED} == set(CAPS_GIB)
+    assert {plan.model for plan in COMPARED} >= {"gpt3-1.3b", "gpt3-2.7b", "gpt3-7b", "llama-7b"}
     hardware = h200(1.0)
     node = replace(hardware.node, host_memory_gib=128)
     for plan in PLANS:
@@ -92,8 +114,7 @@ def test_the_plans_are_many_and_fit_what_they_imitate() -> None:
 
 
 def test_single_stages_are_of_each_kind_and_each_cap() -> None:
-    single = [plan for plan in PLANS if plan.stage is not None]
-    assert not any(plan.is_fitted or plan.is_serialised for plan in single)
+    single = [plan for plan in PLANS if plan.is_compared and plan.stage is not None]
     assert {plan.row[2] for plan in single} == set(CAPS_GIB)
     assert {plan.model for plan in single} == {"gpt3-7b", "gpt3-22b"}
     ends = {(plan.stage == 0, plan.stage == plan.num_stages - 1) for plan in single}
@@ -103,20 +124,97 @@ def test_single_stages_are_of_each_kind_and_each_cap() -> None:
         assert plan.job(h200(1.0)).plan.micro_batches > plan.num_stages
 
 
+def test_the_riskiest_come_first(tmp_path: Path) -> None:
+    runner = Runner()
+    waits = replace(report(tmp_path, runner, PLANS), profiler=lambda _out, _seconds: False)
+    assert not waits.work()
+    first = [plan for plan in PLANS if plan.name in runner.ran]
+    assert runner.ran == [plan.name for plan in PLANS[: len(first)]]
+    # Strict runs, then all that offload activations, with their serialised twins.
+    assert [plan.is_check for plan in first] == [True] * len(CHECKS) + [False] * (
+        len(first) - len(CHECKS)
+    )
+    offloading = {plan.name for plan in PLANS if plan.row[-1][-1] > 0}
+    assert offloading <= set(runner.ran)
+    assert all(plan.name in offloading for plan in first[len(CHECKS) :])
+    assert any(plan.is_serialised for plan in first[len(CHECKS) :])
+    # Without a profile the page tells of losses alone.
+    assert (
+        "predictions: the machine is not profiled yet"
+        in figures_of(tmp_path, PLANS, RunRows(path=tmp_path / "runs.jsonl").said).left_out
+    )
+    assert f"- {len({plan.twins for plan in CHECKS})} groups ran strictly" in page_of(tmp_path)
+
+
+def test_checks_have_twins_that_keep_everything_and_serialised_ones() -> None:
+    groups = {plan.twins for plan in CHECKS}
+    for group in groups:
+        twins = [plan for plan in CHECKS if plan.twins == group]
+        assert len(twins) > 1
+        assert any(not any(plan.row[-1]) for plan in twins)
+        assert any(plan.row[-1][-1] > 0 for plan in twins)
+    whole = [plan for plan in CHECKS if plan.stage is None]
+    assert {plan.row for plan in whole if plan.is_serialised} < {plan.row for plan in whole}
+    assert any(plan.is_serialised for plan in whole)
+
+
+def test_it_fits_half_an_hour_by_estimate() -> None:
+    steps = estimates(PLANS)
+    assert [step.name for step in steps if step.name != PROFILE] == [plan.name for plan in PLANS]
+    assert total_s(steps, gpu_report.MINUTES) <= 30 * 60
+    # Whether activations leave and come back rightly is known within minutes.
+    checks = [step.seconds for step in steps[: len(CHECKS)]]
+    assert sum(checks) < 3 * 60
+    first = [step.name for step in steps].index(PROFILE)
+    assert sum(step.seconds for step in steps[:first]) < 60 * gpu_report.MINUTES
+
+
+def test_memory_is_pinned_once_by_estimate_and_strict_runs_have_a_process_of_their_own() -> None:
+    offloaded = next(plan for plan in COMPARED if plan.row[-1] == (0, 0, 1, 0))
+    once, again = estimates([offloaded, replace(offloaded, num_stages=1)], profiles=False)
+    alone = estimates([FITTED[0], offloaded], profiles=False)[1]
+    assert again.seconds < alone.seconds < once.seconds
+    check = CHECKS[0]
+    twice = estimates([check, check], profiles=False)
+    apart = estimates([check, FITTED[0]], profiles=False)
+    assert twice[1].seconds < twice[0].seconds
+    assert apart[1].seconds == estimates([FITTED[0]], profiles=False)[0].seconds
+    assert estimates([check])[-1].seconds == PROFILE_S
+
+
+def test_a_dry_run_tells_what_is_left_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+
+    def told() -> tuple[list[str], float]:
+        assert run(gpu_report.main, ["--out", str(out), "--dry-run", "--json"]) == DONE
+        found = json.loads(capsys.readouterr().out)
+        return [step["name"] for step in found["steps"]], found["total_s"]
+
+    names, total = told()
+    assert not out.exists()
+    assert len(names) == len(PLANS) + 1
+    assert total == total_s(estimates(PLANS), gpu_report.MINUTES)
+    assert report(out, Runner(), CHECKS).work()
+    left, rest = told()
+    assert left == [plan.name for plan in PLANS if not plan.is_check]
+    assert rest < total - PROFILE_S
+    assert run(gpu_report.main, ["--out", str(out), "--dry-run"]) == DONE
+    assert "minutes with the ends of calls" in capsys.readouterr().out
+
+
 def test_single_stages_are_told_apart_from_whole_plans(tmp_path: Path) -> None:
-    single = PLANS[-3:]
-    before = report(tmp_path / "without", Runner()).work()
-    summary = report(tmp_path / "with", Runner(fails=single[1].name), (*FEW, *single)).work()
-    assert before is not None
-    assert summary is not None
+    single = tuple(plan for plan in PLANS if plan.is_compared and plan.stage is not None)[-3:]
+    before = reported(tmp_path / "without", Runner())
+    summary = reported(tmp_path / "with", Runner(fails=single[1].name), (*FEW, *single))
     for name in before.keys() - {"stages"}:
         assert summary[name] == before[name]
     stages = summary["stages"]
     assert (stages["plans"], stages["failed"]) == (3, 1)
     assert stages["mean_allocated_error"] == 0
     assert stages["mean_time_error"] < 2e-3
-    page = (tmp_path / "with" / "README.md").read_text(encoding="utf-8")
-    of_plans, _, of_stages = page.partition("## Single stages of pipelines")
+    of_plans, _, of_stages = page_of(tmp_path / "with").partition("## Single stages of pipelines")
     assert "3 stages (1 failed)" in of_stages
     for plan in single:
         assert f"| {plan.name} |" in of_stages
@@ -124,19 +222,19 @@ def test_single_stages_are_told_apart_from_whole_plans(tmp_path: Path) -> None:
 
 
 def test_what_is_fitted_carries_over_to_plans_that_are_not(tmp_path: Path) -> None:
-    summary = report(tmp_path, Runner()).work()
-    assert summary is not None
+    summary = reported(tmp_path, Runner())
     assert summary["plans"] == 3
     assert summary["failed"] == 0
     assert summary["mean_time_error"] < 2e-3
     assert summary["mean_allocated_error"] == 0
-    assert summary["unequal_losses"] == []
+    assert summary["differences"] == summary["left_out"] == []
     hardware = from_mapping(Hardware, read_yaml(tmp_path / "hardware.yaml"))
     assert hardware.compute is not None
     assert hardware.compute.sustained == pytest.approx(SUSTAINED, abs=2e-3)
-    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    page = page_of(tmp_path)
     for plan in FEW:
         assert (f"| {plan.name} |" in page) == (not plan.is_fitted)
+    assert "run on NVIDIA H100, torch 2.11, CUDA 13.0" in page
     assert (tmp_path / "times.svg").exists()
     assert (tmp_path / "memory.svg").exists()
 
@@ -144,50 +242,119 @@ def test_what_is_fitted_carries_over_to_plans_that_are_not(tmp_path: Path) -> No
 def test_a_call_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     runner = Runner()
     ticks = iter(range(0, 10000, 100))
-    # The clock is looked at twice a plan: the call ends among the plans that are not fitted.
+    # The clock is looked at a few times a plan: the call ends before all of them ran.
     first = replace(report(tmp_path, runner), clock=lambda: float(next(ticks)))
-    assert first.work() is None
+    assert not first.work()
     before = list(runner.ran)
-    assert 2 < len(before) < len(FEW)
-    assert report(tmp_path, runner).work() is not None
+    assert 2 <= len(before) < len(FEW)
+    assert report(tmp_path, runner).work()
     assert sorted(runner.ran) == sorted(plan.name for plan in FEW)
-    assert report(tmp_path, runner).work() is not None
+    assert report(tmp_path, runner).work()
     assert len(runner.ran) == len(FEW)
 
 
+def test_a_plan_that_would_not_end_in_time_is_left_for_the_next_call(tmp_path: Path) -> None:
+    runner = Runner()
+    expected = {FEW[0].name: 2000.0, FEW[1].name: 2000.0}
+    first = replace(report(tmp_path, runner, FEW[:2]), expected_s=expected)
+    # The profile was made in this call; in the next one the first plan is tried at least.
+    assert not first.work()
+    assert runner.ran == []
+    assert not first.work()
+    assert runner.ran == [FEW[0].name]
+
+
 def test_runs_that_fail_are_told_and_counted(tmp_path: Path) -> None:
-    summary = report(tmp_path, Runner(fails=FEW[2].name)).work()
-    assert summary is not None
+    summary = reported(tmp_path, Runner(fails=FEW[2].name))
     assert (summary["plans"], summary["failed"]) == (3, 1)
-    page = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert f"| {FEW[2].name} | out of memory |" in page
+    assert f"| {FEW[2].name} | out of memory |" in page_of(tmp_path)
 
 
 def test_without_runs_to_fit_predictions_are_the_profiles(tmp_path: Path) -> None:
-    summary = report(tmp_path, Runner(fails=FEW[1].name)).work()
-    assert summary is not None
+    summary = reported(tmp_path, Runner(fails=FEW[1].name))
     assert summary["mean_time_error"] > 0.01
     assert not (tmp_path / "hardware.yaml").exists()
 
 
-def test_losses_that_offloading_changes_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drift", [1e-9, 1e-2])
+def test_strict_runs_must_have_equal_losses(tmp_path: Path, drift: float) -> None:
+    whole = [plan for plan in CHECKS if plan.stage is None]
+    summary = reported(tmp_path, Runner(drifts={whole[-1].name: drift}), CHECKS)
+    (one,) = summary["differences"]
+    assert one["plans"] == [plan.name for plan in whole]
+    assert "**losses differ in strict runs**" in page_of(tmp_path)
+
+
+def test_strict_runs_of_a_stage_without_losses_must_have_equal_gradients(tmp_path: Path) -> None:
+    stages = [plan for plan in CHECKS if plan.stage is not None]
+    summary = reported(tmp_path, Runner(drifts={stages[-1].name: 1e-9}), CHECKS)
+    assert summary["differences"] == [
+        {"plans": [plan.name for plan in stages], "words": "gradients differ"}
+    ]
+
+
+def test_a_check_that_fails_is_told(tmp_path: Path) -> None:
+    summary = reported(tmp_path, Runner(fails=CHECKS[1].name), CHECKS)
+    assert summary["failed_checks"] == [{"plans": [CHECKS[1].name], "words": "out of memory"}]
+    assert f"**out of memory**: {CHECKS[1].name}" in page_of(tmp_path)
+
+
+def test_losses_of_timed_runs_may_differ_by_little_after_the_first(tmp_path: Path) -> None:
     row = FEW[0].row
-    offloaded = ReportPlan(row=(*row[:6], (0, 0, 1, 0)), is_fitted=False)
+    offloaded = ReportPlan(row=(*row[:6], (0, 0, 1, 0)))
     plans = (*FEW[:2], offloaded)
-    summary = report(tmp_path, Runner(drifts=offloaded.name), plans).work()
-    assert summary is not None
-    assert summary["unequal_losses"] == [[FEW[0].name, offloaded.name]]
+
+    def differences(drift: float) -> Any:
+        folder = tmp_path / str(drift)
+        return reported(folder, Runner(drifts={offloaded.name: drift}), plans)["differences"]
+
+    assert differences(0.9 * LOSS_TOLERANCE) == []
+    (one,) = differences(1.1 * LOSS_TOLERANCE)
+    assert one["plans"] == [FEW[0].name, offloaded.name]
+    assert one["words"].startswith("losses differ by 2.2e-04")
+    assert differences(float("nan"))
+
+
+def test_first_losses_must_be_equal(tmp_path: Path) -> None:
+    row = FEW[0].row
+    plans = (*FEW[:2], ReportPlan(row=(*row[:6], (0, 0, 1, 0))))
+    assert report(tmp_path, Runner(), plans).work()
+    path = tmp_path / "runs.jsonl"
+    said = {name: dict(one) for name, one in RunRows(path=path).said.items()}
+    said[plans[-1].name]["losses"] = [9.0 + 1e-6, 8.5]
+    (one,) = figures_of(tmp_path, plans, said).checks.differences
+    assert one.words == "the first losses differ"
+
+
+def test_clocks_that_move_are_told(tmp_path: Path) -> None:
+    assert report(tmp_path, Runner()).work()
+    said = {k: dict(one) for k, one in RunRows(path=tmp_path / "runs.jsonl").said.items()}
+    clocks = [{"sm_mhz": 1980.0, "memory_mhz": 2619.0}, {"sm_mhz": 1800.0, "memory_mhz": 2619.0}]
+    said[FEW[2].name]["clocks"] = clocks
+    said[FEW[3].name]["clocks"] = [clocks[0], clocks[0]]
+    (one,) = figures_of(tmp_path, FEW, said).checks.moved_clocks
+    assert one.plans == (FEW[2].name,)
+    assert "**clocks moved by 9.1% meanwhile" in page_of(tmp_path)
 
 
 def test_plans_run_again_with_one_task_after_another(tmp_path: Path) -> None:
     serialised = ReportPlan(row=FEW[2].row, is_serialised=True)
-    summary = report(tmp_path, Runner(), (*FEW, serialised)).work()
-    assert summary is not None
+    summary = reported(tmp_path, Runner(), (*FEW, serialised))
     assert summary["plans"] == 3
     (one,) = summary["overlaps"]
     assert one["plan"] == FEW[2].name
     assert one["serialised_s"] == pytest.approx(SERIALISED * one["overlapped_s"])
-    assert "(1.50 times as long)" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "(1.50 times as long)" in page_of(tmp_path)
+
+
+def test_machines_of_two_kinds_do_not_mix(tmp_path: Path) -> None:
+    runner = Runner()
+    assert report(tmp_path, runner, FEW[:2]).work()
+    runner.environment = {**H100, "torch": "2.12"}
+    with pytest.raises(InputError, match=r"measured on NVIDIA H100, torch 2.11, .*do not mix"):
+        report(tmp_path, runner).work()
+    runner.environment = {**H100, "python": "3.13"}
+    assert report(tmp_path, runner).work()
 
 
 class TinyPlan(ReportPlan):
@@ -206,11 +373,14 @@ def test_a_report_comes_from_real_runs(tmp_path: Path) -> None:
     plain: tuple[Any, ...] = ("gpt3-1.3b", 2048, 24, 1, 2, 12, (0, 0, 0, 0))
     rows = (plain, (*plain[:6], (0.5, 0.5, 0.5, 0.5)))
     plans = (
+        *(TinyPlan(row=row, is_check=True) for row in rows),
+        TinyPlan(row=rows[1], is_check=True, is_serialised=True),
+        *(TinyPlan(row=row, is_check=True, num_stages=4, stage=1) for row in rows),
         *(TinyPlan(row=row) for row in rows),
         *(TinyPlan(row=(*row[:5], 3, row[6]), num_stages=4, stage=3) for row in rows),
         TinyPlan(row=(*plain[:5], 3, plain[6]), num_stages=4, stage=1),
     )
-    runner = ModelRunner("cpu")
+    runner = WorkerRunner("cpu")
     whole = Report(
         folder=tmp_path,
         plans=plans,
@@ -218,85 +388,10 @@ def test_a_report_comes_from_real_runs(tmp_path: Path) -> None:
         profiler=profiler,
         seconds=300.0,
     )
-    summary = whole.work()
+    assert whole.work()
     runner.close()
-    assert summary is not None
+    summary = figures_of(tmp_path, plans, RunRows(path=tmp_path / "runs.jsonl").said).summary
     assert (summary["plans"], summary["failed"], summary["allocator_retries"]) == (2, 0, 0)
     assert (summary["stages"]["plans"], summary["stages"]["failed"]) == (3, 0)
-    assert summary["unequal_losses"] == []
-
-
-def test_a_run_that_was_cut_off_is_dropped_and_a_strange_one_refused(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    whole = json.dumps({"plan": "a", "error": "b"})
-    path.write_text(f'{whole}\n{{"plan": "c", "los', encoding="utf-8")
-    rows = RunRows(path=path)
-    assert rows.said == {"a": {"error": "b"}}
-    rows.add("d", {"losses": [1.0]})
-    assert RunRows(path=path).said == rows.said
-    path.write_text("{}\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"runs.jsonl: line 1 is not a run: remove it"):
-        RunRows(path=path)
-
-
-@pytest.fixture
-def runner() -> Iterator[ModelRunner]:
-    runner = ModelRunner("cpu")
-    yield runner
-    runner.close()
-
-
-def test_plans_of_a_model_run_in_one_process(tmp_path: Path, runner: ModelRunner) -> None:
-    pytest.importorskip("torch")
-
-    def run(plan: Path, model: str) -> Mapping[str, Any]:
-        said = runner(PlanRun(plan=plan, model=model, steps=2), 300.0)
-        assert said is not None
-        return said
-
-    first, worker = run(EXAMPLE, "tiny"), runner._worker
-    again = run(EXAMPLE, "tiny")
-    assert runner._worker is worker
-    assert run(EXAMPLE, "other")["losses"] == first["losses"] == again["losses"]
-    assert runner._worker is not worker
-
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("plan: 3\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"broken.yaml: error: .*broken.yaml"):
-        run(broken, "other")
-    # After a failure there is a new process.
-    assert run(EXAMPLE, "other")["losses"] == first["losses"]
-
-
-def test_a_run_that_takes_too_long_is_interrupted(tmp_path: Path, runner: ModelRunner) -> None:
-    pytest.importorskip("torch")
-    start = time.perf_counter()
-    assert runner(PlanRun(plan=EXAMPLE, model="tiny", steps=10**6), 10.0) is None
-    assert time.perf_counter() - start < 60
-
-
-def test_a_run_that_fails_is_a_row_with_its_last_words(
-    tmp_path: Path, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan_runs, "WORKER", (sys.executable, "-c", DYING))
-    said = runner(PlanRun(plan=tmp_path, model="a", steps=1), 60.0)
-    assert said == {"error": "error: stage 0 is out of memory"}
-
-
-# Reads its line and ends as run_plan does when memory runs out.
-DYING = """import os, sys
-input()
-print("a warning", file=sys.stderr)
-print("error: stage 0 is out of memory", file=sys.stderr, flush=True)
-os._exit(1)
-"""
-
-
-def test_a_process_is_interrupted_when_its_time_is_over() -> None:
-    start = time.perf_counter()
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    assert ended_within(command, 1.0) is None
-    assert time.perf_counter() - start < 30
-    done = ended_within([sys.executable, "-c", "print(1); raise SystemExit(3)"], 30.0)
-    assert done is not None
-    assert (done.returncode, done.stdout) == (3, "1\n")
+    assert summary["strict"] == 2
+    assert summary["differences"] == []

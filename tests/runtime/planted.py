@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.checks.watch import Finding, Kind
+from runtime.checks.watch import Kind, WaitFinding
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ class Fault:
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         plant(patch, self.function, self.right, self.wrong)
 
-    def found_in(self, findings: tuple[Finding, ...]) -> bool:
+    def found_in(self, findings: tuple[WaitFinding, ...]) -> bool:
         function, piece = self.at or (self.function, self.right)
         wanted = (self.kind, self.operator, self.task, self.lane, place_of(function, piece))
         return wanted in [

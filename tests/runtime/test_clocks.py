@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from experiments import run_plan  # noqa: E402
 from experiments.commandline import DONE, run  # noqa: E402
-from experiments.machine import clocks_noted  # noqa: E402
+from experiments.machine import measured_machine  # noqa: E402
 from experiments.noted_machine import noted_machine  # noqa: E402
 from experiments.profile_sizes import SIZES  # noqa: E402
 from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
@@ -109,9 +109,10 @@ def test_a_profile_notes_its_clocks_at_the_end(
     path, sizes = tmp_path / "machine.yaml", SIZES["cpu", True]
     write_yaml(to_mapping(noted(clocks=FAST)), path)
     monkeypatch.setattr("experiments.machine.clocks_of", lambda _: SLOW)
-    after = clocks_noted(path, noted(clocks=FAST), sizes, HostClock())
+    after = measured_machine(path, noted(clocks=FAST), sizes, HostClock())
     assert noted_machine(tmp_path) == after
     assert after.clocks_after == SLOW
+    assert after.is_measured
     assert "clocks moved by 11.4%" in after.words
     assert "warning: clocks moved by 11.4%" in capsys.readouterr().err
     assert "moved" not in noted(clocks=FAST, clocks_after=NEAR).words

@@ -84,7 +84,7 @@ def test_a_run_that_ends_well_leaves_nothing_pinned(pinning: Pinning) -> None:
     assert not pinning.pinned
 
 
-@pytest.mark.parametrize("place", ["_initialise", "iterate", "report", "release"])
+@pytest.mark.parametrize("place", ["_draw_on_host", "iterate", "report", "release"])
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
@@ -110,7 +110,7 @@ def test_a_run_that_fails_leaves_nothing_pinned(
             monkeypatch.setattr(Executor, place, failing(error))
             session.step()
 
-    if place == "_initialise":
+    if place == "_draw_on_host":
         monkeypatch.setattr(Executor, place, failing(error))
     with pytest.raises(raised):
         run()

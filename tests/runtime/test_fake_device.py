@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from mistlab.plan import Offload, Plan  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
 from runtime.checks.fake_device import device_findings, fake_device  # noqa: E402
-from runtime.checks.watch import Finding  # noqa: E402
+from runtime.checks.watch import WaitFinding  # noqa: E402
 from runtime.devices.table import DRIVERS  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from tests.runtime.worlds import MIXED, random_plan, ratios, stage, workload  # noqa: E402
@@ -36,7 +36,7 @@ class Case:
     serialises: bool = False
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[WaitFinding, ...]:
         return device_findings(
             self.work, self.plan, self.rank, self.training, serialises=self.serialises
         )

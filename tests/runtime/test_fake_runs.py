@@ -19,6 +19,7 @@ from runtime.checks.fake_driver import MEMORY_BYTES  # noqa: E402
 from runtime.checks.sham import SHAM  # noqa: E402
 from runtime.engine.streams import LANES  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
+from runtime.profiling import tiny_blocks  # noqa: E402
 from runtime.profiling.device import Devices  # noqa: E402
 from runtime.profiling.environment import (  # noqa: E402
     device_memory_bytes,
@@ -68,6 +69,8 @@ def test_a_session_runs(stages: int, by_itself: int | None) -> None:
         timeout_s=1.0,
         training=Training(clip_norm=1.0),
         stage=by_itself,
+        # Elsewhere weights are drawn in threads of their own, as tensors that are not fake.
+        draws_on_device=by_itself is not None,
     )
     with fake_device() as watch, Session.started(job(stages), settings) as session:
         reports = [session.step()[0] for _ in range(2)]
@@ -95,6 +98,11 @@ def test_operators_are_profiled(rank: Rank) -> None:
         assert one.forward.median_s > 0
         assert one.backward.median_s > 0
         assert one.flop > 0
+
+
+def test_launches_are_profiled(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_blocks, "MICRO_BATCHES", 1)
+    monkeypatch.setattr(tiny_blocks, "MANY", 2)
     assert launches("llama", "flash", "bf16", rank.clock, 1).kernels > 0
 
 

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from mistlab.plan import Plan  # noqa: E402
 from runtime.checks.fake_device import device_findings  # noqa: E402
-from runtime.checks.watch import Finding  # noqa: E402
+from runtime.checks.watch import WaitFinding  # noqa: E402
 from runtime.engine.boundary import Boundary  # noqa: E402
 from runtime.engine.cuda import CudaStreams  # noqa: E402
 from runtime.engine.host_pool import HostPool  # noqa: E402
@@ -107,9 +107,9 @@ FAULTS = {
         lane="device_to_host",
     ),
     "a wait of the host": Fault(
-        function=CudaStreams.submit,
-        right="stream.wait_event(event)",
-        wrong="event.synchronize()",
+        function=CudaStreams._launch,
+        right="stream.wait_event(event.end)",
+        wrong="event.end.synchronize()",
         kind="wait",
         operator="Event.synchronize",
         task="1U.2m0 (first forward)",
@@ -128,14 +128,14 @@ FAULTS = {
 }
 
 
-def findings_of(training: Training) -> tuple[Finding, ...]:
+def findings_of(training: Training) -> tuple[WaitFinding, ...]:
     """Of a rank of the last stage."""
     work = workload("gpt", layers=3, hidden=16, heads=2, ffn=32, sequence_length=8)
     return device_findings(work, PIPELINE, 1, training)
 
 
 @pytest.fixture(scope="module")
-def planted() -> tuple[Finding, ...]:
+def planted() -> tuple[WaitFinding, ...]:
     with pytest.MonkeyPatch.context() as patch:
         for fault in FAULTS.values():
             fault.plant(patch)
@@ -143,7 +143,9 @@ def planted() -> tuple[Finding, ...]:
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_found_at_its_place(fault: Fault, planted: tuple[Finding, ...]) -> None:
+def test_a_planted_fault_is_found_at_its_place(
+    fault: Fault, planted: tuple[WaitFinding, ...]
+) -> None:
     assert fault.found_in(planted)
 
 
@@ -231,7 +233,7 @@ def test_the_host_lane_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings_of(ON_HOST) == ()
 
 
-def test_a_finding_says_what_to_do_where(planted: tuple[Finding, ...]) -> None:
+def test_a_finding_says_what_to_do_where(planted: tuple[WaitFinding, ...]) -> None:
     (one,) = (str(one) for one in planted if one.kind == "scalar copied")
     assert re.fullmatch(
         r"runtime/engine/norm\.py:\d+ \(Squares\.take\): Tensor\.__setitem__ in 1R\.4m1 "

@@ -1,0 +1,98 @@
+"""Runs in processes of their own, and the file in which what they said is kept."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import plan_runs
+from experiments.plan_runs import PlanRun, RunRows, WorkerRunner, ended_within
+from experiments.run_plan import EXAMPLE
+from mistlab.errors import InputError
+
+
+def test_a_run_that_was_cut_off_is_dropped_and_a_strange_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    whole = json.dumps({"plan": "a", "error": "b"})
+    path.write_text(f'{whole}\n{{"plan": "c", "los', encoding="utf-8")
+    rows = RunRows(path=path)
+    assert rows.said == {"a": {"error": "b"}}
+    rows.add("d", {"losses": [1.0]})
+    assert RunRows(path=path).said == rows.said
+    path.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"runs.jsonl: line 1 is not a run: remove it"):
+        RunRows(path=path)
+
+
+@pytest.fixture
+def runner() -> Iterator[WorkerRunner]:
+    runner = WorkerRunner("cpu")
+    yield runner
+    runner.close()
+
+
+def test_plans_run_in_one_process_until_they_become_strict_or_fail(
+    tmp_path: Path, runner: WorkerRunner
+) -> None:
+    pytest.importorskip("torch")
+
+    def run(plan: Path, **fields: Any) -> Mapping[str, Any]:
+        said = runner(PlanRun(plan=plan, steps=2, **fields), 300.0)
+        assert said is not None
+        return said
+
+    first, worker = run(EXAMPLE), runner._worker
+    again = run(EXAMPLE)
+    assert runner._worker is worker
+    assert again["losses"] == first["losses"]
+    strict = run(EXAMPLE, strict=True, with_norms=True)
+    assert runner._worker is not worker
+    assert strict["deterministic"] is True
+    assert strict["losses"] == first["losses"]
+    assert None not in strict["gradient_norms"]
+    assert first["gradient_norms"] == [None, None]
+
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("plan: 3\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"broken.yaml: error: .*broken.yaml"):
+        run(broken)
+    # After a failure there is a new process.
+    assert run(EXAMPLE)["losses"] == first["losses"]
+
+
+def test_a_run_that_takes_too_long_is_interrupted(tmp_path: Path, runner: WorkerRunner) -> None:
+    pytest.importorskip("torch")
+    start = time.perf_counter()
+    assert runner(PlanRun(plan=EXAMPLE, steps=10**6), 10.0) is None
+    assert time.perf_counter() - start < 60
+
+
+def test_a_run_that_fails_is_a_row_with_its_last_words(
+    tmp_path: Path, runner: WorkerRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_runs, "WORKER", (sys.executable, "-c", DYING))
+    said = runner(PlanRun(plan=tmp_path, steps=1), 60.0)
+    assert said == {"error": "error: stage 0 is out of memory"}
+
+
+# Reads its line and ends as run_plan does when memory runs out.
+DYING = """import os, sys
+input()
+print("a warning", file=sys.stderr)
+print("error: stage 0 is out of memory", file=sys.stderr, flush=True)
+os._exit(1)
+"""
+
+
+def test_a_process_is_interrupted_when_its_time_is_over() -> None:
+    start = time.perf_counter()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    assert ended_within(command, 1.0) is None
+    assert time.perf_counter() - start < 30
+    done = ended_within([sys.executable, "-c", "print(1); raise SystemExit(3)"], 30.0)
+    assert done is not None
+    assert (done.returncode, done.stdout) == (3, "1\n")
