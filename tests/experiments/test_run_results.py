@@ -30,7 +30,9 @@ def job(tmp_path: Path) -> Job:
 
 def said(job: Job) -> dict[str, Any]:
     options = argparse.Namespace(plan="plan.yaml", stage=None, seed=0)
-    return result_of(job, options, History(reports=[REPORT], iteration_s=[1.0]), [])
+    history = History()
+    history.add(1, REPORT, 1.0)
+    return result_of(job, options, history, [])
 
 
 def predicted_events(job: Job, folder: Path) -> list[Any]:
