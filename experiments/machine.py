@@ -19,6 +19,7 @@ from runtime.profiling.clocks import clocks_of
 from runtime.profiling.device import Devices
 from runtime.profiling.peaks import memory_bytes_per_s, product_flop_per_s
 from runtime.profiling.timing import Clock
+from runtime.profiling.world import World
 
 
 def machine_of(
@@ -36,7 +37,7 @@ def machine_of(
     if path.exists():
         return _noted(path, present, devices.threads, kernel, date)
     progress(f"peaks of {present.device}")
-    outside_bytes = environment.outside_bytes(devices)
+    outside_bytes = device_outside_bytes(devices, sizes)
     device_bytes = environment.device_memory_bytes(devices)
 
     def peak(precision: Precision) -> float:
@@ -65,6 +66,14 @@ def machine_of(
     )
     write_yaml(to_mapping(machine), path)
     return machine
+
+
+def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> int:
+    """What is taken outside torch's allocator, by processes that have connected on GPUs."""
+    if devices.kind == "cpu" or devices.count == 1:
+        return environment.outside_bytes(devices.first)
+    world = World(devices=devices, repetitions=1, lengths=sizes.lengths)
+    return world.outside_bytes(max(sizes.transfer_bytes))
 
 
 def measured_machine(path: Path, machine: Machine, sizes: ProfileSizes, clock: Clock) -> Machine:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.commandline import progress
 from experiments.run_results import stages_run
-from mistlab.errors import InputError
+from mistlab.errors import UncalibratedError
 from mistlab.interference import STREAMS
 from mistlab.job import Job
 from mistlab.schedule import Action
@@ -48,7 +48,7 @@ def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
             return trace_of(of_plan.simulate(job.plan))
         alone = EventSimulator(workload=job.workload, cluster=job.cluster.alone)
         return trace_of(alone.simulate_stage(job.plan, stage))
-    except InputError:
+    except UncalibratedError:
         pass
     except ModuleNotFoundError as error:
         progress(f"{error.name} is not installed: timeline.json has the measured iteration alone")

@@ -44,6 +44,7 @@ from mistlab.errors import InputError
 from mistlab.job import Job, load_job
 from mistlab.units import GIB_BYTES
 from mistlab.value import to_mapping
+from runtime.checkpoint_folder import latest
 
 if TYPE_CHECKING:
     from runtime.engine.executor import Report
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     history = History()
     settings = _settings(options, job)
     _check_places(options)
+    _warn(options)
     try:
         with (
             strictly_deterministic() if options.deterministic else nullcontext(),
@@ -204,6 +206,15 @@ def _check_stage(options: argparse.Namespace) -> None:
             raise InputError(message)
 
 
+def _warn(options: argparse.Namespace) -> None:
+    """Say once what of the user's own settings may make a run hang."""
+    from runtime.devices.cuda import shared_connections  # noqa: PLC0415 (needs torch)
+
+    words = shared_connections() if options.device == "cuda" else None
+    if words is not None and os.environ.get("RANK", "0") == "0":
+        progress(f"warning: {words}")
+
+
 def _directory(session: "Session", options: argparse.Namespace) -> RunDirectory | None:
     """The first rank's folder for results; the rows of a run before go."""
     if options.out is None or not session.is_first:
@@ -290,8 +301,6 @@ def _checkpoints(options: argparse.Namespace) -> Path:
 
 
 def _last_checkpoint(options: argparse.Namespace) -> str:
-    from runtime.checkpoint import latest  # noqa: PLC0415 (needs torch)
-
     folder = options.resume if options.out is None else _checkpoints(options)
     path = latest(folder) if folder is not None else None
     return f"the last checkpoint is {path}" if path else "there is no checkpoint"

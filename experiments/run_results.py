@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.moved_clocks import moved_words
 from experiments.stage_times import stage_times
 from mistlab.cost.arithmetic import model_flop, stage_flop
-from mistlab.errors import InputError
+from mistlab.errors import InputError, UncalibratedError
 from mistlab.job import Job
 from mistlab.measurement import Clocks, Environment, Measurement, StageMeasurement
 from mistlab.predict import Prediction
@@ -81,6 +81,7 @@ def result_of(
         "mfu": mfu_of(job, options.stage, median),
         "peak_allocated_bytes": [one.peak_allocated_bytes for one in memory],
         "peak_reserved_bytes": [one.peak_reserved_bytes for one in memory],
+        "outside_bytes": [one.outside_bytes for one in memory],
         "host_bytes": [one.host_bytes for one in memory],
         "allocator_retries": [one.allocator_retries for one in memory],
         "clocks": [to_mapping(one) for one in history.clocks],
@@ -149,6 +150,8 @@ def summary_of(result: dict[str, Any]) -> str:
         if predicted:
             expected = result["predicted_peak_allocated_bytes"][rank]
             line += f" (predicted: {expected / GIB_BYTES:.3f} GiB)"
+        if outside := result["outside_bytes"][rank]:
+            line += f", {outside / GIB_BYTES:.3f} GiB outside torch's allocator"
         lines.append(line)
     return "\n".join(lines)
 
@@ -159,7 +162,13 @@ def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
     text = f"stage {shortage.stage} is out of memory at {shortage.doing} ({shortage.reason})"
     if held:
         text += f"; held {_gib(held)}"
-    predicted = _prediction(job, stage)
+    if shortage.outside_bytes:
+        size = shortage.outside_bytes / GIB_BYTES
+        text += f"; {size:.2f} GiB of the device taken outside torch's allocator"
+    try:
+        predicted = _prediction(job, stage)
+    except InputError as error:
+        return f"{text}; not predicted: {error}"
     if predicted is None:
         return text
     of_stage = predicted.stages[stages_run(job, stage).index(shortage.stage)]
@@ -209,5 +218,5 @@ def _prediction(job: Job, stage: int | None) -> Prediction | None:
     """The prediction; nothing where the hardware is not calibrated."""
     try:
         return prediction_of(job, stage)
-    except InputError:
+    except UncalibratedError:
         return None

@@ -13,6 +13,10 @@ class InputError(ValueError):
     """Malformed input: the message names field, value and remedy."""
 
 
+class UncalibratedError(InputError):
+    """Hardware of which something was never measured that a prediction needs."""
+
+
 class FieldError(InputError):
     """A field that cannot hold its value: where it is (``plan.stages[1].zero``) and what is wrong.
 

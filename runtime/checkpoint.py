@@ -5,78 +5,106 @@ needs, however they were written; the model is beside them, in YAML. A checkpoin
 its folder has its name: it is written beside it, and renamed when every rank is done.
 """
 
-import io
-import pickle
-import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor, distributed
+from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import (
-    create_default_global_load_plan,
-    create_default_global_save_plan,
-)
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
 from mistlab.value import to_mapping
+from runtime.box_files import Reader, Writer
+from runtime.boxes import Box, Loader, Saver, UnlikeError, UnreadableError, boxes_of
+from runtime.checkpoint_folder import checkpoint_path, complete
 from runtime.comm.group import RankLostError
+from runtime.comm.objects import gathered, is_distributed
 from runtime.comm.processes import heard_from, meet
 from runtime.engine.executor import Executor
 from runtime.engine.modules import TABLE, TIED
 
-KINDS = ("master", "moment1", "moment2")
 MODEL = "model.yaml"
-_NAME = re.compile(r"step-(\d+)")
-# Everything besides tensors: so many numbers.
+# Everything besides tensors of the model: so many numbers.
 _COUNTS = "counts"
-_Box = tuple[tuple[int, ...], tuple[int, ...]]
+Kinds = type[Exception] | tuple[type[Exception], ...]
 
 
 class UnsavedError(RuntimeError):
     """A checkpoint cannot be written."""
 
 
+class DamagedError(InputError):
+    """The files of a checkpoint are not what was written."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return (
+            f"--resume {self.path}: cannot be read ({self.problem}): it is damaged: "
+            "give another checkpoint"
+        )
+
+
 def save(executor: Executor, folder: Path) -> Path:
     """Do what is still to do, and write ``folder/step-N``."""
     executor.flush()
-    path = folder / f"step-{executor.steps}"
+    path = checkpoint_path(folder, executor.steps)
     try:
         _write(executor, path)
-    except (OSError, CheckpointException) as error:
-        message = (
-            f"{path}: cannot be written ({_last_line(error)}): free space, or give another --out"
-        )
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        message = f"{path}: cannot be written ({reason}): free space, or give another --out"
         raise UnsavedError(message) from error
     return path
+
+
+def load(executor: Executor, path: Path) -> None:
+    """Go on from a checkpoint; what is wrong with its files every rank says alike.
+
+    A damaged one may have been read in part: after that, only another one makes a state to train.
+    """
+    problem = next((one for one in gathered(_problem(executor, path)) if one is not None), None)
+    if problem is not None:
+        raise problem
+    counts = _counts_of(executor)
+    loader = Loader(
+        [*boxes_of(executor, written=False), counts], lambda name: _stored_name(executor, name)
+    )
+    try:
+        with _together((UnlikeError, UnreadableError)):
+            load_state({}, storage_reader=Reader(path), planner=loader, no_dist=_is_alone())
+    except UnreadableError as error:
+        raise DamagedError(path, str(error)) from error
+    except UnlikeError as error:
+        message = f"--resume {path}: {error}: it is of another sequence_length: give another"
+        raise InputError(message) from error
+    executor.set_counts(counts.values)
+
+
+def load_latest(executor: Executor, folder: Path, tell: Callable[[str], None]) -> Path | None:
+    """Go on from the newest checkpoint of a folder that can be read; None if there is none at all.
+
+    The first rank looks which there are: on a shared disk others may see a folder later.
+    """
+    paths = gathered(complete(folder))[0]
+    for path in paths:
+        try:
+            load(executor, path)
+        except DamagedError as error:
+            tell(f"{path}: cannot be read ({error.problem}): it is damaged, and left out")
+        else:
+            return path
+    if paths:
+        message = f"{folder}: none of its checkpoints can be read: move it away to begin anew"
+        raise InputError(message)
+    return None
 
 
 def _write(executor: Executor, path: Path) -> None:
@@ -87,10 +115,11 @@ def _write(executor: Executor, path: Path) -> None:
         unfinished.mkdir(parents=True)
         write_yaml(to_mapping(executor.model), unfinished / MODEL)
     meet()
-    with _together(executor):
-        save_state(
-            {}, checkpoint_id=unfinished, planner=_Saver(executor), no_dist=not _is_distributed()
-        )
+    saver = Saver(
+        [*boxes_of(executor, written=True), *([_counts_of(executor)] if is_first else [])]
+    )
+    with _together(OSError):
+        save_state({}, storage_writer=Writer(unfinished), planner=saver, no_dist=_is_alone())
     meet()
     if is_first:
         shutil.rmtree(path, ignore_errors=True)
@@ -98,225 +127,77 @@ def _write(executor: Executor, path: Path) -> None:
     meet()
 
 
-def latest(folder: Path) -> Path | None:
-    """The last complete checkpoint in a folder, if it has one."""
-    steps = [
-        (int(match[1]), path)
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if (match := _NAME.fullmatch(path.name))
-    ]
-    return max(steps)[1] if steps else None
-
-
-def load(executor: Executor, path: Path) -> None:
-    """Go on from a checkpoint; what is wrong with it is said."""
+def _problem(executor: Executor, path: Path) -> InputError | None:
+    """What the small files of a checkpoint say against it."""
     if not (path / MODEL).is_file():
-        message = (
+        if path in complete(path.parent):
+            return DamagedError(path, f"it has no {MODEL}")
+        return InputError(
             f"--resume {path}: there is no checkpoint: give a folder step-N, or the one it is in"
         )
-        raise InputError(message)
-    _check_model(executor, path)
-    loader = _Loader(executor)
     try:
-        with _together(executor):
-            # Whatever is wrong with it, torch would log a traceback before it raises.
-            FileSystemReader(path).read_metadata()
-            load_state({}, checkpoint_id=path, planner=loader, no_dist=not _is_distributed())
-    except RankLostError:
-        raise
-    except (
-        CheckpointException,
-        OSError,
-        EOFError,
-        AttributeError,
-        ImportError,
-        LookupError,
-        ValueError,
-        RuntimeError,
-        pickle.UnpicklingError,
-    ) as error:
-        message = (
-            f"--resume {path}: cannot be read ({_last_line(error)}): "
-            "it is damaged, or of another sequence_length: give another checkpoint"
-        )
-        raise InputError(message) from error
-    loader.apply()
+        stored = read_yaml(path / MODEL)
+        Reader(path).metadata()
+    except (InputError, UnreadableError) as error:
+        return DamagedError(path, str(error))
+    return _unlike(stored, to_mapping(executor.model), path)
 
 
-def _check_model(executor: Executor, path: Path) -> None:
+def _unlike(
+    stored: Mapping[str, object], own: Mapping[str, object], path: Path
+) -> InputError | None:
     """Refuse another model, even one whose tensors have the shapes of this one's."""
-    stored, own = read_yaml(path / MODEL), to_mapping(executor.model)
     for name, value in own.items():
         if name != "name" and stored.get(name) != value:
-            message = (
+            return InputError(
                 f"--resume {path}: its model has {name} {stored.get(name)}, the plan's {value}: "
                 "give a checkpoint of the plan's model"
             )
-            raise InputError(message)
+    return None
 
 
-def _last_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
-
-
-class _Saver(SavePlanner):
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-        self.tensors: dict[MetadataIndex, Tensor] = {}
-
-    def set_up_planner(
-        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
-    ) -> None:
-        """Nothing is taken from a state dict."""
-
-    def create_local_plan(self) -> SavePlan:
-        """The boxes of this rank that no other writes."""
-        items = []
-        for name, whole, (offsets, sizes), tensor in _writable(self.executor):
-            index = MetadataIndex(name, torch.Size(offsets))
-            self.tensors[index] = tensor
-            chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
-            data = TensorWriteData(
-                chunk=chunk,
-                properties=TensorProperties.create_from_tensor(tensor),
-                size=torch.Size(whole),
-            )
-            items.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
-        return SavePlan(items)
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """All ranks' boxes together."""
-        return create_default_global_save_plan(all_plans)
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
-        return new_plan
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """A box's values."""
-        return self.tensors[write_item.index]
-
-
-class _Loader(LoadPlanner):
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-        self.wholes: dict[str, torch.Size] = {}
-        self.targets: dict[tuple[str, tuple[int, ...]], Tensor] = {}
-        for name, whole, (offsets, _), tensor in _readable(executor):
-            self.wholes[name] = torch.Size(whole)
-            self.targets[name, offsets] = tensor
-
-    def set_up_planner(
-        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        """Note what there is."""
-        assert metadata is not None
-        self.stored = metadata.state_dict_metadata
-
-    def create_local_plan(self) -> LoadPlan:
-        """The boxes that this rank needs."""
-        items = []
-        for (name, offsets), target in self.targets.items():
-            # Of two tied tables the embedding's alone is written.
-            kept = name.replace(TIED, TABLE) if self.executor.parameters.tied else name
-            stored = self.stored.get(kept)
-            if not isinstance(stored, TensorStorageMetadata) or stored.size != self.wholes[name]:
-                message = f"it has no {name} of {tuple(self.wholes[name])}"
-                raise ValueError(message)
-            chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=target.shape)
-            items += [
-                replace(item, storage_index=replace(item.storage_index, fqn=kept))
-                for item in create_read_items_for_chunk_list(name, stored, [chunk])
-            ]
-        return LoadPlan(items)
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """All ranks' needs together."""
-        return create_default_global_load_plan(global_plan)
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """There are tensors only."""
-        raise AssertionError
-
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """Where to put what is read."""
-        index = read_item.dest_index
-        assert index.offset is not None
-        target = self.targets[index.fqn, tuple(index.offset)]
-        for axis, (begin, size) in enumerate(
-            zip(read_item.dest_offsets, read_item.lengths, strict=True)
-        ):
-            target = target.narrow(axis, begin, size)
-        return target
-
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """It is in its place already."""
-
-    def apply(self) -> None:
-        """Put everything where the executor has it."""
-        parameters = self.executor.parameters
-        for layer in self.executor.layers:
-            for number, kind in enumerate(KINDS):
-                flat = parameters.stepped(layer, number)
-                for piece in parameters.pieces(layer):
-                    box = self.targets[f"{kind}.{piece.name}", piece.offsets]
-                    flat[piece.begin : piece.begin + piece.numel] = box.flatten()
-                parameters.set_stepped(layer, number, flat)
-        self.executor.set_counts(self.targets[_COUNTS, (0,)])
-
-
-# A box of a whole tensor: its name, the whole shape, offsets and sizes, and values.
-_Boxes = Iterator[tuple[str, tuple[int, ...], _Box, Tensor]]
-
-
-def _writable(executor: Executor) -> _Boxes:
-    parameters = executor.parameters
-    for layer, one in executor.layers.items():
-        written = [piece for piece in parameters.pieces(layer) if parameters.writes(piece)]
-        for number, kind in enumerate(KINDS):
-            flat = parameters.stepped(layer, number)
-            for piece in written:
-                tensor = flat[piece.begin : piece.begin + piece.numel].view(piece.sizes)
-                whole = one.whole_shape(piece.name)
-                yield f"{kind}.{piece.name}", whole, (piece.offsets, piece.sizes), tensor
-    if executor.connections.rank == 0:
-        yield _counts_box(executor)
-
-
-def _readable(executor: Executor) -> _Boxes:
-    for layer, one in executor.layers.items():
-        for piece in executor.parameters.pieces(layer):
-            for kind in KINDS:
-                box, whole = (piece.offsets, piece.sizes), one.whole_shape(piece.name)
-                yield f"{kind}.{piece.name}", whole, box, torch.empty(piece.sizes)
-    yield _counts_box(executor)
-
-
-def _counts_box(executor: Executor) -> tuple[str, tuple[int, ...], _Box, Tensor]:
+def _counts_of(executor: Executor) -> Box:
     counts = executor.counts()
-    shape = tuple(counts.shape)
-    return _COUNTS, shape, ((0,), shape), counts
+    return Box(name=_COUNTS, whole=tuple(counts.shape), offsets=(0,), values=counts)
+
+
+def _stored_name(executor: Executor, name: str) -> str:
+    """Of two tied tables the embedding's alone is written."""
+    return name.replace(TIED, TABLE) if executor.parameters.tied else name
 
 
 @contextmanager
-def _together(executor: Executor) -> Iterator[None]:
-    """Around what all ranks do with torch.distributed.checkpoint.
+def _together(of_files: Kinds) -> Iterator[None]:
+    """Around what all ranks do with torch.distributed.checkpoint: each hears of all their errors.
 
-    It warns of its own calls, which is of no use to anybody; what goes wrong on a rank it wraps, so
-    that errors of collectives are ranks that are gone.
+    Errors ``of_files`` are raised on all ranks; any other one on the rank that had it, and to the
+    others that rank is lost. torch warns of its own calls, which is of no use to anybody.
     """
-    ranks = range(executor.connections.world.size)
-    with (
-        warnings.catch_warnings(action="ignore"),
-        heard_from(ranks) if _is_distributed() else nullcontext(),
-    ):
-        yield
+    ranks = range(distributed.get_world_size()) if is_distributed() else None
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            nullcontext() if ranks is None else heard_from(ranks),
+        ):
+            yield
+    except CheckpointException as error:
+        failures = {rank: failure for rank, (failure, _) in sorted(error.failures.items())}
+        own = distributed.get_rank() if is_distributed() else 0
+        raise failure_of(own, failures, of_files) from error
 
 
-def _is_distributed() -> bool:
-    return bool(distributed.is_initialized())
+def failure_of(own: int, failures: Mapping[int, BaseException], of_files: Kinds) -> BaseException:
+    """What a rank makes of the errors of all ranks: either all of them say what is wrong with the
+    files, or those with other errors say these, and are lost to the rest."""
+    others = {rank: one for rank, one in failures.items() if not isinstance(one, of_files)}
+    if not others:
+        return next(iter(failures.values()))
+    if own in others:
+        return others[own]
+    rank, failure = next(iter(others.items()))
+    said = str(failure).strip().partition("\n")[0] or type(failure).__name__
+    return RankLostError(f"rank {own}: rank {rank} failed at a checkpoint ({said})")
+
+
+def _is_alone() -> bool:
+    return not is_distributed()

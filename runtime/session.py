@@ -7,39 +7,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Self
 
 import torch
-from torch import distributed
 
 from mistlab.errors import InputError
 from mistlab.job import Job
 from mistlab.measurement import Clocks, Environment
 from mistlab.schedule import Action
+from runtime.checkpoint_folder import latest
 from runtime.comm.isolated import isolated
+from runtime.comm.objects import gathered
 from runtime.comm.processes import (
     World,
     device_of,
-    heard_from,
     join,
     leave,
     maker,
     world_of_launcher,
 )
-from runtime.comm.topology import Topology, connected
+from runtime.comm.topology import Connections, Topology, connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
 from runtime.devices.driver import DevicePeaks
+from runtime.devices.outside import Cap, outside_bytes
 from runtime.devices.table import driver_of
-from runtime.engine.cuda import CudaStreams
+from runtime.engine.device_streams import streams_of
 from runtime.engine.executor import Batches, Executor, Report
-from runtime.engine.simulated import SimulatedStreams
-from runtime.engine.streams import Streams
 from runtime.engine.training import Training
 from runtime.export import export
+from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.profiling.clocks import clocks_of
 from runtime.runnable import check_runnable
 from runtime.shortage import Shortage, ShortageError, refusals
+from runtime.threads import take_share
 
 KIBIBYTE = 1024
 
@@ -68,11 +69,14 @@ class Settings:
 class RankMemory:
     """A rank's peaks; ``host_bytes`` are of what is offloaded.
 
-    ``allocator_retries`` are the times that CUDA's allocator had to give back what it cached.
+    ``outside_bytes`` are of the device and outside torch's allocator: context, libraries,
+    communicators. ``allocator_retries`` are the times that CUDA's allocator had to give back what
+    it cached.
     """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    outside_bytes: int
     host_bytes: int
     allocator_retries: int
 
@@ -95,17 +99,9 @@ class Session:
         self.job, self.settings = job, settings
         self.world, self.device = world, device
         self._sequences = _sequences(job, settings)
-        connections = (
-            connected(job.plan, world.rank, maker(world, settings.timeout_s))
-            if settings.stage is None
-            else isolated(job.plan, settings.stage, device, settings.seed)
-        )
-        driver = driver_of(device)
-        self._streams: Streams = (
-            SimulatedStreams(spoils=False)
-            if driver is None
-            else CudaStreams(device, driver, serialises=settings.serialises)
-        )
+        connections = _connections(job, settings, world, device)
+        self._cap = Cap(job.cluster, device)
+        self._streams = streams_of(device, serialises=settings.serialises)
         self._executor = Executor(
             job.workload,
             job.plan,
@@ -117,15 +113,16 @@ class Session:
         )
         if settings.draws_on_device:
             self._executor.draw_on_device(settings.seed)
-            if driver is not None:
+            if (driver := driver_of(device)) is not None:
                 # Peaks are those of iterations: drawing had memory of its own.
                 driver.count_anew(device)
         self._spans: list[tuple[float, float]] = []
+        self._is_new = True
 
     @classmethod
     @contextmanager
     def started(cls, job: Job, settings: Settings) -> Iterator[Self]:
-        """Join the other processes, and part from them at the end."""
+        """Join the other processes, and part from them at the end, whatever it is."""
         world = world_of_launcher()
         _check(job, settings.stage, world)
         check_kernel(
@@ -136,19 +133,29 @@ class Session:
         )
         device = device_of(settings.device, world)
         settle_kernel(settings.kernel, device)
-        _cap(job, device)
-        join(world, device, settings.timeout_s)
+        take_share()
+        session = None
+        try:
+            session = cls._joined(job, settings, world, device)
+            yield session
+            session._executor.release()
+        except BaseException:
+            let_go(device, None if session is None else session._streams)
+            raise
+        session._streams.close()
+        leave(world)
+
+    @classmethod
+    def _joined(cls, job: Job, settings: Settings, world: World, device: torch.device) -> Self:
         try:
             with refusals():
-                session = cls(job, settings, world, device)
+                join(world, device, settings.timeout_s)
+                return cls(job, settings, world, device)
         except MemoryError as error:
             stage = settings.stage
             if stage is None:
                 stage = Topology(plan=job.plan).place(world.rank).stage
-            raise _shortage(stage, "its start", {}, error) from error
-        yield session
-        session._executor.release()
-        leave(world)
+            raise _shortage(stage, "its start", {}, device, error) from error
 
     @property
     def is_first(self) -> bool:
@@ -169,6 +176,10 @@ class Session:
             executor.iterate(self._batches(self.steps))
             report = executor.report()
         seconds = perf_counter() - start
+        if self._is_new:
+            # Libraries load kernels at first use, and NCCL allocates for each of its algorithms.
+            self._cap.measure()
+            self._is_new = False
         self._spans = self._streams.spans()
         if self.settings.stage not in (None, self.job.plan.num_stages - 1):
             report = replace(report, loss=None)
@@ -186,7 +197,7 @@ class Session:
         from runtime import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
-            checkpoint.load(self._executor, checkpoint.latest(folder) or folder)
+            checkpoint.load(self._executor, latest(folder) or folder)
 
     def export(self, path: Path) -> None:
         """Write the weights as one safetensors file."""
@@ -195,7 +206,7 @@ class Session:
 
     def memory(self) -> list[RankMemory]:
         """The peaks of all ranks."""
-        return self._gathered(self._own_memory())
+        return gathered(self._own_memory())
 
     def tasks(self) -> list[MeasuredTask]:
         """The last iteration's tasks on the first rank of each stage."""
@@ -213,7 +224,7 @@ class Session:
                 )
                 for op, (start, end) in zip(self._executor.issued, self._spans, strict=True)
             ]
-        return [task for tasks in self._gathered(own) for task in tasks]
+        return [task for tasks in gathered(own) for task in tasks]
 
     def environment(self, revision: str) -> Environment:
         """What the run was made on."""
@@ -241,7 +252,7 @@ class Session:
         except MemoryError as error:
             stage = executor.connections.place.stage
             at = doing or executor.issuing
-            raise _shortage(stage, at, executor.held_bytes(), error) from error
+            raise _shortage(stage, at, executor.held_bytes(), self.device, error) from error
 
     def _batches(self, step: int) -> Batches:
         """The step's sequences of this rank, on the device before anything is issued.
@@ -276,17 +287,10 @@ class Session:
         return RankMemory(
             peak_allocated_bytes=peaks.allocated_bytes,
             peak_reserved_bytes=peaks.reserved_bytes,
+            outside_bytes=self._cap.outside_bytes,
             host_bytes=executor.host_bytes,
             allocator_retries=peaks.retries,
         )
-
-    def _gathered(self, own: Any) -> list[Any]:
-        if self.world.size == 1:
-            return [own]
-        gathered: list[Any] = [None] * self.world.size
-        with heard_from(range(self.world.size)):
-            distributed.all_gather_object(gathered, own)
-        return gathered
 
 
 def _sequences(job: Job, settings: Settings) -> Sequences:
@@ -296,28 +300,33 @@ def _sequences(job: Job, settings: Settings) -> Sequences:
     return open_tokens(settings.data, length=length, vocab=vocab, seed=settings.seed)
 
 
-def _cap(job: Job, device: torch.device) -> None:
-    """Let torch hold no more of a GPU than the plan's cluster says that it has, and count anew.
-
-    This process may have run other plans.
-    """
-    driver = driver_of(device)
-    if driver is None:
-        return
-    cluster, share = job.cluster, 1.0
-    if cluster.memory_gib is not None:
-        allocator = cluster.hardware.allocator
-        outside = 0.0 if allocator is None else allocator.outside_bytes
-        _, whole = driver.free_and_total_bytes(device)
-        share = min(1.0, (cluster.memory_bytes - outside) / whole)
-    driver.count_anew(device)
-    driver.cap(device, share)
+def _connections(job: Job, settings: Settings, world: World, device: torch.device) -> Connections:
+    """The groups of a rank, connected; a stage by itself has none."""
+    if settings.stage is not None:
+        return isolated(job.plan, settings.stage, device, settings.seed)
+    return connected(
+        job.plan,
+        world.rank,
+        maker(world, settings.timeout_s),
+        tied=job.workload.model.tied_embeddings,
+        device=device,
+    )
 
 
 def _shortage(
-    stage: int, doing: str, held_bytes: Mapping[str, int], error: MemoryError
+    stage: int,
+    doing: str,
+    held_bytes: Mapping[str, int],
+    device: torch.device,
+    error: MemoryError,
 ) -> ShortageError:
-    shortage = Shortage(stage=stage, doing=doing, held_bytes=held_bytes, reason=str(error))
+    shortage = Shortage(
+        stage=stage,
+        doing=doing,
+        held_bytes=held_bytes,
+        outside_bytes=outside_bytes(device),
+        reason=str(error),
+    )
     return ShortageError(shortage)
 
 

@@ -5,15 +5,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import distributed
+
+from runtime.comm.group import RankLostError
+
+# What allocators besides torch's own say: of the host; CUDA's, which its libraries use; NCCL's
+# (src/include/alloc.h); those of cuBLAS and cuDNN.
+_WORDS = (
+    "can't allocate memory",
+    "out of memory",
+    "failed to cuda malloc",
+    "failed to cuda calloc",
+    "failed to cuda host alloc",
+    "status_alloc_failed",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """``held_bytes`` are by class, as predictions name them; ``reason`` is the allocator's."""
+    """``held_bytes`` are by class, as predictions name them; ``reason`` is the allocator's.
+
+    ``outside_bytes`` are those of the device that torch's allocator does not hold; 0 on a CPU.
+    """
 
     stage: int
     doing: str
     held_bytes: Mapping[str, int]
+    outside_bytes: int = 0
     reason: str
 
 
@@ -30,10 +48,24 @@ def refusals() -> Iterator[None]:
     """Let every allocator's refusal be a ``MemoryError``."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise MemoryError(str(error).partition("\n")[0]) from error
     except RuntimeError as error:
-        # So says torch's allocator of host memory.
-        if "can't allocate memory" not in str(error):
+        reason = refusal_in(error)
+        if reason is None:
             raise
-        raise MemoryError(str(error).partition("\n")[0]) from error
+        raise MemoryError(reason) from error
+
+
+def refusal_in(error: BaseException) -> str | None:
+    """The line of an error in which an allocator refuses, if one does.
+
+    What this project says of a shortage, on this rank or another, refuses nothing.
+    """
+    lines = str(error).strip().splitlines()
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return lines[0] if lines else type(error).__name__
+    if not isinstance(error, RuntimeError) or isinstance(error, ShortageError | RankLostError):
+        return None
+    said = next((line for line in lines if any(word in line.lower() for word in _WORDS)), None)
+    if said is not None and isinstance(error, distributed.DistBackendError):
+        said = f"NCCL: {said}"
+    return said

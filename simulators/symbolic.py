@@ -15,7 +15,7 @@ from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import StageCostModel
 from mistlab.cost.tasks import TaskModel
-from mistlab.errors import InputError
+from mistlab.errors import UncalibratedError
 from mistlab.plan import Engine, Plan
 from mistlab.predict import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
 from mistlab.schedule import template_of
@@ -165,7 +165,7 @@ class SymbolicPredictor:
                 f"cluster.hardware: {self.cluster.hardware.name} has no allocator: run "
                 "python -m experiments.calibrate --runs TABLE.csv with peaks of whole runs"
             )
-            raise InputError(message)
+            raise UncalibratedError(message)
         reserved = reserved_bytes(
             figures, data_parallel=batch.data_parallel, zero=batch.zero, allocator=allocator
         )

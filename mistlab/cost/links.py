@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cluster import Cluster
-from mistlab.errors import InputError
+from mistlab.errors import UncalibratedError
 from mistlab.transfers import GroupTransfers, Line, Transfers
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
@@ -63,7 +63,7 @@ class Links:
                 f"cluster.hardware: {cluster.hardware.name} has no transfers: measure them and "
                 "run python -m experiments.calibrate --bandwidth TABLE.csv"
             )
-            raise InputError(message)
+            raise UncalibratedError(message)
         return cls(cluster=cluster, transfers=transfers)
 
     def collective(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> Link:
@@ -83,7 +83,7 @@ class Links:
                 "inside a node: measure one and run "
                 "python -m experiments.calibrate --collectives TABLE.csv"
             )
-            raise InputError(message)
+            raise UncalibratedError(message)
         near = _nearest(alike, gpus_in_node, nodes)
         near_ranks = near.gpus_in_node * near.nodes
         # Bytes past a link for each byte of the message, against those of the measured shape.
@@ -132,7 +132,7 @@ class Links:
                 f"cluster.hardware: transfers of {self.cluster.hardware.name} have no {direction}:"
                 " measure copies and run python -m experiments.calibrate --bandwidth TABLE.csv"
             )
-            raise InputError(message)
+            raise UncalibratedError(message)
         busy = self.cluster.gpus_per_node
         near = min(measured, key=lambda g: (g.nodes, abs(math.log(g.gpus_in_node / busy))))
         line: Line = getattr(near, direction)

@@ -19,7 +19,7 @@ from mistlab.cost.interference import Factors, factors_of
 from mistlab.cost.layers import LayerFigures, LayerModel, slowdown_of, work_of
 from mistlab.cost.links import Collective, Links
 from mistlab.distinct import distinct_rows
-from mistlab.errors import InputError
+from mistlab.errors import UncalibratedError
 from mistlab.plan import Engine
 from mistlab.schedule import SHARDED_GRADIENTS, Template
 from mistlab.slots import LAYER_TYPES
@@ -99,7 +99,7 @@ class TaskModel:
                 f"cluster.hardware: {hardware.name} has no compute: profile its operators and run "
                 "python -m experiments.calibrate --operators TABLE.csv"
             )
-            raise InputError(message)
+            raise UncalibratedError(message)
         return cls(
             workload=workload,
             cluster=cluster,
@@ -124,7 +124,7 @@ class TaskModel:
                     f"cluster.hardware: {hardware.name} has no interference: measure streams side "
                     "by side and run python -m experiments.calibrate --interference TABLE.csv"
                 )
-                raise InputError(message)
+                raise UncalibratedError(message)
             group = hardware.interference.of_group(gpus_in_node=gpus_in_node, nodes=nodes)
             self._factors[shape] = factors_of(group)
         return self._factors[shape]

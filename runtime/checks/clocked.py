@@ -151,6 +151,10 @@ class ClockedDriver:
         for actor in {stretch.actor for stretch in self.trace.stretches} - {HOST, HOST_LANE}:
             self.trace.follow(self.host, self.trace.reached(actor))
 
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Numbers are of no interest."""
+        return torch.Generator()
+
     def idle(self, cycles: int) -> None:
         """Nothing takes time."""
 

@@ -5,7 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from runtime.checks.trace import Access, Deed, Kind, Need, Source, Stretch, Trace, Wait
+from runtime.checks.trace import Access, Deed, Kind, Need, Stretch, Trace, Wait
+
+Waits = frozenset[Wait]
+NONE: Waits = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,38 +46,42 @@ class Judge:
         self._needs = needs
 
     @cached_property
-    def waits(self) -> list[tuple[int, Wait]]:
+    def waits(self) -> dict[Wait, int]:
         """The waits of tasks, each with the stretch that begins behind it."""
-        return [
-            (number, source.wait)
+        return {
+            source.wait: number
             for number, stretch in enumerate(self.trace.stretches)
             for source in stretch.sources
             if source.wait is not None
-        ]
+        }
 
-    def findings(self, without: Wait | None = None) -> list[RaceFinding]:
-        """What is unordered; ``without`` leaves a wait out."""
+    def findings(self, without: Waits = NONE) -> list[RaceFinding]:
+        """What nothing orders, if the waits in ``without`` are left out."""
         return [self._finding(need) for need in self._unmet(without)]
 
-    def is_needed(self, wait: Wait) -> bool:
-        """Whether something is unordered if a wait is left out that was in order."""
-        return any(True for _ in self._unmet(wait))
+    def is_needed(self, *waits: Wait) -> bool:
+        """Whether something is unordered without some waits."""
+        return any(True for _ in self._unmet(frozenset(waits)))
 
-    def relied(self, wait: Wait) -> list[Need]:
-        """What must be in order and comes behind a wait: what the wait could be needed for."""
-        stretches = self.trace.stretches
-        at = next(number for number, one in self.waits if one is wait)
-        source = next(one.stretch for one in stretches[at].sources if one.wait is wait)
+    def detours(self, wait: Wait) -> list[list[str]]:
+        """Of a wait that is not needed, why: the stretches that lead without it from the work that
+        it waits for to its own; or else, for each pair of deeds that it orders, those that lead
+        from the first to the second. There are none where it orders nothing.
+        """
+        begins, source = self.waits[wait], self._source(wait)
+        around = self.path(source, begins, frozenset([wait]))
+        if around:
+            return [around]
         before = self._before[source] | 1 << source
         return [
-            need
+            self.path(need.earlier, later, frozenset([wait]))
             for later, needs in self._needs.items()
-            if later == at or self._before[later] >> at & 1
+            if later == begins or self._before[later] >> begins & 1
             for need in needs
             if before >> need.earlier & 1
         ]
 
-    def path(self, earlier: int, later: int, without: Wait | None = None) -> list[str]:
+    def path(self, earlier: int, later: int, without: Waits = NONE) -> list[str]:
         """The stretches that lead from one to another, in words; empty if they are unordered."""
         came_from = {later: later}
         queue = deque([later])
@@ -86,27 +93,42 @@ class Judge:
                     found.append(came_from[found[-1]])
                 return [self._words(one) for one in found]
             for source in self.trace.stretches[number].sources:
-                if source.stretch not in came_from and _holds(source, without):
+                is_left_out = source.wait is not None and source.wait in without
+                if source.stretch not in came_from and not is_left_out:
                     came_from[source.stretch] = number
                     queue.append(source.stretch)
         return []
 
     @cached_property
     def _before(self) -> list[int]:
-        return _happened_before(self.trace.stretches)
+        """For each stretch the set of those before it, as bits."""
+        before: list[int] = []
+        for stretch in self.trace.stretches:
+            before.append(_behind(stretch, before, NONE))
+        return before
 
-    def _unmet(self, without: Wait | None) -> Iterator[Need]:
-        before = self._before
-        if without is not None:
-            first = next(number for number, wait in self.waits if wait is without)
-            before = _happened_before(self.trace.stretches, before[:first], without)
-        for later, needs in self._needs.items():
-            for need in needs:
-                if not before[later] >> need.earlier & 1:
+    def _source(self, wait: Wait) -> int:
+        sources = self.trace.stretches[self.waits[wait]].sources
+        return next(one.stretch for one in sources if one.wait is wait)
+
+    def _unmet(self, without: Waits) -> Iterator[Need]:
+        """Goes through the stretches that a wait may matter to, for as long as anybody asks."""
+        first = min((self.waits[wait] for wait in without), default=0)
+        before = self._before[:first]
+        for number in range(first, len(self.trace.stretches)):
+            before.append(_behind(self.trace.stretches[number], before, without))
+            for need in self._needs.get(number, ()):
+                if not before[number] >> need.earlier & 1:
                     yield need
 
     def _finding(self, need: Need) -> RaceFinding:
-        return RaceFinding(kind=need.kind, memory=need.memory, first=need.first, second=need.second)
+        trace = self.trace
+        return RaceFinding(
+            kind=need.kind,
+            memory=trace.called(need.memory),
+            first=trace.deed(need.first),
+            second=trace.deed(need.second),
+        )
 
     def _words(self, stretch: int) -> str:
         one = self.trace.stretches[stretch]
@@ -116,22 +138,13 @@ class Judge:
         return self.trace.stretches[stretch].actor
 
 
-def _holds(source: Source, without: Wait | None) -> bool:
-    return without is None or source.wait is not without
-
-
-def _happened_before(
-    stretches: Sequence[Stretch], known: Sequence[int] = (), without: Wait | None = None
-) -> list[int]:
-    """For each stretch the set of those before it, as bits; ``known`` are those of the first."""
-    before = list(known)
-    for stretch in stretches[len(known) :]:
-        bits = 0
-        for source in stretch.sources:
-            if _holds(source, without):
-                bits |= before[source.stretch] | 1 << source.stretch
-        before.append(bits)
-    return before
+def _behind(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
+    """The set of stretches before one, from the sets of its sources, as bits."""
+    bits = 0
+    for source in stretch.sources:
+        if source.wait is None or source.wait not in without:
+            bits |= before[source.stretch] | 1 << source.stretch
+    return bits
 
 
 def _conflicts(trace: Trace) -> Iterator[Need]:
@@ -153,9 +166,9 @@ def _conflicts(trace: Trace) -> Iterator[Need]:
                         earlier=first.stretch,
                         later=second.stretch,
                         kind="race",
-                        first=trace.deed(first),
-                        second=trace.deed(second),
-                        memory=trace.called(second),
+                        first=first,
+                        second=second,
+                        memory=second,
                     )
 
 

@@ -103,8 +103,8 @@ class Memory:
                     later=access.stretch,
                     kind="used before allocated",
                     first=Deed(storage.made, str(storage.owner), "allocates it"),
-                    second=self.trace.deed(access),
-                    memory=self.trace.called(access),
+                    second=access,
+                    memory=access,
                 )
             )
 
@@ -132,9 +132,9 @@ class Memory:
                     earlier=access.stretch,
                     later=end,
                     kind="freed while used",
-                    first=trace.deed(access),
+                    first=access,
                     second=Deed(trace.task, owner, "may use it again: the last tensor is gone"),
-                    memory=trace.called(access),
+                    memory=access,
                 )
             )
 

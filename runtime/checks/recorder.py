@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from runtime.checks.clocked import ClockedDriver
 from runtime.checks.memory import Memory
@@ -56,8 +54,8 @@ class Recorder(TorchDispatchMode):
             for tensor, writes in given:
                 self.memory.touched(tensor, stretch, writes=writes, operator=name)
         result = operator(*args, **kwargs)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and not self.memory.known(tensor) and tensor.nbytes:
+        for tensor in _tensors(result):
+            if tensor.nbytes and not self.memory.known(tensor):
                 self._made(tensor, actor, name, touches=touches)
         if name in _ASKING:
             self.trace.follow(self.driver.host, self.trace.reached(actor))
@@ -86,9 +84,17 @@ def _given(
     """The tensors that an operator is given, and whether it writes each."""
     arguments = operator._schema.arguments
     values = [*zip(args, arguments, strict=False)]
-    values += [(kwargs[one.name], one) for one in arguments if one.name in kwargs]
+    if kwargs:
+        values += [(kwargs[one.name], one) for one in arguments if one.name in kwargs]
     for value, argument in values:
-        writes = argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in (value,) if isinstance(value, Tensor) else tree_leaves(value):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
-                yield tensor, writes
+        for tensor in _tensors(value):
+            if tensor.untyped_storage().nbytes():
+                yield tensor, argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors that an argument or a result is, or is a list of."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        yield from (one for one in value if isinstance(one, Tensor))

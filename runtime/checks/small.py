@@ -34,10 +34,10 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
     batches = _fewer(plan.micro_batches, most)
     shared = gcd(*(stage.micro_batch for stage in plan.stages))
     stages = tuple(_small_stage(stage, shared) for stage in plan.stages)
-    kept = max(stage.layers for stage in stages)
     left_out = []
-    if stages != tuple(replace(s, micro_batch=s.micro_batch // shared) for s in plan.stages):
-        left_out.append(f"{kept} blocks stand for {max(s.layers for s in plan.stages)} of a stage")
+    blocks, most_blocks = (max(one.layers for one in of) for of in (stages, plan.stages))
+    if blocks != most_blocks:
+        left_out.append(f"{blocks} blocks stand for {most_blocks} of a stage")
     if batches != plan.micro_batches:
         left_out.append(f"{batches} micro-batches stand for {plan.micro_batches}")
     degrees = lcm(*(stage.tensor_parallel for stage in plan.stages))
@@ -58,10 +58,8 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
 def _small_stage(stage: StagePlan, shared: int) -> StagePlan:
     layers = _fewer(stage.layers, MOST_BLOCKS)
     again = stage.checkpointed_layers
-    if again == stage.layers:
-        again = layers
-    elif again > 0:
-        again = min(layers - 1, _fewer(again, layers // 2))
+    if layers < stage.layers:
+        again = {0: 0, stage.layers: layers}.get(again, layers // 2)
     return replace(
         stage,
         layers=layers,

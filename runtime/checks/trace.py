@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-HOST, HOST_LANE = "host", "host lane"
+# The thread that issues, and the lane of the host (``runtime.engine.streams.LANES``).
+HOST, HOST_LANE = "issuing thread", "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,14 +68,14 @@ class Deed(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Two stretches that must be in order, and why: a rule, a memory, and what was done with it."""
+    """Two stretches that must be in order, and why: a rule, and what was done with a memory."""
 
     earlier: int
     later: int
     kind: Kind
-    first: Deed
-    second: Deed
-    memory: str
+    first: Access | Deed
+    second: Access | Deed
+    memory: Access
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +111,10 @@ class Trace:
         ]
         return " and ".join(names) or self.storages[access.storage]
 
-    def deed(self, access: Access) -> Deed:
+    def deed(self, access: Access | Deed) -> Deed:
         """An access in words."""
+        if isinstance(access, Deed):
+            return access
         does = "writes" if access.writes else "reads"
         return Deed(
             task=access.task,

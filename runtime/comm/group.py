@@ -106,6 +106,14 @@ class Then:
         self._follow()
 
 
+def finished(pending: Pending | None) -> None:
+    """Wait for a collective, if streams do not see to the order."""
+    if pending is not None:
+        while not pending.is_ready():
+            pending.wait_a_moment()
+        pending.finish()
+
+
 def then(pending: Pending | None, follow: Callable[[], object]) -> Pending | None:
     """Do something when a collective has ended; now, if streams see to the order."""
     if pending is None:

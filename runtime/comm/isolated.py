@@ -9,6 +9,7 @@ from torch import Tensor
 from mistlab.plan import Plan
 from runtime.comm.group import Alone
 from runtime.comm.topology import Connections, Topology
+from runtime.devices.table import generator_of
 
 # As large as what an untrained embedding gives out.
 STD = 0.02
@@ -18,7 +19,7 @@ class Neighbour:
     """Stands in for the stage at the other end of a link: whatever is sent is dropped."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._generator = generator_of(device).manual_seed(seed)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
         """Fill what is received."""

@@ -10,10 +10,12 @@ from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from mistlab.errors import InputError
 from runtime.comm.group import Alone, Group, Pending, RankLostError, own_part, then
 from runtime.devices.table import driver_of
+from runtime.shortage import refusal_in
 
 MOMENT_S = 0.01
 # Names from torch 2.13 on, which warns of those that 2.11 has.
@@ -62,12 +64,18 @@ def device_of(name: str, world: World) -> torch.device:
 
 
 def join(world: World, device: torch.device, timeout_s: float) -> None:
-    """Meet the other processes; whoever waits longer for one of them gives up."""
+    """Meet the other processes; whoever waits longer for one of them gives up.
+
+    With the device bound NCCL makes the communicator of all processes here, and those of groups
+    when they are made, by all processes; each group then has one, for messages too.
+    """
     if world.size > 1:
         driver = driver_of(device)
         with heard_from(range(world.size)):
             distributed.init_process_group(
-                driver.backend if driver else "gloo", timeout=timedelta(seconds=timeout_s)
+                driver.backend if driver else "gloo",
+                timeout=timedelta(seconds=timeout_s),
+                device_id=device if driver else None,
             )
 
 
@@ -75,6 +83,17 @@ def leave(world: World) -> None:
     """Part from the other processes."""
     if world.size > 1:
         distributed.destroy_process_group()
+
+
+def abandon() -> None:
+    """Part from the other processes when this one has failed; wait for none of them.
+
+    NCCL's communicators are aborted: what they still do would keep the device. Gloo's connections
+    are left, since torch waits for what is under way before it closes them; they close with the
+    process, which should end now.
+    """
+    if distributed.is_initialized() and distributed.get_backend() == "nccl":
+        _abort_process_group()
 
 
 def meet() -> None:
@@ -87,9 +106,12 @@ def meet() -> None:
 def maker(world: World, timeout_s: float) -> Callable[[str, Sequence[int]], Group | None]:
     """Makes groups of processes, all in the same order everywhere."""
 
-    def make(_name: str, ranks: Sequence[int]) -> Group | None:
+    def make(name: str, ranks: Sequence[int]) -> Group | None:
         if len(ranks) == 1:
             return Alone()
+        if name == "world":
+            # A communicator of their own would take memory of every device.
+            return everybody()
         with heard_from(range(world.size)):
             # Without a timeout of its own a group would have torch's, not that of the world.
             group = distributed.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
@@ -100,10 +122,13 @@ def maker(world: World, timeout_s: float) -> Callable[[str, Sequence[int]], Grou
 
 @contextmanager
 def heard_from(ranks: Sequence[int]) -> Iterator[None]:
-    """Let what torch.distributed says when some of the ranks are gone be a ``RankLostError``."""
+    """Let what torch.distributed says when some of the ranks are gone be a ``RankLostError``; where
+    memory runs out, nobody is gone."""
     try:
         yield
     except RuntimeError as error:
+        if refusal_in(error) is not None:
+            raise
         raise _lost(ranks, error) from error
 
 
@@ -164,6 +189,13 @@ class ProcessGroup:
 
     def _started(self, work: distributed.Work | None) -> Pending | None:
         return None if work is None else _Works([work], [], self._ranks)
+
+
+def everybody() -> ProcessGroup:
+    """The group of all processes, which there is from when they joined."""
+    group = distributed.group.WORLD
+    assert group is not None
+    return ProcessGroup(group)
 
 
 class _Works:

@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mistlab.plan import Plan
-from runtime.comm.group import Group, Link
+import torch
 
+from mistlab.plan import Plan
+from runtime.comm.connecting import enter, greet
+from runtime.comm.group import Alone, Group, Link
+from runtime.engine.shape import shares_table
+
+CPU = torch.device("cpu")
 Direction = Literal["forward", "backward"]
 
 
@@ -34,9 +39,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The ranks of a plan."""
+    """The ranks of a plan; ``tied`` if its model's embedding and head have the same weights."""
 
     plan: Plan
+    tied: bool = True
 
     def place(self, rank: int) -> Place:
         """Where a rank is."""
@@ -58,18 +64,32 @@ class Topology:
         return list(range(first, first + self.plan.stages[stage].num_gpus))
 
     def groups(self) -> Iterator[tuple[str, list[int]]]:
-        """All groups by name, in the order in which every rank makes them."""
-        last = self.plan.num_stages - 1
-        yield "world", list(range(self.plan.num_gpus))
-        yield "tied", sorted({*self.ranks(0), *self.ranks(last)})
+        """All groups by name, in the order in which every rank makes and first calls them.
+
+        A communicator takes memory of the device, so there is none that nobody calls: none that
+        gathers weights below ZeRO-1, and none for tables where that of the world is as good.
+        """
+        world = list(range(self.plan.num_gpus))
+        yield "world", world
+        if self.exchanges_tables and (ends := self.ends()) != world:
+            yield "tied", ends
         for stage, own in enumerate(self.plan.stages):
-            data, tensor = range(own.data_parallel), range(own.tensor_parallel)
-            for d in data:
-                yield "tensor", [self.rank(stage, d, t) for t in tensor]
-            for name in ("gather", "reduce"):
-                for t in tensor:
-                    yield name, [self.rank(stage, d, t) for d in data]
+            ranks, tensor = self.ranks(stage), own.tensor_parallel
+            for begin in range(0, len(ranks), tensor):
+                yield "tensor", ranks[begin : begin + tensor]
+            for name in ("gather", "reduce") if own.zero else ("reduce",):
+                for begin in range(tensor):
+                    yield name, ranks[begin::tensor]
         yield from self.links()
+
+    @property
+    def exchanges_tables(self) -> bool:
+        """Whether embedding and head have a table each, which their gradients keep alike."""
+        return self.tied and not shares_table(self.plan)
+
+    def ends(self) -> list[int]:
+        """The ranks of the first and the last stage."""
+        return sorted({*self.ranks(0), *self.ranks(self.plan.num_stages - 1)})
 
     def links(self) -> Iterator[tuple[str, list[int]]]:
         """Of these, the ones of neighbouring stages: by direction and the lower of the two."""
@@ -98,6 +118,22 @@ class Topology:
                     found.append(Transfer(begin=low - begin, end=high - begin, peer=peer))
         return found
 
+    def traffic(self, rank: int, link: str) -> tuple[list[Transfer], list[Transfer]]:
+        """What a rank sends over a link for each micro-batch, and what it receives."""
+        direction, _, lower = link.partition(" ")
+        is_lower = self.place(rank).stage == int(lower)
+        other = int(lower) + 1 if is_lower else int(lower)
+        receives = (direction == "forward") != is_lower
+        found = self.transfers(rank, to_stage=other, receives=receives)
+        return ([], found) if receives else (found, [])
+
+
+def link_of(lane: str, stage: int) -> str:
+    """The link on which a lane of a stage sends or receives: ``send_forward``, for example."""
+    way, _, direction = lane.partition("_")
+    is_lower = (direction == "forward") == (way == "send")
+    return f"{direction} {stage if is_lower else stage - 1}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Connections:
@@ -123,10 +159,19 @@ class Connections:
 
 
 def connected(
-    plan: Plan, rank: int, make: Callable[[str, Sequence[int]], Group | None]
+    plan: Plan,
+    rank: int,
+    make: Callable[[str, Sequence[int]], Group | None],
+    *,
+    tied: bool = True,
+    device: torch.device = CPU,
 ) -> Connections:
-    """Make all groups of a plan; ``make`` gives None for those that the rank is not in."""
-    topology = Topology(plan=plan)
+    """Make all groups of a plan, and call each for the first time with all its ranks.
+
+    ``make`` gives None for groups that the rank is not in. ``tied`` says whether the model's
+    embedding and head have the same weights; the device is that of all messages to come.
+    """
+    topology = Topology(plan=plan, tied=tied)
     own: dict[str, Group] = {}
     links: dict[str, tuple[Link, list[int]]] = {}
     for name, ranks in topology.groups():
@@ -137,13 +182,19 @@ def connected(
         own[name] = group
         if name.startswith(("forward", "backward")):
             links[name] = group, ranks
+    enter(own.values(), device)
+    for name, (link, ranks) in links.items():
+        sent, received = topology.traffic(rank, name)
+        to, by = ([ranks.index(one.peer) for one in way] for way in (sent, received))
+        greet(link, to, by, device)
+    table = own["world"] if topology.exchanges_tables and rank in topology.ends() else None
     return Connections(
         topology=topology,
         rank=rank,
         tensor=own["tensor"],
-        gather=own["gather"],
+        gather=own.get("gather", Alone()),
         reduce=own["reduce"],
         world=own["world"],
-        tied=own.get("tied"),
+        tied=own.get("tied", table),
         links=links,
     )

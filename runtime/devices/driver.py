@@ -81,6 +81,9 @@ class Driver(Protocol):
     def synchronize(self, device: torch.device) -> None:
         """Let the calling thread of the host wait for all streams."""
 
+    def generator(self, device: torch.device) -> torch.Generator:
+        """A new source of random values for tensors there."""
+
     def idle(self, cycles: int) -> None:
         """Queue a pause on the current stream."""
 

@@ -4,6 +4,7 @@ Sizes come from a rehearsal: what takes parts does so twice, first from a ``Rehe
 """
 
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ class Arena:
             if self._lent is None
             else self._lent.memory
         )
+        if self._lent is not None:
+            _LENT.add(self)
         self._used = 0
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
@@ -59,9 +62,20 @@ class Arena:
 
     def release(self) -> None:
         """Give pinned memory back, which nothing uses any more."""
+        _LENT.discard(self)
         if self._lent is not None:
             self._lent.give_back()
             self._lent = None
+
+
+# Arenas of this process in pinned memory.
+_LENT: WeakSet[Arena] = WeakSet()
+
+
+def release_all() -> None:
+    """Give all pinned memory back: of a run that failed, wherever it was."""
+    for arena in tuple(_LENT):
+        arena.release()
 
 
 def _placed(size_bytes: int) -> int:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.group import Pending
-from runtime.comm.topology import Connections
+from runtime.comm.topology import Connections, link_of
 from runtime.engine.program import Op
 from runtime.engine.shape import RING
 from runtime.engine.streams import Streams, Work
@@ -48,13 +48,10 @@ class Boundary:
         return tensor
 
     def _exchange(self, op: Op, tensor: Tensor, *, receives: bool) -> Pending | None:
-        stage = self.connections.place.stage
-        direction = op.lane.partition("_")[2]
-        upwards = (direction == "forward") != receives
-        other = stage + 1 if upwards else stage - 1
-        group, ranks = self.connections.links[f"{direction} {min(stage, other)}"]
-        transfers = self.connections.topology.transfers(
-            self.connections.rank, to_stage=other, receives=receives
-        )
+        connections = self.connections
+        name = link_of(op.lane, connections.place.stage)
+        group, ranks = connections.links[name]
+        sent, received = connections.topology.traffic(connections.rank, name)
+        transfers = received if receives else sent
         messages = [(tensor[t.begin : t.end], ranks.index(t.peer)) for t in transfers]
         return group.exchange([], messages) if receives else group.exchange(messages, [])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -15,11 +16,20 @@ from runtime.engine.host_lane import HostEvent, HostLane, Span
 from runtime.engine.streams import LANES, Event, Lane, Work
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Ran:
+    """Work on a stream: its start and its end, None once the host has waited for them."""
+
+    start: DeviceEvent | None
+    end: DeviceEvent | None
+
+
 class CudaStreams:
     """Lanes of a GPU. With ``serialises`` every work waits for the one before, whatever its lane.
 
     Who issues never waits here but in ``synchronize`` and ``spans``, and where work needs what the
-    host's lane has not come to yet.
+    host's lane has not come to yet. Events that ``spans`` has read are used again: what they were
+    of has ended, and nobody needs to wait for it.
     """
 
     def __init__(self, device: torch.device, driver: Driver, *, serialises: bool = False) -> None:
@@ -33,8 +43,10 @@ class CudaStreams:
         }
         self._host = HostLane(driver.threads("host lane"), self._aside)
         self._last: Event | None = None
-        self._log: list[tuple[DeviceEvent, DeviceEvent] | HostEvent] = []
+        self._log: list[_Ran | HostEvent] = []
+        self._free: list[DeviceEvent] = []
         self._born_s = perf_counter()
+        self._began = driver.event()
         self._anchor()
 
     def stream(self, lane: Lane) -> Stream:
@@ -46,26 +58,27 @@ class CudaStreams:
         if self._serialises and self._last is not None:
             waits = (*waits, self._last)
         if lane == "host":
-            waits = [event for event in waits if not isinstance(event, Future)]
-            self._last = self._host.submit(work, waits)
-            self._log.append(self._last)
-            return self._last
+            ends = [event.end for event in waits if isinstance(event, _Ran)]
+            self._last = self._host.submit(work, [end for end in ends if end is not None])
+        else:
+            self._last = self._launch(lane, work, waits)
+        self._log.append(self._last)
+        return self._last
+
+    def _launch(self, lane: Lane, work: Work, waits: Sequence[Event]) -> _Ran:
         stream = self._streams[lane]
         for event in waits:
             if isinstance(event, Future):
                 event.result()
-            else:
-                stream.wait_event(event)
-        started = self._mark(stream)
-        with self._driver.using(stream):
-            if lane == "compute":
+            elif event.end is not None:
+                stream.wait_event(event.end)
+        start = self._mark(stream)
+        if lane == "compute":
+            self.settle(work())
+        else:
+            with self._driver.using(stream), torch.no_grad():
                 self.settle(work())
-            else:
-                with torch.no_grad():
-                    self.settle(work())
-        self._last = self._mark(stream)
-        self._log.append((started, self._last))
-        return self._last
+        return _Ran(start=start, end=self._mark(stream))
 
     def settle(self, pending: Pending | None) -> None:
         """Nothing to wait for: collectives run in the order of the stream."""
@@ -84,10 +97,14 @@ class CudaStreams:
     def spans(self) -> list[Span]:
         """When each work ran, in the order of submission, in seconds since these streams began."""
         self.synchronize()
-        spans = [self._span(event) for event in self._log]
+        spans = [self._span(ran) for ran in self._log]
         self._log.clear()
         self._anchor()
         return spans
+
+    def close(self) -> None:
+        """Let the host lane's thread end; the device does what was issued."""
+        self._host.close()
 
     def _anchor(self) -> None:
         """Note one moment by the device's clock and by the host's.
@@ -95,20 +112,24 @@ class CudaStreams:
         Times of events are 32-bit milliseconds since another event: measured from a moment that is
         hours back they would lose their resolution.
         """
-        self._began = self._mark(self._streams["compute"])
+        self._began.record(self._streams["compute"])
         self._began.synchronize()
         self._began_s = perf_counter() - self._born_s
 
-    def _span(self, event: tuple[DeviceEvent, DeviceEvent] | HostEvent) -> Span:
-        if isinstance(event, Future):
-            start_s, end_s = event.result()
+    def _span(self, ran: _Ran | HostEvent) -> Span:
+        if isinstance(ran, Future):
+            start_s, end_s = ran.result()
             return start_s - self._born_s, end_s - self._born_s
-        start, end = event
-        start_s, end_s = (self._began.elapsed_time(one) / 1e3 for one in (start, end))
+        assert ran.start is not None
+        assert ran.end is not None
+        events = (ran.start, ran.end)
+        ran.start = ran.end = None
+        self._free += events
+        start_s, end_s = (self._began.elapsed_time(event) / 1e3 for event in events)
         return self._began_s + start_s, self._began_s + end_s
 
     def _mark(self, stream: Stream) -> DeviceEvent:
-        event = self._driver.event()
+        event = self._free.pop() if self._free else self._driver.event()
         event.record(stream)
         return event
 

@@ -109,7 +109,8 @@ class Executor:
             "let go": lambda op: self.passes.let_go,
             "X": self.boundary.send,
             "Y": self.boundary.receive,
-            "tied": lambda op: lambda: self.parameters.add_up(self.squares),
+            "tied": lambda op: self.parameters.add_up(self.squares),
+            "drop table": lambda op: self.parameters.drop_table,
             "report": lambda op: self._report,
         }
         self.steps = 0
@@ -119,7 +120,7 @@ class Executor:
         self._losses = torch.zeros((), device=device)
         self._reported = torch.zeros(2, device=device)
         self.issued: list[Op] = []
-        self.issuing = ""
+        self._issuing: Op | None = None
         if seed is not None:
             self._draw_on_host(seed)
 
@@ -161,6 +162,12 @@ class Executor:
             self._events.clear()
             self.stepper.learning_rate = None
 
+    @property
+    def issuing(self) -> str:
+        """The task that was issued last, in words."""
+        op = self._issuing
+        return "" if op is None else f"{op.task} ({op.phase.replace('_', ' ')})"
+
     def release(self) -> None:
         """Let go of pinned memory, when nothing runs any more."""
         self.streams.synchronize()
@@ -199,7 +206,7 @@ class Executor:
 
     def _issue(self, program: list[Op]) -> None:
         for op in program:
-            self.issuing = f"{op.task} ({op.phase.replace('_', ' ')})"
+            self._issuing = op
             waits = [self._events[-back] for back in op.waits]
             work = self._works[op.name](op)
             self._events.append(self.streams.submit(op.lane, work, waits))

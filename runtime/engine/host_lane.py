@@ -32,6 +32,10 @@ class HostLane:
         """Queue work behind other work of the lane, and behind events of the device."""
         return self._thread.submit(self._run, work, tuple(waits))
 
+    def close(self) -> None:
+        """Let the thread end after the work that it is at; what is queued is not done any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     def _run(self, work: Work, waits: Sequence[Event]) -> Span:
         for event in waits:
             event.synchronize()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mistlab.workload import Workload
 from runtime.comm.group import Group
+from runtime.devices.table import generator_of
 from runtime.engine.layout import shapes_of
 from runtime.engine.shape import StageShape
 from runtime.models.attention import RotaryTables
@@ -70,7 +71,7 @@ def initial_tensor(
     if len(shape) == 1:
         fill = 1.0 if name.endswith("weight") else 0.0
         return torch.full(shape, fill, device=device)
-    generator = torch.Generator(device).manual_seed(crc32(name.encode()) + (seed << 32))
+    generator = generator_of(device).manual_seed(crc32(name.encode()) + (seed << 32))
     return torch.empty(shape, device=device).normal_(std=INITIAL_STD, generator=generator)
 
 

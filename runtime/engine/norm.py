@@ -6,13 +6,16 @@ import torch
 from torch import Tensor
 
 TIED_TABLE = -1
+# Elements whose squares are summed up one by one; sums of rows are added as trees are.
+ROW = 1024
 
 
 class Squares:
     """Sums of squares of a rank's gradients: one number for each layer, and one for a tied table.
 
     ``counted`` are the ranges of what the rank steps of a layer that count on this rank; nothing is
-    computed where no norm is wanted.
+    computed where no norm is wanted. No copy is made of gradients: memory that a lane allocates is
+    never compute's again.
     """
 
     def __init__(
@@ -30,16 +33,22 @@ class Squares:
     def take(self, layer: int, gradients: Tensor) -> None:
         """Note a layer's gradients, summed up over everything."""
         if self._wanted:
-            for_layer = self._sums[self._rows[layer]].zero_()
-            for part in self._counted[layer]:
-                for_layer.add_(gradients[part].float().square().sum())
+            self._note(layer, [gradients[part] for part in self._counted[layer]])
 
     def take_table(self, gradients: Tensor, *, counts: bool) -> None:
         """Note the gradients of the table that embedding and head share."""
         if self._wanted:
-            sum_of_squares = gradients.float().square().sum() if counts else 0.0
-            self._sums[self._rows[TIED_TABLE]] = sum_of_squares
+            self._note(TIED_TABLE, [gradients] if counts else [])
 
     def total(self) -> Tensor:
         """The sum over this rank's layers."""
         return self._sums.sum()
+
+    def _note(self, layer: int, parts: Sequence[Tensor]) -> None:
+        total = self._sums[self._rows[layer]].zero_()
+        for part in parts:
+            cut = part.numel() // ROW * ROW
+            for rows in (part[:cut].view(-1, ROW), part[cut:].view(1, -1)):
+                if rows.numel():
+                    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32)
+                    total.add_(norms.square_().sum())

@@ -14,6 +14,7 @@ from runtime.engine.norm import Squares
 from runtime.engine.pieces import Piece, part_of, pieces_of
 from runtime.engine.shape import StageShape
 from runtime.engine.state import StageState
+from runtime.engine.streams import Work
 
 
 class Parameters:
@@ -32,6 +33,7 @@ class Parameters:
         self.device = next(iter(state.layers.values())).step.device
         self.tied = workload.model.tied_embeddings and not shape.shares_table
         self.table_numel = workload.model.vocab * workload.model.hidden
+        self._table: Tensor | None = None
 
     def set_masters(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
         """Take a layer's unsplit tensors as master weights."""
@@ -44,9 +46,11 @@ class Parameters:
         self.state.layers[layer].optimizer[0].store(own)
 
     def pieces(self, layer: int) -> Iterator[Piece]:
-        """The boxes of the model's tensors that the rank steps of a layer."""
+        """The boxes of the model's tensors that the rank steps of a layer; each is on the device,
+        or each on the host, as far as the optimizer's state is."""
         one, ranks = self.layers[layer], self.connections.tensor
         begin, end = self._stepped(layer)
+        kept = begin + self.state.layers[layer].optimizer[0].kept
         for entry in self.state.layers[layer].layout.entries:
             path, _, leaf = entry.name.rpartition(".")
             part = part_of(
@@ -55,11 +59,20 @@ class Parameters:
                 ranks=ranks.size,
                 used=one.whole_shapes[entry.name][0],
             )
-            low, high = max(begin, entry.offset), min(end, entry.offset + entry.numel)
-            yield from pieces_of(
-                *(one.prefix + entry.name, entry.shape, part),
-                *(low - entry.offset, high - entry.offset, low - begin),
-            )
+            for first, last in ((begin, kept), (kept, end)):
+                low, high = max(first, entry.offset), min(last, entry.offset + entry.numel)
+                yield from pieces_of(
+                    *(one.prefix + entry.name, entry.shape, part),
+                    *(low - entry.offset, high - entry.offset, low - begin),
+                )
+
+    def values(self, layer: int, kind: int, piece: Piece) -> Tensor:
+        """Where a piece's masters (0) or moments (1, 2) are, on the device or on the host."""
+        split = self.state.layers[layer].optimizer[kind]
+        begin, flat = piece.begin, split.resident
+        if begin >= split.kept:
+            begin, flat = begin - split.kept, split.tail
+        return flat[begin : begin + piece.numel].view(piece.sizes)
 
     def counted(self) -> dict[int, list[slice]]:
         """Of what the rank steps of each layer, the ranges that no other rank counts."""
@@ -68,27 +81,36 @@ class Parameters:
             return {layer: [] for layer in self.layers}
         return {layer: self._counted(layer) for layer in self.layers}
 
-    def add_up(self, squares: Squares) -> Pending | None:
+    def add_up(self, squares: Squares) -> Work:
         """Give embedding and head the sum of both's gradients of the table that they share.
 
         Whatever degrees and levels of ZeRO the two have, a rank's part is a range of the table's
-        rows one after another: ranks add theirs to a whole table, and take it out again.
+        rows one after another: ranks add theirs to a whole table, and take it out again. That is
+        compute's memory, until ``drop_table``.
         """
         group, place = self.connections.tied, self.connections.place
         assert group is not None
-        whole = torch.zeros(self.table_numel, device=self.device)
+        self._table = whole = torch.empty(self.table_numel, device=self.device)
         parts = [(gradients, slice(at, at + len(gradients))) for gradients, at in self._tables()]
         holds = self.shape.zero > 0 or place.data == 0
-        for gradients, at in parts:
-            if holds:
-                whole[at] += gradients
+
+        def work() -> Pending | None:
+            whole.zero_()
+            for gradients, at in parts:
+                if holds:
+                    whole[at] += gradients
+            return then(group.all_reduce(whole), take)
 
         def take() -> None:
             for gradients, at in parts:
                 gradients.copy_(whole[at])
             squares.take_table(whole, counts=self.connections.rank == 0)
 
-        return then(group.all_reduce(whole), take)
+        return work
+
+    def drop_table(self) -> None:
+        """Let go of the whole table: compute has waited for its use."""
+        self._table = None
 
     def _counted(self, layer: int) -> list[slice]:
         module, begin, end = self.layers[layer], *self._stepped(layer)
@@ -124,10 +146,6 @@ class Parameters:
         """A copy of what the rank steps of a layer on the host: masters (0) or moments (1, 2)."""
         split = self.state.layers[layer].optimizer[kind]
         return torch.cat([split.resident.cpu(), split.tail])
-
-    def set_stepped(self, layer: int, kind: int, flat: Tensor) -> None:
-        """Take back what ``stepped`` gave."""
-        self.state.layers[layer].optimizer[kind].store(flat)
 
     def writes(self, piece: Piece) -> bool:
         """Whether this rank is the one that writes a piece, where several have it; of two tied

@@ -4,7 +4,8 @@ No graph reaches from one layer to the next: a layer's input enters through a bo
 its gradient over, and nothing refers to the input but what the layer itself has saved.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +15,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from runtime.devices.table import driver_of
 from runtime.engine.host_pool import HostPool
+from runtime.engine.places import Places
 from runtime.engine.saved import Saved, storage_of
 from runtime.engine.state import StageState
 from runtime.engine.streams import Streams, Work
-
-# The table that embedding and head may share, as either calls it.
-OWN_TABLE, BORROWED_TABLE = "tokens.weight", "projection.weight"
 
 
 class _Boundary(torch.autograd.Function):
@@ -68,23 +67,17 @@ class Passes:
         self.leaving: list[list[Tensor]] = [[], []]
         self.host = HostPool(pins_for=driver_of(device))
         self.carried_bytes = 0.0
+        # What is kept on the device for backward passes to come, now and at its most.
+        self.held_bytes = 0
         self.peak_bytes = 0
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._constants = {
             layer: frozenset(storage_of(buffer) for buffer in module.buffers())
             for layer, module in modules.items()
         }
-        for layer, module in modules.items():
-            _adopt(module, state.layers[layer].layout.views(state.whole_weights(layer, 0)))
-        shape = state.shape
-        if shape.shares_table:
-            table = modules[shape.first_layer].get_parameter(OWN_TABLE)
-            modules[shape.last_layer].get_submodule("projection").weight = table
-
-    @property
-    def held_bytes(self) -> int:
-        """What is kept on the device for backward passes to come."""
-        return sum(one.saved.size_bytes for one in self.kept.values())
+        self._places = Places(state, modules)
+        # Bytes that a layer keeps of a micro-batch, as counted once, where nothing of it moves.
+        self._sizes: dict[int, int] = {}
 
     def forward(
         self, layer: int, micro_batch: int, entry: int, x: Tensor, targets: Tensor | None
@@ -92,7 +85,7 @@ class Passes:
         """A layer's output, or the head's loss."""
         # What left the ring's entry before has been copied: compute has waited for that.
         self.leaving[entry].clear()
-        weights = self._home(layer, entry)
+        weights = self._places.take_weights(layer, entry)
         saved = Saved(weights=weights, constants=self._constants[layer])
         kept = self.kept[layer, micro_batch] = _Kept(saved=saved, targets=targets)
         if layer in self.checkpointed:
@@ -100,9 +93,10 @@ class Passes:
             with torch.no_grad():
                 y = self._run(layer, x, targets)
         else:
-            with saved.hooks():
+            with self._taken_apart(layer, saved):
                 y = self._run(layer, self._entered(x, kept), targets)
             kept.edge = get_gradient_edge(y)
+        self.held_bytes += saved.size_bytes
         staged = self.state.staging.size_bytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes + staged)
         return y.detach()
@@ -110,7 +104,8 @@ class Passes:
     def backward(self, layer: int, micro_batch: int, entry: int, gradient: Tensor) -> Tensor | None:
         """Add the gradients of a layer's weights up; the gradient of its input, if it has one."""
         kept = self.kept.pop((layer, micro_batch))
-        kept.saved.weights = self._home(layer, entry)
+        self.held_bytes -= kept.saved.size_bytes
+        kept.saved.move_weights(self._places.take_weights(layer, entry))
         self._collect(layer, micro_batch, entry)
         if kept.again is not None:
             y = self._run(layer, self._entered(kept.again(), kept), kept.targets)
@@ -118,8 +113,6 @@ class Passes:
             del y
         assert kept.edge is not None
         torch.autograd.backward([kept.edge], [gradient])
-        for parameter in self.modules[layer].parameters():
-            parameter.grad = None
         return kept.handed[0] if kept.handed else None
 
     def leave(self, layer: int, micro_batch: int, entry: int) -> Work:
@@ -130,14 +123,12 @@ class Passes:
         self.carried_bytes += shape.offload.activations * kept.saved.size_bytes
         moves = []
         for number in kept.saved.largest(self.carried_bytes):
-            storage = kept.saved.storages[number]
-            assert storage is not None
-            kept.saved.storages[number] = None
-            place = (layer, shape.held(micro_batch), number)
-            copy = self.host.take(place, storage.numel())
+            storage = kept.saved.leave(number)
+            copy = self.host.take((layer, shape.held(micro_batch), number), storage.numel())
             kept.away.append((number, copy))
             moves.append((storage, copy))
             self.carried_bytes -= storage.numel()
+            self.held_bytes -= storage.numel()
         self.leaving[entry] = [storage for storage, _ in moves]
 
         def work() -> None:
@@ -159,7 +150,8 @@ class Passes:
         for number, copy in kept.away:
             storage = torch.empty_like(copy, device=self.device)
             self.streams.spoil(storage)
-            kept.saved.storages[number] = storage
+            kept.saved.come_back(number, storage)
+            self.held_bytes += storage.numel()
             moves.append((storage, copy))
         kept.away.clear()
 
@@ -169,6 +161,22 @@ class Passes:
                 self.streams.spoil(copy)
 
         return work
+
+    @contextmanager
+    def _taken_apart(self, layer: int, saved: Saved) -> Iterator[None]:
+        """Where a layer runs forward whose weights or saved tensors may move until its backward.
+
+        Where neither does, autograd keeps them by itself, once they have been counted.
+        """
+        if layer in self._sizes:
+            saved.size_bytes = self._sizes[layer]
+            yield
+            return
+        with saved.hooks():
+            yield
+        shape = self.state.shape
+        if not shape.rings_weights(layer) and shape.offload_of(layer).activations == 0:
+            self._sizes[layer] = saved.size_bytes
 
     def _run(self, layer: int, x: Tensor, targets: Tensor | None) -> Tensor:
         module = self.modules[layer]
@@ -181,39 +189,13 @@ class Passes:
         entered: Tensor = _Boundary.apply(x, self._anchor, kept.handed)
         return entered
 
-    def _home(self, layer: int, entry: int) -> Tensor:
-        """Let a layer's parameters be where its weights are whole."""
-        weights = self.state.whole_weights(layer, entry)
-        if self.state.shape.rings_weights(layer):
-            views = self.state.layers[layer].layout.views(weights)
-            for name, parameter in self.modules[layer].named_parameters():
-                parameter.data = views[name]
-        return weights
-
     def _collect(self, layer: int, micro_batch: int, entry: int) -> None:
         """Let a layer's gradients add up where they belong."""
-        shape, gradients = self.state.shape, self.state.whole_gradients(layer, entry)
+        shape, gradients = self.state.shape, self._places.take_gradients(layer, entry)
         adds_to_fetched = shape.zero < 2 and shape.offload_of(layer).gradients > 0
         has_begun = shape.shares_table and layer == shape.first_layer
         if shape.zero >= 2 or (micro_batch == 0 and not adds_to_fetched and not has_begun):
             gradients.zero_()
-        views = self.state.layers[layer].layout.views(gradients)
-        if shape.borrows_table(layer):
-            views[BORROWED_TABLE] = self._table_gradients(starts=micro_batch == 0)
-        for name, parameter in self.modules[layer].named_parameters():
-            parameter.grad = views[name]
-
-    def _table_gradients(self, *, starts: bool) -> Tensor:
-        """The gradients of the table that the head shares; the head's come first."""
-        first = self.state.shape.first_layer
-        gradients = self.state.whole_gradients(first, 0)
-        if starts:
-            gradients.zero_()
-        return self.state.layers[first].layout.views(gradients)[OWN_TABLE]
-
-
-def _adopt(module: nn.Module, views: dict[str, Tensor]) -> None:
-    """Put real parameters in place of a module's shapes."""
-    for name, view in views.items():
-        path, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(path), leaf, nn.Parameter(view.data))
+        if shape.borrows_table(layer) and micro_batch == 0:
+            # The head's come first.
+            self._places.take_gradients(shape.first_layer, 0).zero_()

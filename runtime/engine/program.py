@@ -21,9 +21,12 @@ _HOST = "host step"
 _HOST_STEP = Task(stream="compute", kind="S", place="ahead")
 # What of a first forward a flush does.
 _STEPPING = ("open", "S", _HOST, "O<", "O>", "G<", "close")
-# Besides the table's tasks: the sum of a table that two layers share, and of losses and norms; the
-# coming and going of the room in which optimizer state is staged, the end of activations that left.
-Extra = Literal["tied", "report", "open", "close", "let go"]
+# Tasks into memory that was allocated when they were issued.
+_AFTER_COMPUTE = ("Y", "A<", "tied")
+# Besides the slot table's tasks: the sum of a table of tokens that two layers share, and the end of
+# its memory; the sum of losses and norms; the coming and going of the room in which optimizer state
+# is staged, the end of activations that left.
+Extra = Literal["tied", "drop table", "report", "open", "close", "let go"]
 # Issued first in a slot is what makes room in a ring, then what fills it, last what computes.
 _TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B")
 # Weights that the host steps may keep whoever issues waiting: there computation goes before them.
@@ -87,7 +90,7 @@ def flush(shape: StageShape) -> list[Op]:
 
 def _ordered(op: Op, hazards: Hazards) -> Op:
     # What gets memory that compute has let go of must not write it before compute is past that.
-    after: Lane | None = "compute" if op.name in ("Y", "A<") else None
+    after: Lane | None = "compute" if op.name in _AFTER_COMPUTE else None
     return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
 
 
@@ -118,7 +121,8 @@ class _Tasks:
         if shape.ties:
             ends = {shape.first_layer, shape.last_layer} - set(shape.blocks)
             tables: Buffers = (*(("gradients", layer) for layer in sorted(ends)), ("squares", -1))
-            yield self._reduction("tied", writes=tables)
+            yield self._reduction("tied", writes=(*tables, ("table",)))
+            yield Op(task="drop table", lane="compute", phase="step", writes=(("table",),))
             squares = (*squares, ("squares", -1))
         yield self._reduction("report", reads=(*squares, ("losses",)), writes=(("report",),))
 

@@ -11,6 +11,15 @@ from mistlab.schedule import Task
 RING = 2
 
 
+def shares_table(plan: Plan) -> bool:
+    """Whether tied embeddings are one table: in a plan of one stage that keeps its weights whole.
+
+    Where weights or gradients come and go layer by layer, each layer has its own.
+    """
+    (first, *others) = plan.stages
+    return not others and (first.data_parallel == 1 or first.zero <= 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
     """What decides which tasks a stage has. A level of ZeRO means nothing to a single rank.
@@ -46,8 +55,7 @@ class StageShape:
         own, before = plan.stages[stage], sum(s.layers for s in plan.stages[:stage])
         is_first, is_last = stage == 0, stage == plan.num_stages - 1
         zero = own.zero if own.data_parallel > 1 else 0
-        # Where weights or gradients come and go layer by layer, each layer has its own.
-        shares_table = tied and is_first and is_last and zero <= 1
+        shares = tied and shares_table(plan)
         return cls(
             stage=stage,
             num_stages=plan.num_stages,
@@ -59,8 +67,8 @@ class StageShape:
             data_parallel=own.data_parallel,
             offload=own.offload,
             clips=clips,
-            ties=tied and (is_first or is_last) and not shares_table,
-            shares_table=shares_table,
+            ties=tied and (is_first or is_last) and not shares,
+            shares_table=shares,
             steps_on_host=steps_on_host,
         )
 

@@ -100,6 +100,12 @@ class SimulatedStreams:
         self._log.clear()
         return spans
 
+    def close(self) -> None:
+        """Forget what was queued, and what it holds."""
+        for queue in self._queues.values():
+            queue.clear()
+        self._log.clear()
+
     def _advance_some(self) -> None:
         if self.progress == "eager":
             while self._advance_all():

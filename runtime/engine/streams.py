@@ -46,3 +46,6 @@ class Streams(Protocol):
 
     def spans(self) -> list[tuple[float, float]]:
         """When each work since the last call ran, in seconds on one clock; waits for all."""
+
+    def close(self) -> None:
+        """Begin nothing any more: the run is over, or has failed."""

@@ -7,6 +7,8 @@ from typing import Literal
 from mistlab.value import bounded, check_fields
 
 Decay = Literal["constant", "linear", "cosine"]
+# Where gradients are 16 bits with 5 of exponent, so that small ones do not vanish.
+FP16_LOSS_SCALE = 2.0**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

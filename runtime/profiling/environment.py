@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from mistlab.measurement import Environment
-from runtime.devices.table import DRIVERS
+from runtime.devices import outside
+from runtime.devices.table import DRIVERS, driver_of
 from runtime.profiling.device import Devices
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -36,20 +37,18 @@ def host_memory_bytes() -> int:
 
 
 def device_memory_bytes(devices: Devices) -> int:
-    """What torch can use of a device: the GPU's free memory, or a CPU device's part of a half."""
+    """All memory of a GPU, that outside of torch too, or a CPU device's part of a half."""
     driver = DRIVERS.get(devices.kind)
     if driver is None:
         return host_memory_bytes() // 2 // devices.count
-    free, _ = driver.free_and_total_bytes(devices.first)
-    return free + driver.reserved_bytes(devices.first)
+    _, whole = driver.free_and_total_bytes(devices.first)
+    return whole
 
 
-def outside_bytes(devices: Devices) -> int:
-    """Memory that is taken outside of torch's allocator: the GPU's context, the CPU's process."""
-    driver = DRIVERS.get(devices.kind)
-    if driver is not None:
-        free, total = driver.free_and_total_bytes(devices.first)
-        return total - free - driver.reserved_bytes(devices.first)
+def outside_bytes(device: torch.device) -> int:
+    """Memory that is taken outside of torch's allocator: of a GPU, or a CPU's own process."""
+    if driver_of(device) is not None:
+        return outside.outside_bytes(device)
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     return resident_pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mistlab.errors import InputError
+from runtime.profiling.communicators import OutsideCase
 from runtime.profiling.device import Devices
 from runtime.profiling.interference import Lengths, OverlapCase, OverlapTiming, StreamLoads
 from runtime.profiling.links import CollectiveCase, CopyCase, SendCase
@@ -33,6 +34,14 @@ class World:
 
     def measured(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
         """The cases in order, each as soon as it is done."""
+        yield from self._measured(cases)
+
+    def outside_bytes(self, size_bytes: int) -> int:
+        """What a process takes of its device outside torch's allocator; messages are so long."""
+        ((_, found),) = self._measured([OutsideCase(size_bytes=size_bytes)])
+        return found
+
+    def _measured(self, cases: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         context = get_context("spawn")
         outcomes = context.Queue()
         with tempfile.TemporaryDirectory() as folder:
@@ -56,12 +65,12 @@ class World:
                 outcomes.close()
 
 
-def _next(outcomes: Any, processes: Sequence[BaseProcess], case: Case) -> Outcome:
+def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
     """The next outcome; refuses to wait for processes that have died or stopped."""
     waits = round(2 * PATIENCE.total_seconds() / POLL_S)
     for _ in range(waits):
         try:
-            outcome: Outcome = outcomes.get(timeout=POLL_S)
+            outcome = outcomes.get(timeout=POLL_S)
         except queue.Empty:
             ended = [f"{i} (status {p.exitcode})" for i, p in enumerate(processes) if p.exitcode]
             if ended:
@@ -79,7 +88,7 @@ def _next(outcomes: Any, processes: Sequence[BaseProcess], case: Case) -> Outcom
     raise InputError(message)
 
 
-def _measure(rank: int, world: World, folder: Path, cases: Sequence[Case], outcomes: Any) -> None:
+def _measure(rank: int, world: World, folder: Path, cases: Sequence[Any], outcomes: Any) -> None:
     """One process: all cases in order; the first one reports."""
     # An interrupt goes to all processes of a terminal; the parent ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -92,7 +101,7 @@ def _measure(rank: int, world: World, folder: Path, cases: Sequence[Case], outco
         if isinstance(case, OverlapCase):
             if case.gpus not in loads:
                 loads = {case.gpus: StreamLoads(world.lengths, place, case.gpus)}
-            outcome: Outcome = loads[case.gpus].measured(case)
+            outcome: object = loads[case.gpus].measured(case)
         else:
             outcome = case.measured(place)
         if rank == 0:

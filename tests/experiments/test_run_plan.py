@@ -21,6 +21,7 @@ from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E
 from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.measurement import Measurement  # noqa: E402
 from mistlab.value import from_mapping  # noqa: E402
+from runtime.boxes import Loader  # noqa: E402
 from runtime.checks.one_rank import standing_in  # noqa: E402
 from runtime.devices.cuda import CudaDriver  # noqa: E402
 from runtime.engine import arena  # noqa: E402
@@ -340,6 +341,21 @@ def test_a_shortage_while_weights_are_exported_is_told_too(
     monkeypatch.setattr(Parameters, "stepped", run_out)
     complaint = ending(plan_file(tmp_path), "--export", tmp_path / "weights.safetensors")
     assert "stage 0 is out of memory at the export" in complaint
+
+
+def test_a_shortage_while_a_checkpoint_is_read_is_told_too(
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        message = "CUDA out of memory. Tried to allocate 2.00 GiB."
+        raise torch.OutOfMemoryError(message)
+
+    plan, out = plan_file(tmp_path), tmp_path / "out"
+    saving = [str(plan), "--steps", "1", "--out", str(out), "--save-every", "1"]
+    assert run(run_plan.main, saving) == DONE
+    monkeypatch.setattr(Loader, "resolve_tensor", run_out)
+    complaint = ending(plan, "--resume", out / "checkpoints")
+    assert "stage 0 is out of memory at a checkpoint (CUDA out of memory." in complaint
 
 
 def test_a_shortage_before_the_first_step_is_told_too(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import distributed
 
 from mistlab.plan import Plan
 from mistlab.workload import Workload
+from runtime.comm.group import Group
 from runtime.comm.processes import World, maker
 from runtime.comm.topology import connected
 from runtime.engine.simulated import SimulatedStreams
@@ -30,6 +32,7 @@ from tests.runtime.worlds import (
 
 CLIPPING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, clip_norm=0.3)
 Case = tuple[Workload, Plan, Training]
+Make = Callable[[str, Sequence[int]], Group | None]
 
 
 def one_stage(**fields: object) -> Plan:
@@ -89,6 +92,11 @@ CASES: dict[str, Case] = {
         ),
         OVERFLOWING,
     ),
+    "3 ranks: 2 stages of unlike tensor degrees": (
+        workload("gpt", tied_embeddings=True),
+        Plan(micro_batches=4, stages=(stage(3, tensor_parallel=2), stage(1))),
+        TRAINING,
+    ),
     "2 ranks: tensor parallel": (
         workload("falcon", vocab=97),
         one_stage(tensor_parallel=2, micro_batch=4, offload=MIXED),
@@ -121,12 +129,17 @@ def main() -> None:
         errors = split_models.errors_of_world()
         (folder / f"split {rank}.json").write_text(json.dumps(errors), encoding="utf-8")
     world = World(rank=rank, size=size, local_rank=rank)
+    train(rank, size, folder, maker(world, timeout_s=600))
+    distributed.destroy_process_group()
+
+
+def train(rank: int, size: int, folder: Path, make: Make) -> None:
+    """All cases of a number of ranks in turn; what they came to goes to the folder."""
     for number, (work, plan, training) in enumerate(cases_of(size).values()):
-        connections = connected(plan, rank, maker(world, timeout_s=600))
+        connections = connected(plan, rank, make, tied=work.model.tied_embeddings)
         executor = begun(work, plan, connections, SimulatedStreams(), training)
         reports = [run_step(executor, work, connections, step) for step in range(STEPS)]
         executor.flush()
         said = [[report.loss, report.skipped] for report in reports]
         (folder / f"{number} {rank}.json").write_text(json.dumps(said), encoding="utf-8")
         torch.save(whole_weights(work, [executor]), folder / f"{number} {rank}.pt")
-    distributed.destroy_process_group()

@@ -1,22 +1,35 @@
 """Checkpoints: another plan goes on with the same losses; what is broken is refused."""
 
-from collections.abc import Callable
+import errno
+import io
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader  # noqa: E402
 
 from mistlab.errors import InputError  # noqa: E402
 from mistlab.plan import Plan  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
-from runtime import checkpoint  # noqa: E402
+from runtime import boxes, checkpoint  # noqa: E402
+from runtime.checkpoint_folder import latest  # noqa: E402
+from runtime.comm.group import RankLostError  # noqa: E402
 from runtime.comm.threads import Meeting, run_threads  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
 from runtime.engine.simulated import SimulatedStreams  # noqa: E402
 from runtime.export import export  # noqa: E402
+from runtime.shortage import refusals  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,
     ON_HOST,
@@ -31,6 +44,7 @@ from tests.runtime.worlds import (  # noqa: E402
     workload,
 )
 
+ROOT = Path(__file__).parents[2]
 STEPS = 4
 
 
@@ -107,8 +121,8 @@ def test_saving_changes_nothing(tmp_path: Path) -> None:
 def test_the_last_complete_checkpoint_is_found(tmp_path: Path) -> None:
     for name in ("step-2", "step-10", "step-11.part", "other"):
         (tmp_path / name).mkdir()
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-10"
-    assert checkpoint.latest(tmp_path / "nowhere") is None
+    assert latest(tmp_path) == tmp_path / "step-10"
+    assert latest(tmp_path / "nowhere") is None
 
 
 def _cut_data(path: Path) -> None:
@@ -120,11 +134,51 @@ def _cut_metadata(path: Path) -> None:
     (path / ".metadata").write_bytes((path / ".metadata").read_bytes()[:50])
 
 
-@pytest.mark.parametrize("spoil", [_cut_data, _cut_metadata])
-def test_a_truncated_checkpoint_is_refused(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def _no_data(path: Path) -> None:
+    (path / "__0_0.distcp").unlink()
+
+
+def _other_data(path: Path) -> None:
+    file = path / "__0_0.distcp"
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def _no_metadata(path: Path) -> None:
+    (path / ".metadata").unlink()
+
+
+def _other_metadata(path: Path) -> None:
+    (path / ".metadata").write_bytes(pickle.dumps({"step": 3}))
+
+
+def _metadata_without_a_place(path: Path) -> None:
+    metadata = FileSystemReader(path).read_metadata()
+    del metadata.storage_data[next(iter(metadata.storage_data))]
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def _metadata_without_a_box(path: Path) -> None:
+    metadata = FileSystemReader(path).read_metadata()
+    name = next(name for name in metadata.state_dict_metadata if name.startswith("moment1.blocks"))
+    del metadata.state_dict_metadata[name].chunks[0]
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def _no_model(path: Path) -> None:
+    (path / checkpoint.MODEL).unlink()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(_cut_data, _no_data, _other_data, _cut_metadata, _no_metadata, _other_metadata),
+        *(_metadata_without_a_place, _metadata_without_a_box, _no_model),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     path = checkpoint.save(alone(work(), PLAIN, "lazy"), tmp_path)
     spoil(path)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(checkpoint.DamagedError, match=r"cannot be read \(.*\): it is damaged"):
         checkpoint.load(alone(work(), PLAIN, "lazy"), path)
 
 
@@ -166,3 +220,135 @@ def test_exported_weights_are_the_model_s(tmp_path: Path) -> None:
     assert stored.keys() == expected.keys()
     for name, tensor in stored.items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "offloaded", "place"),
+    [(1, 1.0, "here"), (1, 0.0, "away"), (2, 0.5, "here")],
+    ids=["all offloaded", "all on a device", "two ranks, half offloaded"],
+)
+def test_saving_and_loading_take_no_second_copy_of_the_state(
+    tmp_path: Path, ranks: int, offloaded: float, place: str
+) -> None:
+    """Beyond what the interpreter takes: at most 1.1 times what training holds."""
+    code = "from tests.runtime.checkpoint_memory import main; main()"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(rank), str(ranks), tmp_path, str(offloaded), place],
+            cwd=ROOT,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        assert [process.wait(timeout=200) for process in processes] == [0] * ranks
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for rank in range(ranks):
+        said = json.loads((tmp_path / f"{rank}.json").read_text())
+        # A copy would show: the state is most of what is held, and more than a tenth by far.
+        assert said["held"] > said["state"] > 0.25 * said["held"]
+        assert max(said["saving"], said["loading"]) <= 1.1 * said["held"]
+
+
+def test_boxes_are_cut_and_copied_without_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a device, by a buffer smaller than most tensors."""
+    monkeypatch.setattr(boxes, "MOST_BYTES", 1000)
+    monkeypatch.setattr(boxes, "is_away", lambda _: True)
+    first, second = alone(work(), OFFLOADED, "lazy"), alone(work(), PLAIN, "lazy")
+    losses(first, work(), range(2))
+    path = checkpoint.save(first, tmp_path)
+    stored = FileSystemReader(path).read_metadata().state_dict_metadata
+    chunks = [chunk for tensor in stored.values() for chunk in tensor.chunks]
+    assert max(4 * prod(chunk.sizes) for chunk in chunks) <= 1000
+
+    checkpoint.load(second, path)
+
+    expected, found = (whole_weights(work(), [one]) for one in (first, second))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
+    assert second.steps == 2
+
+
+class Failing(torch.Tensor):
+    """Memory of a device that takes nothing."""
+
+    error: BaseException
+
+    def copy_(self, *_: object) -> NoReturn:  # type: ignore[override]
+        raise Failing.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        MemoryError("no more"),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_fails_on_a_device_is_not_said_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    path = checkpoint.save(alone(work(), PLAIN, "lazy"), tmp_path)
+    resolve = boxes.Loader.resolve_tensor
+    monkeypatch.setattr(
+        boxes.Loader,
+        "resolve_tensor",
+        lambda self, item: resolve(self, item).as_subclass(Failing),
+    )
+    monkeypatch.setattr(Failing, "error", error, raising=False)
+    with pytest.raises(type(error)) as raised:
+        checkpoint.load(alone(work(), PLAIN, "lazy"), path)
+    assert raised.value is error
+
+
+def test_memory_that_runs_out_while_a_box_is_read_is_not_said_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object, **__: object) -> NoReturn:
+        message = "DefaultCPUAllocator: can't allocate memory: you tried to allocate much."
+        raise RuntimeError(message)
+
+    path = checkpoint.save(alone(work(), PLAIN, "lazy"), tmp_path)
+    monkeypatch.setattr(torch, "load", run_out)
+    with pytest.raises(MemoryError, match="can't allocate"), refusals():
+        checkpoint.load(alone(work(), PLAIN, "lazy"), path)
+
+
+DAMAGED, EMPTY = boxes.UnreadableError("it is short"), torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_every_rank_says_what_is_wrong_with_files() -> None:
+    for rank in range(3):
+        assert checkpoint.failure_of(rank, {1: DAMAGED}, boxes.UnreadableError) is DAMAGED
+
+
+def test_a_rank_that_fails_otherwise_says_so_and_is_lost_to_the_others() -> None:
+    failures = {0: DAMAGED, 2: EMPTY}
+    assert checkpoint.failure_of(2, failures, boxes.UnreadableError) is EMPTY
+    for rank in range(2):
+        lost = checkpoint.failure_of(rank, failures, boxes.UnreadableError)
+        assert isinstance(lost, RankLostError)
+        assert str(lost) == f"rank {rank}: rank 2 failed at a checkpoint (CUDA out of memory.)"
+
+
+def test_a_full_disk_is_told_in_the_words_of_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.BytesIO):
+        def write(self, _: object) -> NoReturn:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    @contextmanager
+    def stream(*_: object) -> Iterator[Full]:
+        yield Full()
+
+    monkeypatch.setattr(FileSystem, "create_stream", stream)
+    with pytest.raises(checkpoint.UnsavedError, match="No space left on device"):
+        checkpoint.save(alone(work(), PLAIN, "lazy"), tmp_path)

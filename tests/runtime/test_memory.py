@@ -11,6 +11,7 @@ from torch import Tensor  # noqa: E402
 from mistlab.plan import Offload, Plan  # noqa: E402
 from mistlab.stages import StageBatch  # noqa: E402
 from mistlab.symbolic.stage_model import StageModel  # noqa: E402
+from runtime.comm.group import Alone  # noqa: E402
 from runtime.comm.threads import Meeting, run_threads  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.simulated import SimulatedStreams  # noqa: E402
@@ -19,6 +20,7 @@ from tests.runtime.worlds import (  # noqa: E402
     TRAINING,
     begun,
     ratios,
+    run_step,
     stage,
     thread_groups,
     workload,
@@ -91,3 +93,24 @@ def test_full_precision_takes_masters_beyond_what_is_predicted() -> None:
     (held,) = run_threads(1, held_by)
     assert held["weights"] == figures.weights_bytes[0]
     assert held["optimizer"] == figures.optimizer_bytes[0] * 12 / 8
+
+
+@pytest.mark.parametrize("again", [0, 2])
+@pytest.mark.parametrize("offload", [ratios(0, 0, 0, 0), ratios(0, 0, 0, 0.5), ratios(1, 0, 0, 1)])
+def test_whatever_is_kept_is_let_go_of_and_every_iteration_keeps_as_much(
+    offload: Offload, again: int
+) -> None:
+    work = workload()
+    plan = Plan(
+        micro_batches=2, stages=(stage(micro_batch=4, checkpointed_layers=again, offload=offload),)
+    )
+    connections = connected(plan, 0, lambda _name, _ranks: Alone())
+    executor = begun(work, plan, connections, SimulatedStreams(), TRAINING)
+    peaks = []
+    for step in range(2):
+        # Layers of which nothing moves are taken apart in the first forward pass only.
+        executor.passes.peak_bytes = 0
+        run_step(executor, work, connections, step)
+        assert executor.passes.held_bytes == 0
+        peaks.append(executor.passes.peak_bytes)
+    assert peaks[0] == peaks[1] > 0

@@ -12,39 +12,82 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from runtime.engine.saved import Saved, storage_of  # noqa: E402
 
 ROWS, WIDTH = 4, 8
+NUMEL = WIDTH * WIDTH
 BYTES = ROWS * WIDTH * 4
 
-
-def kept_by_a_layer() -> list[int]:
-    """Bytes of each storage that a product, a product of two views and a scaling keep."""
-    arena = torch.ones(2 * WIDTH * WIDTH)
-    weights = arena[WIDTH * WIDTH :]
-    scale = torch.full((WIDTH,), 2.0)
-    parameter = weights.view(WIDTH, WIDTH).requires_grad_()
-    saved = Saved(weights=weights, constants=frozenset({storage_of(scale)}))
-    with saved.hooks():
-        y = torch.ones(ROWS, WIDTH) @ parameter.t()
-        y = y * y[:1].clone().expand(ROWS, WIDTH)
-        loss = (y * scale).sum()
-    kept = [storage.numel() for storage in saved.storages if storage is not None]
-    gradient: Tensor
-    (gradient,) = torch.autograd.grad(loss, [parameter])
-    assert gradient.shape == parameter.shape
-    assert saved.size_bytes == 0
-    return kept
+MODES = pytest.mark.parametrize("mode", [nullcontext, FakeTensorMode], ids=["real", "fake"])
 
 
-@pytest.mark.parametrize("mode", [nullcontext, FakeTensorMode], ids=["real", "fake"])
+class Layer:
+    """A product, a product of views of it, and two scalings; weights are in the second half of an
+    arena, whose first has the same."""
+
+    def __init__(self) -> None:
+        self.arena = torch.linspace(-1.0, 1.0, NUMEL + WIDTH).repeat(2)
+        flat = self.arena[NUMEL + WIDTH :]
+        self.matrix = flat[:NUMEL].view(WIDTH, WIDTH).requires_grad_()
+        self.vector = flat[NUMEL:].requires_grad_()
+        constant = torch.full((WIDTH,), 2.0)
+        self.saved = Saved(weights=flat, constants=frozenset({storage_of(constant)}))
+        self.x = torch.ones(ROWS, WIDTH).cumsum(1).requires_grad_()
+        with self.saved.hooks():
+            y = self.x.clone() @ self.matrix.t()
+            y = y * y[:1].clone().expand(ROWS, WIDTH)
+            self.loss = (y * constant * self.vector).sum()
+
+    def move(self) -> None:
+        """Let the weights be where they are not yet, and no longer where they were."""
+        flat = self.arena[: NUMEL + WIDTH]
+        self.matrix.data, self.vector.data = flat[:NUMEL].view(WIDTH, WIDTH), flat[NUMEL:]
+        self.arena[NUMEL + WIDTH :] = float("nan")
+        self.saved.move_weights(flat)
+
+    def gradients(self) -> list[Tensor]:
+        return list(torch.autograd.grad(self.loss, [self.x, self.matrix, self.vector]))
+
+
+@MODES
 def test_storages_are_kept_once_whether_they_have_memory_or_not(mode) -> None:
     with mode():
-        # The input, the product, its first row; neither weights nor the constant.
-        assert sorted(kept_by_a_layer()) == [WIDTH * 4, BYTES, BYTES]
+        saved = Layer().saved
+        # The input, the product, its first row, the square, scaled; no weights, not the constant.
+        assert saved.size_bytes == 3 * BYTES + WIDTH * 4
+        assert len(saved.largest(saved.size_bytes)) == 4
 
 
-@pytest.mark.parametrize("mode", [nullcontext, FakeTensorMode], ids=["real", "fake"])
-def test_empty_tensors_are_kept_as_they_are(mode) -> None:
+@MODES
+def test_empty_tensors_have_no_storage_to_keep(mode) -> None:
     with mode():
         saved = Saved(weights=torch.ones(WIDTH))
-        empty = torch.empty(0, WIDTH)
-        assert saved.keep(empty)() is empty
-        assert saved.storages == []
+        kept = [saved.keep(torch.empty(0, width)) for width in (WIDTH, 1)]
+        assert [found().shape for found in kept] == [(0, WIDTH), (0, 1)]
+        assert saved.largest(1.0) == []
+
+
+def test_gradients_are_the_same_after_storages_were_away() -> None:
+    expected = Layer().gradients()
+    layer = Layer()
+    saved = layer.saved
+    before = saved.size_bytes
+    away = [(place, saved.leave(place).clone()) for place in saved.largest(BYTES + WIDTH * 4)]
+    assert saved.size_bytes == before - BYTES - WIDTH * 4
+    for place, copy in away:
+        saved.come_back(place, copy)
+    assert saved.size_bytes == before
+    for found, gradient in zip(layer.gradients(), expected, strict=True):
+        assert torch.equal(found, gradient)
+
+
+def test_what_is_away_is_missed() -> None:
+    layer = Layer()
+    layer.saved.leave(layer.saved.largest(BYTES)[0])
+    with pytest.raises(AssertionError, match="away"):
+        layer.gradients()
+
+
+def test_weights_are_found_where_they_are_in_the_backward_pass() -> None:
+    expected = Layer().gradients()
+    layer = Layer()
+    layer.move()
+    for found, gradient in zip(layer.gradients(), expected, strict=True):
+        assert torch.equal(found, gradient)

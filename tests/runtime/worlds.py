@@ -129,7 +129,9 @@ def by_plan(
     """All ranks of a plan as threads of this process, on simulated streams."""
 
     def rank_of(rank: int, meeting: Meeting) -> tuple[list[Report], Executor]:
-        connections = connected(plan, rank, thread_groups(meeting, rank))
+        connections = connected(
+            plan, rank, thread_groups(meeting, rank), tied=work.model.tied_embeddings
+        )
         streams = SimulatedStreams(progress=progress, seed=1000 * seed + rank)
         executor = begun(work, plan, connections, streams, training, start)
         reports = [run_step(executor, work, connections, step) for step in range(steps)]

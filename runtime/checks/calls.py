@@ -1,0 +1,250 @@
+"""Which calls of which groups every rank of a plan makes, in order, found without running it.
+
+What ranks call while they connect is noted by groups that stand in for theirs. What they call in
+training follows from their programs; ranks of a stage have one program, and differ in whom they
+exchange messages with.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from mistlab.plan import Plan
+from mistlab.workload import Workload
+from runtime.comm.group import Alone, Group
+from runtime.comm.topology import Topology, connected, link_of
+from runtime.engine.program import Op, iterations
+from runtime.engine.shape import StageShape
+from runtime.engine.streams import Lane
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "exchange"]
+# The first iteration, and one that all others are like.
+ITERATIONS = 2
+# How many times a block sums up over tensor-parallel ranks, in either direction.
+SUMS_OF_BLOCK, SUMS_OF_PARALLEL_BLOCK = 2, 1
+# What is summed up over them, and for the loss.
+ACTIVATIONS, THEIR_GRADIENTS = "activations", "gradients of activations"
+LOSS = ("largest logits", "logits at targets", "sums of powers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of the group of that name; ``what`` says in words what must be of one size."""
+
+    group: str
+    kind: Kind
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A task on its lane, the tasks that it waits for, counted back from it, and its calls."""
+
+    task: str
+    lane: Lane = "compute"
+    waits: tuple[int, ...] = ()
+    calls: tuple[Call, ...] = ()
+
+
+# By link and rank of the world, how much goes to it or comes from it in each exchange.
+Messages = Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCalls:
+    """What a rank does in order, and its part in an exchange: sequences, or numbers."""
+
+    rank: int
+    steps: tuple[Step, ...]
+    sends: Messages
+    receives: Messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldCalls:
+    """The groups of more than one rank, and each rank's calls: first those that connect it."""
+
+    groups: tuple[tuple[str, tuple[int, ...]], ...]
+    connecting: tuple[RankCalls, ...]
+    training: tuple[RankCalls, ...]
+
+
+def calls_of(
+    plan: Plan, workload: Workload, *, clips: bool = False, steps_on_host: bool = False
+) -> WorldCalls:
+    """The calls of a plan's ranks; ``clips`` where a step needs the norm of all gradients."""
+    tied = workload.model.tied_embeddings
+    topology = Topology(plan=plan, tied=tied)
+    sums = SUMS_OF_PARALLEL_BLOCK if workload.model.parallel_block else SUMS_OF_BLOCK
+    shapes = [
+        StageShape.of(plan, stage, clips=clips, tied=tied, steps_on_host=steps_on_host)
+        for stage in range(plan.num_stages)
+    ]
+    steps = [_Stage(topology=topology, shape=shape, sums=sums).steps() for shape in shapes]
+    ranks = range(plan.num_gpus)
+    return WorldCalls(
+        groups=tuple((name, tuple(of)) for name, of in topology.groups() if len(of) > 1),
+        connecting=tuple(_Notes(rank=rank).of(plan, tied=tied) for rank in ranks),
+        training=tuple(
+            _training(topology, rank, steps[topology.place(rank).stage]) for rank in ranks
+        ),
+    )
+
+
+def _training(topology: Topology, rank: int, steps: tuple[Step, ...]) -> RankCalls:
+    stage = topology.place(rank).stage
+    traffic = {
+        link: topology.traffic(rank, link)
+        for lower in (stage - 1, stage)
+        if 0 <= lower < topology.plan.num_stages - 1
+        for link in (f"forward {lower}", f"backward {lower}")
+    }
+    sends, receives = (
+        {link: {t.peer: t.end - t.begin for t in both[way]} for link, both in traffic.items()}
+        for way in (0, 1)
+    )
+    return RankCalls(rank=rank, steps=steps, sends=sends, receives=receives)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Notes:
+    """What a rank calls while it connects."""
+
+    rank: int
+    calls: list[Call] = field(default_factory=list)
+    sends: dict[str, dict[int, int]] = field(default_factory=dict)
+    receives: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def of(self, plan: Plan, *, tied: bool) -> RankCalls:
+        """Let the rank connect, as a run does."""
+        connected(plan, self.rank, self._make, tied=tied)
+        steps = tuple(Step(task="connecting", calls=(call,)) for call in self.calls)
+        return RankCalls(rank=self.rank, steps=steps, sends=self.sends, receives=self.receives)
+
+    def _make(self, name: str, ranks: Sequence[int]) -> Group | None:
+        if self.rank not in ranks:
+            return None
+        return Alone() if len(ranks) == 1 else _Noted(name, ranks, self)
+
+
+class _Noted:
+    """A group that only notes how it is called."""
+
+    def __init__(self, name: str, ranks: Sequence[int], notes: _Notes) -> None:
+        self._name, self._ranks, self._notes = name, ranks, notes
+        self.size, self.rank = len(ranks), ranks.index(notes.rank)
+
+    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Note a reduction."""
+        self._note("all_reduce", f"{tensor.numel()} ({operation})")
+
+    def all_gather(self, whole: Tensor, own: Tensor) -> None:
+        """Note a concatenation."""
+        self._note("all_gather", f"{whole.numel()} of {own.numel()}")
+
+    def reduce_scatter(self, whole: Tensor) -> None:
+        """Note a sum of which each rank keeps its part."""
+        self._note("reduce_scatter", f"{whole.numel()}")
+
+    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+        """Note messages."""
+        notes = self._notes
+        for noted, messages in ((notes.sends, sends), (notes.receives, receives)):
+            noted[self._name] = {self._ranks[peer]: tensor.numel() for tensor, peer in messages}
+        self._note("exchange", "first messages")
+
+    def _note(self, kind: Kind, what: str) -> None:
+        self._notes.calls.append(Call(group=self._name, kind=kind, what=what))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """The calls of a stage's tasks; ``sums`` are a block's over tensor-parallel ranks, one way."""
+
+    topology: Topology
+    shape: StageShape
+    sums: int
+    known: dict[tuple[object, ...], tuple[Call, ...]] = field(default_factory=dict)
+
+    def steps(self) -> tuple[Step, ...]:
+        """The tasks of its program with their calls."""
+        return tuple(
+            Step(task=str(op.task), lane=op.lane, waits=op.waits, calls=self._calls(op))
+            for program in iterations(self.shape, ITERATIONS)
+            for op in program
+        )
+
+    def gather(self, op: Op) -> tuple[Call, ...]:
+        """U."""
+        return (Call(group="gather", kind="all_gather", what=f"weights of layer {op.layer}"),)
+
+    def reduce(self, op: Op) -> tuple[Call, ...]:
+        """R."""
+        kind: Kind = "reduce_scatter" if self.shape.zero >= 1 else "all_reduce"
+        return (Call(group="reduce", kind=kind, what=f"gradients of layer {op.layer}"),)
+
+    def exchange(self, op: Op) -> tuple[Call, ...]:
+        """X and Y."""
+        link = link_of(op.lane, self.shape.stage)
+        what = ACTIVATIONS if link.startswith("forward") else THEIR_GRADIENTS
+        return (Call(group=link, kind="exchange", what=f"{what} of micro-batch {op.micro_batch}"),)
+
+    def forward(self, op: Op) -> tuple[Call, ...]:
+        """F: sums over tensor-parallel ranks where split parts end, and the loss."""
+        if op.layer in self.shape.blocks:
+            return self._sums(*(ACTIVATIONS,) * self.sums)
+        return self._sums(ACTIVATIONS) if op.layer < self.shape.blocks.start else self._sums(*LOSS)
+
+    def backward(self, op: Op) -> tuple[Call, ...]:
+        """B: sums of gradients where split parts begin, behind a forward pass that runs again."""
+        blocks, own = self.shape.blocks, self.topology.plan.stages[self.shape.stage]
+        if op.layer < blocks.start:
+            return ()
+        if op.layer not in blocks:
+            return self._sums(THEIR_GRADIENTS)
+        runs_again = op.layer >= blocks.stop - own.checkpointed_layers
+        again = self.forward(op) if runs_again else ()
+        return (*again, *self._sums(*(THEIR_GRADIENTS,) * self.sums))
+
+    def tied(self, _: Op) -> tuple[Call, ...]:
+        """The sum of a table's gradients over embedding and head."""
+        names = {name for name, ranks in self.topology.groups() if len(ranks) > 1}
+        group = "tied" if "tied" in names else "world"
+        call = Call(group=group, kind="all_reduce", what="gradients of a table")
+        return (call,) if group in names else ()
+
+    def report(self, _: Op) -> tuple[Call, ...]:
+        """The sum of losses and squares."""
+        call = Call(group="world", kind="all_reduce", what="losses and squares")
+        return (call,) if self.topology.plan.num_gpus > 1 else ()
+
+    def _calls(self, op: Op) -> tuple[Call, ...]:
+        if op.name not in _CALLS:
+            return ()
+        of = () if isinstance(op.task, str) else (op.layer, op.micro_batch)
+        key = (op.name, op.lane, *of)
+        if key not in self.known:
+            self.known[key] = _CALLS[op.name](self, op)
+        return self.known[key]
+
+    def _sums(self, *whats: str) -> tuple[Call, ...]:
+        if self.topology.plan.stages[self.shape.stage].tensor_parallel == 1:
+            return ()
+        return tuple(Call(group="tensor", kind="all_reduce", what=what) for what in whats)
+
+
+_CALLS: Mapping[str, Callable[[_Stage, Op], tuple[Call, ...]]] = {
+    "U": _Stage.gather,
+    "R": _Stage.reduce,
+    "X": _Stage.exchange,
+    "Y": _Stage.exchange,
+    "F": _Stage.forward,
+    "B": _Stage.backward,
+    "tied": _Stage.tied,
+    "report": _Stage.report,
+}

@@ -1,0 +1,234 @@
+"""Collectives that would hang: judged from the calls of all ranks, before anything runs.
+
+All ranks of a group must enter its first call, and all its calls in one order, of one size; what a
+rank sends another must be what that one receives, in that order; and nobody may wait in a circle.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Literal
+
+from mistlab.plan import Plan
+from mistlab.workload import Workload
+from runtime.checks.calls import Call, RankCalls, WorldCalls, calls_of
+from runtime.checks.deadlock import Waiting, deadlock
+from runtime.engine.streams import LANES
+
+Trouble = Literal["first call", "order", "messages", "deadlock"]
+# Beyond those that fill a pipeline, micro-batches repeat the same passes: rings have two entries.
+MOST_STEADY = 4
+# Of a long circle the first tasks say enough.
+MOST_TOLD = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFinding:
+    """Calls of a group that do not fit together, of these ranks, and in words what to do."""
+
+    trouble: Trouble
+    group: str
+    ranks: tuple[int, ...]
+    calls: tuple[str, ...]
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.trouble}: {self.words}"
+
+
+def collective_findings(
+    plan: Plan,
+    workload: Workload,
+    *,
+    clips: bool = False,
+    steps_on_host: bool = False,
+    queues: int = len(LANES),
+) -> tuple[CollectiveFinding, ...]:
+    """What would hang in a run of a plan, or be mistaken for something else.
+
+    ``clips`` if a step needs the norm of all gradients. Lanes have ``queues`` of the hardware in
+    turn, one each if there are enough.
+    """
+    calls = calls_of(few_batches(plan), workload, clips=clips, steps_on_host=steps_on_host)
+    return findings_of(calls, queues=queues)
+
+
+def few_batches(plan: Plan) -> Plan:
+    """The plan with no more micro-batches than show all tasks and waits that there are."""
+    most = 2 * plan.num_stages + MOST_STEADY
+    most += (plan.micro_batches - most) % 2
+    return replace(plan, micro_batches=min(plan.micro_batches, most))
+
+
+def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[CollectiveFinding, ...]:
+    """What does not fit together in the calls of all ranks."""
+    judged = _Judged(world)
+    return (
+        *judged.first_calls(),
+        *judged.orders(),
+        *judged.messages(),
+        *judged.deadlocks(queues),
+    )
+
+
+class _Judged:
+    """The calls of all ranks, in two phases; those of one program are listed once."""
+
+    def __init__(self, world: WorldCalls) -> None:
+        self.groups = world.groups
+        self.phases = {"connecting": world.connecting, "training": world.training}
+        self._known: dict[tuple[int, str, bool], tuple[tuple[Call, str], ...]] = {}
+
+    def first_calls(self) -> Iterator[CollectiveFinding]:
+        """Groups that some ranks call and others do not."""
+        for group, ranks in self.groups:
+            firsts = {rank: self._first(rank, group) for rank in ranks}
+            absent = tuple(rank for rank, first in firsts.items() if first is None)
+            made = [f"rank {rank}: {first}" for rank, first in firsts.items() if first is not None]
+            if absent and made:
+                words = (
+                    f"{_named(group, ranks)}: {_ranks(absent)} not in its first call ({made[0]}), "
+                    "in which NCCL waits for all: let all its ranks call it while they connect"
+                )
+                yield _finding("first call", group, absent, made, words)
+
+    def orders(self) -> Iterator[CollectiveFinding]:
+        """Of each group the first of its ranks that calls it otherwise than the one in front."""
+        for phase, calls in self.phases.items():
+            for group, ranks in self.groups:
+                for rank in ranks[1:]:
+                    pair = [self._of(calls[one], group, messages=False) for one in (ranks[0], rank)]
+                    if pair[0] is not pair[1] and _kinds(pair[0]) != _kinds(pair[1]):
+                        yield _order(
+                            f"{_named(group, ranks)}, {phase}", group, (ranks[0], rank), pair
+                        )
+                        break
+
+    def messages(self) -> Iterator[CollectiveFinding]:
+        """Messages that are not what their receiver expects, the first of each pair of ranks."""
+        for phase, calls in self.phases.items():
+            for link, ranks in self.groups:
+                for pair in _pairs([calls[rank] for rank in ranks], link):
+                    found = self._message(f"{link}, {phase}", link, *(calls[one] for one in pair))
+                    if found is not None:
+                        yield found
+
+    def deadlocks(self, queues: int) -> Iterator[CollectiveFinding]:
+        """Ranks that never end, though each call by itself fits the others."""
+        connecting, training = self.phases.values()
+        phases = (("connecting", connecting, ()), ("training", training, connecting))
+        for phase, calls, greeted in phases:
+            # Only what ends with a queue for each lane may be for the queues.
+            for given in dict.fromkeys((len(LANES), min(queues, len(LANES)))):
+                waiting = deadlock(calls, self.groups, greeted, queues=given)
+                if waiting:
+                    yield _circle(phase, waiting, given)
+                    break
+
+    def _of(self, rank: RankCalls, group: str, *, messages: bool) -> tuple[tuple[Call, str], ...]:
+        """The exchanges or the other calls of a group, and their tasks."""
+        key = (id(rank.steps), group, messages)
+        if key not in self._known:
+            self._known[key] = tuple(
+                (call, step.task)
+                for step in rank.steps
+                for call in step.calls
+                if call.group == group and (call.kind == "exchange") == messages
+            )
+        return self._known[key]
+
+    def _first(self, rank: int, group: str) -> Call | None:
+        for calls in self.phases.values():
+            own = calls[rank]
+            exchanges = bool(own.sends.get(group) or own.receives.get(group))
+            firsts = self._of(own, group, messages=False)[:1]
+            firsts += self._of(own, group, messages=True)[:1] if exchanges else ()
+            if firsts:
+                return firsts[0][0]
+        return None
+
+    def _message(
+        self, where: str, link: str, sender: RankCalls, receiver: RankCalls
+    ) -> CollectiveFinding | None:
+        pair = sender.rank, receiver.rank
+        sizes = sender.sends[link].get(pair[1]), receiver.receives[link].get(pair[0])
+        if sizes[0] != sizes[1]:
+            told = [str(size or "nothing") for size in sizes]
+            words = (
+                f"{where}: rank {pair[0]} sends {told[0]} at a time to rank {pair[1]}, which "
+                f"expects {told[1]}: let both agree on whom and how much"
+            )
+            return _finding("messages", link, pair, told, words)
+        sent, due = (self._of(one, link, messages=True) for one in (sender, receiver))
+        if sent is not due and _kinds(sent) != _kinds(due):
+            return _order(where, link, pair, [sent, due], "messages")
+        return None
+
+
+Calls = Sequence[tuple[Call, str]]
+
+
+def _kinds(calls: Calls) -> list[tuple[str, str]]:
+    return [(call.kind, call.what) for call, _ in calls]
+
+
+def _pairs(ranks: Sequence[RankCalls], link: str) -> dict[tuple[int, int], None]:
+    """Senders and receivers of a link, as either of them says."""
+    sent = [(one.rank, peer) for one in ranks for peer in one.sends.get(link, ())]
+    due = [(peer, one.rank) for one in ranks for peer in one.receives.get(link, ())]
+    return dict.fromkeys((*sent, *due))
+
+
+def _order(
+    where: str,
+    group: str,
+    ranks: tuple[int, int],
+    pair: Sequence[Calls],
+    trouble: Trouble = "order",
+) -> CollectiveFinding:
+    """Where the calls of two ranks part."""
+    kinds = zip_longest(*map(_kinds, pair))
+    number = next(number for number, (one, other) in enumerate(kinds) if one != other)
+    made = [calls[number] if number < len(calls) else None for calls in pair]
+    told = ["nothing more" if one is None else f"{one[0]} in {one[1]}" for one in made]
+    words = (
+        f"{where}: call {number + 1} is {told[0]} by rank {ranks[0]} and {told[1]} by rank "
+        f"{ranks[1]}: let both make the calls of the group in one order, of one size"
+    )
+    return _finding(trouble, group, ranks, told, words)
+
+
+def _circle(phase: str, waiting: Sequence[Waiting], queues: int) -> CollectiveFinding:
+    """Ranks that wait for one another, or for nobody."""
+    told = [str(one) for one in waiting]
+    more = f" (and {len(told) - MOST_TOLD} more)" if len(told) > MOST_TOLD else ""
+    remedy = (
+        "issue on every rank what another waits for before what waits for it"
+        if queues >= len(LANES)
+        else f"let lanes have a queue each: CUDA_DEVICE_MAX_CONNECTIONS=32, not {queues}"
+    )
+    words = (
+        f"{phase}: each waits for the next, the last for the first or for nobody: "
+        f"{', '.join(told[:MOST_TOLD])}{more}: {remedy}"
+    )
+    ranks = tuple(dict.fromkeys(one.rank for one in waiting))
+    group = next((one.call.group for one in waiting if one.call is not None), "")
+    return _finding("deadlock", group, ranks, told, words)
+
+
+def _finding(
+    trouble: Trouble, group: str, ranks: tuple[int, ...], calls: Sequence[str], words: str
+) -> CollectiveFinding:
+    return CollectiveFinding(
+        trouble=trouble, group=group, ranks=ranks, calls=tuple(calls), words=words
+    )
+
+
+def _named(group: str, ranks: Sequence[int]) -> str:
+    return f"{group} of {_ranks(ranks)}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Ranks in words, the first few of many."""
+    names = [str(rank) for rank in ranks[:MOST_TOLD]] + ["..."] * (len(ranks) > MOST_TOLD)
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}"

@@ -1,0 +1,94 @@
+"""A device without memory, on which whole iterations run: what lets a GPU's host wait shows.
+
+Its tensors are fake: they have sizes and a place, and no values. So operators on tensors of two
+places fail as on a GPU, backward passes run in the device's own thread, and nothing takes time.
+``Driver`` is all that the runtime asks of a device, so a stand-in for it is enough.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mistlab.plan import Plan
+from mistlab.workload import Workload
+from runtime.checks.cuda_ways import CudaWays
+from runtime.checks.fake_driver import FakeDriver
+from runtime.checks.fake_group import fake_maker
+from runtime.checks.hidden_waits import HiddenWaits
+from runtime.checks.sham import SHAM, has_own_thread, register
+from runtime.checks.watch import WaitFinding, Watch
+from runtime.comm.topology import connected
+from runtime.devices.table import DRIVERS
+from runtime.engine.device_streams import streams_of
+from runtime.engine.executor import Batches, Executor
+from runtime.engine.training import Training
+
+# The first makes what lasts, the second takes the step of the first.
+ITERATIONS = 2
+
+
+@contextmanager
+def fake_device() -> Iterator[Watch]:
+    """Let there be a device that torch calls "sham", and watch what runs on it.
+
+    Tensors that are made meanwhile are all fake, those on the CPU too.
+    """
+    register()
+    watch = Watch()
+    driver = FakeDriver(watch)
+    threads = torch.get_num_threads()
+    with ExitStack() as stack:
+        stack.callback(DRIVERS.pop, SHAM)
+        DRIVERS[SHAM] = driver
+        # Fake tensors bear one thread at a time: of what asks how many there are, too.
+        stack.callback(torch.set_num_threads, threads)
+        torch.set_num_threads(1)
+        stack.enter_context(torch.autograd.set_multithreading_enabled(has_own_thread()))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        ways = CudaWays(watch)
+        stack.enter_context(HiddenWaits(driver, watch, ways))
+        stack.enter_context(ways)
+        yield watch
+
+
+def device_findings(
+    workload: Workload, plan: Plan, rank: int, training: Training, *, serialises: bool = False
+) -> tuple[WaitFinding, ...]:
+    """What would keep the host of one rank of a plan waiting, or fail there; the rank runs alone.
+
+    Nothing is computed and nothing takes memory: a plan of any size can be given as it is.
+    """
+    with fake_device() as watch:
+        device = torch.device(SHAM, 0)
+        try:
+            connections = connected(
+                plan,
+                rank,
+                fake_maker(rank, watch),
+                tied=workload.model.tied_embeddings,
+                device=device,
+            )
+            streams = streams_of(device, serialises=serialises)
+            executor = Executor(
+                workload, plan, connections, streams, training, device=device, seed=None
+            )
+            _train(executor, workload, plan)
+        except Exception as error:
+            if watch.stopped_by is not error:
+                raise
+    return watch.findings
+
+
+def _train(executor: Executor, workload: Workload, plan: Plan) -> None:
+    own = plan.stages[executor.connections.place.stage]
+    shape = (own.micro_batch, workload.sequence_length)
+    tokens, targets = (torch.zeros(shape, dtype=torch.int64, device=executor.device),) * 2
+    batches: Batches = [(tokens, targets)] * plan.micro_batches
+    for _ in range(ITERATIONS):
+        executor.iterate(batches)
+        executor.report()
+        executor.streams.spans()
+    executor.flush()
+    executor.release()

@@ -1,0 +1,66 @@
+"""Groups whose other ranks are not there, with NCCL's demands on what it is given.
+
+A collective is in the order of the current stream, so nothing is pending. It leaves tensors as they
+are: without memory they have no values.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+from torch import Tensor
+
+from runtime.checks.watch import Watch
+from runtime.comm.group import Alone, Group
+
+
+@final
+class FakeGroup:
+    """Ranks of which one is here."""
+
+    def __init__(self, size: int, rank: int, watch: Watch) -> None:
+        self.size, self.rank = size, rank
+        self._watch = watch
+
+    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
+        """Nothing changes."""
+        self._check("all_reduce", tensor)
+
+    def all_gather(self, whole: Tensor, own: Tensor) -> None:
+        """Nothing changes."""
+        self._check("all_gather", whole, own)
+        self._check_parts("all_gather", whole, own.numel())
+
+    def reduce_scatter(self, whole: Tensor) -> None:
+        """Nothing changes."""
+        self._check("reduce_scatter", whole)
+        self._check_parts("reduce_scatter", whole, whole.numel() // self.size)
+
+    def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
+        """Nothing comes."""
+        for tensor, peer in (*sends, *receives):
+            self._check("exchange", tensor)
+            if not 0 <= peer < self.size or peer == self.rank:
+                self._watch.note("collective", "exchange", f"there is no other rank {peer}")
+
+    def _check(self, name: str, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            if tensor.device.type == "cpu":
+                self._watch.note("collective", name, "a tensor is on the CPU")
+            if not tensor.is_contiguous():
+                self._watch.note("collective", name, "a tensor is not in one piece")
+
+    def _check_parts(self, name: str, whole: Tensor, part: int) -> None:
+        if whole.numel() != self.size * part:
+            said = f"{whole.numel()} elements are not {self.size} ranks' {part}"
+            self._watch.note("collective", name, said)
+
+
+def fake_maker(rank: int, watch: Watch) -> Callable[[str, Sequence[int]], Group | None]:
+    """Makes the groups of one rank."""
+
+    def make(_name: str, ranks: Sequence[int]) -> Group | None:
+        if rank not in ranks:
+            return None
+        return Alone() if len(ranks) == 1 else FakeGroup(len(ranks), list(ranks).index(rank), watch)
+
+    return make

@@ -1,0 +1,165 @@
+"""What lets the host wait for the device inside an iteration, or would fail there: notes of where.
+
+Who runs an operator need not know which task it belongs to. The executor's own frames on the stack
+tell whether an iteration is being issued, and which task of which lane.
+"""
+
+import inspect
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from textwrap import shorten
+from types import FrameType
+from typing import Literal
+
+import runtime
+from runtime.engine.executor import Executor
+from runtime.engine.program import Op
+
+Kind = Literal[
+    "value read",
+    "size from values",
+    "blocking copy",
+    "unpinned copy",
+    "scalar copied",
+    "work on the CPU",
+    "wrong device",
+    "memory pinned",
+    "wait",
+    "collective",
+    "failure",
+]
+# What a device does then, and what to do about it.
+REMEDIES: Mapping[Kind, str] = {
+    "value read": "the host waits for a number of the device: keep it in a tensor there",
+    "size from values": "the host waits to learn a size: mask values instead of choosing some",
+    "blocking copy": "the host waits for it: give non_blocking=True, and pinned host memory",
+    "unpinned copy": "the host waits for it: give host memory that is pinned and in one piece",
+    "scalar copied": "the host waits until one number is copied: use zero_ or fill_",
+    "work on the CPU": "the host works where it should issue: give device=, or use its own lane",
+    "wrong device": "it ends the run: bring all tensors to one device before",
+    "memory pinned": "pinning waits for the device: do it before the second iteration",
+    "wait": "the host waits for the device: order lanes by events instead",
+    "collective": "the library of collectives refuses it",
+    "failure": "it cannot run, or cannot be judged",
+}
+
+# The first iteration may do these.
+_ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned")
+# These end a run on whatever lane.
+_ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
+MOST_SAID = 160
+_ROOT = Path(runtime.__file__).parent
+_ITERATE = Executor.iterate.__code__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitFinding:
+    """Something at a place that would be wrong on a GPU, in words of the task that was issued.
+
+    ``place`` is the project's innermost line, ``times`` how often it was met, ``said`` an error's
+    own words.
+    """
+
+    kind: Kind
+    operator: str
+    task: str
+    lane: str
+    place: str
+    said: str = ""
+    times: int = 1
+
+    def __str__(self) -> str:
+        often = f", {self.times} times" if self.times > 1 else ""
+        words = f"{REMEDIES[self.kind]}{f' ({self.said})' if self.said else ''}"
+        return (
+            f"{self.place}: {self.operator} in {self.task}, lane {self.lane}{often}: "
+            f"{self.kind}: {words}"
+        )
+
+
+class Watch:
+    """Gathers findings of the thread that makes it, and of threads that work for it meanwhile."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._times: Counter[WaitFinding] = Counter()
+        self.stopped_by: BaseException | None = None
+
+    @property
+    def findings(self) -> tuple[WaitFinding, ...]:
+        """One finding for all of a kind, an operator, a lane and a place: the first task's."""
+        return tuple(replace(one, times=times) for one, times in self._times.items())
+
+    def note(self, kind: Kind, operator: str, said: str = "") -> bool:
+        """Remember what is met now, if that is inside an iteration and wrong there; whether it is.
+
+        The host's lane may wait, and the first iteration may make memory that lasts.
+        """
+        frames = list(self._frames())
+        executor = next((_executor(frame) for frame in frames if frame.f_code is _ITERATE), None)
+        if executor is None or (kind in _ONCE and executor.steps == 0):
+            return False
+        lane = next((op.lane for frame in frames if (op := _op(frame))), "compute")
+        if lane == "host" and kind not in _ENDINGS:
+            return False
+        place = next((at for frame in frames if (at := _place(frame))), "runtime")
+        finding = WaitFinding(
+            kind=kind,
+            operator=operator,
+            task=executor.issuing,
+            lane=lane,
+            place=place,
+            said=said,
+        )
+        alike = (one for one in self._times if replace(one, task=finding.task) == finding)
+        self._times[next(alike, finding)] += 1
+        return True
+
+    def stop(self, kind: Kind, operator: str, error: BaseException) -> None:
+        """Remember an error that ends the run."""
+        said = shorten(str(error), MOST_SAID)
+        if error is not self.stopped_by and self.note(kind, operator, said):
+            self.stopped_by = error
+
+    def _frames(self) -> Iterator[FrameType]:
+        """Of this thread, innermost first; then of the thread that waits for it."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+        if threading.get_ident() != self._thread:
+            frame = sys._current_frames().get(self._thread)
+            while frame is not None:
+                yield frame
+                frame = frame.f_back
+
+
+def _executor(frame: FrameType) -> Executor:
+    executor = frame.f_locals["self"]
+    assert isinstance(executor, Executor)
+    return executor
+
+
+def _op(frame: FrameType) -> Op | None:
+    """The task that a frame of the executor works at."""
+    op = frame.f_locals.get("op") if _file(frame.f_code.co_filename) else None
+    return op if isinstance(op, Op) else None
+
+
+def _place(frame: FrameType) -> str | None:
+    file = _file(frame.f_code.co_filename)
+    return file and f"{file}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+
+
+@cache
+def _file(name: str) -> str | None:
+    """A file of what is checked, as the project calls it."""
+    path = Path(name)
+    if not path.is_relative_to(_ROOT) or path.is_relative_to(_ROOT / "checks"):
+        return None
+    return path.relative_to(_ROOT.parent).as_posix()

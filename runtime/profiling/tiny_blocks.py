@@ -1,0 +1,92 @@
+"""Blocks so small that nothing but the host takes time, run by the executor on one device."""
+
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+
+from mistlab.model import Family, ModelSpec
+from mistlab.plan import NO_OFFLOAD, Offload, Plan, StagePlan
+from mistlab.workload import Attention, Precision, Workload
+from runtime.comm.isolated import isolated
+from runtime.engine.device_streams import streams_of
+from runtime.engine.executor import Executor
+from runtime.engine.streams import Streams
+from runtime.engine.training import Training
+
+HIDDEN, HEADS, SEQUENCE, VOCAB = 64, 2, 8, 128
+# An iteration with many blocks is timed less one with few: embedding, head and what comes once an
+# iteration are in both. The difference still has a block's step, once in so many micro-batches.
+FEW, MANY = 1, 5
+MICRO_BATCHES = 16
+
+
+def tiny(family: Family, attention: Attention, precision: Precision, *, layers: int) -> Workload:
+    """A model of such blocks."""
+    return Workload(
+        model=ModelSpec.of(family=family, hidden=HIDDEN, layers=layers, heads=HEADS, vocab=VOCAB),
+        sequence_length=SEQUENCE,
+        global_batch=MICRO_BATCHES,
+        attention=attention,
+        precision=precision,
+    )
+
+
+class TinyBlocks:
+    """Two models of tiny blocks, ready to run; ``again`` computes all blocks again."""
+
+    def __init__(
+        self,
+        family: Family,
+        attention: Attention,
+        precision: Precision,
+        device: torch.device,
+        *,
+        again: bool = False,
+        offload: Offload = NO_OFFLOAD,
+        streams: Callable[[torch.device], Streams] = streams_of,
+    ) -> None:
+        self._device = device
+        self._runs = []
+        for layers in (FEW, MANY):
+            stage = StagePlan(
+                layers=layers,
+                data_parallel=1,
+                tensor_parallel=1,
+                micro_batch=1,
+                checkpointed_layers=layers if again else 0,
+                offload=offload,
+            )
+            plan = Plan(micro_batches=MICRO_BATCHES, stages=(stage,))
+            run = Executor(
+                tiny(family, attention, precision, layers=layers),
+                plan,
+                isolated(plan, 0, device, seed=0),
+                streams(device),
+                Training(learning_rate=1e-4),
+                device=device,
+                seed=0,
+            )
+            self._runs.append(run)
+        tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64, device=device)
+        self._batches = [(tokens, tokens)] * MICRO_BATCHES
+        # The first iteration is unlike the others.
+        self.sample_s()
+
+    def sample_s(self, now: Callable[[], float] = perf_counter) -> float:
+        """Seconds of one block's forward and backward pass."""
+        few_s, many_s = (self._iteration_s(run, now) for run in self._runs)
+        return (many_s - few_s) / (MANY - FEW) / MICRO_BATCHES
+
+    def release(self) -> None:
+        """Let go of pinned memory."""
+        for run in self._runs:
+            run.release()
+
+    def _iteration_s(self, run: Executor, now: Callable[[], float]) -> float:
+        # Reads and forgets what ran before, so that a sample costs what a step of a run costs.
+        run.streams.spans()
+        begin = now()
+        run.iterate(self._batches)
+        run.streams.synchronize()
+        return now() - begin

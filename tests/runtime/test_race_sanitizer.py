@@ -1,0 +1,267 @@
+"""What streams would do is judged: no plan has a race, and a wait that is left out makes one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from mistlab.plan import Plan
+from mistlab.workload import Workload
+from runtime.checks import one_rank
+from runtime.checks.clocked import ClockedDriver, ClockedStream
+from runtime.checks.judge import Judge, RaceFinding
+from runtime.checks.memory import Memory
+from runtime.checks.one_rank import DEVICE, trace_of
+from runtime.checks.recorder import Recorder
+from runtime.checks.trace import HOST, Trace, Wait
+from runtime.checks.unlike import unlike_ranks
+from runtime.engine import buffers, program
+from runtime.engine.executor import Executor
+from runtime.engine.program import Op
+from runtime.engine.training import Training
+from tests.runtime.worlds import (
+    ON_HOST,
+    OVERFLOWING,
+    TRAINING,
+    random_plan,
+    ratios,
+    stage,
+    workload,
+)
+
+TRAININGS = (
+    TRAINING,
+    ON_HOST,
+    replace(TRAINING, clip_norm=1.0),
+    OVERFLOWING,
+    replace(ON_HOST, clip_norm=1.0, loss_scale=1024.0),
+)
+LEAVING = Plan(micro_batches=2, stages=(stage(3, offload=ratios(0.0, 0.0, 0.0, 1.0)),))
+
+
+class Streams:
+    """Two streams of a stand-in, and tensors that operators on them touch."""
+
+    def __init__(self) -> None:
+        self.trace = Trace()
+        self.memory = Memory(self.trace)
+        self.driver = ClockedDriver(self.trace, self.memory)
+        self.one, self.other = (ClockedStream(self.driver, name) for name in ("one", "other"))
+
+    def recording(self) -> Recorder:
+        return Recorder(self.trace, self.memory, self.driver)
+
+    def findings(self) -> list[RaceFinding]:
+        return Judge(self.trace).findings()
+
+
+def test_two_streams_that_write_the_same_bytes_race_unless_one_waits() -> None:
+    for waits in (False, True):
+        streams, tensor = Streams(), torch.zeros(8)
+        event = streams.driver.event()
+        with streams.recording():
+            with streams.driver.using(streams.one):
+                tensor.fill_(1)
+            event.record(streams.one)
+            if waits:
+                streams.other.wait_event(event)
+            with streams.driver.using(streams.other):
+                tensor[2:].fill_(2)
+        assert [one.kind for one in streams.findings()] == ([] if waits else ["race"])
+
+
+def test_uses_of_different_bytes_and_two_reads_are_no_race() -> None:
+    streams, tensor = Streams(), torch.zeros(8)
+    with streams.recording():
+        for stream, part in ((streams.one, slice(0, 4)), (streams.other, slice(4, 8))):
+            with streams.driver.using(stream):
+                tensor[part].fill_(1)
+    assert streams.findings() == []
+    streams, tensor = Streams(), torch.zeros(8)
+    with streams.recording():
+        for stream in (streams.one, streams.other):
+            with streams.driver.using(stream):
+                tensor.sum()
+    assert streams.findings() == []
+
+
+def test_work_behind_the_recording_of_an_event_is_not_waited_for() -> None:
+    streams, tensor = Streams(), torch.zeros(8)
+    event = streams.driver.event()
+    with streams.recording():
+        with streams.driver.using(streams.one):
+            tensor.sum()
+            event.record(streams.one)
+            tensor.fill_(1)
+        streams.other.wait_event(event)
+        with streams.driver.using(streams.other):
+            tensor.sum()
+    (found,) = streams.findings()
+    assert (found.first.actor, found.second.actor) == ("one", "other")
+    assert "writes bytes 0 to 32 (aten::fill_)" in found.first.does
+    assert found.missing == "a wait of other, at start, for start on one"
+
+
+def test_what_the_host_has_waited_for_orders_what_it_issues_later() -> None:
+    streams, tensor = Streams(), torch.zeros(8)
+    with streams.recording():
+        with streams.driver.using(streams.one):
+            tensor.fill_(1)
+        streams.driver.synchronize(DEVICE)
+        with streams.driver.using(streams.other):
+            tensor.fill_(2)
+    assert streams.findings() == []
+
+
+def test_memory_that_another_stream_uses_is_freed_behind_its_last_use() -> None:
+    for waits in (False, True):
+        streams = Streams()
+        event = streams.driver.event()
+        with streams.recording():
+            with streams.driver.using(streams.one):
+                tensor = torch.zeros(8)
+            event.record(streams.one)
+            streams.other.wait_event(event)
+            with streams.driver.using(streams.other):
+                tensor.sum()
+            if waits:
+                event = streams.driver.event()
+                event.record(streams.other)
+                streams.one.wait_event(event)
+            del tensor
+        kinds = [one.kind for one in streams.findings()]
+        assert kinds == ([] if waits else ["freed while used"])
+
+
+def test_memory_is_used_behind_the_point_at_which_it_was_allocated() -> None:
+    streams = Streams()
+    with streams.recording():
+        with streams.driver.using(streams.one):
+            torch.zeros(8).sum()
+            tensor = torch.empty(8)
+        with streams.driver.using(streams.other):
+            tensor.fill_(1)
+    assert [one.kind for one in streams.findings()] == ["used before allocated"]
+
+
+def test_the_hosts_lane_is_an_actor_of_its_own() -> None:
+    for asks in (False, True):
+        streams, tensor = Streams(), torch.zeros(8)
+        with streams.recording():
+            future = streams.driver.threads("lane").submit(tensor.fill_, 1)
+            if asks:
+                future.result()
+            with streams.driver.using(streams.one):
+                tensor.fill_(2)
+        assert [one.kind for one in streams.findings()] == ([] if asks else ["race"])
+
+
+def drawn(seed: int) -> tuple[Workload, Plan, int, Training]:
+    """A random plan, one of its ranks, and how it is trained."""
+    work, plan = random_plan(seed, most_ranks=8)
+    rank = np.random.default_rng(seed).choice([one.rank for one in unlike_ranks(plan)])
+    return work, plan, int(rank), TRAININGS[seed % len(TRAININGS)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_plans_have_no_race_and_need_their_waits(seed: int) -> None:
+    judge = Judge(trace_of(*drawn(seed), serialises=False))
+    assert judge.findings() == []
+    needed = 0
+    for wait in judge.waits:
+        if judge.is_needed(wait):
+            needed += 1
+        else:
+            assert all(judge.detours(wait))
+    assert needed > len(judge.waits) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200))
+def test_no_rank_of_a_random_plan_has_a_race(seed: int) -> None:
+    work, plan, _, training = drawn(seed)
+    for one in unlike_ranks(plan):
+        for serialises in (False, True):
+            trace = trace_of(work, plan, one.rank, training, serialises=serialises)
+            assert Judge(trace).findings() == []
+
+
+@pytest.mark.parametrize("seed", [1, 9])
+def test_a_wait_left_out_of_the_program_does_what_the_trace_says(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, plan, rank, training = drawn(seed)
+    whole = Judge(trace_of(work, plan, rank, training))
+    draw = np.random.default_rng(seed)
+    for wait in draw.choice([one for one in whole.waits if one.lane != HOST], 4, replace=False):
+        alike = [one for one in whole.waits if str(one) == str(wait)]
+        with monkeypatch.context() as patch:
+            patch.setattr(one_rank, "Executor", leaving_out(wait))
+            changed = Judge(trace_of(work, plan, rank, training))
+        assert bool(changed.findings()) == whole.is_needed(*alike)
+
+
+def leaving_out(wait: Wait) -> type[Executor]:
+    """Executors whose programs lack a wait."""
+
+    class Lacking(Executor):
+        def __init__(self, *args: object, **named: object) -> None:
+            super().__init__(*args, **named)  # type: ignore[arg-type]
+            before: list[Op] = []
+            for each in (*self.programs, self.flushing):
+                before += each
+                each[:] = [
+                    self.lacking(op, len(before) - len(each) + number, before)
+                    for number, op in enumerate(each)
+                ]
+
+        def lacking(self, op: Op, number: int, before: list[Op]) -> Op:
+            def is_it(back: int) -> bool:
+                other = before[number - back]
+                found = (words(op), op.lane, words(other), other.lane)
+                return found == (wait.task, wait.lane, wait.for_task, wait.for_lane)
+
+            return replace(op, waits=tuple(back for back in op.waits if not is_it(back)))
+
+    return Lacking
+
+
+def words(op: Op) -> str:
+    return f"{op.task} ({op.phase.replace('_', ' ')})"
+
+
+def test_activations_freed_under_their_copy_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embedding and head take entries of the ring too: whose forward lets go of what left before
+    must wait for its copy, whether it sends anything away itself or not."""
+    judge = Judge(trace_of(workload(layers=3, batch=4), LEAVING, 0, TRAINING))
+    assert judge.findings() == []
+    monkeypatch.setitem(buffers._TOUCHES, "F", forgetful_forward)  # type: ignore[index]
+    findings = Judge(trace_of(workload(layers=3, batch=4), LEAVING, 0, TRAINING)).findings()
+    assert {one.kind for one in findings} == {"freed while used"}
+    first = findings[0]
+    assert (first.first.actor, first.second.actor) == ("device_to_host", "compute")
+    assert first.first.task == "0A>.2m0 (first forward)"
+    assert first.second.task == "0F.4m0 (first forward)"
+    assert "for 0A>.2m0 (first forward) on device_to_host" in str(first)
+
+
+def forgetful_forward(touched: buffers.Touched) -> tuple[buffers.Buffers, buffers.Buffers]:
+    """What a forward was said to touch before the fault was found."""
+    leaves = touched.shape.offload_of(touched.layer).activations > 0
+    reads = (touched.weights, *touched.borrowed("weights"))
+    return reads, ((("leaving", touched.entry),) if leaves else ())
+
+
+def test_received_memory_may_not_be_written_before_compute_is_past_its_last_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = Plan(micro_batches=4, stages=(stage(2), stage(2)))
+    work = workload(layers=4, batch=8)
+    assert Judge(trace_of(work, plan, 1, TRAINING)).findings() == []
+    monkeypatch.setattr(program, "_AFTER_COMPUTE", ())
+    kinds = {one.kind for one in Judge(trace_of(work, plan, 1, TRAINING)).findings()}
+    assert kinds == {"used before allocated"}

@@ -1,0 +1,126 @@
+"""A small plan has the structure of the plan that it stands for."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.job import Job
+from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.workload import Workload
+from runtime.checks.small import MOST_BLOCKS, SmallPlan, small
+from runtime.checks.unlike import unlike_ranks
+from runtime.comm.topology import Topology
+from runtime.engine.program import iterations
+from runtime.engine.shape import StageShape
+from tests.runtime.worlds import random_plan
+
+LARGE = Plan(
+    micro_batches=65,
+    stages=(
+        StagePlan(layers=33, data_parallel=8, tensor_parallel=4, micro_batch=2, zero=2),
+        StagePlan(
+            layers=63,
+            data_parallel=4,
+            tensor_parallel=8,
+            micro_batch=4,
+            checkpointed_layers=20,
+            offload=Offload(optimizer=0.25, activations=0.5),
+        ),
+    ),
+)
+
+
+def large() -> tuple[Workload, Plan]:
+    work = Workload(
+        model=catalog.model("llama3-70b"),
+        sequence_length=8192,
+        global_batch=16 * 65,
+        attention="flash",
+        precision="bf16",
+    )
+    layers = work.model.layers
+    first, second = LARGE.stages
+    plan = Plan(
+        micro_batches=65,
+        stages=(first, _with_layers(second, layers - first.layers)),
+    )
+    return work, plan
+
+
+def _with_layers(stage: StagePlan, layers: int) -> StagePlan:
+    return StagePlan(
+        layers=layers,
+        data_parallel=stage.data_parallel,
+        tensor_parallel=stage.tensor_parallel,
+        micro_batch=stage.micro_batch,
+        checkpointed_layers=20,
+        offload=stage.offload,
+    )
+
+
+def kinds(plan: Plan) -> list[set[tuple[str, str, str]]]:
+    """For each stage the kinds of tasks that it has, by lane and phase."""
+    return [
+        {
+            (op.name, op.lane, op.phase)
+            for program in iterations(StageShape.of(plan, stage, clips=True, tied=True), 2)
+            for op in program
+        }
+        for stage in range(plan.num_stages)
+    ]
+
+
+def transfers(plan: Plan) -> list[list[int]]:
+    """For each rank whom it exchanges with."""
+    topology = Topology(plan=plan)
+    return [
+        [
+            one.peer
+            for other in (topology.place(rank).stage - 1, topology.place(rank).stage + 1)
+            if 0 <= other < plan.num_stages
+            for way in (False, True)
+            for one in topology.transfers(rank, to_stage=other, receives=way)
+        ]
+        for rank in range(plan.num_gpus)
+    ]
+
+
+def assert_stands_for(made: SmallPlan, work: Workload, plan: Plan) -> None:
+    assert kinds(made.plan) == kinds(plan)
+    assert transfers(made.plan) == transfers(plan)
+    for own, whole in zip(made.plan.stages, plan.stages, strict=True):
+        assert (own.layers - whole.layers) % 2 == 0
+        assert (own.zero, own.offload) == (whole.zero, whole.offload)
+        assert bool(own.checkpointed_layers) == bool(whole.checkpointed_layers)
+        assert (own.checkpointed_layers < own.layers) == (whole.checkpointed_layers < whole.layers)
+    # All checks of a job hold for it.
+    cluster = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=8, gpus_per_node=8)
+    Job(workload=made.workload, cluster=cluster, plan=made.plan)
+    grouped = made.workload.model.kv_heads < made.workload.model.heads
+    assert grouped == (work.model.kv_heads < work.model.heads)
+
+
+def test_a_large_plan_becomes_small_and_keeps_its_structure() -> None:
+    work, plan = large()
+    made = small(work, plan)
+    assert_stands_for(made, work, plan)
+    assert max(stage.layers for stage in made.plan.stages) <= MOST_BLOCKS
+    assert made.workload.model.hidden < 300
+    assert "6 micro" in " ".join(made.left_out) or "5 micro" in " ".join(made.left_out)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_plans_keep_their_structure(seed: int) -> None:
+    work, plan = random_plan(seed, most_ranks=16)
+    assert_stands_for(small(work, plan), work, plan)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ranks_that_differ_stand_for_all(seed: int) -> None:
+    _, plan = random_plan(seed, most_ranks=16)
+    unlike = unlike_ranks(plan)
+    assert sum(one.stands_for for one in unlike) == plan.num_gpus
+    assert len({one.rank for one in unlike}) == len(unlike)
+    assert {one.stage for one in unlike} == set(range(plan.num_stages))
