@@ -22,7 +22,7 @@ from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.measurement import Measurement  # noqa: E402
 from mistlab.value import from_mapping  # noqa: E402
 from runtime.boxes import Loader  # noqa: E402
-from runtime.checks.one_rank import standing_in  # noqa: E402
+from runtime.checks.races.one_rank import standing_in  # noqa: E402
 from runtime.devices.cuda import CudaDriver  # noqa: E402
 from runtime.engine import arena  # noqa: E402
 from runtime.engine.parameters import Parameters  # noqa: E402
