@@ -89,9 +89,9 @@ FAULTS = {
         at=(Passes.come_back, "storage.copy_(copy, non_blocking=True)"),
     ),
     "a scalar assigned to an element": Fault(
-        function=Squares.take,
-        right="for_layer = self._sums[self._rows[layer]].zero_()",
-        wrong="for_layer = self._sums; for_layer[self._rows[layer]] = 0.0",
+        function=Squares._note,
+        right="total = self._sums[self._rows[layer]].zero_()",
+        wrong="total = self._sums[self._rows[layer]]; self._sums[self._rows[layer]] = 0.0",
         kind="scalar copied",
         operator="Tensor.__setitem__",
         task="1R.4m1 (last backward)",
@@ -149,30 +149,30 @@ def test_a_planted_fault_is_found_at_its_place(
     assert fault.found_in(planted)
 
 
-TAKING = "for_layer.add_(gradients[part].float().square().sum())"
+TAKING = "total.add_(norms.square_().sum())"
 ENDING = {
     "a tensor on another device": Fault(
-        function=Squares.take,
+        function=Squares._note,
         right=TAKING,
-        wrong="for_layer.add_(gradients[part].float().dot(torch.ones(gradients[part].shape)))",
+        wrong="total.add_(norms.dot(torch.ones(norms.shape)))",
         kind="wrong device",
         operator="aten.dot.default",
         task="1R.4m1 (last backward)",
         lane="reduce_scatter",
     ),
     "a size that values decide": Fault(
-        function=Squares.take,
+        function=Squares._note,
         right=TAKING,
-        wrong="for_layer.add_(gradients[part][gradients[part] > 0].float().square().sum())",
+        wrong="total.add_(norms[norms > 0].square_().sum())",
         kind="size from values",
         operator="aten.index.Tensor",
         task="1R.4m1 (last backward)",
         lane="reduce_scatter",
     ),
     "a shape that does not fit": Fault(
-        function=Squares.take,
+        function=Squares._note,
         right=TAKING,
-        wrong="for_layer.add_(gradients[part].view(-1, 7).float().square().sum())",
+        wrong="total.add_(part.view(-1, 7).sum())",
         kind="failure",
         operator="aten.view.default",
         task="1R.4m1 (last backward)",
@@ -193,32 +193,32 @@ def test_a_fault_that_ends_the_run_is_found_at_its_place(
 
 # Statements in the place of one that takes gradients' squares, and what is to be found there.
 WAITING = {
-    "gradients.cpu()": ("blocking copy", "aten._to_copy.default"),
-    "gradients.to('cpu', non_blocking=True)": ("memory pinned", "aten._to_copy.default"),
-    "bool(gradients[0] > 0)": ("value read", "aten._local_scalar_dense.default"),
-    "gradients[[0, 1]]": ("blocking copy", "aten.index.Tensor"),
-    "gradients[gradients > 0] = gradients[0]": ("size from values", "aten.index_put_.default"),
-    "gradients.new_tensor([1.0])": ("blocking copy", "new_tensor(..., device=)"),
-    "torch.as_tensor([1.0], device=gradients.device)": (
+    "part.cpu()": ("blocking copy", "aten._to_copy.default"),
+    "part.to('cpu', non_blocking=True)": ("memory pinned", "aten._to_copy.default"),
+    "bool(part[0] > 0)": ("value read", "aten._local_scalar_dense.default"),
+    "part[[0, 1]]": ("blocking copy", "aten.index.Tensor"),
+    "part[part > 0] = part[0]": ("size from values", "aten.index_put_.default"),
+    "part.new_tensor([1.0])": ("blocking copy", "new_tensor(..., device=)"),
+    "torch.as_tensor([1.0], device=part.device)": (
         "blocking copy",
         "as_tensor(..., device=)",
     ),
 }
 RUNNING = (
-    "gradients[:2] = 0.0",
-    "gradients[gradients > 0] = 0.0",
-    "gradients[0].fill_(0.0)",
-    "gradients[0] = gradients[1]",
-    "torch.where(gradients > 0, gradients, 0.0)",
-    "torch.full((2,), 1.0, device=gradients.device)",
-    "gradients.half().to(gradients.device)",
+    "part[:2] = 0.0",
+    "part[part > 0] = 0.0",
+    "part[0].fill_(0.0)",
+    "part[0] = part[1]",
+    "torch.where(part > 0, part, 0.0)",
+    "torch.full((2,), 1.0, device=part.device)",
+    "part.half().to(part.device)",
 )
 
 
 def test_what_waits_on_cuda_is_told_from_what_runs_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plant(monkeypatch, Squares.take, TAKING, "; ".join((*WAITING, *RUNNING)))
+    plant(monkeypatch, Squares._note, TAKING, "; ".join((*WAITING, *RUNNING)))
     found = findings_of(SCALED)
     assert {(one.kind, one.operator) for one in found} == set(WAITING.values())
 
@@ -236,7 +236,7 @@ def test_the_host_lane_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_finding_says_what_to_do_where(planted: tuple[WaitFinding, ...]) -> None:
     (one,) = (str(one) for one in planted if one.kind == "scalar copied")
     assert re.fullmatch(
-        r"runtime/engine/norm\.py:\d+ \(Squares\.take\): Tensor\.__setitem__ in 1R\.4m1 "
+        r"runtime/engine/norm\.py:\d+ \(Squares\._note\): Tensor\.__setitem__ in 1R\.4m1 "
         r"\(last backward\), lane reduce_scatter, \d+ times: scalar copied: the host waits until "
         r"one number is copied: use zero_ or fill_",
         one,
