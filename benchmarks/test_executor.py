@@ -30,7 +30,7 @@ from runtime.models.families import model_of  # noqa: E402
 from runtime.profiling.launches import one_thread  # noqa: E402
 from runtime.profiling.tiny_blocks import FEW, HIDDEN, MANY, SEQUENCE, TinyBlocks, tiny  # noqa: E402
 
-ROUNDS = 40
+ROUNDS = 20
 PASSES = 32
 CPU = torch.device("cpu")
 

@@ -66,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     history = History()
     settings = _settings(options, job)
     _check_places(options)
+    _warn(options)
     try:
         with (
             strictly_deterministic() if options.deterministic else nullcontext(),
@@ -203,6 +204,15 @@ def _check_stage(options: argparse.Namespace) -> None:
         if options.stage is not None and given:
             message = f"{name} needs the whole model: leave it out, or --stage {options.stage}"
             raise InputError(message)
+
+
+def _warn(options: argparse.Namespace) -> None:
+    """Say once what of the user's own settings may make a run hang."""
+    from runtime.devices.cuda import shared_connections  # noqa: PLC0415 (needs torch)
+
+    words = shared_connections() if options.device == "cuda" else None
+    if words is not None and os.environ.get("RANK", "0") == "0":
+        progress(f"warning: {words}")
 
 
 def _directory(session: "Session", options: argparse.Namespace) -> RunDirectory | None:

@@ -40,6 +40,7 @@ from runtime.models.attention_kernel import AttentionKernel, check_kernel, settl
 from runtime.profiling.clocks import clocks_of
 from runtime.runnable import check_runnable
 from runtime.shortage import Shortage, ShortageError, refusals
+from runtime.threads import take_share
 
 KIBIBYTE = 1024
 
@@ -132,6 +133,7 @@ class Session:
         )
         device = device_of(settings.device, world)
         settle_kernel(settings.kernel, device)
+        take_share()
         session = None
         try:
             session = cls._joined(job, settings, world, device)

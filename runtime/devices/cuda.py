@@ -1,5 +1,6 @@
 """CUDA devices, as ``torch.cuda`` drives them."""
 
+import os
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, final
@@ -8,6 +9,24 @@ import torch
 from torch import Tensor
 
 from runtime.devices.driver import DevicePeaks, Event, Stream
+from runtime.engine.streams import LANES
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+# CUDA reads the first when it starts, torch the second when it makes a communicator; what the user
+# has set stays. Streams that share one of CUDA's connections wait for one another, and messages
+# have a stream of NCCL's, as urgent as their lanes (docs/decisions/0011-communicators.md).
+SETTINGS = {CONNECTIONS: "32", "TORCH_NCCL_HIGH_PRIORITY": "1"}
+
+
+def shared_connections() -> str | None:
+    """What to say where the user has set fewer connections than lanes, if that is so."""
+    given = os.environ.get(CONNECTIONS, "")
+    if not given.isdigit() or int(given) >= len(LANES):
+        return None
+    return (
+        f"{CONNECTIONS}={given}: fewer than the {len(LANES)} streams of a rank; those that share "
+        "one wait for one another, in a pipeline perhaps for ever: unset it, or give 32"
+    )
 
 
 @final
@@ -22,7 +41,9 @@ class CudaDriver:
         return torch.version.cuda or ""
 
     def count(self) -> int:
-        """GPUs that are there."""
+        """GPUs that are there; asked before anything else, so that CUDA starts as it should."""
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     def choose(self, device: torch.device) -> None:

@@ -46,9 +46,9 @@ class Squares:
 
     def _note(self, layer: int, parts: Sequence[Tensor]) -> None:
         total = self._sums[self._rows[layer]].zero_()
-        for part in parts:
-            cut = part.numel() // ROW * ROW
-            for rows in (part[:cut].view(-1, ROW), part[cut:].view(1, -1)):
+        for gradients in parts:
+            cut = gradients.numel() // ROW * ROW
+            for rows in (gradients[:cut].view(-1, ROW), gradients[cut:].view(1, -1)):
                 if rows.numel():
                     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32)
                     total.add_(norms.square_().sum())

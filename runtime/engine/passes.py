@@ -1,11 +1,11 @@
 """Forward and backward of single layers, each an autograd graph of its own: F, B and A.
 
-No graph reaches from one layer to the next: a layer's input enters through a boundary that hands
-its gradient over, and nothing refers to the input but what the layer itself has saved.
+No graph reaches from one layer to the next. A layer of which nothing moves until its backward pass
+runs as it would anywhere. What another one saves is taken apart: its input enters through a
+boundary that hands its gradient over, and nothing refers to the input but what the layer has saved.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,14 +37,25 @@ class _Boundary(torch.autograd.Function):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Kept:
-    """A layer of a micro-batch between its passes; ``again`` gives the input to compute it from."""
+    """A layer of a micro-batch between its passes; ``again`` gives the input to compute it from.
 
-    saved: Saved
+    What it keeps is ``saved``, or it is autograd's and only counted. The gradient of its input is
+    handed over, or it is that of ``entered``.
+    """
+
     targets: Tensor | None
+    saved: Saved | None = None
+    counted_bytes: int = 0
     edge: GradientEdge | None = None
+    entered: Tensor | None = None
     handed: list[Tensor] = field(default_factory=list)
     again: Callable[[], Tensor] | None = None
     away: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """What of it is on the device."""
+        return self.counted_bytes if self.saved is None else self.saved.size_bytes
 
 
 class Passes:
@@ -85,18 +96,13 @@ class Passes:
         """A layer's output, or the head's loss."""
         # What left the ring's entry before has been copied: compute has waited for that.
         self.leaving[entry].clear()
-        weights = self._places.take_weights(layer, entry)
-        saved = Saved(weights=weights, constants=self._constants[layer])
-        kept = self.kept[layer, micro_batch] = _Kept(saved=saved, targets=targets)
-        if layer in self.checkpointed:
-            kept.again = saved.keep(x)
-            with torch.no_grad():
-                y = self._run(layer, x, targets)
+        kept = self.kept[layer, micro_batch] = _Kept(targets=targets)
+        if layer in self._sizes:
+            kept.counted_bytes = self._sizes[layer]
+            y = self._plainly(layer, x, kept)
         else:
-            with self._taken_apart(layer, saved):
-                y = self._run(layer, self._entered(x, kept), targets)
-            kept.edge = get_gradient_edge(y)
-        self.held_bytes += saved.size_bytes
+            y = self._taken_apart(layer, entry, x, kept)
+        self.held_bytes += kept.size_bytes
         staged = self.state.staging.size_bytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes + staged)
         return y.detach()
@@ -104,26 +110,29 @@ class Passes:
     def backward(self, layer: int, micro_batch: int, entry: int, gradient: Tensor) -> Tensor | None:
         """Add the gradients of a layer's weights up; the gradient of its input, if it has one."""
         kept = self.kept.pop((layer, micro_batch))
-        self.held_bytes -= kept.saved.size_bytes
-        kept.saved.move_weights(self._places.take_weights(layer, entry))
+        self.held_bytes -= kept.size_bytes
+        if kept.saved is not None:
+            kept.saved.move_weights(self._places.take_weights(layer, entry))
         self._collect(layer, micro_batch, entry)
         if kept.again is not None:
-            y = self._run(layer, self._entered(kept.again(), kept), kept.targets)
-            kept.edge = get_gradient_edge(y)
-            del y
+            self._plainly(layer, kept.again(), kept)
         assert kept.edge is not None
         torch.autograd.backward([kept.edge], [gradient])
+        if kept.entered is not None:
+            return kept.entered.grad
         return kept.handed[0] if kept.handed else None
 
     def leave(self, layer: int, micro_batch: int, entry: int) -> Work:
         """Take storages away to the host, as many as the ratio says over layers so far."""
         kept, shape = self.kept[layer, micro_batch], self.state.shape
+        saved = kept.saved
+        assert saved is not None
         if layer == shape.blocks.start:
             self.carried_bytes = 0.0
-        self.carried_bytes += shape.offload.activations * kept.saved.size_bytes
+        self.carried_bytes += shape.offload.activations * saved.size_bytes
         moves = []
-        for number in kept.saved.largest(self.carried_bytes):
-            storage = kept.saved.leave(number)
+        for number in saved.largest(self.carried_bytes):
+            storage = saved.leave(number)
             copy = self.host.take((layer, shape.held(micro_batch), number), storage.numel())
             kept.away.append((number, copy))
             moves.append((storage, copy))
@@ -146,11 +155,13 @@ class Passes:
     def come_back(self, layer: int, micro_batch: int) -> Work:
         """Bring a layer's storages back to the device."""
         kept = self.kept[layer, micro_batch]
+        saved = kept.saved
+        assert saved is not None
         moves = []
         for number, copy in kept.away:
             storage = torch.empty_like(copy, device=self.device)
             self.streams.spoil(storage)
-            kept.saved.come_back(number, storage)
+            saved.come_back(number, storage)
             self.held_bytes += storage.numel()
             moves.append((storage, copy))
         kept.away.clear()
@@ -162,32 +173,36 @@ class Passes:
 
         return work
 
-    @contextmanager
-    def _taken_apart(self, layer: int, saved: Saved) -> Iterator[None]:
-        """Where a layer runs forward whose weights or saved tensors may move until its backward.
+    def _plainly(self, layer: int, x: Tensor, kept: _Kept) -> Tensor:
+        """Let autograd keep what the layer saves."""
+        if x.is_floating_point():
+            x = kept.entered = x.detach().requires_grad_()
+        y = self._run(layer, x, kept.targets)
+        kept.edge = get_gradient_edge(y)
+        return y
 
-        Where neither does, autograd keeps them by itself, once they have been counted.
-        """
-        if layer in self._sizes:
-            saved.size_bytes = self._sizes[layer]
-            yield
-            return
+    def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: _Kept) -> Tensor:
+        """Keep what the layer saves, and count it; of a layer that is computed again, the input."""
+        weights = self._places.take_weights(layer, entry)
+        saved = kept.saved = Saved(weights=weights, constants=self._constants[layer])
+        if layer in self.checkpointed:
+            kept.again = saved.keep(x)
+            with torch.no_grad():
+                return self._run(layer, x, kept.targets)
         with saved.hooks():
-            yield
+            if x.is_floating_point():
+                x = _Boundary.apply(x, self._anchor, kept.handed)
+            y = self._run(layer, x, kept.targets)
+        kept.edge = get_gradient_edge(y)
         shape = self.state.shape
         if not shape.rings_weights(layer) and shape.offload_of(layer).activations == 0:
             self._sizes[layer] = saved.size_bytes
+        return y
 
     def _run(self, layer: int, x: Tensor, targets: Tensor | None) -> Tensor:
         module = self.modules[layer]
         y: Tensor = module(x) if targets is None else module(x, targets)
         return y
-
-    def _entered(self, x: Tensor, kept: _Kept) -> Tensor:
-        if not x.is_floating_point():
-            return x
-        entered: Tensor = _Boundary.apply(x, self._anchor, kept.handed)
-        return entered
 
     def _collect(self, layer: int, micro_batch: int, entry: int) -> None:
         """Let a layer's gradients add up where they belong."""

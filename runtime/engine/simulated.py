@@ -117,7 +117,7 @@ class SimulatedStreams:
 
     def _advance_all(self) -> bool:
         """Take each lane a step further if it can go; whether any could."""
-        advanced = [self._advance(lane) for lane in LANES if lane != "compute"]
+        advanced = [self._advance(lane) for lane, queue in self._queues.items() if queue]
         return any(advanced)
 
     def _advance(self, lane: Lane) -> bool:

@@ -16,8 +16,9 @@ from runtime.engine.training import Training
 
 HIDDEN, HEADS, SEQUENCE, VOCAB = 64, 2, 8, 128
 # An iteration with many blocks is timed less one with few: embedding, head and what comes once an
-# iteration are in both. The difference still has a block's step, once in so many micro-batches.
-FEW, MANY = 1, 5
+# iteration are in both, and find as little in a CPU's caches. The difference still has a block's
+# step, once in so many micro-batches.
+FEW, MANY = 4, 8
 MICRO_BATCHES = 16
 
 

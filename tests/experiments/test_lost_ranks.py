@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,15 @@ ENDLESS = 100_000
 
 
 @contextmanager
-def ranks_of(plan: Path, out: Path, count: int, *options: object) -> Iterator[list[Process]]:
-    """Ranks without torchrun, which would end the others itself; they train and save."""
+def processes(count: int, command: Callable[[int], list[str]]) -> Iterator[list[Process]]:
+    """Ranks without torchrun, which would end the others itself."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     world = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "experiments.run_plan", plan, "--out", out, "--save-every", 1]
-    command += ["--steps", ENDLESS, *options]
     ranks = [
         subprocess.Popen(
-            [str(part) for part in command],
+            [sys.executable, *command(rank)],
             cwd=ROOT,
             env={**os.environ, **world, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
@@ -44,14 +42,23 @@ def ranks_of(plan: Path, out: Path, count: int, *options: object) -> Iterator[li
         for rank in range(count)
     ]
     try:
-        deadline = time.monotonic() + 150
-        while not list((out / "checkpoints").glob("step-?")) and time.monotonic() < deadline:
-            time.sleep(0.1)
         yield ranks
     finally:
         for process in ranks:
             process.kill()
             process.communicate()
+
+
+@contextmanager
+def ranks_of(plan: Path, out: Path, count: int, *options: object) -> Iterator[list[Process]]:
+    """Ranks that train and save."""
+    command = ["-m", "experiments.run_plan", plan, "--out", out, "--save-every", 1]
+    command += ["--steps", ENDLESS, *options]
+    with processes(count, lambda _: [str(part) for part in command]) as ranks:
+        deadline = time.monotonic() + 150
+        while not list((out / "checkpoints").glob("step-?")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        yield ranks
 
 
 def told(process: Process) -> str:
@@ -85,6 +92,29 @@ def test_a_rank_that_is_killed_ends_the_others_and_leaves_the_checkpoint(
     assert any(f"rank {victim} is gone" in line or "one of ranks" in line for line in lines)
     again = [str(plan_file(tmp_path)), "--steps", "1", "--resume", str(out / "checkpoints")]
     assert run(run_plan.main, again) == DONE
+
+
+DYING = """
+import os, signal, sys
+from experiments import run_plan
+from runtime.comm import topology
+topology.{when} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+run_plan.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["enter", "greet"])
+def test_a_rank_that_dies_while_it_connects_is_told(tmp_path: Path, when: str) -> None:
+    """Before any call of a group, and before any message between two stages."""
+    plan = plan_file(tmp_path, *UNLIKE)
+    code = ["-c", DYING.format(when=when)]
+    commands = [["-m", "experiments.run_plan"], code, ["-m", "experiments.run_plan"]]
+    with processes(3, lambda rank: [*commands[rank], str(plan), "--timeout", "20"]) as ranks:
+        lines = [told(process) for rank, process in enumerate(ranks) if rank != 1]
+    for line in lines:
+        assert "is gone, or has not come in time" in line
+        assert "there is no checkpoint" in line
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ FAULTS = {
     "a scalar assigned to an element": Fault(
         function=Squares._note,
         right="total = self._sums[self._rows[layer]].zero_()",
-        wrong="total = self._sums[self._rows[layer]]; self._sums[self._rows[layer]] = 0.0",
+        wrong="total = self._sums; total[self._rows[layer]] = 0.0",
         kind="scalar copied",
         operator="Tensor.__setitem__",
         task="1R.4m1 (last backward)",
@@ -163,7 +163,7 @@ ENDING = {
     "a size that values decide": Fault(
         function=Squares._note,
         right=TAKING,
-        wrong="total.add_(norms[norms > 0].square_().sum())",
+        wrong="total.add_(norms[norms > 0].sum())",
         kind="size from values",
         operator="aten.index.Tensor",
         task="1R.4m1 (last backward)",
@@ -172,7 +172,7 @@ ENDING = {
     "a shape that does not fit": Fault(
         function=Squares._note,
         right=TAKING,
-        wrong="total.add_(part.view(-1, 7).sum())",
+        wrong="total.add_(norms.view(-1, 7).sum())",
         kind="failure",
         operator="aten.view.default",
         task="1R.4m1 (last backward)",
@@ -193,25 +193,25 @@ def test_a_fault_that_ends_the_run_is_found_at_its_place(
 
 # Statements in the place of one that takes gradients' squares, and what is to be found there.
 WAITING = {
-    "part.cpu()": ("blocking copy", "aten._to_copy.default"),
-    "part.to('cpu', non_blocking=True)": ("memory pinned", "aten._to_copy.default"),
-    "bool(part[0] > 0)": ("value read", "aten._local_scalar_dense.default"),
-    "part[[0, 1]]": ("blocking copy", "aten.index.Tensor"),
-    "part[part > 0] = part[0]": ("size from values", "aten.index_put_.default"),
-    "part.new_tensor([1.0])": ("blocking copy", "new_tensor(..., device=)"),
-    "torch.as_tensor([1.0], device=part.device)": (
+    "gradients.cpu()": ("blocking copy", "aten._to_copy.default"),
+    "gradients.to('cpu', non_blocking=True)": ("memory pinned", "aten._to_copy.default"),
+    "bool(gradients[0] > 0)": ("value read", "aten._local_scalar_dense.default"),
+    "gradients[[0, 1]]": ("blocking copy", "aten.index.Tensor"),
+    "gradients[gradients > 0] = gradients[0]": ("size from values", "aten.index_put_.default"),
+    "gradients.new_tensor([1.0])": ("blocking copy", "new_tensor(..., device=)"),
+    "torch.as_tensor([1.0], device=gradients.device)": (
         "blocking copy",
         "as_tensor(..., device=)",
     ),
 }
 RUNNING = (
-    "part[:2] = 0.0",
-    "part[part > 0] = 0.0",
-    "part[0].fill_(0.0)",
-    "part[0] = part[1]",
-    "torch.where(part > 0, part, 0.0)",
-    "torch.full((2,), 1.0, device=part.device)",
-    "part.half().to(part.device)",
+    "gradients[:2] = 0.0",
+    "gradients[gradients > 0] = 0.0",
+    "gradients[0].fill_(0.0)",
+    "gradients[0] = gradients[1]",
+    "torch.where(gradients > 0, gradients, 0.0)",
+    "torch.full((2,), 1.0, device=gradients.device)",
+    "gradients.half().to(gradients.device)",
 )
 
 

@@ -9,8 +9,21 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
+from mistlab.plan import Offload, Plan  # noqa: E402
+from runtime.comm.group import Alone  # noqa: E402
+from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.saved import Saved, storage_of  # noqa: E402
+from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from tests.runtime.worlds import (  # noqa: E402
+    TRAINING,
+    begun,
+    ratios,
+    run_step,
+    stage,
+    workload,
+)
 
+BLOCKS = 3
 ROWS, WIDTH = 4, 8
 NUMEL = WIDTH * WIDTH
 BYTES = ROWS * WIDTH * 4
@@ -91,3 +104,36 @@ def test_weights_are_found_where_they_are_in_the_backward_pass() -> None:
     layer.move()
     for found, gradient in zip(layer.gradients(), expected, strict=True):
         assert torch.equal(found, gradient)
+
+
+@pytest.mark.parametrize(
+    ("offload", "each_time"),
+    [
+        (ratios(0, 0, 0, 0), 0),
+        (ratios(0, 1, 1, 0), 0),
+        (ratios(1, 0, 0, 0), BLOCKS),
+        (ratios(0, 0, 0, 1), BLOCKS),
+    ],
+)
+def test_only_layers_of_which_something_moves_are_taken_apart_again_and_again(
+    offload: Offload, each_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Saved] = []
+    hooks = Saved.hooks
+
+    def noted(saved: Saved) -> object:
+        taken.append(saved)
+        return hooks(saved)
+
+    monkeypatch.setattr(Saved, "hooks", noted)
+    work = workload(layers=BLOCKS)
+    plan = Plan(micro_batches=2, stages=(stage(BLOCKS, micro_batch=4, offload=offload),))
+    connections = connected(plan, 0, lambda _name, _ranks: Alone())
+    executor = begun(work, plan, connections, SimulatedStreams(), TRAINING)
+    counts = []
+    for step in range(2):
+        taken.clear()
+        run_step(executor, work, connections, step)
+        counts.append(len(taken))
+    # Embedding and head stay; every layer is counted once.
+    assert counts == [BLOCKS + 2 + each_time, 2 * each_time]
