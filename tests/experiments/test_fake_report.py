@@ -12,8 +12,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from runtime.checks.sham import SHAM
-
 from experiments import run_plan
 from experiments.commandline import DONE, run
 from experiments.gpu_report import Report
@@ -23,6 +21,7 @@ from experiments.report_plans import PLANS, ReportPlan
 from mistlab import catalog
 from mistlab.model import ModelSpec
 from runtime.checks.fake.device import device_findings, fake_device
+from runtime.checks.fake.sham import SHAM
 from runtime.checks.fake.watch import Watch
 from runtime.determinism import FIXED_WORKSPACE, WORKSPACE
 from runtime.engine.training import Training
