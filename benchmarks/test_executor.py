@@ -1,13 +1,14 @@
 """What the executor adds to the host's time for a block, with nothing else that takes time.
 
-Blocks of hidden size 64 on 8 tokens. A round times, one after the other, the executor's forward and
-backward pass of a block (the difference between models of five blocks and of one, as
-``runtime.profiling.launches`` has it) and those of as many plain blocks: ``block(x).backward(g)``,
-or torch's own checkpointing of it where blocks are computed again. Seconds are the process's own,
-without those that other processes took. ``extra_info`` has the ratio of the medians, and the
-quartiles of the rounds' ratios. Streams are simulated ones, or the real ``CudaStreams`` on a driver
-that does nothing: what CUDA itself takes to record and wait for events comes on top of both.
-Run on one core: ``taskset -c 0 make benchmark``.
+Blocks of hidden size 64 on 8 tokens. A round times, one after the other, a forward and a backward
+pass of a block by the executor and of a plain one: ``block(x).backward(g)``, or torch's own
+checkpointing of it where blocks are computed again. Both are differences between models of eight
+blocks and of four, as ``runtime.profiling.launches`` has it: what is around blocks is in both
+models, and a block finds as little of its own in a CPU's caches as it does in any model. Seconds
+are the process's own, without those that other processes took. ``extra_info`` has the ratio of the
+medians, and the quartiles of the rounds' ratios. Streams are simulated ones, or the real
+``CudaStreams`` on a driver that does nothing: what CUDA itself takes to record and wait for events
+comes on top of both. Run on one core: ``taskset -c 0 make benchmark``.
 """
 
 from collections.abc import Callable
@@ -28,10 +29,16 @@ from runtime.engine.cuda import CudaStreams  # noqa: E402
 from runtime.engine.simulated import SimulatedStreams  # noqa: E402
 from runtime.models.families import model_of  # noqa: E402
 from runtime.profiling.launches import one_thread  # noqa: E402
-from runtime.profiling.tiny_blocks import FEW, HIDDEN, MANY, SEQUENCE, TinyBlocks, tiny  # noqa: E402
+from runtime.profiling.tiny_blocks import (  # noqa: E402
+    FEW,
+    MANY,
+    MICRO_BATCHES,
+    SEQUENCE,
+    TinyBlocks,
+    tiny,
+)
 
 ROUNDS = 20
-PASSES = 32
 CPU = torch.device("cpu")
 
 
@@ -63,27 +70,46 @@ OFFLOADS = {
 }
 
 
-def plain_blocks(family: str, again: bool) -> Callable[[], float]:
-    """Times a forward and a backward of plain blocks, forward through all before going back."""
-    blocks = model_of(tiny(family, "flash", "fp32", layers=MANY - FEW)).blocks
-    for parameter in blocks.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
-    inputs = [torch.randn(1, SEQUENCE, HIDDEN, requires_grad=True) for _ in blocks]
-    gradient = torch.randn(1, SEQUENCE, HIDDEN)
+class PlainModel:
+    """Blocks between an embedding and a head, each differentiated by itself."""
 
-    def forward(block: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(block, x, use_reentrant=False) if again else block(x)
+    def __init__(self, family: str, layers: int, again: bool) -> None:
+        self.again = again
+        self.model = model_of(tiny(family, "flash", "fp32", layers=layers))
+        for parameter in self.model.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+        self.tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64)
+        self.iteration_s()
 
-    def sample_s() -> float:
+    def iteration_s(self) -> float:
         begin = process_time()
-        for _ in range(PASSES // len(blocks)):
-            outputs = [forward(block, x) for block, x in zip(blocks, inputs, strict=True)]
-            while outputs:
-                outputs.pop().backward(gradient)
-        return (process_time() - begin) / PASSES
+        for _ in range(MICRO_BATCHES):
+            self.passes()
+        return process_time() - begin
 
-    sample_s()
-    return sample_s
+    def passes(self) -> None:
+        embedded = self.model.embedding(self.tokens)
+        inputs, outputs = [leaf(embedded)], []
+        for block in self.model.blocks:
+            outputs.append(self.forward(block, inputs[-1]))
+            inputs.append(leaf(outputs[-1]))
+        self.model.head(inputs[-1], self.tokens).backward()
+        while outputs:
+            outputs.pop().backward(inputs.pop().grad)
+        embedded.backward(inputs.pop().grad)
+
+    def forward(self, block: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+
+
+def leaf(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().requires_grad_()
+
+
+def plain_blocks(family: str, again: bool) -> Callable[[], float]:
+    """Times a forward and a backward pass of a plain block."""
+    few, many = (PlainModel(family, layers, again) for layers in (FEW, MANY))
+    return lambda: (many.iteration_s() - few.iteration_s()) / (MANY - FEW) / MICRO_BATCHES
 
 
 @pytest.mark.parametrize("offloaded", OFFLOADS)
