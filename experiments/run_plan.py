@@ -14,28 +14,32 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from experiments.commandline import (
     DONE,
-    NO_ANSWER,
     NoAnswerError,
     as_options,
     parser_of,
     print_json,
     progress,
-    run,
     writable,
 )
 from experiments.measured_trace import write_trace
+from experiments.restarts import restarted
+from experiments.run_endings import (
+    LATEST,
+    checkpoints_of,
+    in_words,
+    last_checkpoint,
+    run_as_process,
+)
 from experiments.run_results import (
     WARM_UP,
     History,
     measurement_of,
     mfu_of,
     result_of,
-    row_of,
-    shortage_words,
     summary_of,
 )
 from experiments.rundir import RunDirectory, revision
@@ -44,14 +48,12 @@ from mistlab.errors import InputError
 from mistlab.job import Job, load_job
 from mistlab.units import GIB_BYTES
 from mistlab.value import to_mapping
-from runtime.checkpoint_folder import latest
 
 if TYPE_CHECKING:
     from runtime.engine.executor import Report
     from runtime.session import Session, Settings
 
 EXAMPLE = Path(__file__).parent / "plans" / "tiny-gpt.yaml"
-FP16_LOSS_SCALE = 2.0**16
 MOST_SEED = 2**31
 MOST_TIMEOUT_S = 1e6
 
@@ -59,6 +61,9 @@ MOST_TIMEOUT_S = 1e6
 def main(arguments: Sequence[str]) -> int:
     """Run the plan; results go to standard output on the first rank alone."""
     options = _parser().parse_args(arguments)
+    _check_numbers(options)
+    if options.restarts:
+        return restarted(arguments, options)
     from runtime.determinism import strictly_deterministic  # noqa: PLC0415 (needs torch)
     from runtime.session import Session  # noqa: PLC0415 (needs torch)
 
@@ -73,14 +78,15 @@ def main(arguments: Sequence[str]) -> int:
             Session.started(job, settings) as session,
         ):
             history.start_s = perf_counter() - began_s
-            directory = _directory(session, options)
+            _resume(session, options)
+            directory = _directory(session, options, history)
             _train(session, options, history, directory)
             _finish(session, options, history, directory)
     except RuntimeError as error:
-        _explain(error, job, options)
-        raise
-    if session.world.size > 1:
-        _end(DONE)
+        explained = in_words(error, job, options)
+        if explained is None:
+            raise
+        raise explained from error
     return DONE
 
 
@@ -101,7 +107,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clip-norm", type=float, help="most norm of all gradients")
     parser.add_argument("--epsilon", type=float, default=1e-8, help="AdamW's (default: 1e-8)")
     parser.add_argument("--loss-scale", type=float, help="the first (fp16: 65536, else none)")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on from a checkpoint")
+    parser.add_argument(
+        "--resume",
+        metavar="DIR",
+        help="go on from a checkpoint, for --steps more; latest: from the newest in --out, if any, "
+        "until the run has --steps",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="begin again from the newest checkpoint after a crash, so often at most",
+    )
     parser.add_argument("--save-every", type=int, default=0, help="checkpoint so often, in --out")
     parser.add_argument(
         "--export", type=Path, metavar="FILE.safetensors", help="weights at the end"
@@ -141,10 +159,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(options: argparse.Namespace, job: Job) -> "Settings":
-    from runtime.engine.training import Training  # noqa: PLC0415 (needs torch)
+    from runtime.engine.training import FP16_LOSS_SCALE, Training  # noqa: PLC0415 (needs torch)
     from runtime.session import Settings  # noqa: PLC0415 (needs torch)
 
-    _check_numbers(options)
     _check_stage(options)
     scale = FP16_LOSS_SCALE if job.workload.precision == "fp16" else None
     with as_options():
@@ -175,6 +192,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
     bounds = {
         "steps": (1, math.inf),
         "save-every": (0, math.inf),
+        "restarts": (0, math.inf),
         "seed": (0, MOST_SEED - 1),
         "timeout": (1, MOST_TIMEOUT_S),
     }
@@ -184,9 +202,11 @@ def _check_numbers(options: argparse.Namespace) -> None:
             allowed = f"of at least {least}" if most == math.inf else f"from {least} to {most:.0f}"
             message = f"--{name} {given}: give a number {allowed}"
             raise InputError(message)
-    if options.save_every and options.out is None:
-        message = "--save-every needs a folder: give --out DIR too"
-        raise InputError(message)
+    needing = [("--save-every", options.save_every), (f"--resume {LATEST}", _goes_on(options))]
+    for option, is_given in needing:
+        if is_given and options.out is None:
+            message = f"{option} needs a folder: give --out DIR too"
+            raise InputError(message)
 
 
 def _check_places(options: argparse.Namespace) -> None:
@@ -215,13 +235,37 @@ def _warn(options: argparse.Namespace) -> None:
         progress(f"warning: {words}")
 
 
-def _directory(session: "Session", options: argparse.Namespace) -> RunDirectory | None:
-    """The first rank's folder for results; the rows of a run before go."""
+def _goes_on(options: argparse.Namespace) -> bool:
+    """Whether the run is the one that has its results in the folder already, if any has."""
+    return bool(options.resume == LATEST)
+
+
+def _resume(session: "Session", options: argparse.Namespace) -> None:
+    """Go on from a checkpoint where that is asked for, and where there is one if it is the run's
+    own."""
+    if _goes_on(options):
+        folder = checkpoints_of(options)
+        path = session.resume_latest(folder, progress)
+        if session.is_first:
+            progress(f"going on from {path}" if path else f"{folder}: no checkpoint yet")
+    elif options.resume is not None:
+        session.resume(Path(options.resume))
+
+
+def _directory(
+    session: "Session", options: argparse.Namespace, history: History
+) -> RunDirectory | None:
+    """The first rank's folder for results. Rows of steps before the checkpoint stay if the run goes
+    on, and are its history; all others go."""
     if options.out is None or not session.is_first:
         return None
     others = {name: value for name, value in vars(options).items() if name != "plan"}
     directory = RunDirectory.make(options.out, f"run_plan {shlex.quote(str(options.plan))}", others)
-    directory.write_rows(())
+    if _goes_on(options):
+        history.go_on_from(
+            [row for row in directory.rows() if row.get("step", math.inf) <= session.steps]
+        )
+    directory.write_rows(history.rows)
     return directory
 
 
@@ -231,25 +275,24 @@ def _train(
     history: History,
     directory: RunDirectory | None,
 ) -> None:
-    if options.resume is not None:
-        session.resume(options.resume)
-    for _ in range(options.steps):
+    begun = 0 if _goes_on(options) else session.steps
+    while session.steps < begun + options.steps:
         report, seconds = session.step()
-        history.reports.append(report)
-        history.iteration_s.append(seconds)
+        row = history.add(session.steps, report, seconds)
         if report.loss is not None and not math.isfinite(report.loss):
             message = (
                 f"the loss is {report.loss} at step {session.steps}: give a lower --learning-rate, "
-                f"--clip-norm 1 or --warmup-steps; {_last_checkpoint(options)}"
+                f"--clip-norm 1 or --warmup-steps; {last_checkpoint(options)}"
             )
             raise NoAnswerError(message)
         if directory is not None:
-            directory.add_row(row_of(report, seconds))
+            directory.add_row(row)
         _tell(session, report, seconds)
-        if session.is_first and len(history.reports) in (WARM_UP, options.steps):
+        is_last = session.steps == begun + options.steps
+        if session.is_first and (is_last or len(history.rows) - history.earlier == WARM_UP):
             history.note_clocks(session.clocks())
         if options.save_every and session.steps % options.save_every == 0:
-            session.save(_checkpoints(options))
+            session.save(checkpoints_of(options))
 
 
 def _tell(session: "Session", report: "Report", seconds: float) -> None:
@@ -279,7 +322,7 @@ def _finish(
     if history.moved_clocks:
         progress(f"warning: {history.moved_clocks}: times are not of one speed")
     environment = session.environment(revision())
-    if session.is_first:
+    if session.is_first and history.rows:
         result = result_of(session.job, options, history, memory, environment)
         if options.json:
             print_json(result)
@@ -287,7 +330,7 @@ def _finish(
             print(summary_of(result), flush=True)
     if options.export is not None:
         session.export(options.export)
-    if directory is not None:
+    if directory is not None and tasks:
         job, stage = session.job, options.stage
         measured = measurement_of(job, stage, history, memory, tasks, environment)
         write_yaml(to_mapping(measured), options.out / "measurement.yaml")
@@ -295,42 +338,5 @@ def _finish(
         progress(f"{options.out}: measurement.yaml, timeline.json (ui.perfetto.dev), rows.jsonl")
 
 
-def _checkpoints(options: argparse.Namespace) -> Path:
-    folder: Path = options.out / "checkpoints"
-    return folder
-
-
-def _last_checkpoint(options: argparse.Namespace) -> str:
-    folder = options.resume if options.out is None else _checkpoints(options)
-    path = latest(folder) if folder is not None else None
-    return f"the last checkpoint is {path}" if path else "there is no checkpoint"
-
-
-def _explain(error: RuntimeError, job: Job, options: argparse.Namespace) -> None:
-    """Say what ended the run, in words, and end this process if others may hang."""
-    from runtime.checkpoint import UnsavedError  # noqa: PLC0415 (needs torch)
-    from runtime.comm.group import RankLostError  # noqa: PLC0415 (needs torch)
-    from runtime.shortage import ShortageError  # noqa: PLC0415 (needs torch)
-
-    if isinstance(error, RankLostError | UnsavedError):
-        text = f"{error}; {_last_checkpoint(options)}"
-    elif isinstance(error, ShortageError):
-        text = f"{shortage_words(error.shortage, job, options.stage)}; {_last_checkpoint(options)}"
-    else:
-        return
-    progress(f"error: {options.plan}: {text}")
-    _end(NO_ANSWER)
-
-
-def _end(status: int) -> NoReturn:
-    """End a process in which torch.distributed has threads.
-
-    Collectives that will never end must not keep it, and a thread of gloo that meets the end of the
-    interpreter takes the process with it by force.
-    """
-    sys.stdout.flush()
-    os._exit(status)
-
-
 if __name__ == "__main__":
-    sys.exit(run(main, sys.argv[1:]))
+    run_as_process(main, sys.argv[1:])

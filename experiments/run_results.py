@@ -32,13 +32,24 @@ WARM_UP = 2
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """What the steps came to, in order; the first GPU's clocks after warming up and at the end; and
-    seconds until the first step."""
+    """What the steps came to, a row each, in order; the ``earlier`` ones before this process.
 
-    reports: list["Report"] = field(default_factory=list)
-    iteration_s: list[float] = field(default_factory=list)
+    Also the first GPU's clocks after warming up and at the end, and seconds until the first step.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    earlier: int = 0
     clocks: list[Clocks] = field(default_factory=list)
     start_s: float = 0.0
+
+    def go_on_from(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Begin with the rows of processes before."""
+        self.rows, self.earlier = [*rows], len(rows)
+
+    def add(self, step: int, report: "Report", seconds: float) -> dict[str, Any]:
+        """Note a step; its row."""
+        self.rows.append({"step": step, **to_mapping(report), "iteration_s": seconds})
+        return self.rows[-1]
 
     def note_clocks(self, clocks: Clocks | None) -> None:
         """Keep what the first GPU's driver says, if it says anything."""
@@ -52,8 +63,22 @@ class History:
 
     @property
     def timed_s(self) -> list[float]:
-        """The samples after warming up."""
-        return sorted(self.iteration_s[min(WARM_UP, len(self.iteration_s) - 1) :])
+        """This process's samples after warming up; if it had no step to do, those before."""
+        samples = self._column("iteration_s")
+        own = samples[self.earlier :] or samples
+        return sorted(own[min(WARM_UP, len(own) - 1) :])
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Losses and the like of all steps, as ``--json`` names them."""
+        return {
+            "losses": self._column("loss"),
+            "gradient_norms": self._column("gradient_norm"),
+            "skipped": self._column("skipped"),
+            "iteration_s": self._column("iteration_s"),
+        }
+
+    def _column(self, name: str) -> list[Any]:
+        return [row[name] for row in self.rows]
 
 
 def result_of(
@@ -71,11 +96,8 @@ def result_of(
         "seed": options.seed,
         "deterministic": options.deterministic,
         "attention_kernel": options.attention_kernel if job.workload.attention == "flash" else None,
-        "losses": [report.loss for report in history.reports],
-        "gradient_norms": [report.gradient_norm for report in history.reports],
-        "skipped": [report.skipped for report in history.reports],
         "start_s": history.start_s,
-        "iteration_s": history.iteration_s,
+        **history.columns(),
         **_predicted(job, options.stage),
         "tokens_per_s": job.workload.tokens / median,
         "mfu": mfu_of(job, options.stage, median),
@@ -127,11 +149,6 @@ def measurement_of(
         environment=environment,
         clocks=tuple(history.clocks),
     )
-
-
-def row_of(report: "Report", seconds: float) -> dict[str, Any]:
-    """What is kept of a step."""
-    return {**to_mapping(report), "iteration_s": seconds}
 
 
 def summary_of(result: dict[str, Any]) -> str:

@@ -47,9 +47,17 @@ class RunDirectory:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write ``rows.jsonl``."""
+        """Write ``rows.jsonl``; whoever reads it finds the rows before, or all of these."""
         lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
-        (self.path / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
+        unfinished = self.path / "rows.jsonl.part"
+        unfinished.write_text("".join(lines), encoding="utf-8")
+        unfinished.replace(self.path / "rows.jsonl")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What ``rows.jsonl`` holds; a last line that was cut off is none."""
+        path = self.path / "rows.jsonl"
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        return _parsed(text[: text.rfind("\n") + 1], path)
 
 
 def earlier_rows(
@@ -64,12 +72,12 @@ def earlier_rows(
         {**one, "options": {k: v for k, v in one["options"].items() if k not in aside}}
         for one in (_config(command, options), {"options": {}, **read_json(config)})
     )
-    return _rows(rows) if here == there else []
+    return _parsed(rows.read_text(encoding="utf-8"), rows) if here == there else []
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _parsed(text: str, path: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in text.splitlines()]
     except ValueError:
         message = f"{path}: is damaged: move it away, or give another --out"
         raise InputError(message) from None

@@ -29,9 +29,9 @@ from mistlab.job import Job, load_job
 from mistlab.value import to_mapping
 
 if TYPE_CHECKING:
-    from runtime.checks.findings import Sanitizer
-    from runtime.checks.judge import RaceFinding
-    from runtime.checks.watch import WaitFinding
+    from runtime.checks.fake.watch import WaitFinding
+    from runtime.checks.races.judge import RaceFinding
+    from runtime.checks.sanitizer import Sanitizer
     from runtime.engine.training import Training
 
 EXAMPLE = Path(__file__).parent / "plans" / "tiny-gpt.yaml"
@@ -42,7 +42,7 @@ MOST_TOLD = 20
 def main(arguments: Sequence[str]) -> int:
     """Check the plans one after another."""
     options = _parser().parse_args(arguments)
-    from runtime.checks.findings import Sanitizer  # noqa: PLC0415 (needs torch)
+    from runtime.checks.sanitizer import Sanitizer  # noqa: PLC0415 (needs torch)
 
     # What cannot run is said before anything does.
     jobs = [(path, load_job(path)) for path in options.plan or [EXAMPLE]]

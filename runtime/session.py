@@ -2,7 +2,7 @@
 
 import platform
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -198,6 +198,16 @@ class Session:
 
         with self._watched("a checkpoint"):
             checkpoint.load(self._executor, latest(folder) or folder)
+
+    def resume_latest(self, folder: Path, tell: Callable[[str], None]) -> Path | None:
+        """Go on from the newest checkpoint of a folder that can be read, if there is any; the first
+        rank tells of those that cannot."""
+        from runtime import checkpoint  # noqa: PLC0415 (slow to import)
+
+        with self._watched("a checkpoint"):
+            return checkpoint.load_latest(
+                self._executor, folder, tell if self.is_first else lambda _: None
+            )
 
     def export(self, path: Path) -> None:
         """Write the weights as one safetensors file."""

@@ -13,6 +13,7 @@ from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from mistlab.errors import InputError
+from runtime.comm.attempt import attempt_store
 from runtime.comm.group import Alone, Group, Pending, RankLostError, own_part, then
 from runtime.devices.table import driver_of
 from runtime.shortage import refusal_in
@@ -72,10 +73,14 @@ def join(world: World, device: torch.device, timeout_s: float) -> None:
     if world.size > 1:
         driver = driver_of(device)
         with heard_from(range(world.size)):
+            store = attempt_store(world.rank, world.size, timeout_s)
             distributed.init_process_group(
                 driver.backend if driver else "gloo",
                 timeout=timedelta(seconds=timeout_s),
                 device_id=device if driver else None,
+                store=store,
+                rank=-1 if store is None else world.rank,
+                world_size=-1 if store is None else world.size,
             )
 
 

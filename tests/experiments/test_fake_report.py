@@ -20,9 +20,9 @@ from experiments.report_figures import figures_of
 from experiments.report_plans import PLANS, ReportPlan
 from mistlab import catalog
 from mistlab.model import ModelSpec
-from runtime.checks.fake_device import device_findings, fake_device
-from runtime.checks.sham import SHAM
-from runtime.checks.watch import Watch
+from runtime.checks.fake.device import device_findings, fake_device
+from runtime.checks.fake.sham import SHAM
+from runtime.checks.fake.watch import Watch
 from runtime.determinism import FIXED_WORKSPACE, WORKSPACE
 from runtime.engine.training import Training
 from tests.experiments.test_gpu_report import h200, profiler

@@ -311,7 +311,7 @@ def test_losses_of_timed_runs_may_differ_by_little_after_the_first(tmp_path: Pat
     assert differences(0.9 * LOSS_TOLERANCE) == []
     (one,) = differences(1.1 * LOSS_TOLERANCE)
     assert one["plans"] == [FEW[0].name, offloaded.name]
-    assert one["words"].startswith("losses differ by 2.2e-04")
+    assert one["words"].startswith("losses differ by 1.1e-04")
     assert differences(float("nan"))
 
 
@@ -372,12 +372,13 @@ def test_a_report_comes_from_real_runs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     plain: tuple[Any, ...] = ("gpt3-1.3b", 2048, 24, 1, 2, 12, (0, 0, 0, 0))
     rows = (plain, (*plain[:6], (0.5, 0.5, 0.5, 0.5)))
+    of_stages = [(*row[:5], 3, row[6]) for row in rows]
     plans = (
         *(TinyPlan(row=row, is_check=True) for row in rows),
         TinyPlan(row=rows[1], is_check=True, is_serialised=True),
-        *(TinyPlan(row=row, is_check=True, num_stages=4, stage=1) for row in rows),
+        *(TinyPlan(row=row, is_check=True, num_stages=4, stage=1) for row in of_stages),
         *(TinyPlan(row=row) for row in rows),
-        *(TinyPlan(row=(*row[:5], 3, row[6]), num_stages=4, stage=3) for row in rows),
+        *(TinyPlan(row=row, num_stages=4, stage=3) for row in of_stages),
         TinyPlan(row=(*plain[:5], 3, plain[6]), num_stages=4, stage=1),
     )
     runner = WorkerRunner("cpu")
@@ -386,7 +387,7 @@ def test_a_report_comes_from_real_runs(tmp_path: Path) -> None:
         plans=plans,
         runner=runner,
         profiler=profiler,
-        seconds=300.0,
+        seconds=1500.0,
     )
     assert whole.work()
     runner.close()

@@ -1,5 +1,6 @@
 """run_plan in several processes of which one dies, or answers no more."""
 
+import json
 import os
 import signal
 import socket
@@ -16,7 +17,8 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments import run_plan
-from experiments.commandline import DONE, NO_ANSWER, run
+from experiments.commandline import DONE, INTERRUPTED, NO_ANSWER, run
+from experiments.run_endings import CRASHED
 from tests.experiments.test_run_plan import ROOT, UNLIKE, plan_file
 
 Process = subprocess.Popen[str]
@@ -25,7 +27,9 @@ ENDLESS = 100_000
 
 
 @contextmanager
-def processes(count: int, command: Callable[[int], list[str]]) -> Iterator[list[Process]]:
+def processes(
+    count: int, command: Callable[[int], list[str]], **environment: str
+) -> Iterator[list[Process]]:
     """Ranks without torchrun, which would end the others itself."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -35,7 +39,13 @@ def processes(count: int, command: Callable[[int], list[str]]) -> Iterator[list[
         subprocess.Popen(
             [sys.executable, *command(rank)],
             cwd=ROOT,
-            env={**os.environ, **world, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                **world,
+                **environment,
+                "RANK": str(rank),
+                "OMP_NUM_THREADS": "1",
+            },
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -50,11 +60,14 @@ def processes(count: int, command: Callable[[int], list[str]]) -> Iterator[list[
 
 
 @contextmanager
-def ranks_of(plan: Path, out: Path, count: int, *options: object) -> Iterator[list[Process]]:
+def ranks_of(
+    plan: Path, out: Path, count: int, *options: object, fault: str | None = None
+) -> Iterator[list[Process]]:
     """Ranks that train and save."""
-    command = ["-m", "experiments.run_plan", plan, "--out", out, "--save-every", 1]
-    command += ["--steps", ENDLESS, *options]
-    with processes(count, lambda _: [str(part) for part in command]) as ranks:
+    module = "experiments.run_plan" if fault is None else "tests.experiments.failing_plan"
+    command = ["-m", module, plan, "--out", out, "--save-every", 1, "--steps", ENDLESS, *options]
+    words = [str(part) for part in command]
+    with processes(count, lambda _: words, FAULT=f"{fault}:{out / 'marker'}") as ranks:
         deadline = time.monotonic() + 150
         while not list((out / "checkpoints").glob("step-?")) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -123,3 +136,59 @@ def test_a_rank_that_hangs_is_waited_for_as_long_as_was_said(tmp_path: Path) -> 
     with ranks_of(plan, tmp_path / "out", 2, "--timeout", 5) as ranks:
         ranks[1].send_signal(signal.SIGSTOP)
         assert "rank 0: rank 1 is gone, or has not come in time" in told(ranks[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "status", "words"),
+    [
+        ("raise", CRASHED, "RuntimeError: CUDA error: unspecified launch failure"),
+        ("interrupt", INTERRUPTED, ""),
+    ],
+)
+def test_a_rank_that_fails_ends_and_lets_nobody_wait(
+    tmp_path: Path, how: str, status: int, words: str
+) -> None:
+    """Those that wait for it would do so for five minutes."""
+    plan, fault = plan_file(tmp_path, *TWO), f"{how}:step:1:3"
+    with ranks_of(plan, tmp_path / "out", 2, fault=fault) as ranks:
+        assert "rank 0: rank 1 is gone, or has not come in time" in told(ranks[0])
+        _, complaint = ranks[1].communicate(timeout=60)
+    assert ranks[1].returncode == status
+    assert words in complaint
+
+
+def restarted_losses(plan: Path, out: Path, fault: str) -> tuple[list[float], str]:
+    """The losses of six steps of two ranks under a torchrun that starts them again once."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
+    command += ["--nproc-per-node", "2", "-m", "tests.experiments.failing_plan", plan, "--json"]
+    command += ["--steps", 6, "--out", out, "--save-every", 2, "--resume", "latest"]
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "FAULT": f"{fault}:{out.parent / 'marker'}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == DONE, done.stderr
+    rows = map(json.loads, (out / "rows.jsonl").read_text(encoding="utf-8").splitlines())
+    losses: list[float] = json.loads(done.stdout)["losses"]
+    assert [(row["step"], row["loss"]) for row in rows] == [*enumerate(losses, 1)]
+    return losses, done.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_rank_costs_no_change_of_losses(tmp_path: Path) -> None:
+    """In a step, and while a checkpoint is written."""
+    plan = plan_file(tmp_path, *TWO)
+    undisturbed, _ = restarted_losses(plan, tmp_path / "out", "kill:step:9:1")
+    assert len(undisturbed) == 6
+    for number, fault in enumerate(("kill:step:1:4", "kill:save:0:4")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        losses, complaint = restarted_losses(plan, folder / "out", fault)
+        assert (folder / "marker").exists()
+        assert f"going on from {folder / 'out' / 'checkpoints' / 'step-2'}" in complaint
+        assert losses == undisturbed

@@ -22,7 +22,7 @@ from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.measurement import Measurement  # noqa: E402
 from mistlab.value import from_mapping  # noqa: E402
 from runtime.boxes import Loader  # noqa: E402
-from runtime.checks.one_rank import standing_in  # noqa: E402
+from runtime.checks.races.one_rank import standing_in  # noqa: E402
 from runtime.devices.cuda import CudaDriver  # noqa: E402
 from runtime.engine import arena  # noqa: E402
 from runtime.engine.parameters import Parameters  # noqa: E402
@@ -72,16 +72,13 @@ def result(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
-def ending(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ending:
-    """Runs a plan in a process that ends itself with no answer; what it complains of."""
+def ending(capfd: pytest.CaptureFixture[str]) -> Ending:
+    """Runs a plan that ends with no answer; what it complains of."""
 
     def of(*arguments: object) -> str:
-        with pytest.raises(SystemExit) as ended:
-            run(run_plan.main, [str(argument) for argument in arguments])
-        assert ended.value.code == NO_ANSWER
+        assert run(run_plan.main, [str(argument) for argument in arguments]) == NO_ANSWER
         return capfd.readouterr().err
 
-    monkeypatch.setattr(os, "_exit", sys.exit)
     return of
 
 

@@ -10,13 +10,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments import measured_trace, run_results
+from experiments import run_results
 from experiments.measured_trace import write_trace
 from experiments.run_results import History, result_of, shortage_words
 from mistlab.errors import InputError
 from mistlab.job import Job, load_job
+from mistlab.measurement import Environment
 from runtime.engine.executor import Report
 from runtime.shortage import Shortage
+from simulators.events import EventSimulator
 from tests.experiments.test_run_plan import plan_file
 
 REPORT = Report(loss=4.0, gradient_norm=None, loss_scale=1.0, skipped=False)
@@ -29,8 +31,12 @@ def job(tmp_path: Path) -> Job:
 
 
 def said(job: Job) -> dict[str, Any]:
-    options = argparse.Namespace(plan="plan.yaml", stage=None, seed=0)
-    return result_of(job, options, History(reports=[REPORT], iteration_s=[1.0]), [])
+    options = argparse.Namespace(
+        plan="plan.yaml", stage=None, seed=0, deterministic=False, attention_kernel="flash"
+    )
+    history = History()
+    history.add(1, REPORT, 1.0)
+    return result_of(job, options, history, [], Environment(device="CPU", num_devices=1))
 
 
 def predicted_events(job: Job, folder: Path) -> list[Any]:
@@ -67,7 +73,7 @@ def test_whatever_else_is_wrong_with_a_prediction_is_said(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_results, "prediction_of", wrong)
-    monkeypatch.setattr(measured_trace.EventSimulator, "simulate", wrong)
+    monkeypatch.setattr(EventSimulator, "simulate", wrong)
     with pytest.raises(InputError, match="is wrong"):
         said(job)
     with pytest.raises(InputError, match="is wrong"):

@@ -13,7 +13,7 @@ import torch
 
 from experiments import sanitize
 from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run
-from runtime.checks.findings import Sanitizer
+from runtime.checks.sanitizer import Sanitizer
 from runtime.engine import buffers
 from runtime.engine.executor import Executor
 

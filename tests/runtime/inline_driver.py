@@ -74,6 +74,9 @@ class InlineDriver:
     def synchronize(self, device: torch.device) -> None:
         """Everything is done."""
 
+    def generator(self, device: torch.device) -> torch.Generator:
+        return torch.Generator()
+
     def idle(self, cycles: int) -> None:
         """Nothing runs ahead."""
 

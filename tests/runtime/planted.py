@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.checks.watch import Kind, WaitFinding
+from runtime.checks.fake.watch import Kind, WaitFinding
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from torch import Tensor  # noqa: E402
 
 from mistlab.plan import Plan  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
-from runtime.checks.calls import (  # noqa: E402
+from runtime.checks.collectives.calls import (  # noqa: E402
     ITERATIONS,
     Call,
     RankCalls,
@@ -21,7 +21,7 @@ from runtime.checks.calls import (  # noqa: E402
     WorldCalls,
     calls_of,
 )
-from runtime.checks.collectives import (  # noqa: E402
+from runtime.checks.collectives.findings import (  # noqa: E402
     collective_findings,
     few_batches,
     findings_of,

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 from mistlab.plan import Offload, Plan  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
-from runtime.checks.fake_device import device_findings, fake_device  # noqa: E402
-from runtime.checks.watch import WaitFinding  # noqa: E402
+from runtime.checks.fake.device import device_findings, fake_device  # noqa: E402
+from runtime.checks.fake.watch import WaitFinding  # noqa: E402
 from runtime.devices.table import DRIVERS  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from tests.runtime.worlds import MIXED, random_plan, ratios, stage, workload  # noqa: E402
@@ -146,7 +146,7 @@ def test_backward_passes_run_in_a_thread_of_the_device() -> None:
     words = """
 import threading
 import torch
-from runtime.checks.fake_device import fake_device
+from runtime.checks.fake.device import fake_device
 threads = []
 class Told(torch.autograd.Function):
     @staticmethod

@@ -14,9 +14,9 @@ from mistlab import catalog  # noqa: E402
 from mistlab.cluster import Cluster  # noqa: E402
 from mistlab.job import Job  # noqa: E402
 from mistlab.plan import Plan  # noqa: E402
-from runtime.checks.fake_device import fake_device  # noqa: E402
-from runtime.checks.fake_driver import MEMORY_BYTES  # noqa: E402
-from runtime.checks.sham import SHAM  # noqa: E402
+from runtime.checks.fake.device import fake_device  # noqa: E402
+from runtime.checks.fake.driver import MEMORY_BYTES  # noqa: E402
+from runtime.checks.fake.sham import SHAM  # noqa: E402
 from runtime.engine.streams import LANES  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.profiling import tiny_blocks  # noqa: E402

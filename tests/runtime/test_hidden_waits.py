@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab.plan import Plan  # noqa: E402
-from runtime.checks.fake_device import device_findings  # noqa: E402
-from runtime.checks.watch import WaitFinding  # noqa: E402
+from runtime.checks.fake.device import device_findings  # noqa: E402
+from runtime.checks.fake.watch import WaitFinding  # noqa: E402
 from runtime.engine.boundary import Boundary  # noqa: E402
 from runtime.engine.cuda import CudaStreams  # noqa: E402
 from runtime.engine.host_pool import HostPool  # noqa: E402

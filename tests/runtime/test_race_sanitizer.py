@@ -11,13 +11,13 @@ import torch
 
 from mistlab.plan import Plan
 from mistlab.workload import Workload
-from runtime.checks import one_rank
-from runtime.checks.clocked import ClockedDriver, ClockedStream
-from runtime.checks.judge import Judge, RaceFinding
-from runtime.checks.memory import Memory
-from runtime.checks.one_rank import DEVICE, trace_of
-from runtime.checks.recorder import Recorder
-from runtime.checks.trace import HOST, Trace, Wait
+from runtime.checks.races import one_rank
+from runtime.checks.races.clocked import ClockedDriver, ClockedStream
+from runtime.checks.races.judge import Judge, RaceFinding
+from runtime.checks.races.memory import Memory
+from runtime.checks.races.one_rank import DEVICE, trace_of
+from runtime.checks.races.recorder import Recorder
+from runtime.checks.races.trace import HOST, Trace, Wait
 from runtime.checks.unlike import unlike_ranks
 from runtime.engine import buffers, program
 from runtime.engine.executor import Executor

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.checks.trace import HOST, Access, Deed, Need, Trace
+from runtime.checks.races.trace import HOST, Access, Deed, Need, Trace
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ from typing import final
 
 from torch import Tensor
 
-from runtime.checks.watch import Watch
+from runtime.checks.fake.watch import Watch
 from runtime.comm.group import Alone, Group
 
 

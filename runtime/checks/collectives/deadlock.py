@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from runtime.checks.calls import Call, RankCalls, Step
+from runtime.checks.collectives.calls import Call, RankCalls, Step
 from runtime.engine.streams import LANES
 
 Groups = Sequence[tuple[str, tuple[int, ...]]]

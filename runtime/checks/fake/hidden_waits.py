@@ -16,8 +16,8 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.checks.fake_driver import FakeDriver
-from runtime.checks.watch import Kind, Watch
+from runtime.checks.fake.driver import FakeDriver
+from runtime.checks.fake.watch import Kind, Watch
 from runtime.models import operators
 
 aten = torch.ops.aten

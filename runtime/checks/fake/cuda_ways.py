@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from runtime.checks.hidden_waits import is_on_device
-from runtime.checks.watch import Watch
+from runtime.checks.fake.hidden_waits import is_on_device
+from runtime.checks.fake.watch import Watch
 
 Way = Callable[[Watch, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 

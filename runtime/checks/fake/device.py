@@ -13,12 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mistlab.plan import Plan
 from mistlab.workload import Workload
-from runtime.checks.cuda_ways import CudaWays
-from runtime.checks.fake_driver import FakeDriver
-from runtime.checks.fake_group import fake_maker
-from runtime.checks.hidden_waits import HiddenWaits
-from runtime.checks.sham import SHAM, has_own_thread, register
-from runtime.checks.watch import WaitFinding, Watch
+from runtime.checks.fake.cuda_ways import CudaWays
+from runtime.checks.fake.driver import FakeDriver
+from runtime.checks.fake.group import fake_maker
+from runtime.checks.fake.hidden_waits import HiddenWaits
+from runtime.checks.fake.sham import SHAM, has_own_thread, register
+from runtime.checks.fake.watch import WaitFinding, Watch
 from runtime.comm.topology import connected
 from runtime.devices.table import DRIVERS
 from runtime.engine.device_streams import streams_of

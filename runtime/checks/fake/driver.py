@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mistlab.units import GIB_BYTES
-from runtime.checks.watch import Watch
+from runtime.checks.fake.watch import Watch
 from runtime.devices.driver import DevicePeaks
 from runtime.engine.saved import storage_of
 

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.checks.clocked import ClockedDriver
-from runtime.checks.memory import Memory
-from runtime.checks.trace import HOST_LANE, Trace
+from runtime.checks.races.clocked import ClockedDriver
+from runtime.checks.races.memory import Memory
+from runtime.checks.races.trace import HOST_LANE, Trace
 
 # Operators that touch no bytes: they make room, or look at a tensor in another way.
 _UNTOUCHING = frozenset(

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from mistlab.job import Job
-from runtime.checks.collectives import CollectiveFinding, collective_findings
-from runtime.checks.fake_device import device_findings
-from runtime.checks.judge import Judge, RaceFinding
-from runtime.checks.one_rank import ITERATIONS, trace_of
+from runtime.checks.collectives.findings import CollectiveFinding, collective_findings
+from runtime.checks.fake.device import device_findings
+from runtime.checks.fake.watch import WaitFinding
+from runtime.checks.races.judge import Judge, RaceFinding
+from runtime.checks.races.one_rank import ITERATIONS, trace_of
 from runtime.checks.small import SmallPlan, small
 from runtime.checks.unlike import Unlike, unlike_ranks
-from runtime.checks.watch import WaitFinding
 from runtime.engine.training import Training
 from runtime.runnable import check_runnable
 

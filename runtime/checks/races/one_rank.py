@@ -8,11 +8,11 @@ from torch import Tensor
 
 from mistlab.plan import Plan
 from mistlab.workload import Workload
-from runtime.checks.clocked import ClockedDriver, ClockedStream
-from runtime.checks.loop import loops
-from runtime.checks.memory import Memory
-from runtime.checks.recorder import Recorder
-from runtime.checks.trace import Trace
+from runtime.checks.races.clocked import ClockedDriver, ClockedStream
+from runtime.checks.races.loop import loops
+from runtime.checks.races.memory import Memory
+from runtime.checks.races.recorder import Recorder
+from runtime.checks.races.trace import Trace
 from runtime.comm.topology import Connections, connected
 from runtime.devices.driver import Driver
 from runtime.devices.table import DRIVERS

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from runtime.checks.memory import Memory
-from runtime.checks.trace import HOST, HOST_LANE, Trace, Wait
+from runtime.checks.races.memory import Memory
+from runtime.checks.races.trace import HOST, HOST_LANE, Trace, Wait
 from runtime.devices.driver import DevicePeaks
 
 Result = TypeVar("Result")

@@ -11,8 +11,8 @@ from typing import Literal
 
 from mistlab.plan import Plan
 from mistlab.workload import Workload
-from runtime.checks.calls import Call, RankCalls, WorldCalls, calls_of
-from runtime.checks.deadlock import Waiting, deadlock
+from runtime.checks.collectives.calls import Call, RankCalls, WorldCalls, calls_of
+from runtime.checks.collectives.deadlock import Waiting, deadlock
 from runtime.engine.streams import LANES
 
 Trouble = Literal["first call", "order", "messages", "deadlock"]

@@ -1,0 +1,1 @@
+"""A rank on a device without memory, where whatever lets the host wait for the device shows."""
