@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments import run_plan
+from experiments import report_rows, run_plan
 from experiments.commandline import DONE, run
 from experiments.gpu_report import Report
 from experiments.plan_runs import PlanRun, RunRows
@@ -60,6 +60,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     tiny = ModelSpec.of(family="gpt", hidden=32, layers=2, heads=2, vocab=96)
     monkeypatch.setattr(run_plan, "_parser", parser)
     monkeypatch.setattr(catalog, "model", lambda _name: tiny)
+    for steps in ("WARM_UPS", "TIMED", "CHECKED"):
+        monkeypatch.setattr(report_rows, steps, 1)
     monkeypatch.setenv(WORKSPACE, FIXED_WORKSPACE)
     with fake_device() as watch:
         yield watch
