@@ -187,7 +187,8 @@ class RunRows:
                 raise InputError(message) from None
 
     def add(self, name: str, said: Said) -> None:
-        """Write a run down."""
+        """Write a run down: by its plan, not by the file that it says it ran."""
+        said = {key: value for key, value in said.items() if key != "plan"}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"plan": name, **said}) + "\n")
         self.said[name] = said

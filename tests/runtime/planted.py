@@ -45,7 +45,7 @@ def plant(patch: pytest.MonkeyPatch, function: Callable[..., Any], right: str, w
     """Let a function run as if a piece of its file were another; no line moves."""
     path = Path(function.__code__.co_filename)
     text = path.read_text(encoding="utf-8")
-    assert text.count(right) == 1
+    assert text.count(right) == 1, f"{path.name} has changed: plant the fault elsewhere"
     module = compile(text.replace(right, wrong), str(path), "exec")
     patch.setattr(function, "__code__", code_of(module, function.__qualname__))
 
