@@ -28,7 +28,7 @@ from mistlab.plan import NO_OFFLOAD, Offload  # noqa: E402
 from runtime.engine.cuda import CudaStreams  # noqa: E402
 from runtime.engine.simulated import SimulatedStreams  # noqa: E402
 from runtime.models.families import model_of  # noqa: E402
-from runtime.profiling.launches import one_thread  # noqa: E402
+from runtime.profiling.launches import undisturbed  # noqa: E402
 from runtime.profiling.tiny_blocks import (  # noqa: E402
     FEW,
     MANY,
@@ -119,7 +119,7 @@ def plain_blocks(family: str, again: bool) -> Callable[[], float]:
 def test_a_block_through_the_executor(
     benchmark, family: str, streams: str, again: bool, offloaded: str
 ) -> None:
-    with one_thread():
+    with undisturbed():
         plain = plain_blocks(family, again)
         blocks = TinyBlocks(
             *(family, "flash", "fp32", CPU),

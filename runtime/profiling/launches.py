@@ -1,8 +1,10 @@
 """The host's time to launch kernels: blocks so small that nothing else takes time, as they run."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter, process_time
 
 import numpy as np
 import torch
@@ -28,25 +30,32 @@ class LaunchTiming:
 def launches(
     family: Family, attention: Attention, precision: Precision, clock: Clock, repetitions: int
 ) -> LaunchTiming:
-    """Time the host over a family's block, run by the executor with nothing offloaded."""
-    with one_thread():
+    """Time the host over a family's block, run by the executor with nothing offloaded.
+
+    Where the host stands in for a GPU too, its time is the process's own, whatever else runs.
+    """
+    now = process_time if clock.device.type == "cpu" else perf_counter
+    with undisturbed():
         blocks = TinyBlocks(family, attention, precision, clock.device)
-        samples = [blocks.sample_s() for _ in range(repetitions)]
+        samples = [blocks.sample_s(now) for _ in range(repetitions)]
         blocks.release()
     kernels = _kernels(tiny(family, attention, precision, layers=1))
     return LaunchTiming(kernels=kernels, timing=Timing.of(samples))
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Where a CPU stands in for a GPU, its kernels are not shared out: to wake threads up takes
-    longer than they do."""
-    threads = torch.get_num_threads()
+def undisturbed() -> Iterator[None]:
+    """Where nothing but a block takes time: Python does not look for cycles, and kernels on a CPU
+    are not shared out, since to wake threads up takes longer than they do."""
+    threads, collects = torch.get_num_threads(), gc.isenabled()
     torch.set_num_threads(1)
+    gc.disable()
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        if collects:
+            gc.enable()
 
 
 def _kernels(workload: Workload) -> int:
