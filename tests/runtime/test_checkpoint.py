@@ -342,10 +342,14 @@ def test_a_full_disk_is_told_in_the_words_of_the_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full(io.BytesIO):
+        """Room for the beginning of a write, after which torch misses what it wrote."""
+
         def write(self, content: Any) -> int:
-            if self.tell() > 3000:
+            room = 300 - self.tell()
+            super().write(content[: max(0, room)])
+            if len(content) > room:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return super().write(content)
+            return len(content)
 
     @contextmanager
     def stream(*_: object) -> Iterator[Full]:
