@@ -189,5 +189,6 @@ class RunRows:
     def add(self, name: str, said: Said) -> None:
         """Write a run down."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"plan": name, **said}) + "\n")
+            # A run calls its plan by the path of its file.
+            file.write(json.dumps({**said, "plan": name}) + "\n")
         self.said[name] = said
