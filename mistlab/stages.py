@@ -198,3 +198,17 @@ class StageCosts:
     peak_allocated_bytes: NDArray[np.float64]
     peak_reserved_bytes: NDArray[np.float64]
     host_bytes: NDArray[np.float64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Candidates that were asked about in parts, one part after another."""
+        columns = {
+            entry.name: np.concatenate([getattr(part, entry.name) for part in parts])
+            for entry in fields(cls)
+            if entry.name != "seconds"
+        }
+        seconds = {
+            entry.name: np.concatenate([getattr(part.seconds, entry.name) for part in parts])
+            for entry in fields(StageSeconds)
+        }
+        return cls(seconds=StageSeconds(**seconds), **columns)
