@@ -56,7 +56,11 @@ class StageBatch:
     @classmethod
     def of_plans(cls, plans: Sequence[Plan]) -> Self:
         """The stages of plans, one plan after another."""
-        rows = [row for plan in plans for row in _rows(plan)]
+        return cls.of_rows([row for plan in plans for row in rows_of(plan)])
+
+    @classmethod
+    def of_rows(cls, rows: Sequence["StageRow"]) -> Self:
+        """Candidates from their rows."""
         columns = zip(*rows, strict=True)
         return cls(
             **{
@@ -80,9 +84,13 @@ class StageBatch:
         }
 
 
-def _rows(plan: Plan) -> list[tuple[float, ...]]:
-    """A plan's stages, each in the order of ``StageBatch``'s columns."""
-    rows: list[tuple[float, ...]] = []
+# A candidate, in the order of ``StageBatch``'s columns.
+StageRow = tuple[float, ...]
+
+
+def rows_of(plan: Plan) -> list[StageRow]:
+    """The stages of a plan, in order."""
+    rows: list[StageRow] = []
     first_rank, last = 0, plan.num_stages - 1
     for index, stage in enumerate(plan.stages):
         offload = stage.offload
