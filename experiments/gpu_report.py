@@ -20,7 +20,7 @@ from pathlib import Path
 from experiments.commandline import DONE, NO_ANSWER, parser_of, print_json, progress, run, writable
 from experiments.noted_machine import noted_machine
 from experiments.plan_runs import PlanRun, PlanRunner, RunRows, Said, WorkerRunner, ended_within
-from experiments.report_checks import machine_of
+from experiments.report_checks import checks_of, machine_of
 from experiments.report_estimate import REFERENCE, Estimate, estimates, total_s
 from experiments.report_figures import Figures, figures_of, is_profiled
 from experiments.report_pack import begin, pack
@@ -93,7 +93,18 @@ class Report:
             runs.add(plan.name, said)
             call.has_done = True
             progress(f"{plan.name}: {said.get('error', 'done')} ({left_s - call.left_s():.0f} s)")
+            if plan.is_check:
+                self._tell_checks(runs)
         return True
+
+    def _tell_checks(self, runs: RunRows) -> None:
+        """Say at once what strict runs found, not when the call ends."""
+        strict = [plan for plan in self.plans if plan.is_check]
+        found = checks_of(strict, runs.said)
+        for one in found.differences:
+            progress(f"warning: {one.words}: {', '.join(one.plans)}")
+        if not found.differences and all(plan.name in runs.said for plan in strict):
+            progress(f"{found.strict} groups of strict runs: equal to the bit")
 
     def _prepared(self, plan: ReportPlan) -> PlanRun:
         """A plan's file, and how it is run. A run needs only its memory's cap of the hardware."""

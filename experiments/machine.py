@@ -44,7 +44,8 @@ def machine_of(
         rates = [
             product_flop_per_s(precision, size, clock, sizes.repetitions) for size in sizes.products
         ]
-        return round(max(rates) / TFLOP, 5)
+        # However slow a product is, it is no zero.
+        return float(f"{max(rates) / TFLOP:.5g}")
 
     has_bf16 = devices.kind == "cpu" or devices.precision == "bf16"
     tflops = PeakTflops(

@@ -19,7 +19,6 @@ from experiments.analyse import EXAMPLE
 from experiments.commandline import (
     DONE,
     NO_ANSWER,
-    about,
     parser_of,
     print_json,
     progress,
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
 def predicted(
     paths: Sequence[Path], simulator: str = "symbolic", *, drawn: bool = False
 ) -> list[Answer]:
-    """The answers to plan files, in order; plans of one workload and cluster go together.
+    """The answers to plan files, in order; plans of one workload and cluster go through together.
 
     Those that are to be ``drawn`` come with the iteration that was played.
     """
@@ -114,8 +113,10 @@ def predicted(
             together[job.workload, job.cluster].append((place, job))
     for (workload, cluster), jobs in together.items():
         predictor = PREDICTORS[simulator](workload=workload, cluster=cluster)
-        for place, job in jobs:
-            answers[place] = _answer(paths[place], job, predictor, drawn=drawn)
+        answer = _played if drawn else _together
+        places = [place for place, _ in jobs]
+        chosen = [(paths[place], job) for place, job in jobs]
+        answers |= zip(places, answer(predictor, chosen), strict=True)
     return [answers[place] for place in range(len(paths))]
 
 
@@ -145,17 +146,36 @@ def _memory(job: Job, simulation: Simulation) -> list[MemoryOverTime]:
     return memory
 
 
-def _answer(path: Path, job: Job, predictor: Predictor, *, drawn: bool) -> Answer:
+def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> list[Answer]:
+    """The answers to jobs, all at once; one by one where one is refused, to find out which."""
     try:
-        with about(path):
-            if not drawn:
-                return Answer(path=path, job=job, prediction=predictor.predict(job.plan))
-            assert isinstance(predictor, EventSimulator)
+        predictions = predictor.predict_many([job.plan for _, job in jobs])
+    except InputError as error:
+        if len(jobs) > 1:
+            return [_together(predictor, [job])[0] for job in jobs]
+        ((path, job),) = jobs
+        return [_refused(path, job, error)]
+    return [
+        Answer(path=path, job=job, prediction=prediction)
+        for (path, job), prediction in zip(jobs, predictions, strict=True)
+    ]
+
+
+def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[Answer]:
+    """The answers to jobs with their iterations."""
+    assert isinstance(predictor, EventSimulator)
+    for path, job in jobs:
+        try:
             simulation = predictor.simulate(job.plan)
             prediction = predictor.prediction_of(job.plan, simulation)
-            return Answer(path=path, job=job, prediction=prediction, simulation=simulation)
-    except InputError as error:
-        return Answer(path=path, job=job, prediction=None, error=str(error))
+        except InputError as error:
+            yield _refused(path, job, error)
+        else:
+            yield Answer(path=path, job=job, prediction=prediction, simulation=simulation)
+
+
+def _refused(path: Path, job: Job, error: InputError) -> Answer:
+    return Answer(path=path, job=job, prediction=None, error=f"{path}: {error}")
 
 
 def _mapping(answer: Answer) -> Mapping[str, Any]:

@@ -275,8 +275,8 @@ def _train(
     history: History,
     directory: RunDirectory | None,
 ) -> None:
-    begun = 0 if _goes_on(options) else session.steps
-    while session.steps < begun + options.steps:
+    last = options.steps + (0 if _goes_on(options) else session.steps)
+    while session.steps < last:
         report, seconds = session.step()
         row = history.add(session.steps, report, seconds)
         if report.loss is not None and not math.isfinite(report.loss):
@@ -288,8 +288,8 @@ def _train(
         if directory is not None:
             directory.add_row(row)
         _tell(session, report, seconds)
-        is_last = session.steps == begun + options.steps
-        if session.is_first and (is_last or len(history.rows) - history.earlier == WARM_UP):
+        own = len(history.rows) - history.earlier
+        if session.is_first and (own == WARM_UP or session.steps == last):
             history.note_clocks(session.clocks())
         if options.save_every and session.steps % options.save_every == 0:
             session.save(checkpoints_of(options))

@@ -3,12 +3,17 @@
 Axes: C rows, S distinct ones.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Table = TypeVar("Table")
+
+# Up to so many rows are looked up one by one.
+FEW = 64
 
 # Odd multipliers that mix a row's bits (Knuth's multiplicative hashing).
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -22,6 +27,34 @@ class Distinct:
     index: NDArray[np.int64]
 
 
+@dataclass(slots=True, eq=False)
+class Known(Generic[Table]):
+    """What was worked out for distinct rows, kept for when they come again.
+
+    Whenever rows come that are new, all that are known are worked out together: right for what has
+    few distinct rows, which soon are all known.
+    """
+
+    _places: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _table: Table | None = None
+
+    def __call__(
+        self, columns: Sequence[NDArray[Any]], work: Callable[[Sequence[NDArray[Any]]], Table]
+    ) -> tuple[Table, NDArray[np.int64]]:
+        """A table of all known rows by ``work``, and which of them each given row is (C)."""
+        found = distinct_rows(columns)
+        keys = list(zip(*(column.tolist() for column in found.columns), strict=True))
+        for key in keys:
+            if key not in self._places:
+                self._places[key] = len(self._places)
+                self._table = None
+        if self._table is None:
+            known = zip(*self._places, strict=True)
+            self._table = work([np.array(column) for column in known])
+        places = np.array([self._places[key] for key in keys], dtype=np.int64)
+        return self._table, places[found.index]
+
+
 def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
     """The distinct rows of columns of equal length.
 
@@ -29,6 +62,8 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
     by comparing neighbours; the few that remain by sorting.
     """
     rows = len(columns[0])
+    if rows <= FEW:
+        return _distinct_of_few(columns)
     changes = np.zeros(rows, dtype=bool)
     changes[:1] = True
     for column in columns:
@@ -40,6 +75,21 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
     return Distinct(
         columns=tuple(head[first] for head in heads),
         index=index[np.cumsum(changes) - 1],
+    )
+
+
+def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
+    """The same for few rows, which are quicker looked up one by one."""
+    found: dict[tuple[Any, ...], int] = {}
+    first: list[int] = []
+    index: list[int] = []
+    for row, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        place = found.setdefault(key, len(found))
+        if place == len(first):
+            first.append(row)
+        index.append(place)
+    return Distinct(
+        columns=tuple(column[first] for column in columns), index=np.array(index, dtype=np.int64)
     )
 
 

@@ -1,4 +1,5 @@
-"""What whole training runs showed of a machine: memory beyond tensors, and how sure times are."""
+"""Engines: what each can do, and what whole training runs showed of a machine under each: memory
+beyond tensors, and how sure times are."""
 
 from dataclasses import dataclass, field
 
@@ -6,6 +7,18 @@ from mistlab.errors import refuse
 from mistlab.plan import Engine
 from mistlab.units import MIB_BYTES, MILLISECONDS
 from mistlab.value import bounded, check_fields
+
+
+def highest_zero(engine: Engine, *, in_pipeline: bool) -> int:
+    """The highest ZeRO level that an engine has, in a pipeline of several stages or without one.
+
+    Megatron-LM's distributed optimizer shards optimizer state alone. DeepSpeed's pipeline engine
+    accumulates whole gradients over a stage's micro-batches and asserts a level below 2
+    (deepspeed/runtime/pipe/engine.py; deepspeedai/DeepSpeed, issues 1110 and 4164).
+    """
+    if engine == "megatron":
+        return 1
+    return 1 if engine == "deepspeed" and in_pipeline else 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from mistlab.cluster import Cluster
 from mistlab.datafile import read_yaml, write_yaml
+from mistlab.engines import highest_zero
 from mistlab.errors import FieldError, InputError, refuse
 from mistlab.model import ModelSpec
 from mistlab.plan import NO_OFFLOAD, Plan
@@ -148,13 +149,18 @@ def degree_problem(model: ModelSpec, degree: int) -> str:
 
 def _engine_problem(job: Job) -> FieldError | None:
     """What the baselines' own schedules cannot do."""
-    engine = job.plan.engine
+    engine, in_pipeline = job.plan.engine, job.plan.num_stages > 1
     if engine == "mistlab":
         return None
+    highest = highest_zero(engine, in_pipeline=in_pipeline)
     for index, stage in enumerate(job.plan.stages):
         where = f"plan.stages[{index}]"
-        if engine == "megatron" and stage.zero > 1:
-            problem = f"{stage.zero}, but Megatron shards optimizer state at most: give 0 or 1"
+        if stage.zero > highest:
+            pipeline = " in a pipeline" if engine == "deepspeed" else ""
+            problem = (
+                f"{stage.zero}, but engine {engine} shards optimizer state alone{pipeline}: give "
+                f"0 or {highest}"
+            )
             return FieldError(f"{where}.zero", problem)
         if stage.offload != NO_OFFLOAD:
             problem = f"engine {engine} keeps everything on the GPU: leave it out, or give mistlab"

@@ -6,6 +6,7 @@ once, so that checking stays cheap.
 """
 
 import math
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -113,11 +114,17 @@ def _refuse_number(value: Any, noun: str, give: str) -> NoReturn:
     refuse("", f"{shown(value)} is text in YAML, not {noun}: write {number} without quotes")
 
 
-def _number_check(kind: type, bounds: Bounds) -> Check:
+def _number_check(kind: type[int] | type[float], bounds: Bounds) -> Check:
     give = wanted(kind, bounds)
     number_of = _whole if kind is int else _finite
+    low = -sys.float_info.max if bounds.minimum is None else bounds.minimum
+    high = sys.float_info.max if bounds.maximum is None else bounds.maximum
+    is_closed = bounds.above is None
 
     def check(value: Any) -> Any:
+        # Nearly all numbers are as they should be, and there are very many of them.
+        if is_closed and type(value) is kind and low <= value <= high:
+            return value
         number = number_of(value, give)
         if problem := bounds.refusal(number):
             refuse("", f"{shown(number)} is {problem}: give {give}")

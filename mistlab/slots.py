@@ -36,6 +36,9 @@ _ORDERED = tuple(
     if any(place in _LAYERS for place in places)
 )
 
+# The lower place, the one that computes and the upper one (3, K), counted from ``_BEFORE``.
+_PLACES = np.array(_ORDERED).T - _BEFORE
+
 # Types of the lower layer, the one that computes and the upper one; ``NOTHING`` where none is.
 SLOT_KINDS: tuple[SlotKind, ...] = tuple(
     (_named(lower), _named(here), _named(upper)) for lower, here, upper in _ORDERED
@@ -48,22 +51,12 @@ def slot_counts(
     """How many slots (K, C) of each of ``SLOT_KINDS`` a pass of each candidate has."""
     sizes = np.stack([embedding, layers - checkpointed, checkpointed, head]).astype(np.float64)
     ends = np.cumsum(sizes, axis=0)
-    starts = ends - sizes
-    total = ends[-1]
-    beyond = np.full_like(total, 2 * depth + 1)
-    intervals = {
-        _BEFORE: (-beyond, np.zeros_like(total)),
-        _AFTER: (total, total + beyond),
-        **{layer: (starts[layer], ends[layer]) for layer in _LAYERS},
-    }
-    counts = np.empty((len(_ORDERED), len(total)))
-    for row, (lower, here, upper) in enumerate(_ORDERED):
-        spans = [
-            (intervals[lower], depth),
-            (intervals[here], 0),
-            (intervals[upper], -depth),
-        ]
-        first = np.maximum.reduce([start + shift for (start, _), shift in spans])
-        last = np.minimum.reduce([end + shift for (_, end), shift in spans])
-        counts[row] = np.maximum(last - first, 0)
-    return counts
+    nothing, total = np.zeros_like(ends[:1]), ends[-1:]
+    beyond = 2 * depth + 1
+    # Where each type begins and ends, what lies before and after the layers first and last.
+    begins = np.concatenate([nothing - beyond, ends - sizes, total])
+    finishes = np.concatenate([nothing, ends, total + beyond])
+    lower, here, upper = _PLACES
+    first = np.maximum(np.maximum(begins[lower] + depth, begins[here]), begins[upper] - depth)
+    last = np.minimum(np.minimum(finishes[lower] + depth, finishes[here]), finishes[upper] - depth)
+    return np.asarray(np.maximum(last - first, 0.0))

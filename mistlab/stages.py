@@ -56,7 +56,11 @@ class StageBatch:
     @classmethod
     def of_plans(cls, plans: Sequence[Plan]) -> Self:
         """The stages of plans, one plan after another."""
-        rows = [row for plan in plans for row in _rows(plan)]
+        return cls.of_rows([row for plan in plans for row in rows_of(plan)])
+
+    @classmethod
+    def of_rows(cls, rows: Sequence["StageRow"]) -> Self:
+        """Candidates from their rows."""
         columns = zip(*rows, strict=True)
         return cls(
             **{
@@ -80,9 +84,13 @@ class StageBatch:
         }
 
 
-def _rows(plan: Plan) -> list[tuple[float, ...]]:
-    """A plan's stages, each in the order of ``StageBatch``'s columns."""
-    rows: list[tuple[float, ...]] = []
+# A candidate, in the order of ``StageBatch``'s columns.
+StageRow = tuple[float, ...]
+
+
+def rows_of(plan: Plan) -> list[StageRow]:
+    """The stages of a plan, in order."""
+    rows: list[StageRow] = []
     first_rank, last = 0, plan.num_stages - 1
     for index, stage in enumerate(plan.stages):
         offload = stage.offload
@@ -198,3 +206,17 @@ class StageCosts:
     peak_allocated_bytes: NDArray[np.float64]
     peak_reserved_bytes: NDArray[np.float64]
     host_bytes: NDArray[np.float64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Candidates that were asked about in parts, one part after another."""
+        columns = {
+            entry.name: np.concatenate([getattr(part, entry.name) for part in parts])
+            for entry in fields(cls)
+            if entry.name != "seconds"
+        }
+        seconds = {
+            entry.name: np.concatenate([getattr(part.seconds, entry.name) for part in parts])
+            for entry in fields(StageSeconds)
+        }
+        return cls(seconds=StageSeconds(**seconds), **columns)

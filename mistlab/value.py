@@ -39,11 +39,15 @@ def check_fields(value: "DataclassInstance") -> None:
 
     Raises ``FieldError`` for the first field that its annotation or bounds refuse.
     """
-    for name, check in _checks(type(value)):
-        given = getattr(value, name)
-        checked = _checked(name, check, given)
-        if checked is not given:
-            object.__setattr__(value, name, checked)
+    name = ""
+    try:
+        for name, check in _checks(type(value)):
+            given = getattr(value, name)
+            checked = check(given)
+            if checked is not given:
+                object.__setattr__(value, name, checked)
+    except FieldError as error:
+        raise error.within(name) from None
 
 
 def check_field(kind: "type[DataclassInstance]", name: str, given: object) -> Any:

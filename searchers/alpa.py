@@ -45,7 +45,9 @@ def alpa(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.G
     for division in divisions(problem, space):
         table = stage_table(problem, space, ledger, division)
         if table is not None:
-            programme = Programme(problem=problem, space=space, division=division, table=table)
+            programme = Programme(
+                problem=problem, space=space, ledger=ledger, division=division, table=table
+            )
             ledger.predict(list(dict.fromkeys(programme.plans())))
     return Ending()
 
@@ -105,6 +107,7 @@ class Programme:
 
     problem: Problem
     space: SearchSpace
+    ledger: Ledger
     division: Division
     table: StageTable
 
@@ -147,6 +150,7 @@ class Programme:
         self, place: int, after: NDArray[np.float64], limit_s: float, *, is_first: bool
     ) -> "_Step":
         """What pipelines take with one stage more, ``place`` from the end (B, D)."""
+        self.ledger.check_time()
         cluster, unit = self.problem.cluster, self.division.unit
         kind = self.table.kinds[kind_of(self.division, place, is_first=is_first)]
         layers, gpus = (extent - 1 for extent in after.shape)

@@ -93,15 +93,15 @@ def stage_table(
     kinds += [kind_of(division, place, is_first=True) for place in division.num_stages]
     of_kind = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
     candidates = [(mesh, again) for mesh in division.meshes for again in division.recomputing]
-    blocks = [
-        np.array([(index, option, rank, layers) for layers in kind.layers])
-        for kind, index in of_kind.items()
-        for option, (mesh, _) in enumerate(candidates)
-        for rank in _first_ranks(kind, mesh, division.unit, problem.cluster)
-    ]
-    if not blocks:
-        return None
+    blocks = []
+    for kind, index in of_kind.items():
+        ledger.check_time()
+        for option, (mesh, _) in enumerate(candidates):
+            ranks = _first_ranks(kind, mesh, division.unit, problem.cluster)
+            blocks.append(_combined((index,), (option,), ranks, kind.layers))
     rows = np.concatenate(blocks)
+    if not len(rows):
+        return None
     batch = _batch(rows, list(of_kind), candidates, space)
     costs = ledger.stage_costs(batch, engine=space.engine)
     seconds = _seconds(costs, batch, division.micro_batches)
@@ -120,6 +120,12 @@ def stage_table(
     return StageTable(
         kinds=of_kind, seconds=table, chosen=chosen, candidates=candidates, candidate=option
     )
+
+
+def _combined(*columns: Sequence[int]) -> NDArray[np.int64]:
+    """Rows of every combination of columns' values."""
+    grids = np.meshgrid(*(np.array(column, dtype=np.int64) for column in columns), indexing="ij")
+    return np.stack([grid.reshape(-1) for grid in grids], axis=1)
 
 
 def _first_ranks(kind: Kind, mesh: Mesh, unit: int, cluster: Cluster) -> list[int]:

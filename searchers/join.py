@@ -95,6 +95,7 @@ class _Join:
             extended = self._extended(partials, after, limit_s)
             partials = {}
             for taken, parts in extended.items():
+                self.menus.ledger.check_time()
                 merged = _merged(parts)
                 if taken == self._all:
                     row = int(np.argmin(merged.chains.iteration_s))
@@ -157,6 +158,7 @@ class _Join:
         group, work, (layers, gpus) = self.menus.group, self.menus.work, self._all
         each_s = limit_s / group.micro_batches
         for taken in partials:
+            self.menus.ledger.check_time()
             for place in self._places(taken, after):
                 done = _with(taken, place)
                 left = gpus - done[1]
@@ -196,6 +198,7 @@ class _Join:
 
     def _in_front(self, place: Place, taken: Taken, behind: Partial, limit_s: float) -> Partial:
         """Each of the partial pipelines with each candidate for a stage in front."""
+        self.menus.ledger.check_time()
         options = self.menus[place]
         worth = self.menus.group.micro_batches * options.stable_s < limit_s
         rows, others = np.flatnonzero(worth), np.arange(len(behind))

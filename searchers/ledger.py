@@ -5,6 +5,9 @@ Every searcher asks through a ``Ledger``, so that all are counted alike and end 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
 
 from mistlab.plan import Engine, Plan
 from mistlab.predict import Prediction
@@ -13,6 +16,9 @@ from mistlab.stages import StageBatch, StageCosts
 
 # As many stage candidates count as one plan.
 STAGES_A_PLAN = 1000
+# Plans and stage candidates that are predicted between two looks at the clock.
+PLANS_AT_ONCE = 128
+STAGES_AT_ONCE = 1 << 16
 
 Clock = Callable[[], float]
 
@@ -71,11 +77,24 @@ class Ledger:
     def budget_left(self) -> Budget:
         """What is left of the budget, at least a little of each limit."""
         left = self.evaluations_left
-        seconds = self.budget.seconds
         return Budget(
             evaluations=None if left is None else max(1, left),
-            seconds=None if seconds is None else max(1e-3, seconds - self.wall_s),
+            seconds=None if self.budget.seconds is None else max(1e-3, self.seconds_left),
         )
+
+    @property
+    def seconds_left(self) -> float:
+        """How much longer the search may take; infinite if only evaluations count."""
+        seconds = self.budget.seconds
+        return inf if seconds is None else max(0.0, seconds - self.wall_s)
+
+    def check_time(self) -> None:
+        """Raise ``BudgetSpentError`` if the seconds are spent.
+
+        Long work that asks the predictor nothing calls this as it goes on.
+        """
+        if self.seconds_left == 0:
+            raise BudgetSpentError
 
     def count(self, *, stages: int) -> None:
         """Count what was asked for elsewhere on behalf of this search."""
@@ -85,9 +104,18 @@ class Ledger:
         """What each plan costs; the best that fits is kept. Raises ``BudgetSpentError``."""
         left = self.evaluations_left
         allowed = plans if left is None else plans[:left]
-        predictions = self.predictor.predict_many(allowed)
-        self.plan_evaluations += len(allowed)
-        for plan, prediction in zip(allowed, predictions, strict=True):
+        predictions: list[Prediction] = []
+        for start in range(0, max(1, len(allowed)), PLANS_AT_ONCE):
+            some = allowed[start : start + PLANS_AT_ONCE]
+            predictions += self._predicted(some)
+            is_last = start + len(some) == len(allowed)
+            self._continue(predictions, is_short=is_last and len(allowed) < len(plans))
+        return predictions
+
+    def _predicted(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
+        predictions = self.predictor.predict_many(plans)
+        self.plan_evaluations += len(plans)
+        for plan, prediction in zip(plans, predictions, strict=True):
             if prediction.fits and prediction.iteration_s < self.best_s:
                 self.best, self.prediction = plan, prediction
                 self.history.append(
@@ -98,21 +126,28 @@ class Ledger:
                         wall_s=self.wall_s,
                     )
                 )
-        self._continue(predictions, is_short=len(allowed) < len(plans))
         return predictions
 
     def stage_costs(self, batch: StageBatch, *, engine: Engine) -> StageCosts:
         """What each candidate for a stage costs. Raises ``BudgetSpentError``."""
-        costs = self.predictor.stage_costs(batch, engine=engine)
-        self.stage_evaluations += len(batch)
-        self._continue((), is_short=False)
-        return costs
+        found = []
+        parts = [batch]
+        if len(batch) > STAGES_AT_ONCE:
+            rows = np.arange(len(batch))
+            parts = [
+                batch.chosen(some)
+                for some in np.array_split(rows, len(batch) // STAGES_AT_ONCE + 1)
+            ]
+        for some in parts:
+            found.append(self.predictor.stage_costs(some, engine=engine))
+            self.stage_evaluations += len(some)
+            self._continue((), is_short=False)
+        return found[0] if len(found) == 1 else StageCosts.joined(found)
 
     def _continue(self, predictions: Sequence[Prediction], *, is_short: bool) -> None:
         if self.listener is not None:
             self.listener(self)
-        seconds = self.budget.seconds
-        if is_short or self.evaluations_left == 0 or (seconds and self.wall_s >= seconds):
+        if is_short or self.evaluations_left == 0 or self.seconds_left == 0:
             raise BudgetSpentError(predictions)
 
     def result(

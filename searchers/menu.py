@@ -105,6 +105,7 @@ class Menus:
             seen |= new
             others = self._evaluated(places, np.array(sorted(new)), limit_s)
             for place, other in zip(places, others, strict=True):
+                self.ledger.check_time()
                 both = self._found[place].and_also(other)
                 self._found[place] = self._fastest(place, both, limit_s)
 
@@ -118,6 +119,7 @@ class Menus:
             rows = _Rows(part, strategies)
             costs = self.ledger.stage_costs(rows.batch(), engine=self.space.engine)
             for number, options in rows.options(costs, self.problem):
+                self.ledger.check_time()
                 hopeful = options.chosen(self._least_s(places[number], options) < limit_s)
                 before = found[number]
                 both = hopeful if before is None else before.and_also(hopeful)

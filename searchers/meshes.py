@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mistlab.cluster import Cluster
+from mistlab.engines import highest_zero
 from mistlab.job import degree_problem
 from mistlab.search import Problem
 from mistlab.space import SearchSpace
@@ -124,12 +125,9 @@ def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def zero_levels(space: SearchSpace, data_parallel: int, *, in_pipeline: bool) -> tuple[int, ...]:
-    """The ZeRO levels that a stage may have: a single rank shards nothing, and takes the lowest.
-
-    Megatron shards optimizer state at most, as DeepSpeed does in a pipeline.
-    """
-    shards_all = space.engine == "mistlab" or (space.engine == "deepspeed" and not in_pipeline)
-    levels = tuple(sorted(level for level in set(space.zero) if shards_all or level <= 1))
+    """The ZeRO levels that a stage may have: a single rank shards nothing, and takes the lowest."""
+    highest = highest_zero(space.engine, in_pipeline=in_pipeline)
+    levels = tuple(sorted(level for level in set(space.zero) if level <= highest))
     return levels[:1] if data_parallel == 1 else levels
 
 

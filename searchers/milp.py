@@ -33,28 +33,35 @@ def _cbc(seconds: float) -> pulp.LpSolver:
     # An extra of its own: pip install '.[cbc]'.
     from cbcbox import cbc_bin_path  # noqa: PLC0415
 
-    return pulp.COIN_CMD(path=cbc_bin_path(), msg=False, timeLimit=seconds, gapRel=GAP)
+    return pulp.COIN_CMD(
+        path=cbc_bin_path(), msg=False, timeLimit=seconds, gapRel=GAP, options=["timeMode elapsed"]
+    )
 
 
 SOLVERS: dict[str, Callable[[float], pulp.LpSolver]] = {"highs": _highs, "cbc": _cbc}
 
 
 def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float, Plan] | None]:
-    """A joiner that lets one of ``SOLVERS`` take so long for a group at most."""
+    """A joiner that lets one of ``SOLVERS`` take so long for a group at most, or what is left of
+    the budget. The ledger sees a quick answer first, in case the solver is stopped."""
 
     def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
         # What is known to be slower than a quick answer is cut off, which is most of it.
         hasty = join_hastily(menus, limit_s)
         if hasty is not None:
+            menus.ledger.predict([hasty[1]])
             limit_s = ALMOST * hasty[0]
         stages = places_by_stage(menus, limit_s)
         if not all(any(len(menus[place]) for place in places) for places in stages):
             return hasty
+        before_s = menus.ledger.wall_s
         programme = _Programme(menus, stages, limit_s)
-        programme.problem.solve(SOLVERS[solver](seconds))
-        # A solver that was stopped has proven nothing; the dynamic programme has no limit.
-        found = programme.solution() if programme.is_solved else join_exactly(menus, limit_s)
-        return found or hasty
+        # Handing it to a solver takes about as long as making it, which no solver's limit counts.
+        handing_s = menus.ledger.wall_s - before_s
+        if programme.solve(solver, min(seconds, menus.ledger.seconds_left - handing_s)):
+            return programme.solution() or hasty
+        # A solver that was stopped has proven nothing.
+        return join_exactly(menus, limit_s) or hasty
 
     return join
 
@@ -102,6 +109,7 @@ class _Programme:
         nothing = pulp.LpAffineExpression()
         chains = _Chains(**dict.fromkeys(_Chains.__dataclass_fields__, nothing))
         for after, stage in enumerate(self.stages):
+            menus.ledger.check_time()
             chains = self._prepended(after, stage, chains)
         sent = pulp.lpSum(stage.times["point_to_point_s"] for stage in self.stages)
         self.iteration_s = chains.whole + sent
@@ -113,9 +121,11 @@ class _Programme:
         if menus.with_host:
             self._share_hosts()
 
-    @property
-    def is_solved(self) -> bool:
-        """Whether there is a best solution, or provably none."""
+    def solve(self, solver: str, seconds: float) -> bool:
+        """Whether a solver finds the best solution, or that there is none, in so long."""
+        if seconds <= 0:
+            return False
+        self.problem.solve(SOLVERS[solver](seconds))
         is_best = self.problem.sol_status == pulp.LpSolutionOptimal
         return bool(is_best or self.problem.status == pulp.LpStatusInfeasible)
 
@@ -136,6 +146,7 @@ class _Programme:
         return float(pulp.value(self.iteration_s)), plan
 
     def _stage(self, after: int, places: Sequence[Place]) -> _Stage:
+        self.menus.ledger.check_time()
         candidates = [(place, row) for place in places for row in range(len(self.menus[place]))]
         chosen = [
             self.problem.add_variable(f"x{after}_{number}", cat=pulp.LpBinary)

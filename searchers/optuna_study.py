@@ -1,16 +1,18 @@
 """A search as an Optuna study: ask for several trials, predict their plans together, tell."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
+from itertools import zip_longest
 
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.samplers import BaseSampler, CmaEsSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -31,25 +33,33 @@ from searchers.strategy import Ending
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """A sampler of a seed.
+    """A sampler of a seed, for plans of so many keys.
 
     One that needs all keys is given those too that a plan does not ask for; one that knows no
     constraints is told longer times instead.
     """
 
-    of_seed: Callable[[int], BaseSampler]
+    of_seed: Callable[[int, int], BaseSampler]
     needs_all_keys: bool = False
     knows_constraints: bool = True
 
 
+def _cmaes(seed: int, keys: int) -> BaseSampler:
+    """CMA-ES, with a diagonal covariance where a whole one takes longer to decompose than plans to
+    predict (Ros & Hansen 2008)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return CmaEsSampler(seed=seed, use_separable_cma=keys > MOST_KEYS)
+
+
 SAMPLERS: Mapping[str, Sampler] = {
-    "tpe": Sampler(of_seed=lambda seed: TPESampler(seed=seed)),
-    "cmaes": Sampler(
-        of_seed=lambda seed: CmaEsSampler(seed=seed), needs_all_keys=True, knows_constraints=False
-    ),
-    "nsgaii": Sampler(of_seed=lambda seed: NSGAIISampler(seed=seed), needs_all_keys=True),
-    "random": Sampler(of_seed=lambda seed: RandomSampler(seed=seed)),
+    "tpe": Sampler(of_seed=lambda seed, _: TPESampler(seed=seed)),
+    "cmaes": Sampler(of_seed=_cmaes, needs_all_keys=True, knows_constraints=False),
+    "nsgaii": Sampler(of_seed=lambda seed, _: NSGAIISampler(seed=seed), needs_all_keys=True),
+    "random": Sampler(of_seed=lambda seed, _: RandomSampler(seed=seed)),
 }
+# Keys up to which CMA-ES learns how they go together.
+MOST_KEYS = 200
 TOGETHER = 16
 # Batches without a new plan after which there is nothing left to draw.
 SETTLED = 8
@@ -88,9 +98,13 @@ def sample(
 
 def _draw_together(study: "PlanStudy", scores: Scores) -> None:
     left = scores.ledger.evaluations_left
-    trials = study.ask(TOGETHER if left is None else min(TOGETHER, left))
-    plans = [study.plan_of(_asking(trial)) for trial in trials]
+    trials: list[Trial] = []
+    plans: list[Plan | None] = []
     try:
+        for _ in range(TOGETHER if left is None else min(TOGETHER, left)):
+            scores.ledger.check_time()
+            trials.append(study.ask())
+            plans.append(study.plan_of(_asking(trials[-1])))
         scores.of(plans)
     finally:
         # However the search ends, the study is told of all that was predicted.
@@ -116,15 +130,15 @@ class PlanStudy:
     storage: str | None
     knows_constraints: bool
 
-    def ask(self, number: int) -> list[Trial]:
-        """New trials."""
+    def ask(self) -> Trial:
+        """A new trial."""
         with _storage_errors(self.storage):
-            return [self.study.ask(dict(self.keys)) for _ in range(number)]
+            return self.study.ask(dict(self.keys))
 
     def tell(self, trials: Sequence[Trial], scores: Sequence[Score | None]) -> None:
-        """End trials; those without a score have failed."""
+        """End trials; those without a score, also for want of one, have failed."""
         with _storage_errors(self.storage):
-            for trial, score in zip(trials, scores, strict=True):
+            for trial, score in zip_longest(trials, scores):
                 if score is None:
                     self.study.tell(trial, state=TrialState.FAIL)
                     continue
@@ -167,13 +181,13 @@ def _opened(
         )
         # A study that goes on does not draw what it drew at first.
         seed = (int(draw.integers(2**31)) + len(study.get_trials(deepcopy=False))) % 2**31
-    study.sampler = chosen.of_seed(seed)
-    names = key_names(problem, space) if chosen.needs_all_keys else ()
+    names = key_names(problem, space)
+    study.sampler = chosen.of_seed(seed, len(names))
     return PlanStudy(
         problem=problem,
         space=space,
         study=study,
-        keys={name: FloatDistribution(0, 1) for name in names},
+        keys={name: FloatDistribution(0, 1) for name in names if chosen.needs_all_keys},
         storage=storage,
         knows_constraints=chosen.knows_constraints,
     )

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mistlab.plan import Plan
 from mistlab.search import Problem
 from mistlab.space import SearchSpace
 from searchers.choices import Chooser, chosen_plan
@@ -17,5 +18,8 @@ def random_search(
     """Draw until the budget is spent."""
     chooser = Chooser(lambda _, options: int(draw.integers(options)))
     while True:
-        drawn = [chosen_plan(problem, space, chooser) for _ in range(TOGETHER)]
+        drawn: list[Plan | None] = []
+        while len(drawn) < TOGETHER:
+            ledger.check_time()
+            drawn.append(chosen_plan(problem, space, chooser))
         ledger.predict([plan for plan in drawn if plan is not None])

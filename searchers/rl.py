@@ -37,7 +37,10 @@ def _learn(problem: Problem, space: SearchSpace, scores: Scores, draw: np.random
     policy, known = Policy(draw=draw), len(scores.known)
     while scores.repeats < SETTLED:
         policy.begin()
-        plans = [policy.plan(problem, space) for _ in range(TOGETHER)]
+        plans: list[Plan | None] = []
+        while len(plans) < TOGETHER:
+            scores.ledger.check_time()
+            plans.append(policy.plan(problem, space))
         policy.learn(_rewards(scores.of(plans)))
     return len(scores.known) > known
 

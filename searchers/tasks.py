@@ -67,6 +67,8 @@ class GroupTask:
         coarse = join_exactly(menus, NEAR * self.limit_s)
         if coarse is None:
             return None
+        # The budget may end before there is a better one.
+        menus.ledger.predict([coarse[1]])
         limit_s = min(self.limit_s, coarse[0])
         menus.refine(limit_s)
         found = self.join(menus, limit_s)

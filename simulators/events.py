@@ -21,7 +21,7 @@ from mistlab.errors import refuse
 from mistlab.interference import STREAMS
 from mistlab.pipeline import Order
 from mistlab.plan import Plan
-from mistlab.predict import Prediction
+from mistlab.predict import Prediction, StagePrediction
 from mistlab.schedule import Action, Kind, Template, template_of
 from mistlab.slots import LAYER_TYPES
 from mistlab.stages import StageBatch
@@ -32,6 +32,7 @@ from simulators.graph import TaskGraph
 from simulators.network import Use
 from simulators.passes import Name, StageTasks
 from simulators.play import ALONE, Factors, Times, play
+from simulators.stage_times import PassTimes, pass_times
 from simulators.symbolic import SymbolicPredictor
 from simulators.variability import Quantiles, Variability
 
@@ -101,7 +102,7 @@ class Simulation:
 class EventSimulator:
     """Plays plans of one workload on one cluster; compiles when it is first asked.
 
-    As a predictor it takes memory, bounds and notes from the closed form.
+    As a predictor it takes memory, bounds, notes and the step's arithmetic from the closed form.
     """
 
     workload: Workload
@@ -189,7 +190,34 @@ class EventSimulator:
             cluster=self.cluster,
             bounds=bounds_of(self.workload, self.cluster, plan.engine),
         )
-        return replace(closed, **figures, predictor=NAME)
+        return replace(
+            closed, **figures, predictor=NAME, stages=self._stages(plan, closed, simulation)
+        )
+
+    def _stages(
+        self, plan: Plan, closed: Prediction, simulation: Simulation
+    ) -> tuple[StagePrediction, ...]:
+        """The stages' times as they were played; of a single micro-batch, which has no steady
+        passes, beyond those of the closed form."""
+        steady = (
+            self._closed_form()
+            .stage_costs(
+                StageBatch.of_plan(plan),
+                engine=plan.engine,
+                overlap_communication=plan.overlap_communication,
+            )
+            .seconds
+        )
+        passes_s = zip(steady.forward_s.tolist(), steady.backward_s.tolist(), strict=True)
+        return tuple(
+            _as_played(stage, played, of_stage)
+            for stage, played, of_stage in zip(
+                closed.stages,
+                pass_times(simulation.graph, simulation.times),
+                passes_s,
+                strict=True,
+            )
+        )
 
     def _model(self, plan: Plan, *, sends_block: bool) -> TaskModel:
         key = plan.engine, plan.overlap_communication, sends_block
@@ -201,6 +229,22 @@ class EventSimulator:
             )
             self._models[key] = TaskModel.of(self.workload, self.cluster, plan.engine, template)
         return self._models[key]
+
+
+def _as_played(
+    stage: StagePrediction, played: PassTimes, steady_s: tuple[float, float]
+) -> StagePrediction:
+    """A stage with the times that its passes took; without any steady ones those are given."""
+    forward_s, backward_s = played.steady_s or steady_s
+    stable_s = forward_s + backward_s
+    computing_s = stage.stable_s - stage.exposed_communication_s
+    return replace(
+        stage,
+        stable_s=stable_s,
+        delta_forward_s=played.forwards_s[0] - forward_s,
+        delta_backward_s=played.backwards_s[-1] - backward_s,
+        exposed_communication_s=max(0.0, stable_s - computing_s),
+    )
 
 
 def _worked(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:

@@ -1,7 +1,7 @@
 """The closed form: plans to predictions, and columns of stage candidates to columns of costs."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -13,17 +13,31 @@ from mistlab.cost.bounds import Bounds, bounds_of
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes
 from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.cost.stage import StageCostModel
+from mistlab.cost.stage import FEW_ROWS, StageCostModel
 from mistlab.cost.tasks import TaskModel
 from mistlab.errors import UncalibratedError
 from mistlab.plan import Engine, Plan
-from mistlab.predict import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
+from mistlab.predict import Prediction
 from mistlab.schedule import template_of
-from mistlab.stages import StageBatch, StageCosts, StageFigures, StagePeaks, StageSeconds
+from mistlab.stages import (
+    StageBatch,
+    StageCosts,
+    StageFigures,
+    StagePeaks,
+    StageRow,
+    StageSeconds,
+    rows_of,
+)
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.workload import Workload
+from simulators.known_stages import KnownStage, known_stages
 
 NAME = "symbolic"
+# Stages of one schedule that are kept, before all are forgotten: some 30 MB.
+MOST_KNOWN = 1 << 14
+# Stages worked out together: few enough that each is the same to the last digit whatever others
+# there are, and that what is computed between stays in the cache.
+STAGES_AT_ONCE = FEW_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +51,23 @@ class Schedule:
 
 @dataclass(slots=True, kw_only=True)
 class SymbolicPredictor:
-    """Predicts plans of one workload on one cluster; compiles when it is first asked."""
+    """Predicts plans of one workload on one cluster; compiles when it is first asked.
+
+    What a stage costs depends on nothing else of its plan, so it is kept for other plans.
+    """
 
     workload: Workload
     cluster: Cluster
     _memory: StageModel | None = field(default=None, init=False)
     _times: dict[Schedule, StageCostModel] = field(default_factory=dict, init=False)
+    _known: dict[Schedule, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
     def predict(self, plan: Plan) -> Prediction:
         """What the plan costs."""
         return self.predict_many([plan])[0]
 
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
-        """What each plan costs, in order."""
+        """What each plan costs, in order; each kind of stage is worked out once."""
         found: dict[int, Prediction] = {}
         # Plans of one schedule and number of stages go through together.
         together: dict[tuple[Schedule, int], list[int]] = defaultdict(list)
@@ -65,13 +83,10 @@ class SymbolicPredictor:
 
         Where nothing is sent either, on a cluster of one GPU, that is the stage by itself.
         """
-        (prediction,) = self._predictions(
-            _schedule_of(plan),
-            StageBatch.of_plan(plan).chosen(np.array([stage])),
-            np.array([plan.micro_batches]),
-            stage_flop(self.workload, plan, stage),
-        )
-        return prediction
+        alone = self._stages_of(_schedule_of(plan), [rows_of(plan)[stage]])
+        (seconds,) = _iterations(alone, [plan.micro_batches])
+        flop = stage_flop(self.workload, plan, stage)
+        return self._prediction(plan.engine, seconds, alone, [plan.stages[stage].num_gpus], flop)
 
     def stage_costs(
         self, batch: StageBatch, *, engine: Engine = "mistlab", overlap_communication: bool = True
@@ -98,58 +113,63 @@ class SymbolicPredictor:
         whole = iteration_s(_table(seconds, len(micro_batches)), micro_batches)
         return whole + self._calibration(engine).iteration_s
 
-    def _predict_alike(self, schedule: Schedule, plans: Sequence[Plan]) -> list[Prediction]:
-        return self._predictions(
-            schedule,
-            StageBatch.of_plans(plans),
-            np.array([plan.micro_batches for plan in plans]),
-            model_flop(self.workload),
+    def _predict_alike(self, schedule: Schedule, plans: Sequence[Plan]) -> Iterator[Prediction]:
+        """What plans of one schedule and number of stages cost."""
+        stages = self._stages_of(schedule, [row for plan in plans for row in rows_of(plan)])
+        iterations = _iterations(stages, [plan.micro_batches for plan in plans])
+        flop, count = model_flop(self.workload), plans[0].num_stages
+        for number, (plan, seconds) in enumerate(zip(plans, iterations, strict=True)):
+            own = stages[number * count : (number + 1) * count]
+            gpus = [stage.num_gpus for stage in plan.stages]
+            yield self._prediction(schedule.engine, seconds, own, gpus, flop)
+
+    def _prediction(
+        self,
+        engine: Engine,
+        seconds: float,
+        stages: Sequence[KnownStage],
+        gpus: Sequence[int],
+        flop: float,
+    ) -> Prediction:
+        """A pipeline of stages with so many GPUs each, whose passes take ``seconds`` and do
+        ``flop`` operations."""
+        calibration, num_gpus = self._calibration(engine), sum(gpus)
+        rank_bytes = np.array([stage.rank_host_bytes for stage in stages])
+        node_bytes = host_bytes_of_fullest_node(rank_bytes, np.array(gpus), self.cluster)
+        times = iteration_figures(
+            seconds + calibration.iteration_s,
+            num_gpus=num_gpus,
+            flop=flop,
+            workload=self.workload,
+            cluster=self.cluster,
+            bounds=calibration,
+        )
+        return Prediction(
+            **times,
+            fits=all(stage.fits for stage in stages)
+            and node_bytes <= self.cluster.host_memory_bytes,
+            predictor=NAME,
+            notes=calibration.notes(num_gpus),
+            stages=tuple(stage.prediction for stage in stages),
         )
 
-    def _predictions(
-        self,
-        schedule: Schedule,
-        batch: StageBatch,
-        micro_batches: NDArray[np.int64],
-        flop: float,
-    ) -> list[Prediction]:
-        """The pipelines of ``batch``, one after another with equally many stages each, which all do
-        ``flop`` operations a step."""
+    def _stages_of(self, schedule: Schedule, rows: Sequence[StageRow]) -> list[KnownStage]:
+        """The stages of some rows, each worked out the first time that it is asked for."""
+        known = self._known.setdefault(schedule, {})
+        new = list(dict.fromkeys(row for row in rows if row not in known))
+        for start in range(0, len(new), STAGES_AT_ONCE):
+            some = new[start : start + STAGES_AT_ONCE]
+            known |= zip(some, self._worked_out(schedule, StageBatch.of_rows(some)), strict=True)
+        found = [known[row] for row in rows]
+        if len(known) > MOST_KNOWN:
+            known.clear()
+        return found
+
+    def _worked_out(self, schedule: Schedule, batch: StageBatch) -> Iterator[KnownStage]:
         figures = self._stages().figures(batch)
         costs = self._costs(schedule, batch, figures)
-        iterations = iteration_s(_table(costs.seconds, len(micro_batches)), micro_batches)
-        calibration = self._calibration(schedule.engine)
-        iterations = iterations + calibration.iteration_s
-        gpus = batch.data_parallel * batch.tensor_parallel
-        in_node = np.minimum(gpus, self.cluster.gpus_per_node)
-        stages = _stage_predictions(costs, figures, in_node)
-        num_stages = len(batch) // len(micro_batches)
-        predictions = []
-        for row, seconds in enumerate(iterations.tolist()):
-            of_plan = slice(row * num_stages, (row + 1) * num_stages)
-            num_gpus = int(gpus[of_plan].sum())
-            node_bytes = host_bytes_of_fullest_node(
-                costs.host_bytes[of_plan], gpus[of_plan], self.cluster
-            )
-            times = iteration_figures(
-                seconds,
-                num_gpus=num_gpus,
-                flop=flop,
-                workload=self.workload,
-                cluster=self.cluster,
-                bounds=calibration,
-            )
-            predictions.append(
-                Prediction(
-                    **times,
-                    fits=bool(costs.fits[of_plan].all())
-                    and node_bytes <= self.cluster.host_memory_bytes,
-                    predictor=NAME,
-                    notes=calibration.notes(num_gpus),
-                    stages=tuple(stages[of_plan]),
-                )
-            )
-        return predictions
+        gpus = np.minimum(batch.data_parallel * batch.tensor_parallel, self.cluster.gpus_per_node)
+        return known_stages(costs, figures, gpus)
 
     def _stages(self) -> StageModel:
         if self._memory is None:
@@ -197,74 +217,17 @@ def _schedule_of(plan: Plan) -> Schedule:
     return Schedule(engine=plan.engine, overlap_communication=plan.overlap_communication)
 
 
+def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> list[float]:
+    """Seconds of each pipeline: its stages one after another, equally many of each."""
+    columns = np.array([stage.times for stage in stages]).T.reshape(
+        len(stages[0].times), len(micro_batches), -1
+    )
+    names = (entry.name for entry in fields(StageTimes))
+    times = StageTimes(**dict(zip(names, columns, strict=True)))
+    seconds: list[float] = iteration_s(times, np.array(micro_batches)).tolist()
+    return seconds
+
+
 def _table(seconds: StageSeconds, plans: int) -> StageTimes:
     names = [entry.name for entry in fields(StageTimes)]
     return StageTimes(**{name: getattr(seconds, name).reshape(plans, -1) for name in names})
-
-
-def _stage_predictions(
-    costs: StageCosts, figures: StageFigures, gpus_in_node: NDArray[np.int64]
-) -> list[StagePrediction]:
-    seconds = costs.seconds
-    times = _rows(
-        seconds.stable_s,
-        seconds.delta_forward_s,
-        seconds.delta_backward_s,
-        seconds.step_s,
-        seconds.exposed_communication_s,
-    )
-    states = figures.weights_bytes + figures.gradients_bytes + figures.optimizer_bytes
-    sizes = _whole_rows(
-        costs.peak_allocated_bytes,
-        costs.peak_reserved_bytes,
-        costs.host_bytes * gpus_in_node,
-        figures.weights_bytes,
-        figures.gradients_bytes,
-        figures.optimizer_bytes,
-        figures.activations_bytes,
-        figures.buffers_bytes,
-        figures.logits_bytes,
-        figures.forward_peak_bytes,
-        figures.backward_peak_bytes,
-        states + figures.buffers_bytes + figures.step_buffer_bytes,
-    )
-    return [_stage_prediction(t, s) for t, s in zip(times, sizes, strict=True)]
-
-
-def _stage_prediction(times: list[float], sizes: list[int]) -> StagePrediction:
-    peak, reserved, host, weights, gradients, optimizer, kept, buffers, logits, *phases = sizes
-    # At the peak the running block's activations are among the temporaries.
-    states = weights + gradients + optimizer + buffers
-    activations = min(kept, peak - states)
-    logits = min(logits, peak - states - activations)
-    stable_s, delta_forward_s, delta_backward_s, step_s, exposed_s = times
-    return StagePrediction(
-        stable_s=stable_s,
-        delta_forward_s=delta_forward_s,
-        delta_backward_s=delta_backward_s,
-        step_s=step_s,
-        exposed_communication_s=max(0.0, exposed_s),
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=reserved,
-        host_bytes=host,
-        memory=MemoryByClass(
-            weights=weights,
-            gradients=gradients,
-            optimizer=optimizer,
-            activations=activations,
-            buffers=buffers,
-            logits=logits,
-            temporaries=peak - states - activations - logits,
-        ),
-        memory_by_phase=MemoryByPhase(forward=phases[0], backward=phases[1], step=phases[2]),
-    )
-
-
-def _rows(*columns: NDArray[np.float64]) -> list[list[float]]:
-    rows: list[list[float]] = np.stack(columns, axis=1).tolist()
-    return rows
-
-
-def _whole_rows(*columns: NDArray[np.float64]) -> list[list[int]]:
-    rows: list[list[int]] = np.stack(columns, axis=1).round().astype(np.int64).tolist()
-    return rows

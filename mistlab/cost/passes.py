@@ -18,11 +18,17 @@ from mistlab.cost.interference import overlapped
 from mistlab.cost.tasks import TaskSeconds
 from mistlab.interference import STREAMS
 from mistlab.schedule import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase, Task
-from mistlab.slots import NOTHING, SlotKind
+from mistlab.slots import NOTHING
 
 Values = NDArray[np.float64]
-# Seconds (C) from lengths (K, S) of some of the kinds of slots.
-Sum = Callable[[Values, NDArray[np.bool_]], Values]
+# Kinds of slots (K, 3), as in ``SLOT_KINDS``: columns for the three layers of a slot.
+Kinds = NDArray[np.int64]
+LOWER, HERE, UPPER = range(3)
+# Which kinds of slots (K), and the phases whose tasks run side by side in them.
+Slots = tuple[NDArray[np.bool_], tuple[Phase, ...]]
+# Seconds (C) of each of several sums, from lengths (K', S) of some of the kinds of slots (K).
+Lengths = tuple[Values, NDArray[np.bool_]]
+Sums = Callable[[Sequence[Lengths]], Sequence[Values]]
 
 COMPUTE = STREAMS.index("compute")
 _FETCHING = (("P", "<"), ("U", None))
@@ -47,28 +53,28 @@ class PassSeconds:
     turn_at_last_layer: Values
 
 
-def pass_seconds(seconds: TaskSeconds, kinds: Sequence[SlotKind], summed: Sum) -> PassSeconds:
+def pass_seconds(seconds: TaskSeconds, kinds: Kinds, summed: Sums) -> PassSeconds:
     """The passes of stages whose slots are ``summed``."""
-    work = {phase: slot_work(seconds, phase, kinds) for phase in PHASES}
-    inside = np.array([here != NOTHING for _, here, _ in kinds])
-    below = ~inside & np.array([upper != NOTHING for _, _, upper in kinds])
+    work = _Work(seconds, kinds)
+    inside = kinds[:, HERE] != NOTHING
+    below = ~inside & (kinds[:, UPPER] != NOTHING)
     above = ~inside & ~below
-
-    def lasting(
-        where: NDArray[np.bool_], *phases: Phase, awaited: Sequence[str] = STREAMS
-    ) -> Values:
-        slots = np.sum([work[phase][where] for phase in phases], axis=0)
-        fetched = np.max([_fetched_s(seconds, phase, kinds)[where] for phase in phases], axis=0)
-        return summed(np.maximum(_slot_seconds(seconds, slots, awaited), fetched), where)
-
+    slots: Sequence[Slots] = [
+        *((inside, (phase,)) for phase in PHASES),
+        *((below, (phase,)) for phase in ("forward", "first_forward", "last_backward")),
+        *((where, ("forward", "backward")) for where in (below, above)),
+    ]
+    computed = work.lengths([(inside, ("last_backward",))], _NOT_REDUCING)
+    last_computed, *lasting = summed([*computed, *work.lengths(slots)])
+    opening, first_opening, last_closing, at_first_layer, at_last_layer = lasting[len(PHASES) :]
     return PassSeconds(
-        inside={phase: lasting(inside, phase) for phase in PHASES},
-        last_computed=lasting(inside, "last_backward", awaited=_NOT_REDUCING),
-        opening=lasting(below, "forward"),
-        first_opening=lasting(below, "first_forward"),
-        last_closing=lasting(below, "last_backward"),
-        turn_at_first_layer=lasting(below, "forward", "backward"),
-        turn_at_last_layer=lasting(above, "forward", "backward"),
+        inside=dict(zip(PHASES, lasting, strict=False)),
+        last_computed=last_computed,
+        opening=opening,
+        first_opening=first_opening,
+        last_closing=last_closing,
+        turn_at_first_layer=at_first_layer,
+        turn_at_last_layer=at_last_layer,
     )
 
 
@@ -78,44 +84,74 @@ def reduces_in_place(seconds: TaskSeconds) -> NDArray[np.bool_]:
     return np.asarray(in_place)
 
 
-def slot_work(seconds: TaskSeconds, phase: Phase, kinds: Sequence[SlotKind]) -> Values:
-    """Seconds (K, S, 4) that each stream's tasks in a phase's slots take by themselves."""
-    template = seconds.model.template
-    alone = np.zeros((len(kinds), len(seconds.zero), len(STREAMS)))
-    for task in template.phases[phase]:
-        stream = STREAMS.index(task.stream)
-        of_type = seconds.alone(task.kind, task.direction or "")
-        of_type = np.where(seconds.zero >= task.from_zero, of_type, 0.0)
-        for row, kind in enumerate(kinds):
-            layer = kind[_place(task, phase, template.depth)]
-            if layer != NOTHING:
-                alone[row, :, stream] += of_type[layer]
-    if phase != "step":
-        # The layer that computes waits for its tensor-parallel collectives, copies go on.
-        waiting = seconds.tensor_s["forward" if "forward" in phase else "backward"]
-        for row, (_, here, _) in enumerate(kinds):
-            if here != NOTHING:
-                alone[row, :, COMPUTE] += waiting[here]
-    return alone
+class _Work:
+    """What the streams do in each phase's slots of each kind."""
+
+    def __init__(self, seconds: TaskSeconds, kinds: Kinds) -> None:
+        self.seconds = seconds
+        self.kinds = kinds
+        self._padded: dict[tuple[str, str, int], Values] = {}
+        self.alone = {phase: self._alone(phase) for phase in PHASES}
+        self.fetched = {phase: self._fetched_s(phase) for phase in PHASES}
+
+    def lengths(self, slots: Sequence[Slots], awaited: Sequence[str] = STREAMS) -> list[Lengths]:
+        """Seconds (K', S) of each of some slots until the ``awaited`` streams are done."""
+        # Small tables take as long as large ones: all go through together.
+        alone = [sum(self.alone[phase][where] for phase in phases) for where, phases in slots]
+        fetched = [
+            np.maximum.reduce([self.fetched[phase][where] for phase in phases])
+            for where, phases in slots
+        ]
+        ends = np.cumsum([len(least) for least in fetched])[:-1]
+        lasting = _slot_seconds(self.seconds, np.concatenate(alone), awaited)
+        parts = np.split(np.maximum(lasting, np.concatenate(fetched)), ends)
+        return [(part, where) for part, (where, _) in zip(parts, slots, strict=True)]
+
+    def _alone(self, phase: Phase) -> Values:
+        """Seconds (K, S, 4) that each stream's tasks in a phase's slots take by themselves."""
+        seconds, template = self.seconds, self.seconds.model.template
+        alone = np.zeros((len(self.kinds), len(seconds.zero), len(STREAMS)))
+        for task in template.phases[phase]:
+            layers = self.kinds[:, _place(task, phase, template.depth)]
+            alone[:, :, STREAMS.index(task.stream)] += self._of_task(task)[layers]
+        if phase != "step":
+            # The layer that computes waits for its tensor-parallel collectives, copies go on.
+            waiting = seconds.tensor_s["forward" if "forward" in phase else "backward"]
+            alone[:, :, COMPUTE] += of_layers(waiting, self.kinds[:, HERE])
+        return alone
+
+    def _of_task(self, task: Task) -> Values:
+        """Seconds (T + 1, S) of a task of layers of each type, and of no layer."""
+        key = task.kind, task.direction or "", task.from_zero
+        if key not in self._padded:
+            of_type = self.seconds.alone(task.kind, task.direction or "")
+            if task.from_zero:
+                of_type = np.where(self.seconds.zero >= task.from_zero, of_type, 0.0)
+            self._padded[key] = _with_nothing(of_type)
+        return self._padded[key]
+
+    def _fetched_s(self, phase: Phase) -> Values:
+        """Seconds (K, S) until the next layer's weights are swapped in and then gathered.
+
+        Fetched further ahead, the two are in slots of their own.
+        """
+        seconds, template = self.seconds, self.seconds.model.template
+        rows = [row for row in template.phases[phase] if (row.kind, row.direction) in _FETCHING]
+        if len(rows) < len(_FETCHING) or template.depth != 1:
+            return np.zeros((len(self.kinds), len(seconds.zero)))
+        swapped = seconds.alone("P", "<")
+        both = swapped + seconds.alone("U", "")
+        both = np.where((seconds.zero >= SHARDED_WEIGHTS) & (swapped > 0), both, 0.0)
+        return of_layers(both, self.kinds[:, _place(rows[0], phase, template.depth)])
 
 
-def _fetched_s(seconds: TaskSeconds, phase: Phase, kinds: Sequence[SlotKind]) -> Values:
-    """Seconds (K, S) until the next layer's weights are swapped in and then gathered.
+def of_layers(of_type: Values, layers: NDArray[np.int64]) -> Values:
+    """Seconds (K, S) of layers of these types, from those of all types (T, S)."""
+    return np.asarray(_with_nothing(of_type)[layers])
 
-    Fetched further ahead, the two are in slots of their own.
-    """
-    template = seconds.model.template
-    least = np.zeros((len(kinds), len(seconds.zero)))
-    rows = [row for row in template.phases[phase] if (row.kind, row.direction) in _FETCHING]
-    if len(rows) < len(_FETCHING) or template.depth != 1:
-        return least
-    both = seconds.alone("P", "<") + seconds.alone("U", "")
-    both = np.where((seconds.zero >= SHARDED_WEIGHTS) & (seconds.alone("P", "<") > 0), both, 0.0)
-    for row, kind in enumerate(kinds):
-        layer = kind[_place(rows[0], phase, template.depth)]
-        if layer != NOTHING:
-            least[row] = both[layer]
-    return least
+
+def _with_nothing(of_type: Values) -> Values:
+    return np.concatenate([of_type, np.zeros((1, of_type.shape[1]))])
 
 
 def _slot_seconds(seconds: TaskSeconds, alone: Values, awaited: Sequence[str]) -> Values:
@@ -131,8 +167,8 @@ def _slot_seconds(seconds: TaskSeconds, alone: Values, awaited: Sequence[str]) -
 
 
 def _place(task: Task, phase: Phase, depth: int) -> int:
-    """Which of a slot's three layers a task is for: 0 the lower, 1 the one here, 2 the upper."""
+    """Which of a slot's three layers a task is for."""
     if task.place == "here" or depth == 0:
-        return 1
+        return HERE
     upwards = "backward" not in phase
-    return 2 if (task.place == "ahead") == upwards else 0
+    return UPPER if (task.place == "ahead") == upwards else LOWER

@@ -14,13 +14,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.passes import PassSeconds, pass_seconds, reduces_in_place
+from mistlab.cost.passes import (
+    HERE,
+    Kinds,
+    Lengths,
+    PassSeconds,
+    of_layers,
+    pass_seconds,
+    reduces_in_place,
+)
 from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
 from mistlab.distinct import Distinct, distinct_rows
-from mistlab.slots import NOTHING, SLOT_KINDS, SlotKind, slot_counts
+from mistlab.slots import SLOT_KINDS, slot_counts
 from mistlab.stages import StageBatch, StageSeconds
 
 Values = NDArray[np.float64]
+
+_KINDS: Kinds = np.array(SLOT_KINDS)
 
 LAYERS_OF_STAGE = ("layers", "checkpointed_layers", "has_embedding", "has_head")
 
@@ -30,6 +40,8 @@ WEIGHT_BUFFERS = 2
 # Above this many products of strategies and layers a candidate, rows are summed one by one.
 DENSE = 8
 ROWS_AT_ONCE = 8192
+# Up to so many candidates, such as those of plans, the sum of each is independent of the others.
+FEW_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +63,18 @@ class StageCostModel:
             depth=self.tasks.template.depth,
         )
         occurring = np.flatnonzero(counts.any(axis=1))
-        kinds = [SLOT_KINDS[k] for k in occurring]
+        kinds, counts = _KINDS[occurring], counts[occurring]
         seconds = self.tasks.seconds(dict(zip(STRATEGY, strategies.columns, strict=True)))
 
-        def summed(lengths: Values, where: NDArray[np.bool_]) -> Values:
-            return _summed(lengths, counts[occurring][where], strategies, stages)
+        def summed(lengths: Sequence[Lengths]) -> Sequence[Values]:
+            if len(batch) <= FEW_ROWS:
+                return _summed_alike(lengths, counts, strategies, stages)
+            return [_summed(one, counts[where], strategies, stages) for one, where in lengths]
 
         everywhere = np.full(len(kinds), True)
+        computing, step_s = summed(
+            [(_computing(seconds, tasks, kinds), everywhere) for tasks in (("F", "B"), ("S",))]
+        )
         received = np.where(batch.has_embedding, 0.0, seconds.receive_s[strategies.index])
         sent = np.where(batch.has_head, 0.0, seconds.send_s[strategies.index])
         blocking = float(self.tasks.template.sends_block)
@@ -70,12 +87,11 @@ class StageCostModel:
         )
         # The first stage ends last.
         tied = np.where(batch.has_embedding > batch.has_head, seconds.tied_s[strategies.index], 0.0)
-        computing = summed(_of_layer(seconds, ("F", "B"), kinds), everywhere)
         return StageSeconds(
             **{**times, "delta_backward_s": times["delta_backward_s"] + tied},
             point_to_point_s=2 * (1 - blocking) * sent,
             exposed_communication_s=times["forward_s"] + times["backward_s"] - computing,
-            step_s=summed(_of_layer(seconds, ("S",), kinds), everywhere),
+            step_s=step_s,
         )
 
 
@@ -124,13 +140,22 @@ def _run_ahead(batch: StageBatch) -> Values:
     return np.where(batch.offload_weights > 0, buffers, 1.0)
 
 
-def _of_layer(seconds: TaskSeconds, tasks: Sequence[str], kinds: Sequence[SlotKind]) -> Values:
+def _computing(seconds: TaskSeconds, tasks: Sequence[str], kinds: Kinds) -> Values:
     """Seconds (K, S) of some kinds of tasks of the layer that computes in a slot."""
-    lengths = np.zeros((len(kinds), len(seconds.zero)))
-    for row, (_, here, _) in enumerate(kinds):
-        if here != NOTHING:
-            lengths[row] = sum(seconds.alone(task, "")[here] for task in tasks)
-    return lengths
+    of_type = np.sum([seconds.alone(task, "") for task in tasks], axis=0)
+    return of_layers(of_type, kinds[:, HERE])
+
+
+def _summed_alike(
+    lengths: Sequence[Lengths], counts: Values, strategies: Distinct, stages: Distinct
+) -> list[Values]:
+    """Seconds (C) of each sum as below, added up one kind of slot after another: to the last digit
+    the same whatever other candidates and kinds of slots there are."""
+    every = np.zeros((len(lengths), len(counts), len(strategies.columns[0])))
+    for row, (of_kinds, where) in enumerate(lengths):
+        every[row, where] = of_kinds
+    terms = every[:, :, strategies.index] * counts[:, stages.index]
+    return [*terms.cumsum(axis=1)[:, -1]]
 
 
 def _summed(lengths: Values, counts: Values, strategies: Distinct, stages: Distinct) -> Values:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from mistlab.cluster import Cluster
 from mistlab.cost.interference import Factors, factors_of
 from mistlab.cost.layers import LayerFigures, LayerModel, slowdown_of, work_of
-from mistlab.cost.links import Collective, Links
-from mistlab.distinct import distinct_rows
+from mistlab.cost.links import Collective, Link, Links
+from mistlab.distinct import Known
 from mistlab.errors import UncalibratedError
 from mistlab.plan import Engine
 from mistlab.schedule import SHARDED_GRADIENTS, Template
@@ -86,7 +86,13 @@ class TaskModel:
     links: Links
     sizes: StateSizes
     step_s_a_parameter: float
+    known_layers: Known[Mapping[str, LayerFigures]] = field(
+        default_factory=Known, init=False, repr=False, compare=False
+    )
     _factors: dict[tuple[int, int], Factors] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _collectives: dict[tuple[Collective, int, int], Link] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -128,6 +134,15 @@ class TaskModel:
             group = hardware.interference.of_group(gpus_in_node=gpus_in_node, nodes=nodes)
             self._factors[shape] = factors_of(group)
         return self._factors[shape]
+
+    def collective(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> Link:
+        """The link of a collective over groups of this shape."""
+        key = kind, gpus_in_node, nodes
+        if key not in self._collectives:
+            self._collectives[key] = self.links.collective(
+                kind, gpus_in_node=gpus_in_node, nodes=nodes
+            )
+        return self._collectives[key]
 
     def seconds(self, columns: Mapping[str, NDArray[Any]]) -> "TaskSeconds":
         """The durations for columns of ``STRATEGY``."""
@@ -228,7 +243,7 @@ class TaskSeconds:
         for gpus, spanned in {*zip(in_node.tolist(), nodes.tolist(), strict=True)}:
             if gpus * spanned > 1:
                 rows = (in_node == gpus) & (nodes == spanned)
-                link = self.model.links.collective(collective, gpus_in_node=gpus, nodes=spanned)
+                link = self.model.collective(collective, gpus_in_node=gpus, nodes=spanned)
                 seconds[..., rows] = link(size_bytes[..., rows], messages)
         return seconds
 
@@ -281,7 +296,7 @@ class TaskSeconds:
         padded = np.array([workload.model.padded_vocab(int(ranks)) for ranks in tensor])
         local = padded * workload.model.hidden / tensor / self._share(SHARDED_GRADIENTS)
         nodes = 2 if cluster.nodes > 1 else 1
-        link = self.model.links.collective("all_reduce", gpus_in_node=2 // nodes, nodes=nodes)
+        link = self.model.collective("all_reduce", gpus_in_node=2 // nodes, nodes=nodes)
         return link(local * self.model.sizes.gradient)
 
 
@@ -289,9 +304,11 @@ def _layer_figures(
     model: TaskModel, columns: Mapping[str, NDArray[Any]]
 ) -> Mapping[str, LayerFigures]:
     """The figures of each layer for each strategy, worked out once for each (b, tp)."""
-    found = distinct_rows([columns["micro_batch"], columns["tensor_parallel"]])
-    figures = model.layers(size_columns(model.workload, *found.columns))
-    return {name: _taken(layer, found.index) for name, layer in figures.items()}
+    figures, rows = model.known_layers(
+        [columns["micro_batch"], columns["tensor_parallel"]],
+        lambda sizes: model.layers(size_columns(model.workload, *sizes)),
+    )
+    return {name: _taken(layer, rows) for name, layer in figures.items()}
 
 
 def _taken(layer: LayerFigures, index: Whole) -> LayerFigures:

@@ -5,16 +5,16 @@ choices. Each is compiled once, the first for each graph, the second once and fo
 at millions a second, since candidates share their few layers.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import sympy
 from numpy.typing import NDArray
 
-from mistlab.distinct import distinct_rows
+from mistlab.distinct import Known
 from mistlab.stages import StageBatch, StageFigures, StagePeaks
 from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions
 from mistlab.symbolic.feasible import divides, holds, remainders
@@ -28,6 +28,15 @@ from mistlab.symbolic.symbols import CHOICES, SIZES
 from mistlab.workload import Workload
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sizes:
+    """Which micro-batches and tensor-parallel degrees divide the model's sizes, and for each all
+    sizes and the sums of layers."""
+
+    feasible: NDArray[np.bool_]
+    table: Mapping[str, NDArray[np.float64]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageModel:
     """The stages of one workload as a function of columns."""
@@ -36,6 +45,7 @@ class StageModel:
     layers: Compiled
     remainders: Compiled
     assumptions: tuple[str, ...]
+    _known: "Known[_Sizes]" = field(default_factory=Known, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
@@ -55,12 +65,8 @@ class StageModel:
 
     def layers_of(self, batch: StageBatch) -> Mapping[str, NDArray[np.float64]]:
         """Sums of the layers of each candidate's stage, by ``sum_name``."""
-        found = distinct_rows([batch.micro_batch, batch.tensor_parallel])
-        values = self.layers(size_columns(self.workload, *found.columns))
-        return {
-            name: column[found.index]
-            for name, column in zip(self.layers.names, values, strict=True)
-        }
+        sizes, rows = self._known([batch.micro_batch, batch.tensor_parallel], self._sizes)
+        return {name: sizes.table[name][rows] for name in self.layers.names}
 
     def peaks(self, batch: StageBatch) -> StagePeaks:
         """What decides whether each candidate fits: a quarter of the figures in half the time."""
@@ -70,16 +76,21 @@ class StageModel:
     def _values(
         self, batch: StageBatch, compiled: Callable[[StateSizes, bool], Compiled]
     ) -> tuple[NDArray[np.bool_], Mapping[str, NDArray[np.float64]]]:
-        found = distinct_rows([batch.micro_batch, batch.tensor_parallel])
-        columns = size_columns(self.workload, *found.columns)
-        table = dict(zip(self.layers.names, self.layers(columns), strict=True))
+        sizes, rows = self._known([batch.micro_batch, batch.tensor_parallel], self._sizes)
+        shared = Shared(table=sizes.table, index=rows)
+        stages = compiled(sizes_of(self.workload.precision), self.workload.model.tied_embeddings)
+        by_symbol = batch.by_symbol
+        values = stages({name: by_symbol[name] for name in CHOICES}, shared)
+        return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
+
+    def _sizes(self, degrees: Sequence[NDArray[Any]]) -> "_Sizes":
+        """All sizes, and the sums of layers of these sizes, for columns of b and tp."""
+        columns = size_columns(self.workload, *degrees)
+        sums = dict(zip(self.layers.names, self.layers(columns), strict=True))
         feasible = divides(self.remainders, columns)
         if self.assumptions:
             feasible &= holds(self.assumptions, columns)
-        shared = Shared(table={**table, **columns}, index=found.index)
-        stages = compiled(sizes_of(self.workload.precision), self.workload.model.tied_embeddings)
-        values = stages({name: batch.by_symbol[name] for name in CHOICES}, shared)
-        return feasible[found.index], dict(zip(stages.names, values, strict=True))
+        return _Sizes(feasible=feasible, table={**sums, **columns})
 
 
 @cache

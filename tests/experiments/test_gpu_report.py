@@ -26,6 +26,7 @@ from mistlab.job import Job, load_job
 from mistlab.model import ModelSpec
 from mistlab.value import from_mapping, to_mapping
 
+ROOT = Path(__file__).parents[2]
 SUSTAINED = 0.85
 SERIALISED = 1.5
 CHECKS = tuple(plan for plan in PLANS if plan.is_check)
@@ -73,6 +74,7 @@ class Runner:
         seconds = found.iteration_s * (SERIALISED if run.serialises else 1)
         drift = 1 + self.drifts.get(plan.stem, 0.0)
         return {
+            "plan": str(plan),
             "losses": [None] * 2 if stage == 0 else [9.0, 8.5 * drift],
             "gradient_norms": [3.0 * drift] * 2 if run.with_norms else [None] * 2,
             # The first iterations are slower, and one of the others.
@@ -162,6 +164,8 @@ def test_it_fits_half_an_hour_by_estimate() -> None:
     steps = estimates(PLANS)
     assert [step.name for step in steps if step.name != PROFILE] == [plan.name for plan in PLANS]
     assert total_s(steps, gpu_report.MINUTES) <= 30 * 60
+    page = (ROOT / "docs" / "reference" / "gpu-report.md").read_text(encoding="utf-8")
+    assert f"{total_s(steps, gpu_report.MINUTES) / 60:.0f} minutes for one H100" in page
     # Whether activations leave and come back rightly is known within minutes.
     checks = [step.seconds for step in steps[: len(CHECKS)]]
     assert sum(checks) < 3 * 60
@@ -277,12 +281,26 @@ def test_without_runs_to_fit_predictions_are_the_profiles(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("drift", [1e-9, 1e-2])
-def test_strict_runs_must_have_equal_losses(tmp_path: Path, drift: float) -> None:
+def test_strict_runs_must_have_equal_losses(
+    tmp_path: Path, drift: float, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = [plan for plan in CHECKS if plan.stage is None]
     summary = reported(tmp_path, Runner(drifts={whole[-1].name: drift}), CHECKS)
     (one,) = summary["differences"]
     assert one["plans"] == [plan.name for plan in whole]
     assert "**losses differ in strict runs**" in page_of(tmp_path)
+    # It is told as soon as it is known.
+    before, _, after = capsys.readouterr().err.partition("warning: losses differ in strict runs")
+    assert f"{whole[-1].name}: done" in before
+    assert f"{CHECKS[-1].name}: done" in after
+    assert "equal to the bit" not in after
+
+
+def test_strict_runs_that_are_equal_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reported(tmp_path, Runner(), CHECKS)["differences"] == []
+    assert "2 groups of strict runs: equal to the bit" in capsys.readouterr().err
 
 
 def test_strict_runs_of_a_stage_without_losses_must_have_equal_gradients(tmp_path: Path) -> None:

@@ -1,12 +1,19 @@
 """Plan files in, predictions out: in order, as JSON and in words."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from experiments import predict
 from experiments.commandline import run
+from mistlab.cluster import Cluster
+from mistlab.errors import InputError
+from mistlab.plan import Plan
+from mistlab.predict import Prediction
+from mistlab.workload import Workload
+from simulators.symbolic import SymbolicPredictor
 
 GOOD = """\
 workload:
@@ -46,6 +53,54 @@ def test_plans_are_answered_in_order(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert answers[2]["iteration_s"] > answers[0]["iteration_s"]
     peaks = [answer["stages"][0]["peak_allocated_bytes"] for answer in answers]
     assert peaks[2] < peaks[0]
+
+
+class Refusing:
+    """Knows what it is asked; refuses plans of stages that recompute."""
+
+    def __init__(self, workload: Workload, cluster: Cluster) -> None:
+        self.predictor = SymbolicPredictor(workload=workload, cluster=cluster)
+        self.asked: list[int] = []
+        MADE.append(self)
+
+    def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
+        self.asked.append(len(plans))
+        if any(stage.checkpointed_layers for plan in plans for stage in plan.stages):
+            message = "cannot recompute"
+            raise InputError(message)
+        return self.predictor.predict_many(plans)
+
+
+MADE: list[Refusing] = []
+
+
+def test_plans_of_a_workload_are_predicted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(predict.PREDICTORS, "symbolic", Refusing)
+    plain = ("checkpointed_layers: 4, ", "")
+    paths = [
+        plan_file(tmp_path, f"{model}-{number}.yaml", plain, ("gpt3-2.7b", model))
+        for number in range(3)
+        for model in ("gpt3-2.7b", "llama-2.7b")
+    ]
+    MADE.clear()
+    answers = predict.predicted([Path(path) for path in paths])
+    assert [str(answer.path) for answer in answers] == paths
+    assert [made.asked for made in MADE] == [[3], [3]]
+
+
+def test_a_plan_that_is_refused_is_told_from_those_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(predict.PREDICTORS, "symbolic", Refusing)
+    plain = ("checkpointed_layers: 4, ", "")
+    names = ("a.yaml", "b.yaml", "c.yaml")
+    changes = (plain,), (), (plain,)
+    paths = [plan_file(tmp_path, name, *own) for name, own in zip(names, changes, strict=True)]
+    answers = predict.predicted([Path(path) for path in paths])
+    assert [answer.error for answer in answers] == ["", f"{paths[1]}: cannot recompute", ""]
+    assert [answer.prediction is None for answer in answers] == [False, True, False]
 
 
 def test_a_bad_plan_does_not_stop_the_others(

@@ -135,6 +135,8 @@ def test_a_strict_run_says_so_and_has_the_same_losses(tmp_path: Path, result: Ru
     assert (plain["deterministic"], strict["deterministic"]) == (False, True)
     assert strict["losses"] == plain["losses"]
     assert strict["attention_kernel"] == "flash"
+    assert strict["environment"]["torch"] == torch.__version__
+    assert strict["start_s"] > 0
     products = result(plan_file(tmp_path, attention="math"), "--steps", 1)
     assert products["attention_kernel"] is None
 

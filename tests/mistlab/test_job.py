@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mistlab import catalog
 from mistlab.datafile import format_yaml, parse_yaml
+from mistlab.engines import highest_zero
 from mistlab.errors import FieldError, InputError
 from mistlab.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
 from mistlab.model import ModelSpec
@@ -139,7 +140,14 @@ BAD = {
             section("plan", engine="megatron"),
             lambda plan_file: [s.update(zero=2, offload={}) for s in plan_file["plan"]["stages"]],
         ),
-        "plan.stages[0].zero: 2, but Megatron shards optimizer state at most: give 0 or 1",
+        "plan.stages[0].zero: 2, but engine megatron shards optimizer state alone: give 0 or 1",
+    ),
+    "sharded gradients by DeepSpeed in a pipeline": (
+        both(
+            section("plan", engine="deepspeed"),
+            lambda plan_file: [s.update(zero=2, offload={}) for s in plan_file["plan"]["stages"]],
+        ),
+        "plan.stages[0].zero: 2, but engine deepspeed shards optimizer state alone in a pipeline",
     ),
     "custom model without layers": (
         model(family="custom"),
@@ -247,7 +255,8 @@ def jobs(draw: st.DrawFn) -> Job:
         engine=engine,
         micro_batches=micro_batches,
         stages=tuple(
-            draw(stages(end - start, engine)) for start, end in zip(starts, ends, strict=True)
+            draw(stages(end - start, engine, highest_zero(engine, in_pipeline=num_stages > 1)))
+            for start, end in zip(starts, ends, strict=True)
         ),
     )
     hardware = catalog.hardware(draw(st.sampled_from(catalog.hardware_names())))
@@ -268,7 +277,7 @@ def jobs(draw: st.DrawFn) -> Job:
     return from_mapping(Job, {"workload": workload, "cluster": cluster, "plan": plan})
 
 
-def stages(layers: int, engine: str) -> st.SearchStrategy[StagePlan]:
+def stages(layers: int, engine: str, highest: int) -> st.SearchStrategy[StagePlan]:
     return st.sampled_from([1, 2, 4]).flatmap(
         lambda data_parallel: st.builds(
             StagePlan,
@@ -276,7 +285,7 @@ def stages(layers: int, engine: str) -> st.SearchStrategy[StagePlan]:
             data_parallel=st.just(data_parallel),
             tensor_parallel=st.sampled_from([1, 2, 4][: 3 - data_parallel // 2]),
             micro_batch=st.just(4 // data_parallel),
-            zero=st.integers(0, 1 if engine == "megatron" else 3),
+            zero=st.integers(0, highest),
             checkpointed_layers=st.integers(0, layers),
             offload=OFFLOADS if engine == "mistlab" else st.just(Offload()),
         )

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.space import SPACES, SearchSpace, space_of
+from mistlab.errors import InputError
+from mistlab.job import Job
+from mistlab.plan import Engine, Offload, Plan, StagePlan
+from mistlab.space import SPACES, OffloadRatios, SearchSpace, space_of
 from searchers.choices import Chooser, chosen_plan
 from searchers.membership import contains
 from searchers.optuna_search import key_names
@@ -77,3 +79,23 @@ def test_uneven_stages_and_unequal_meshes() -> None:
     # A single rank takes the lowest level.
     sharded = replace(unequal, stages=(replace(narrow, zero=1), *unequal.stages[1:]))
     assert not contains(FOUR, space_of("wide"), sharded)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("engine", ["mistlab", "megatron", "deepspeed"])
+def test_spaces_have_the_zero_levels_that_plan_files_may(engine: Engine, num_stages: int) -> None:
+    space = replace(space_of("wide"), engine=engine, offload=OffloadRatios())
+    shape = {"layers": 4 // num_stages, "data_parallel": 4 // num_stages}
+    accepted = []
+    for zero in range(4):
+        stage = replace(STAGE, zero=zero, micro_batch=1, **shape)
+        plan = Plan(engine=engine, micro_batches=num_stages, stages=(stage,) * num_stages)
+        try:
+            Job(workload=FOUR.workload, cluster=FOUR.cluster, plan=plan)
+        except InputError:
+            assert not contains(FOUR, space, plan)
+        else:
+            assert contains(FOUR, space, plan)
+            accepted.append(zero)
+    sharing = {"mistlab": 4, "megatron": 2, "deepspeed": 4 if num_stages == 1 else 2}
+    assert accepted == list(range(sharing[engine]))

@@ -82,7 +82,7 @@ def test_where_nothing_overlaps_the_closed_form_is_met_exactly(name: str, hardwa
     played = EventSimulator(workload=WORK, cluster=cluster).predict(plan)
     assert played.iteration_s == pytest.approx(closed.iteration_s, rel=1e-9)
     assert played.predictor == "events"
-    assert played.stages == closed.stages
+    assert [stage.memory for stage in played.stages] == [stage.memory for stage in closed.stages]
     width = closed.iteration_s_high / closed.iteration_s
     assert played.iteration_s_high / played.iteration_s == pytest.approx(width)
 

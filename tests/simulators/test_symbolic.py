@@ -11,8 +11,10 @@ from mistlab.cost.bounds import SLACK, UNMEASURED_HALF_WIDTH, bounds_of
 from mistlab.errors import InputError
 from mistlab.plan import Offload, Plan, StagePlan
 from mistlab.predict import Prediction, compared
-from mistlab.stages import StageBatch
+from mistlab.stages import StageBatch, StageFigures
+from mistlab.symbolic.stage_model import StageModel
 from mistlab.workload import Workload
+from simulators import symbolic
 from simulators.symbolic import SymbolicPredictor
 
 WORK = Workload(
@@ -52,6 +54,38 @@ def test_many_plans_are_predicted_as_each_by_itself() -> None:
     assert together == [predictor().predict(plan) for plan in plans()]
     assert len({prediction.iteration_s for prediction in together}) == len(plans())
     assert predictor().predict_many([]) == []
+
+
+@pytest.mark.parametrize("most", [2, 1 << 14])
+def test_a_stage_that_is_known_costs_what_it_does_anew(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where stages are forgotten because too many are known."""
+    monkeypatch.setattr(symbolic, "MOST_KNOWN", most)
+    first, second = PLAN.stages
+    swapped = [replace(PLAN, stages=stages) for stages in ((second, first), (first, first))]
+    one = predictor()
+    for plan in (*plans(), *swapped, *plans()):
+        assert one.predict(plan) == predictor().predict(plan)
+
+
+def test_a_stage_is_worked_out_once_however_many_plans_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def counted(model: StageModel, batch: StageBatch) -> StageFigures:
+        asked.append(len(batch))
+        return figures(model, batch)
+
+    figures = StageModel.figures
+    monkeypatch.setattr(StageModel, "figures", counted)
+    one, third = predictor(), replace(STAGE, checkpointed_layers=3)
+    one.predict_many([PLAN] * 10)
+    one.predict(PLAN)
+    one.predict(replace(PLAN, stages=(PLAN.stages[0], third)))
+    # Two stages, and one that is new.
+    assert asked == [2, 1]
 
 
 def test_a_prediction_says_what_its_stages_cost() -> None:

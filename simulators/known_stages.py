@@ -1,0 +1,107 @@
+"""Stages as they were worked out: what a pipeline is put together from.
+
+Axes: C candidates.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.pipeline import StageTimes
+from mistlab.predict import MemoryByClass, MemoryByPhase, StagePrediction
+from mistlab.stages import StageCosts, StageFigures
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStage:
+    """A stage's ``times`` in the order of ``StageTimes``, what is said of it in a prediction,
+    whether it fits on its GPUs, and what a rank of it keeps on its host."""
+
+    times: tuple[float, ...]
+    prediction: StagePrediction
+    fits: bool
+    rank_host_bytes: float
+
+
+def known_stages(
+    costs: StageCosts, figures: StageFigures, gpus_in_node: NDArray[np.int64]
+) -> Iterator[KnownStage]:
+    """Each candidate, on so many GPUs of a node."""
+    pipeline_s = _rows(*(getattr(costs.seconds, entry.name) for entry in fields(StageTimes)))
+    return map(
+        KnownStage,
+        map(tuple, pipeline_s),
+        _predictions(costs, figures, gpus_in_node),
+        costs.fits.tolist(),
+        costs.host_bytes.tolist(),
+    )
+
+
+def _predictions(
+    costs: StageCosts, figures: StageFigures, gpus_in_node: NDArray[np.int64]
+) -> list[StagePrediction]:
+    seconds = costs.seconds
+    times = _rows(
+        seconds.stable_s,
+        seconds.delta_forward_s,
+        seconds.delta_backward_s,
+        seconds.step_s,
+        seconds.exposed_communication_s,
+    )
+    states = figures.weights_bytes + figures.gradients_bytes + figures.optimizer_bytes
+    sizes = _whole_rows(
+        costs.peak_allocated_bytes,
+        costs.peak_reserved_bytes,
+        costs.host_bytes * gpus_in_node,
+        figures.weights_bytes,
+        figures.gradients_bytes,
+        figures.optimizer_bytes,
+        figures.activations_bytes,
+        figures.buffers_bytes,
+        figures.logits_bytes,
+        figures.forward_peak_bytes,
+        figures.backward_peak_bytes,
+        states + figures.buffers_bytes + figures.step_buffer_bytes,
+    )
+    return [_stage_prediction(t, s) for t, s in zip(times, sizes, strict=True)]
+
+
+def _stage_prediction(times: list[float], sizes: list[int]) -> StagePrediction:
+    peak, reserved, host, weights, gradients, optimizer, kept, buffers, logits, *phases = sizes
+    # At the peak the running block's activations are among the temporaries.
+    states = weights + gradients + optimizer + buffers
+    activations = min(kept, peak - states)
+    logits = min(logits, peak - states - activations)
+    stable_s, delta_forward_s, delta_backward_s, step_s, exposed_s = times
+    return StagePrediction(
+        stable_s=stable_s,
+        delta_forward_s=delta_forward_s,
+        delta_backward_s=delta_backward_s,
+        step_s=step_s,
+        exposed_communication_s=max(0.0, exposed_s),
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=reserved,
+        host_bytes=host,
+        memory=MemoryByClass(
+            weights=weights,
+            gradients=gradients,
+            optimizer=optimizer,
+            activations=activations,
+            buffers=buffers,
+            logits=logits,
+            temporaries=peak - states - activations - logits,
+        ),
+        memory_by_phase=MemoryByPhase(forward=phases[0], backward=phases[1], step=phases[2]),
+    )
+
+
+def _rows(*columns: NDArray[np.float64]) -> list[list[float]]:
+    rows: list[list[float]] = np.stack(columns, axis=1).tolist()
+    return rows
+
+
+def _whole_rows(*columns: NDArray[np.float64]) -> list[list[int]]:
+    rows: list[list[int]] = np.stack(columns, axis=1).round().astype(np.int64).tolist()
+    return rows

@@ -1,0 +1,149 @@
+"""A budget of seconds: searchers look at the clock often enough, and solvers are told what is left.
+
+No test here looks at a real clock. One counts what Python does, so that it runs equally fast on
+every machine; the others stand still until a test moves them.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pulp
+import pytest
+
+from mistlab import catalog
+from mistlab.search import Budget, Problem
+from mistlab.space import space_of
+from searchers import milp
+from searchers.aceso import initial_plans
+from searchers.bounds import work_of
+from searchers.groups import groups_of
+from searchers.join import join, places_by_stage
+from searchers.ledger import BudgetSpentError, Ledger
+from searchers.menu import Menus
+from searchers.milp import join_by
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+from tests.searchers.problems import SMALL, predictor_of
+from tests.searchers.test_contract import OWN_SPACES, every_searcher
+
+# A model that takes long to divide, on many GPUs.
+LARGE = Problem(
+    workload=replace(SMALL.workload, model=catalog.model("gpt3-22b"), global_batch=64),
+    cluster=replace(SMALL.cluster, nodes=4, gpus_per_node=8, memory_gib=None),
+)
+# A third of a second on a fast machine.
+BUDGET_CALLS = 1_000_000
+# Those of the exact searcher do more each.
+FEWER_CALLS = 60_000
+
+
+@dataclass(slots=True)
+class CountedCalls:
+    """A clock that goes on by what Python calls."""
+
+    calls: int = 0
+
+    def __call__(self) -> float:
+        return float(self.calls)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        def count(_frame: FrameType, event: str, _argument: Any) -> None:
+            if event in ("call", "c_call"):
+                self.calls += 1
+
+        sys.setprofile(count)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+
+@every_searcher
+def test_no_searcher_goes_on_for_long_without_a_look_at_the_clock(name: str) -> None:
+    calls = BUDGET_CALLS if name != "exact" else FEWER_CALLS
+    space, predictor = space_of(OWN_SPACES.get(name, ("mist",))[0]), predictor_of(LARGE)
+    searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
+    # What is imported or compiled once is no part of it.
+    predictor.predict(next(initial_plans(LARGE, space)))
+    searcher.search(LARGE, space, Budget(evaluations=40), 0)
+    clock = CountedCalls()
+    with clock.running():
+        result = replace(searcher, clock=clock).search(LARGE, space, Budget(seconds=calls), 0)
+    assert result.wall_s <= 1.1 * calls
+
+
+@dataclass(slots=True)
+class StoppedClock:
+    """A clock that a test sets."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> StoppedClock:
+    return StoppedClock()
+
+
+@pytest.fixture
+def menus(clock: StoppedClock) -> Menus:
+    """Those of a group of two stages, in a search of eight seconds."""
+    space = space_of("mist")
+    problem = replace(SMALL, cluster=replace(SMALL.cluster, memory_gib=None))
+    ledger = Ledger(predictor=predictor_of(problem), budget=Budget(seconds=8), clock=clock)
+    group = next(one for one in groups_of(problem, space) if one.num_stages == 2)
+    work = work_of(problem, space, ledger, group.meshes)
+    return Menus(
+        problem=problem, space=space, ledger=ledger, group=group, work=work, coarse_to_fine=True
+    )
+
+
+@pytest.mark.parametrize("solver", milp.SOLVERS)
+@pytest.mark.parametrize(("spent_s", "limit_s"), [(0.0, 6.0), (5.0, 3.0)])
+def test_a_solver_is_given_its_patience_or_what_is_left(
+    menus: Menus,
+    clock: StoppedClock,
+    monkeypatch: pytest.MonkeyPatch,
+    solver: str,
+    spent_s: float,
+    limit_s: float,
+) -> None:
+    made, asked_s = milp.SOLVERS[solver], []
+
+    def asked(seconds: float) -> pulp.LpSolver:
+        asked_s.append(seconds)
+        return made(60)
+
+    monkeypatch.setitem(milp.SOLVERS, solver, asked)
+    clock.now_s = spent_s
+    assert join_by(solver, 6.0)(menus, np.inf) is not None
+    assert asked_s == [limit_s]
+
+
+def test_joining_ends_when_the_budget_is_spent(menus: Menus, clock: StoppedClock) -> None:
+    assert join(menus, np.inf) is not None
+    clock.now_s = 8.0
+    for joining in (join, places_by_stage, join_by("highs", 60)):
+        with pytest.raises(BudgetSpentError):
+            joining(menus, np.inf)
+
+
+def test_a_quick_answer_is_kept_when_the_budget_ends_with_the_solver(
+    menus: Menus, clock: StoppedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_slow(_seconds: float) -> pulp.LpSolver:
+        clock.now_s = 8.0
+        return pulp.HiGHS(msg=False, timeLimit=1e-9)
+
+    monkeypatch.setitem(milp.SOLVERS, "highs", too_slow)
+    with pytest.raises(BudgetSpentError):
+        join_by("highs", 60)(menus, np.inf)
+    assert menus.ledger.best is not None
