@@ -47,6 +47,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
+from mistlab.model import ModelSpec
 from mistlab.value import to_mapping
 from runtime.comm.group import RankLostError
 from runtime.comm.processes import heard_from, meet
@@ -145,7 +146,9 @@ def load(executor: Executor, path: Path) -> None:
 
 def _check_model(executor: Executor, path: Path) -> None:
     """Refuse another model, even one whose tensors have the shapes of this one's."""
-    stored, own = read_yaml(path / MODEL), to_mapping(executor.model)
+    # What a checkpoint does not say was not to be chosen when it was written.
+    stored = to_mapping(ModelSpec.from_mapping(read_yaml(path / MODEL), str(path / MODEL)))
+    own = to_mapping(executor.model)
     for name, value in own.items():
         if name != "name" and stored.get(name) != value:
             message = (
