@@ -30,9 +30,10 @@ from experiments.commandline import (
 )
 from experiments.rundir import RunDirectory
 from mistlab.cluster import Cluster
+from mistlab.cost.memory import allocator_of, reserved_bytes
 from mistlab.model import ModelSpec
 from mistlab.pipeline import in_flight
-from mistlab.stages import StageBatch
+from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.units import GIB_BYTES
 from mistlab.workload import Workload
@@ -134,22 +135,44 @@ def meshes(workload: Workload, cluster: Cluster) -> Iterator[Mesh]:
 
 def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[float]) -> Surveyed:
     """Evaluate every way to save memory on one mesh."""
-    layers = model.workload.model.layers // mesh.stages
+    layers, allocator = model.workload.model.layers // mesh.stages, allocator_of(cluster)
     grid = candidates_of(model.workload.model, mesh, ratios)
-    peak, host, feasible = np.zeros(len(grid)), np.zeros(len(grid)), np.ones(len(grid), dtype=bool)
+    fits, ends = np.ones(len(grid), dtype=bool), []
     for first in (True, False):
-        figures = model.figures(_stage(mesh, layers, grid, first=first))
-        peak = np.maximum(peak, figures.peak_bytes)
-        host = np.maximum(host, figures.host_bytes)
-        feasible &= figures.feasible
-    fits = feasible & (peak <= cluster.memory_bytes)
-    fits &= host * cluster.gpus_per_node <= cluster.host_memory_bytes
+        batch = _stage(mesh, layers, grid, first=first)
+        figures = model.figures(batch)
+        reserved = reserved_bytes(
+            figures, data_parallel=batch.data_parallel, zero=batch.zero, allocator=allocator
+        )
+        fits &= figures.feasible & (reserved <= cluster.memory_bytes - allocator.outside_bytes)
+        ends.append(figures)
+    peak, host = (
+        np.maximum(*(getattr(figures, name) for figures in ends))
+        for name in ("peak_bytes", "host_bytes")
+    )
+    fits &= _first_node_bytes(mesh, cluster, ends) <= cluster.host_memory_bytes
     return Surveyed(
         mesh=mesh,
         candidates=len(grid),
         fitting=int(fits.sum()),
         frontier=_frontier(host[fits], grid[fits, 1] / layers, peak[fits]),
     )
+
+
+def _first_node_bytes(
+    mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]
+) -> NDArray[np.float64]:
+    """What the host of the first node holds, which is the fullest: its stages have most
+    micro-batches in flight, and hold as much more than the last one as they have more of these."""
+    first, last = (figures.host_bytes for figures in ends)
+    ranks = np.arange(min(cluster.gpus_per_node, cluster.num_gpus))
+    held = [
+        in_flight(int(stage), mesh.stages, mesh.micro_batches)
+        for stage in ranks // (mesh.data_parallel * mesh.tensor_parallel)
+    ]
+    most = in_flight(0, mesh.stages, mesh.micro_batches)
+    shares = [(count - 1) / (most - 1) if most > 1 else 1.0 for count in held]
+    return np.asarray(len(ranks) * last + sum(shares) * (first - last))
 
 
 def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> NDArray[np.float64]:

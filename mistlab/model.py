@@ -20,6 +20,8 @@ PositionEmbedding = Literal["absolute", "rotary", "none"]
 
 VOCAB_MULTIPLE = 128
 LLAMA_FFN_MULTIPLE = 256
+# Of rotary position embedding as it was published (Su et al. 2021, arXiv 2104.09864).
+ROTARY_BASE = 10_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,8 @@ class ModelSpec:
     """A model's shape, every field concrete; ``of`` and ``from_mapping`` fill omitted ones.
 
     ``ffn`` is the inner width of the feed-forward network (of the gate too, where there is one),
-    ``rotary_fraction`` the share of a head's channels that rotary embedding turns. A custom model
+    ``rotary_fraction`` the share of a head's channels that rotary embedding turns, the slowest of
+    them by a radian in about ``rotary_base`` positions. A custom model
     has its layers in ``graph_file``, the JSON of its trace, and ``tensor_parallel_degrees``
     are those that its own code can be split to; None stands for all that divide heads and widths.
     """
@@ -47,6 +50,7 @@ class ModelSpec:
     parallel_block: bool
     position_embedding: PositionEmbedding
     rotary_fraction: float = field(metadata=ratio())
+    rotary_base: float = field(default=ROTARY_BASE, metadata=bounded(above=0))
     tied_embeddings: bool
     biases: bool
     dropout: float = field(metadata=ratio())
@@ -104,6 +108,12 @@ class ModelSpec:
                 f"{self.position_embedding}: give {remedy}"
             )
             refuse("rotary_fraction", problem)
+        if not is_rotary and self.rotary_base != ROTARY_BASE:
+            problem = (
+                f"{self.rotary_base:g} does not go with position_embedding "
+                f"{self.position_embedding}: leave it out, or give position_embedding: rotary"
+            )
+            refuse("rotary_base", problem)
         channels = self.head_dim * self.rotary_fraction
         if self.rotated_channels % 2 or not math.isclose(channels, self.rotated_channels):
             problem = (

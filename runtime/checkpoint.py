@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from mistlab.datafile import read_yaml, write_yaml
 from mistlab.errors import InputError
+from mistlab.model import ModelSpec
 from mistlab.value import to_mapping
 from runtime.box_files import Reader, Writer
 from runtime.boxes import Box, Loader, Saver, UnlikeError, UnreadableError, boxes_of
@@ -136,11 +137,12 @@ def _problem(executor: Executor, path: Path) -> InputError | None:
             f"--resume {path}: there is no checkpoint: give a folder step-N, or the one it is in"
         )
     try:
-        stored = read_yaml(path / MODEL)
+        # What a checkpoint does not say was not to be chosen when it was written.
+        stored = ModelSpec.from_mapping(read_yaml(path / MODEL))
         Reader(path).metadata()
     except (InputError, UnreadableError) as error:
         return DamagedError(path, str(error))
-    return _unlike(stored, to_mapping(executor.model), path)
+    return _unlike(to_mapping(stored), to_mapping(executor.model), path)
 
 
 def _unlike(

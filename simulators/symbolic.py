@@ -11,11 +11,10 @@ from mistlab.cluster import Cluster
 from mistlab.cost.arithmetic import model_flop, stage_flop
 from mistlab.cost.bounds import Bounds, bounds_of
 from mistlab.cost.iteration import iteration_figures
-from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes
+from mistlab.cost.memory import allocator_of, host_bytes_of_fullest_node, reserved_bytes
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import FEW_ROWS, StageCostModel
 from mistlab.cost.tasks import TaskModel
-from mistlab.errors import UncalibratedError
 from mistlab.plan import Engine, Plan
 from mistlab.predict import Prediction
 from mistlab.schedule import template_of
@@ -179,13 +178,7 @@ class SymbolicPredictor:
     def _costs(
         self, schedule: Schedule, batch: StageBatch, figures: StageFigures | StagePeaks
     ) -> StageCosts:
-        allocator = self.cluster.hardware.allocator
-        if allocator is None:
-            message = (
-                f"cluster.hardware: {self.cluster.hardware.name} has no allocator: run "
-                "python -m experiments.calibrate --runs TABLE.csv with peaks of whole runs"
-            )
-            raise UncalibratedError(message)
+        allocator = allocator_of(self.cluster)
         reserved = reserved_bytes(
             figures, data_parallel=batch.data_parallel, zero=batch.zero, allocator=allocator
         )

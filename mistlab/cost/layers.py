@@ -17,9 +17,12 @@ from mistlab.cost.kernels import Rule, class_of, rule_of
 from mistlab.hardware import PeakTflops
 from mistlab.plan import Engine
 from mistlab.symbolic.compiled import Compiled, compile_expressions
-from mistlab.symbolic.graph import LAYERS, PHASES, LayerGraph, ModelGraph, Phase
+from mistlab.symbolic.graph import LAYERS, PHASES, LayerGraph, ModelGraph, Operator, Phase
 from mistlab.symbolic.symbols import SIZES, size_symbol
 from mistlab.workload import Precision
+
+# Besides the classes of operators: products that go on beside tensor-parallel collectives.
+BESIDE = "beside"
 
 # The GPU's time and the host's time to launch kernels join smoothly: the larger one rules.
 JOIN = 8.0
@@ -30,10 +33,10 @@ Values = NDArray[np.float64]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
     """One layer's forward or backward (C each): ``messages`` of tensor-parallel ranks in all
-    ``message_bytes``; products with weights take ``product_s`` of the computation."""
+    ``message_bytes``; ``beside_s`` of the computation can go on while these are under way."""
 
     compute_s: Values
-    product_s: Values
+    beside_s: Values
     messages: int
     message_bytes: Values
 
@@ -123,10 +126,12 @@ class LayerModel:
             for operators in OPERATOR_CLASSES
             for rate in (self.compute.rate(operators),)
         }
+        matmul, of_beside = self.compute.rate("matmul"), f"{name} {phase} {BESIDE}"
+        beside_s = values[f"{of_beside} flop"] * (matmul.s_per_flop * s_per_flop)
         launches_s = values[f"{name} {phase} kernels"] * self.compute.launch_s
         return Pass(
             compute_s=_joined(np.sum([*seconds.values()], axis=0), launches_s),
-            product_s=seconds["matmul"],
+            beside_s=beside_s + values[f"{of_beside} bytes"] * matmul.s_per_byte,
             messages=self.work.messages[name, phase],
             message_bytes=values[f"{name} {phase} messages"],
         )
@@ -143,7 +148,8 @@ def _work(
 ) -> Mapping[str, sympy.Expr]:
     """Operations and bytes of each class of operators in one phase, and how many kernels."""
     zero = sympy.Integer(0)
-    sums = {f"{o} {unit}": zero for o in OPERATOR_CLASSES for unit in ("flop", "bytes")}
+    classes = (*OPERATOR_CLASSES, BESIDE)
+    sums = {f"{one} {unit}": zero for one in classes for unit in ("flop", "bytes")}
     sums["kernels"] = zero
     is_batch = sympy.Piecewise((1, size_symbol("b") > 1), (0, True))
     for operator in layer.of_phase(phase):
@@ -151,14 +157,24 @@ def _work(
             continue
         operators, rule = class_of(operator), rule_of(operator, engine, attention)
         moved = operator.read_bytes + operator.written_bytes
-        sums[f"{operators} flop"] += operator.flop
-        sums[f"{operators} bytes"] += moved * _where_fused(
-            rule, rule.bytes_factor, rule.bytes_unfused
-        )
+        fused_bytes = moved * _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)
+        for one in (operators, BESIDE) if _goes_on_beside(operator) else (operators,):
+            sums[f"{one} flop"] += operator.flop
+            sums[f"{one} bytes"] += fused_bytes
         sums["memory bytes"] += _number(rule.copies_of_batches) * is_batch * moved
         if rule.bytes_factor > 0:
             sums["kernels"] += _where_fused(rule, 1, 1 + rule.kernels_unfused)
     return sums
+
+
+def _goes_on_beside(operator: Operator) -> bool:
+    """Whether a product need not wait until tensor-parallel ranks have reduced the gradient of its
+    layer's input: it makes the gradient of a weight whose rows are split over them."""
+    if operator.kind != "matmul" or operator.phase != "backward":
+        return False
+    tokens, ranks = {size_symbol("b"), size_symbol("s")}, size_symbol("tp")
+    first, *_, last = (sympy.sympify(size).free_symbols for size in operator.outputs[0])
+    return ranks in first and ranks not in last and not tokens & (first | last)
 
 
 def _where_fused(rule: Rule, fused: float, unfused: float) -> sympy.Expr:

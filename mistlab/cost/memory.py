@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from mistlab.cluster import Cluster
 from mistlab.engines import Allocator
+from mistlab.errors import UncalibratedError
 from mistlab.stages import Column, StageFigures, StagePeaks
 
 Values = NDArray[np.float64]
@@ -23,6 +24,18 @@ def reserved_bytes(
         + allocator.step_bytes_a_parameter * shard
         + allocator.head_bytes_a_parameter * figures.head_parameters
     )
+
+
+def allocator_of(cluster: Cluster) -> Allocator:
+    """What a GPU's memory holds beyond tensors; refuses hardware of which that is not known."""
+    allocator = cluster.hardware.allocator
+    if allocator is None:
+        message = (
+            f"cluster.hardware: {cluster.hardware.name} has no allocator: run "
+            "python -m experiments.calibrate --runs TABLE.csv with peaks of whole runs"
+        )
+        raise UncalibratedError(message)
+    return allocator
 
 
 def host_bytes_of_fullest_node(host_bytes: Values, gpus: Column, cluster: Cluster) -> float:

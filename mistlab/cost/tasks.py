@@ -42,10 +42,6 @@ CHECKPOINTED = LAYER_TYPES.index("checkpointed")
 # Which types of layers are blocks.
 BLOCKS = np.array([1.0 if name in ("block", "checkpointed") else 0.0 for name in LAYER_TYPES])
 
-# Of a block's backward products, the weight gradients of the query, key and value and of the first
-# feed-forward product, during which their inputs' gradients can be reduced: half of 7 in 12.
-WEIGHT_GRADIENT_SHARE = 7 / 24
-
 _WORDS = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
 _RATIOS = {
     "P": "offload_weights",
@@ -258,8 +254,8 @@ class TaskSeconds:
         )
         if phase == "backward":
             if self.model.template.overlaps_tensor_backward:
-                products = np.stack([one.product_s for one in passes])
-                seconds -= np.minimum(seconds, WEIGHT_GRADIENT_SHARE * products)
+                beside_s = np.stack([one.beside_s for one in passes])
+                seconds -= np.minimum(seconds, beside_s)
             seconds[CHECKPOINTED] += self.tensor_s["forward"][CHECKPOINTED]
         return seconds
 
@@ -320,7 +316,7 @@ def _taken(layer: LayerFigures, index: Whole) -> LayerFigures:
     passes = {
         phase: type(one)(
             compute_s=one.compute_s[index],
-            product_s=one.product_s[index],
+            beside_s=one.beside_s[index],
             messages=one.messages,
             message_bytes=one.message_bytes[index],
         )

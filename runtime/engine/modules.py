@@ -125,7 +125,7 @@ def _rotary(config: ModelConfig, workload: Workload, device: torch.device) -> Ro
     if structure_of(workload.model).position != "rotary":
         return None
     with torch.device(device):
-        return RotaryTables(config.positions, config.rotated, config.dtype)
+        return RotaryTables(config)
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:

@@ -16,22 +16,22 @@ from runtime.models.config import ModelConfig, shard
 from runtime.models.operators import CausalSoftmax, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import TensorParallel
-from runtime.models.sizes import Size, value_of
+from runtime.models.sizes import value_of
 
 
 class RotaryTables(nn.Module):
     """Cosines and sines (positions, rotated / 2), shared by all blocks of a model."""
 
-    def __init__(self, positions: Size, rotated: Size, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        half = rotated // 2
+        half = config.rotated // 2
         steps = torch.arange(half, dtype=torch.float32)
-        frequency = torch.exp(steps * (-math.log(10000.0) / half))
-        angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequency
+        frequency = torch.exp(steps * (-math.log(config.rotary_base) / half))
+        angle = torch.arange(config.positions, dtype=torch.float32)[:, None] * frequency
         self.cosine: Tensor
         self.sine: Tensor
-        self.register_buffer("cosine", angle.cos().to(dtype), persistent=False)
-        self.register_buffer("sine", angle.sin().to(dtype), persistent=False)
+        self.register_buffer("cosine", angle.cos().to(config.dtype), persistent=False)
+        self.register_buffer("sine", angle.sin().to(config.dtype), persistent=False)
 
 
 class Attention(nn.Module):

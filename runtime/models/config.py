@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from mistlab.model import ModelSpec
+from mistlab.model import ROTARY_BASE, ModelSpec
 from mistlab.workload import Attention, Workload
 from runtime.models.sizes import Size, space_of
 
@@ -32,8 +32,8 @@ class ModelConfig:
     """Sizes and switches of one model on one tensor-parallel rank.
 
     Sizes are those of the whole model. ``positions`` is the longest sequence, ``rotated`` the
-    channels of a head that rotary embedding turns. The last ``unused_vocab`` tokens are padding,
-    which nobody predicts.
+    channels of a head that rotary embedding turns, with ``rotary_base``. The last ``unused_vocab``
+    tokens are padding, which nobody predicts.
     """
 
     hidden: Size
@@ -52,6 +52,7 @@ class ModelConfig:
     tied_embeddings: bool = False
     dropout: float = 0.0
     unused_vocab: int = 0
+    rotary_base: float = ROTARY_BASE
 
 
 def config_with(
@@ -98,6 +99,7 @@ def config_of(workload: Workload, *, tensor_parallel: int = 1, layers: int = 0) 
         tied_embeddings=spec.tied_embeddings,
         dropout=spec.dropout,
         unused_vocab=spec.padded_vocab(tensor_parallel) - spec.vocab,
+        rotary_base=spec.rotary_base,
     )
 
 

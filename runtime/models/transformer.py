@@ -210,7 +210,7 @@ class Transformer(nn.Module):
         config = self.config
         rotary = None
         if structure.position == "rotary":
-            rotary = RotaryTables(config.positions, config.rotated, config.dtype)
+            rotary = RotaryTables(config)
         self.embedding = Embedding(config, structure, ranks)
         self.blocks = nn.ModuleList(
             Block(config, structure, ranks, rotary) for _ in range(config.layers)

@@ -7,7 +7,7 @@ sequence; without the first, the model is of one rank.
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -221,7 +221,7 @@ def _spec(name: str, layers: int, step: _Step, model: nn.Module) -> ModelSpec:
         )
         if isinstance(value := getattr(config, theirs, None), int)
     }
-    sizes = {"heads": 1, **known, **step.sizes}
+    sizes = {"heads": 1, **known, **_rotary(config), **step.sizes}
     return ModelSpec.of(
         name=name,
         family="custom",
@@ -229,6 +229,21 @@ def _spec(name: str, layers: int, step: _Step, model: nn.Module) -> ModelSpec:
         **sizes,
         tied_embeddings=len(named) > len({id(parameter) for _, parameter in named}),
     )
+
+
+def _rotary(config: Any) -> dict[str, Any]:
+    """How a configuration of Hugging Face turns channels, where it does."""
+    given = getattr(config, "rope_parameters", None)
+    given = given if isinstance(given, Mapping) else {}
+    base = given.get("rope_theta", getattr(config, "rope_theta", None))
+    if not isinstance(base, int | float):
+        return {}
+    share = given.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    return {
+        "position_embedding": "rotary",
+        "rotary_base": float(base),
+        "rotary_fraction": float(share or 1.0),
+    }
 
 
 def _with_degrees(own: OwnModel, *, splits: bool) -> OwnModel:

@@ -1,6 +1,7 @@
 """The survey of candidates: against single plans, and its command line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mistlab.plan import Offload, Plan, StagePlan
 from mistlab.stages import StageBatch
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.workload import Workload
+from simulators.symbolic import SymbolicPredictor
 
 WORK = Workload(
     model=catalog.model("llama-350m"),
@@ -30,6 +32,7 @@ CLUSTER = Cluster(
     memory_gib=6.0,
     host_memory_gib=24.0,
 )
+TWO_NODES = replace(CLUSTER, nodes=2, gpus_per_node=2, memory_gib=4.0, host_memory_gib=0.6)
 RATIOS = (0.0, 0.5, 1.0)
 
 
@@ -38,17 +41,47 @@ def model() -> StageModel:
     return StageModel.of(WORK)
 
 
-def fits(model: StageModel, plan: Plan) -> tuple[bool, float, float]:
-    figures = model.figures(StageBatch.of_plan(plan))
-    host = float(figures.host_bytes.max())
-    within = (figures.peak_bytes <= CLUSTER.memory_bytes).all()
-    enough = host * CLUSTER.gpus_per_node <= CLUSTER.host_memory_bytes
-    return bool(within and enough and figures.feasible.all()), host, float(figures.peak_bytes.max())
+def stage_of(mesh: survey.Mesh, row: np.ndarray) -> StagePlan:
+    """A candidate's first stage."""
+    zero, checkpointed, weights, gradients, optimizer, activations = row.tolist()
+    return StagePlan(
+        layers=WORK.model.layers // mesh.stages,
+        data_parallel=mesh.data_parallel,
+        tensor_parallel=mesh.tensor_parallel,
+        micro_batch=mesh.micro_batch,
+        zero=int(zero),
+        checkpointed_layers=int(checkpointed),
+        offload=Offload(
+            weights=weights, gradients=gradients, optimizer=optimizer, activations=activations
+        ),
+    )
+
+
+@pytest.mark.parametrize("cluster", [CLUSTER, TWO_NODES], ids=["a node", "two nodes"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_what_fits_is_what_a_prediction_says(
+    model: StageModel, cluster: Cluster, stages: int
+) -> None:
+    predictor = SymbolicPredictor(workload=WORK, cluster=cluster)
+    gpus = cluster.num_gpus // stages
+    mesh = survey.Mesh(
+        stages=stages, data_parallel=gpus, tensor_parallel=1, micro_batch=1, micro_batches=8 // gpus
+    )
+    grid = survey.candidates_of(WORK.model, mesh, RATIOS)
+    plans = [
+        Plan(micro_batches=mesh.micro_batches, stages=(stage_of(mesh, row),) * stages)
+        for row in grid
+    ]
+    fitting = [prediction.fits for prediction in predictor.predict_many(plans)]
+    found = survey.survey(model, cluster, mesh, RATIOS)
+    assert (found.candidates, found.fitting) == (len(plans), sum(fitting))
+    assert 0 < found.fitting < found.candidates
 
 
 def test_a_frontier_is_what_plans_one_by_one_allow(model: StageModel) -> None:
     mesh = survey.Mesh(stages=2, data_parallel=2, tensor_parallel=1, micro_batch=2, micro_batches=2)
     draw = np.random.default_rng(0)
+    predictor = SymbolicPredictor(workload=WORK, cluster=CLUSTER)
 
     found = survey.survey(model, CLUSTER, mesh, RATIOS)
 
@@ -74,8 +107,9 @@ def test_a_frontier_is_what_plans_one_by_one_allow(model: StageModel) -> None:
                 activations=ratios[3],
             ),
         )
-        does, host, _ = fits(model, Plan(micro_batches=2, stages=(stage, stage)))
-        if does:
+        plan = Plan(micro_batches=2, stages=(stage, stage))
+        if predictor.predict(plan).fits:
+            host = model.figures(StageBatch.of_plan(plan)).host_bytes.max()
             better = [s for h, s in zip(hosts, shares, strict=True) if h <= host]
             assert min(better) <= stage.checkpointed_layers / 12
 

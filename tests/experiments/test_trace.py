@@ -218,11 +218,11 @@ def configuration(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     return path
 
 
-def written_config(kind: str, folder: Path) -> Path:
+def written_config(kind: str, folder: Path, **given: Any) -> Path:
     pytest.importorskip("transformers")
     path = folder / kind / "config.json"
     path.parent.mkdir()
-    path.write_text(json.dumps({"model_type": kind, **CONFIGS[kind]}), encoding="utf-8")
+    path.write_text(json.dumps({"model_type": kind, **CONFIGS[kind], **given}), encoding="utf-8")
     return path
 
 
@@ -263,6 +263,17 @@ def test_a_hugging_face_llama_multiplies_as_ours_does(configuration: Path) -> No
         for kind in ("matmul", "attention"):
             flop = [expressions_of(g.block).work[phase, kind].flop for g in (theirs, ours)]
             assert sympy.expand(flop[1].subs(numbers)) == flop[0]
+
+
+@pytest.mark.parametrize(("given", "base"), [({}, 10_000), ({"rope_theta": 500000.0}, 500_000)])
+def test_a_hugging_face_configuration_brings_its_rotary_base(
+    tmp_path: Path, given: dict[str, Any], base: float
+) -> None:
+    path = written_config("llama", tmp_path, **given)
+    options = ("--attention", "flash", "--precision", "bf16")
+    content = traced(str(path), tmp_path / "model.json", *options)
+    spec = ModelSpec.from_mapping(content["spec"])
+    assert (spec.rotary_base, spec.position_embedding, spec.rotary_fraction) == (base, "rotary", 1)
 
 
 def test_a_sliding_window_limits_the_sequence(tmp_path: Path) -> None:

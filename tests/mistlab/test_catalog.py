@@ -47,6 +47,12 @@ def test_a_model_has_the_size_in_its_name(name: str) -> None:
     assert billions(name) == pytest.approx(nominal, rel=0.2)
 
 
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_llama_3_turns_channels_more_slowly(name: str) -> None:
+    # Grattafiori et al. 2024 (arXiv 2407.21783), table 3; all others as LLaMA.
+    assert catalog.model(name).rotary_base == (500_000 if name.startswith("llama3") else 10_000)
+
+
 @pytest.mark.parametrize("name", sorted(HARDWARE))
 def test_hardware_bears_its_name_and_memory(name: str) -> None:
     hardware = catalog.hardware(name)

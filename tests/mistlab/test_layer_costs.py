@@ -8,8 +8,9 @@ import pytest
 from mistlab import catalog
 from mistlab.compute import OPERATOR_CLASSES, Compute, Rate
 from mistlab.cost.kernels import RULES, class_of, rule_of
-from mistlab.cost.layers import LayerFigures, LayerModel, slowdown_of, work_of
+from mistlab.cost.layers import BESIDE, LayerFigures, LayerModel, slowdown_of, work_of
 from mistlab.errors import FieldError
+from mistlab.model import ModelSpec
 from mistlab.symbolic.library import Variant, graph_of, shipped
 from mistlab.symbolic.sizes import size_columns
 from mistlab.workload import Workload
@@ -52,6 +53,35 @@ def test_a_pass_is_its_operations_and_its_bytes() -> None:
             expected += float(operator.flop.subs(values)) / 50e12
         expected += moved_bytes / 200e9
     assert forward_s() == pytest.approx(expected, rel=1e-12)
+
+
+def products(model: ModelSpec) -> tuple[float, float]:
+    """Sizes of the weights of a block: of those whose rows are split over ranks, and of all."""
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    width = model.ffn * (2 if model.mlp_type == "gated_mlp" else 1)
+    by_rows = model.hidden * (queries + 2 * keys + width)
+    return by_rows, by_rows + model.hidden * (queries + model.ffn)
+
+
+@pytest.mark.parametrize("name", ["gpt3-7b", "llama-7b", "llama3-70b", "falcon-7b"])
+def test_weights_gradients_of_split_rows_go_on_beside_reductions(name: str) -> None:
+    """Of the two products that a weight has backward, the one whose result nobody waits for."""
+    work = replace(WORK, model=catalog.model(name))
+    columns = size_columns(work, np.array([2]), np.array([4]))
+    compiled = work_of(graph_of(work), "megatron").compiled
+    found = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
+
+    def share(layer: str) -> float:
+        beside = found[f"{layer} backward {BESIDE} flop"]
+        return beside / found[f"{layer} backward matmul flop"]
+
+    by_rows, every = products(work.model)
+    assert share("block") == pytest.approx(by_rows / every / 2)
+    assert share("head") == 0.5
+    assert found[f"block forward {BESIDE} flop"] == 0
+    if name == "gpt3-7b":
+        # Three and four of twelve squares of the hidden size.
+        assert share("block") == pytest.approx(7 / 24)
 
 
 def test_small_layers_take_what_their_launches_take() -> None:

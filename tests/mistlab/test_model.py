@@ -4,6 +4,7 @@ import pytest
 
 from mistlab.errors import FieldError
 from mistlab.model import ModelSpec
+from mistlab.value import to_mapping
 
 SHAPE: dict[str, Any] = {"hidden": 2048, "layers": 24, "heads": 16}
 
@@ -103,6 +104,14 @@ BAD = {
         {"family": "llama", "rotary_fraction": 0},
         "rotary_fraction: 0 does not go with position_embedding rotary: give a share above 0",
     ),
+    "a base without rotary": (
+        {"rotary_base": 500000},
+        "rotary_base: 500000 does not go with position_embedding absolute: leave it out, or give",
+    ),
+    "a base of nothing": (
+        {"family": "llama", "rotary_base": 0},
+        "rotary_base: 0.0 is too small: give a number above 0",
+    ),
     "gate without silu": (
         {"family": "llama", "activation": "gelu"},
         "activation: 'gelu' cannot gate a gated_mlp: give silu",
@@ -124,6 +133,14 @@ def test_a_bad_model_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(FieldError) as caught:
         ModelSpec.from_mapping({"family": "gpt", **SHAPE, **change}, "workload.model")
     assert str(caught.value).startswith(f"workload.model.{message}")
+
+
+def test_a_model_of_before_rotary_bases_has_the_one_that_all_had() -> None:
+    spec = ModelSpec.of(family="llama", **SHAPE)
+    mapping = to_mapping(spec)
+    del mapping["rotary_base"]
+    assert ModelSpec.from_mapping(mapping) == spec
+    assert spec.rotary_base == 10_000
 
 
 @pytest.mark.parametrize("name", ["family", "hidden", "layers", "heads"])

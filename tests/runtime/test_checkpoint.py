@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader  # noqa: E402
 
+from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.errors import InputError  # noqa: E402
 from mistlab.plan import Plan  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
@@ -198,6 +199,21 @@ def test_a_checkpoint_of_another_model_is_refused(
     plan = Plan(micro_batches=4, stages=(stage(other.model.layers),))
     with pytest.raises(InputError, match=words):
         checkpoint.load(alone(other, plan, "lazy"), path)
+
+
+def rotary(base: float) -> Workload:
+    return workload("llama", rotary_base=base)
+
+
+def test_a_checkpoint_that_names_no_rotary_base_has_the_one_that_all_had(tmp_path: Path) -> None:
+    path = checkpoint.save(alone(rotary(10_000.0), PLAIN, "lazy"), tmp_path)
+    stored = read_yaml(path / checkpoint.MODEL)
+    del stored["rotary_base"]
+    write_yaml(stored, path / checkpoint.MODEL)
+    checkpoint.load(alone(rotary(10_000.0), PLAIN, "lazy"), path)
+    words = "its model has rotary_base 10000.0, the plan's 500000.0"
+    with pytest.raises(InputError, match=words):
+        checkpoint.load(alone(rotary(500_000.0), PLAIN, "lazy"), path)
 
 
 def test_a_checkpoint_of_longer_sequences_is_refused(tmp_path: Path) -> None:

@@ -1,15 +1,20 @@
 """The torch models against their graphs, and against published closed forms."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from mistlab import catalog  # noqa: E402
+from mistlab.model import ModelSpec  # noqa: E402
 from mistlab.symbolic.layer import expressions_of  # noqa: E402
 from mistlab.symbolic.library import Variant, graph_of, shipped  # noqa: E402
 from mistlab.symbolic.symbols import size_symbol  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
-from runtime.models.config import ModelConfig  # noqa: E402
+from runtime.models.attention import RotaryTables  # noqa: E402
+from runtime.models.config import ModelConfig, config_of  # noqa: E402
 from runtime.models.families import GPT, Falcon, Llama, model_of  # noqa: E402
 
 
@@ -63,6 +68,26 @@ def test_flop_of_a_gpt_block_is_the_published_closed_form() -> None:
     fused = work["flash"]
     assert (fused["forward", "attention"].flop.subs(usual) * tp - 2 * b * s**2 * h).expand() == 0
     assert (fused["backward", "attention"].flop.subs(usual) * tp - 5 * b * s**2 * h).expand() == 0
+
+
+@pytest.mark.parametrize("name", ["llama-7b", "llama3-8b"])
+def test_channels_turn_by_the_model_s_own_base(name: str) -> None:
+    work = workload(name)
+    config = replace(config_of(work, layers=1), positions=8, dtype=torch.float32)
+    tables = RotaryTables(config)
+    half = work.model.rotated_channels // 2
+    for pair in (0, 1, half // 2, half - 1):
+        angle = 7 * work.model.rotary_base ** (-pair / half)
+        assert tables.cosine[7, pair].item() == pytest.approx(math.cos(angle), abs=1e-5)
+        assert tables.sine[7, pair].item() == pytest.approx(math.sin(angle), abs=1e-5)
+
+
+@pytest.mark.parametrize("base", [10_000.0, 500_000.0])
+def test_a_model_has_the_tables_of_its_base(base: float) -> None:
+    spec = ModelSpec.of(family="llama", hidden=32, layers=1, heads=4, vocab=96, rotary_base=base)
+    work = replace(workload("llama-7b"), model=spec, sequence_length=17)
+    expected = RotaryTables(replace(config_of(work), rotary_base=base))
+    torch.testing.assert_close(model_of(work).blocks[0].attention.rotary.sine, expected.sine)
 
 
 def small(family: type, attention: str) -> tuple[object, dict[object, int]]:
