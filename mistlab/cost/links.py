@@ -29,10 +29,9 @@ Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 Copy = Literal["host_to_device", "device_to_host"]
 Values = NDArray[np.float64]
 
-# What one hop adds to a collective's latency: over NVLink, over PCIe, over the network. NCCL decides
-# by these figures between rings and trees (NVIDIA/nccl, src/graph/tuning.cc: hwLat, simple
-# protocol). The all-reduces that were measured inside nodes give 2.1 to 2.7 microseconds a hop over
-# NVLink and 4.8 over PCIe.
+# What one hop adds to a collective's latency, by the figures from which NCCL chooses between rings
+# and trees (NVIDIA/nccl, src/graph/tuning.cc: hwLat, simple protocol). The all-reduces that were
+# measured inside nodes give 2.1 to 2.7 microseconds a hop over NVLink and 4.8 over PCIe.
 NVLINK_HOP_S = 3.4 * MICROSECONDS
 PCIE_HOP_S = 5.7 * MICROSECONDS
 NETWORK_HOP_S = 14.0 * MICROSECONDS
@@ -44,8 +43,8 @@ RATE_OF_TREES = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Seconds of a message: a latency, and the seconds of each byte; or by another way, ``instead``,
-    where that is faster."""
+    """Seconds of a message: a latency, and the seconds of each byte; or by another way,
+    ``instead``, where that is faster."""
 
     latency_s: float
     s_per_byte: float
