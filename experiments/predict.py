@@ -9,7 +9,7 @@ played task by task; --timeline draws it.
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,8 @@ from mistlab.value import to_mapping
 from mistlab.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.memory import MemoryOverTime, memory_of
-from simulators.symbolic import SymbolicPredictor
+from simulators.registry import PREDICTORS
 from simulators.timeline import trace_text
-
-PREDICTORS: Mapping[str, Callable[..., Predictor]] = {
-    "symbolic": SymbolicPredictor,
-    "events": EventSimulator,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("plans", metavar="PLAN.yaml", nargs="*", type=Path, default=[EXAMPLE])
     parser.add_argument(
         "--simulator",
-        choices=("symbolic", "events"),
+        choices=tuple(PREDICTORS),
         default="symbolic",
         help="closed form, or task by task (default: symbolic)",
     )
