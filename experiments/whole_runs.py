@@ -71,7 +71,7 @@ def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Values:
     for place, run in enumerate(runs):
         # How many micro-batches a global batch makes is among a run's own numbers.
         workload = replace(run.workload, global_batch=1)
-        how = run.engine, run.overlap_communication, run.sends_block, len(run.stages)
+        how = run.engine, run.overlap_communication, run.sends, len(run.stages)
         together[workload, run.cluster.nodes, run.cluster.gpus_per_node, how].append(place)
     seconds = np.empty(len(runs))
     for places in together.values():
@@ -84,7 +84,7 @@ def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Values:
             np.array([runs[place].micro_batches for place in places]),
             engine=first.engine,
             overlap_communication=first.overlap_communication,
-            sends_block=first.sends_block,
+            sends=first.sends,
         )
     return seconds
 

@@ -22,7 +22,7 @@ from mistlab.interference import STREAMS
 from mistlab.pipeline import Order
 from mistlab.plan import Plan
 from mistlab.predict import Prediction, StagePrediction
-from mistlab.schedule import Action, Kind, Template, template_of
+from mistlab.schedule import Action, Kind, Sends, Template, template_of
 from mistlab.slots import LAYER_TYPES
 from mistlab.stages import StageBatch
 from mistlab.value import check_field
@@ -108,24 +108,24 @@ class EventSimulator:
     workload: Workload
     cluster: Cluster
     _symbolic: SymbolicPredictor | None = field(default=None, init=False)
-    _models: dict[tuple[str, bool, bool], TaskModel] = field(default_factory=dict, init=False)
+    _models: dict[tuple[str, bool, Sends], TaskModel] = field(default_factory=dict, init=False)
 
     def simulate(
         self,
         plan: Plan,
         order: Order = "1f1b",
         *,
-        sends_block: bool = False,
+        sends: Sends = "overlapped",
         variability: Variability | None = None,
         work: Sequence[float] | None = None,
     ) -> Simulation:
         """Play one iteration, with the first sample of a ``variability`` if there is one.
 
         ``work`` is how much there is to do for each micro-batch, 1 being a usual one: the time of
-        its passes, of its sends and of its activations' swaps goes with it. With ``sends_block``
-        stages wait for each transfer, as those of some published runtimes do.
+        its passes, of its sends and of its activations' swaps goes with it. ``sends`` is how
+        stages pass activations on, which some published runs did otherwise than engines here do.
         """
-        graph, factors = self._graph(plan, order, sends_block=sends_block)
+        graph, factors = self._graph(plan, order, sends=sends)
         if work is not None:
             graph = _worked(graph, plan, work)
         return self._played(plan, variability.disturbed(graph) if variability else graph, factors)
@@ -133,7 +133,7 @@ class EventSimulator:
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
         """Play one of a plan's stages without the others, as ``SymbolicPredictor.predict_stage``
         has it."""
-        model = self._model(plan, sends_block=False)
+        model = self._model(plan, sends="overlapped")
         stages, factors = stages_of(model, plan)
         graph = build_stage(stages, stage, model.template, plan.micro_batches)
         return self._played(plan, graph, factors)
@@ -147,9 +147,9 @@ class EventSimulator:
         return Quantiles.of(played_s, variability.seed)
 
     def _graph(
-        self, plan: Plan, order: Order, *, sends_block: bool = False
+        self, plan: Plan, order: Order, *, sends: Sends = "overlapped"
     ) -> tuple[TaskGraph, list[Factors]]:
-        model = self._model(plan, sends_block=sends_block)
+        model = self._model(plan, sends=sends)
         stages, factors = stages_of(model, plan)
         return build_graph(stages, model.template, plan.micro_batches, order), factors
 
@@ -219,13 +219,13 @@ class EventSimulator:
             )
         )
 
-    def _model(self, plan: Plan, *, sends_block: bool) -> TaskModel:
-        key = plan.engine, plan.overlap_communication, sends_block
+    def _model(self, plan: Plan, *, sends: Sends) -> TaskModel:
+        key = plan.engine, plan.overlap_communication, sends
         if key not in self._models:
             template = template_of(
                 plan.engine,
                 overlap_communication=plan.overlap_communication,
-                sends_block=sends_block,
+                sends=sends,
             )
             self._models[key] = TaskModel.of(self.workload, self.cluster, plan.engine, template)
         return self._models[key]

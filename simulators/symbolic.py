@@ -17,7 +17,7 @@ from mistlab.cost.stage import FEW_ROWS, StageCostModel
 from mistlab.cost.tasks import TaskModel
 from mistlab.plan import Engine, Plan
 from mistlab.predict import Prediction
-from mistlab.schedule import template_of
+from mistlab.schedule import Sends, template_of
 from mistlab.stages import (
     StageBatch,
     StageCosts,
@@ -41,11 +41,11 @@ STAGES_AT_ONCE = FEW_ROWS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Whose slot table, whether it overlaps communication, and whether its sends block."""
+    """Whose slot table, whether it overlaps communication, and how its stages send."""
 
     engine: Engine
     overlap_communication: bool
-    sends_block: bool = False
+    sends: Sends = "overlapped"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,13 +101,11 @@ class SymbolicPredictor:
         *,
         engine: Engine = "mistlab",
         overlap_communication: bool = True,
-        sends_block: bool = False,
+        sends: Sends = "overlapped",
     ) -> NDArray[np.float64]:
         """Seconds of an iteration of each pipeline: as many as ``micro_batches``, one after another
         in ``batch``, with equally many stages each."""
-        schedule = Schedule(
-            engine=engine, overlap_communication=overlap_communication, sends_block=sends_block
-        )
+        schedule = Schedule(engine=engine, overlap_communication=overlap_communication, sends=sends)
         seconds = self._model(schedule)(batch)
         whole = iteration_s(_table(seconds, len(micro_batches)), micro_batches)
         return whole + self._calibration(engine).iteration_s
@@ -196,7 +194,7 @@ class SymbolicPredictor:
             template = template_of(
                 schedule.engine,
                 overlap_communication=schedule.overlap_communication,
-                sends_block=schedule.sends_block,
+                sends=schedule.sends,
             )
             tasks = TaskModel.of(self.workload, self.cluster, schedule.engine, template)
             self._times[schedule] = StageCostModel(tasks=tasks)

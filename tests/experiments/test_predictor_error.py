@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments import predictor_error
@@ -89,7 +90,9 @@ def test_stages_of_the_published_runtime_wait_for_transfers_and_those_of_ours_do
     predictor = SymbolicPredictor(workload=ours.workload, cluster=ours.cluster)
     expected = predictor.predict(ours.plan).iteration_s
     assert predicted_s(ours, ours.cluster.hardware) == pytest.approx(expected, rel=1e-12)
-    assert predicted_s(theirs, theirs.cluster.hardware) > expected
+    (blocking_s,) = predictor.iterations(theirs.stages, np.array([4]), sends="blocking")
+    assert predicted_s(theirs, theirs.cluster.hardware) == pytest.approx(blocking_s, rel=1e-12)
+    assert blocking_s != expected
 
 
 def test_split_operators_are_approximated_by_broken_numbers_of_blocks(tmp_path: Path) -> None:
