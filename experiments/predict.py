@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments import plots
 from experiments.analyse import EXAMPLE
 from experiments.commandline import (
     DONE,
@@ -117,6 +116,8 @@ def predicted(
 
 def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
     """One iteration as a trace and as a picture."""
+    from experiments import plots  # noqa: PLC0415 (matplotlib takes longer to load than to predict)
+
     trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
     trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")
     plots.timeline(simulation, picture, name)
