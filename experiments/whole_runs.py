@@ -14,6 +14,7 @@ from mistlab.engines import Allocator, EngineCalibration, Measured
 from mistlab.hardware import Hardware, Source
 from mistlab.stages import StageFigures
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.units import MIB_BYTES
 from simulators.symbolic import SymbolicPredictor
 
 Values = NDArray[np.float64]
@@ -49,6 +50,7 @@ def predicted_s(run: PublishedRun, hardware: Hardware) -> float:
             engine=run.engine,
             overlap_communication=run.overlap_communication,
             sends_block=run.sends_block,
+            step_moved=run.step_moved,
         )[0]
     )
 
@@ -130,9 +132,13 @@ def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Values]:
         terms, beyond, reserved = rows[out]
         errors.append((terms @ _solved(others) - beyond) / reserved)
     step, head = _solved(rows)
+    # A head that is smaller than all that were measured takes in proportion.
+    heads = np.concatenate([figures_of(run).head_parameters for run in with_peaks])
+    smallest = heads[heads > 0].min()
     allocator = Allocator(
         step_bytes_a_parameter=round(float(step), 2),
-        head_bytes_a_parameter=round(float(head), 2),
+        head_bytes_a_parameter=round(float(head) * MIB_BYTES / float(smallest), 2),
+        head_mib=round(float(head), 1),
         outside_mib=DEFAULT_OUTSIDE_MIB,
     )
     return allocator, np.concatenate(errors)
@@ -140,15 +146,17 @@ def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Values]:
 
 def figures_of(run: PublishedRun) -> StageFigures:
     """What the stages of a run hold."""
-    return StageModel.of(run.workload).figures(run.stages)
+    return StageModel.of(run.workload, run.engine).figures(run.stages)
 
 
 def _allocator_rows(run: PublishedRun) -> tuple[Values, Values, Values]:
     figures = figures_of(run)
+    # Beyond what is predicted, so that the two add up to what is held.
+    predicted = figures.peak_bytes
     shard = np.where(run.stages.zero >= 1, run.stages.data_parallel, 1)
-    terms = np.stack([figures.largest_parameters / shard, figures.head_parameters], axis=1)
-    allocated, reserved = np.array(run.allocated_bytes), np.array(run.reserved_bytes)
-    return terms, reserved - allocated, reserved
+    terms = np.stack([figures.largest_parameters / shard, run.stages.has_head * MIB_BYTES], axis=1)
+    reserved = np.array(run.reserved_bytes)
+    return terms, reserved - predicted, reserved
 
 
 def _solved(rows: Sequence[tuple[Values, Values, Values]]) -> Values:

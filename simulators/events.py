@@ -56,22 +56,18 @@ class PlayedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulation:
-    """One iteration as it was played.
-
-    ``beyond_stages_s`` is what an iteration takes besides its tasks, as calibrated.
-    """
+    """One iteration as it was played."""
 
     graph: TaskGraph
     times: Times
-    beyond_stages_s: float = 0.0
 
     def __len__(self) -> int:
         return len(self.graph)
 
     @property
     def iteration_s(self) -> float:
-        """Seconds until the last task has ended, and what comes on top."""
-        return max(self.times.ends_s, default=0.0) + self.beyond_stages_s
+        """Seconds until the last task has ended."""
+        return max(self.times.ends_s, default=0.0)
 
     def tasks(self) -> Iterator[PlayedTask]:
         """All tasks, stage by stage, in the order of the slot table."""
@@ -108,7 +104,9 @@ class EventSimulator:
     workload: Workload
     cluster: Cluster
     _symbolic: SymbolicPredictor | None = field(default=None, init=False)
-    _models: dict[tuple[str, bool, bool], TaskModel] = field(default_factory=dict, init=False)
+    _models: dict[tuple[str, bool, bool, int | None], TaskModel] = field(
+        default_factory=dict, init=False
+    )
 
     def simulate(
         self,
@@ -116,6 +114,7 @@ class EventSimulator:
         order: Order = "1f1b",
         *,
         sends_block: bool = False,
+        step_moved: int | None = None,
         variability: Variability | None = None,
         work: Sequence[float] | None = None,
     ) -> Simulation:
@@ -123,12 +122,13 @@ class EventSimulator:
 
         ``work`` is how much there is to do for each micro-batch, 1 being a usual one: the time of
         its passes, of its sends and of its activations' swaps goes with it. With ``sends_block``
-        stages wait for each transfer, as those of some published runtimes do.
+        stages wait for each transfer, as those of some published runtimes do; ``step_moved`` is
+        how many bytes a parameter the step moves where that is not the engine's own.
         """
-        graph, factors = self._graph(plan, order, sends_block=sends_block)
+        graph, factors = self._graph(plan, order, sends_block=sends_block, step_moved=step_moved)
         if work is not None:
             graph = _worked(graph, plan, work)
-        return self._played(plan, variability.disturbed(graph) if variability else graph, factors)
+        return _played(variability.disturbed(graph) if variability else graph, factors)
 
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
         """Play one of a plan's stages without the others, as ``SymbolicPredictor.predict_stage``
@@ -136,29 +136,27 @@ class EventSimulator:
         model = self._model(plan, sends_block=False)
         stages, factors = stages_of(model, plan)
         graph = build_stage(stages, stage, model.template, plan.micro_batches)
-        return self._played(plan, graph, factors)
+        return _played(graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
         """Play so many iterations, each with its own jitter, under 1F1B."""
         samples = check_field(Quantiles, "samples", samples)
         graph, factors = self._graph(plan, "1f1b")
         disturbed = (variability.disturbed(graph, sample) for sample in range(samples))
-        played_s = [self._played(plan, one, factors).iteration_s for one in disturbed]
+        played_s = [_played(one, factors).iteration_s for one in disturbed]
         return Quantiles.of(played_s, variability.seed)
 
     def _graph(
-        self, plan: Plan, order: Order, *, sends_block: bool = False
+        self,
+        plan: Plan,
+        order: Order,
+        *,
+        sends_block: bool = False,
+        step_moved: int | None = None,
     ) -> tuple[TaskGraph, list[Factors]]:
-        model = self._model(plan, sends_block=sends_block)
+        model = self._model(plan, sends_block=sends_block, step_moved=step_moved)
         stages, factors = stages_of(model, plan)
         return build_graph(stages, model.template, plan.micro_batches, order), factors
-
-    def _played(self, plan: Plan, graph: TaskGraph, factors: list[Factors]) -> Simulation:
-        return Simulation(
-            graph=graph,
-            times=play(graph, factors),
-            beyond_stages_s=bounds_of(self.workload, self.cluster, plan.engine).iteration_s,
-        )
 
     def predict(self, plan: Plan) -> Prediction:
         """What the plan costs."""
@@ -219,16 +217,22 @@ class EventSimulator:
             )
         )
 
-    def _model(self, plan: Plan, *, sends_block: bool) -> TaskModel:
-        key = plan.engine, plan.overlap_communication, sends_block
+    def _model(self, plan: Plan, *, sends_block: bool, step_moved: int | None = None) -> TaskModel:
+        key = plan.engine, plan.overlap_communication, sends_block, step_moved
         if key not in self._models:
             template = template_of(
                 plan.engine,
                 overlap_communication=plan.overlap_communication,
                 sends_block=sends_block,
             )
-            self._models[key] = TaskModel.of(self.workload, self.cluster, plan.engine, template)
+            self._models[key] = TaskModel.of(
+                self.workload, self.cluster, plan.engine, template, step_moved
+            )
         return self._models[key]
+
+
+def _played(graph: TaskGraph, factors: list[Factors]) -> Simulation:
+    return Simulation(graph=graph, times=play(graph, factors))
 
 
 def _as_played(

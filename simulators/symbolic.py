@@ -11,7 +11,7 @@ from mistlab.cluster import Cluster
 from mistlab.cost.arithmetic import model_flop, stage_flop
 from mistlab.cost.bounds import Bounds, bounds_of
 from mistlab.cost.iteration import iteration_figures
-from mistlab.cost.memory import allocator_of, host_bytes_of_fullest_node, reserved_bytes
+from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes, room_bytes
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import FEW_ROWS, StageCostModel
 from mistlab.cost.tasks import TaskModel
@@ -41,11 +41,13 @@ STAGES_AT_ONCE = FEW_ROWS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Whose slot table, whether it overlaps communication, and whether its sends block."""
+    """Whose slot table, whether it overlaps communication, whether its sends block, and how many
+    bytes a parameter its step moves where that is not the engine's own."""
 
     engine: Engine
     overlap_communication: bool
     sends_block: bool = False
+    step_moved: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class SymbolicPredictor:
 
     workload: Workload
     cluster: Cluster
-    _memory: StageModel | None = field(default=None, init=False)
+    _memory: dict[Engine, StageModel] = field(default_factory=dict, init=False)
     _times: dict[Schedule, StageCostModel] = field(default_factory=dict, init=False)
     _known: dict[Schedule, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
@@ -92,7 +94,7 @@ class SymbolicPredictor:
     ) -> StageCosts:
         """What each candidate for a stage costs."""
         schedule = Schedule(engine=engine, overlap_communication=overlap_communication)
-        return self._costs(schedule, batch, self._stages().peaks(batch))
+        return self._costs(schedule, batch, self._stages(engine).peaks(batch))
 
     def iterations(
         self,
@@ -102,15 +104,18 @@ class SymbolicPredictor:
         engine: Engine = "mistlab",
         overlap_communication: bool = True,
         sends_block: bool = False,
+        step_moved: int | None = None,
     ) -> NDArray[np.float64]:
         """Seconds of an iteration of each pipeline: as many as ``micro_batches``, one after another
         in ``batch``, with equally many stages each."""
         schedule = Schedule(
-            engine=engine, overlap_communication=overlap_communication, sends_block=sends_block
+            engine=engine,
+            overlap_communication=overlap_communication,
+            sends_block=sends_block,
+            step_moved=step_moved,
         )
         seconds = self._model(schedule)(batch)
-        whole = iteration_s(_table(seconds, len(micro_batches)), micro_batches)
-        return whole + self._calibration(engine).iteration_s
+        return iteration_s(_table(seconds, len(micro_batches)), micro_batches)
 
     def _predict_alike(self, schedule: Schedule, plans: Sequence[Plan]) -> Iterator[Prediction]:
         """What plans of one schedule and number of stages cost."""
@@ -136,7 +141,7 @@ class SymbolicPredictor:
         rank_bytes = np.array([stage.rank_host_bytes for stage in stages])
         node_bytes = host_bytes_of_fullest_node(rank_bytes, np.array(gpus), self.cluster)
         times = iteration_figures(
-            seconds + calibration.iteration_s,
+            seconds,
             num_gpus=num_gpus,
             flop=flop,
             workload=self.workload,
@@ -165,27 +170,23 @@ class SymbolicPredictor:
         return found
 
     def _worked_out(self, schedule: Schedule, batch: StageBatch) -> Iterator[KnownStage]:
-        figures = self._stages().figures(batch)
+        figures = self._stages(schedule.engine).figures(batch)
         costs = self._costs(schedule, batch, figures)
         gpus = np.minimum(batch.data_parallel * batch.tensor_parallel, self.cluster.gpus_per_node)
         return known_stages(costs, figures, gpus)
 
-    def _stages(self) -> StageModel:
-        if self._memory is None:
-            self._memory = StageModel.of(self.workload)
-        return self._memory
+    def _stages(self, engine: Engine) -> StageModel:
+        if engine not in self._memory:
+            self._memory[engine] = StageModel.of(self.workload, engine)
+        return self._memory[engine]
 
     def _costs(
         self, schedule: Schedule, batch: StageBatch, figures: StageFigures | StagePeaks
     ) -> StageCosts:
-        allocator = allocator_of(self.cluster)
-        reserved = reserved_bytes(
-            figures, data_parallel=batch.data_parallel, zero=batch.zero, allocator=allocator
-        )
-        room = self.cluster.memory_bytes - allocator.outside_bytes
+        reserved = reserved_bytes(figures, batch, self.cluster, schedule.engine)
         return StageCosts(
             seconds=self._model(schedule)(batch),
-            fits=figures.feasible & (reserved <= room),
+            fits=figures.feasible & (reserved <= room_bytes(self.cluster)),
             peak_allocated_bytes=figures.peak_bytes,
             peak_reserved_bytes=reserved,
             host_bytes=figures.host_bytes,
@@ -198,7 +199,13 @@ class SymbolicPredictor:
                 overlap_communication=schedule.overlap_communication,
                 sends_block=schedule.sends_block,
             )
-            tasks = TaskModel.of(self.workload, self.cluster, schedule.engine, template)
+            tasks = TaskModel.of(
+                self.workload,
+                self.cluster,
+                schedule.engine,
+                template,
+                step_moved=schedule.step_moved,
+            )
             self._times[schedule] = StageCostModel(tasks=tasks)
         return self._times[schedule]
 
