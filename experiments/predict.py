@@ -25,7 +25,7 @@ from experiments.commandline import (
     writable,
 )
 from mistlab.cluster import Cluster
-from mistlab.cost.memory import reserved_bytes
+from mistlab.cost.memory import reserved_bytes, room_bytes
 from mistlab.errors import InputError
 from mistlab.job import Job, load_job
 from mistlab.predict import Prediction, Predictor, compared
@@ -126,16 +126,11 @@ def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
 
 def _memory(job: Job, simulation: Simulation) -> list[MemoryOverTime]:
     """Memory of each stage over the iteration; what runs out is said."""
-    model = StageModel.of(job.workload)
+    model = StageModel.of(job.workload, job.plan.engine)
     batch = StageBatch.of_plan(job.plan)
-    allocator = job.cluster.hardware.allocator
-    assert allocator is not None
     figures = model.figures(batch)
-    reserved = reserved_bytes(
-        figures, data_parallel=batch.data_parallel, zero=batch.zero, allocator=allocator
-    )
-    beyond = reserved - figures.peak_bytes + allocator.outside_bytes
-    memory = memory_of(simulation, job.plan, model, job.cluster.memory_bytes - beyond)
+    beyond = reserved_bytes(figures, batch, job.cluster, job.plan.engine) - figures.peak_bytes
+    memory = memory_of(simulation, job.plan, model, room_bytes(job.cluster) - beyond)
     for stage in memory:
         if stage.overflow:
             progress(stage.overflow)

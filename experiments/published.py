@@ -19,7 +19,7 @@ from mistlab.hardware import Hardware
 from mistlab.model import ModelSpec
 from mistlab.pipeline import in_flight
 from mistlab.plan import Engine, Offload, Plan, StagePlan
-from mistlab.schedule import Sends
+from mistlab.schedule import NO_DEPARTURES, Departures
 from mistlab.stages import StageBatch
 from mistlab.units import MIB_BYTES, MILLISECONDS, TFLOP
 from mistlab.workload import Workload
@@ -51,9 +51,14 @@ ENGINES: Mapping[str, tuple[Engine, bool]] = {
     "aceso": ("megatron", False),
     "megatron": ("megatron", False),
 }
-# How systems send otherwise than engines here do. Stages of the published Mist and of those on
-# Aceso's runtime wait for every transfer.
-SENDS: Mapping[str, Sends] = dict.fromkeys(("mist", "aceso", "megatron"), "blocking")
+# What systems did otherwise than the engines here that stand for them. Stages of the published Mist
+# and of those on Aceso's runtime waited for every transfer. The published Mist's rates were fitted
+# with a step of one kernel, which reads gradient, master and moments and writes the latter three.
+DEPARTURES: Mapping[str, Departures] = {
+    "mist": Departures(sends="blocking", step_moved=28),
+    "aceso": Departures(sends="blocking"),
+    "megatron": Departures(sends="blocking"),
+}
 README_BASE = {
     "id": "mist-l4-readme-small-base",
     "hardware": "l4-24gb",
@@ -90,8 +95,8 @@ class PublishedRun:
     """A run that was measured: what ran, and how long an iteration took.
 
     ``stages`` has fractional layers where the run split single operators; then ``plan`` is None.
-    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. ``sends``
-    is how the system's stages pass activations on.
+    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together;
+    ``departures`` are what the system did otherwise than the engine.
     """
 
     name: str
@@ -101,7 +106,7 @@ class PublishedRun:
     cluster: Cluster
     engine: Engine
     overlap_communication: bool
-    sends: Sends = "overlapped"
+    departures: Departures = NO_DEPARTURES
     micro_batches: int
     stages: StageBatch
     plan: Plan | None
@@ -169,6 +174,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
     nodes, gpus = int(row["nodes"]), int(row["gpus"])
     batch = _stage_columns(row)
     plan = _plan(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None
+    # Of several ranks of a stage, the first: that of the allocated bytes.
     peaks = {
         key: tuple(float(t) * MIB_BYTES for t in row[key].split("/")[0].split())
         for key in ("peak_alloc_mb", "peak_reserved_mb")
@@ -191,7 +197,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
         ),
         engine=engine,
         overlap_communication=overlaps,
-        sends=SENDS.get(system, "overlapped"),
+        departures=DEPARTURES.get(system, NO_DEPARTURES),
         micro_batches=int(row["grad_accum"]),
         stages=batch,
         plan=plan,
@@ -404,7 +410,7 @@ def _uniform(
         ),
         engine="megatron",
         overlap_communication=False,
-        sends="split",
+        departures=Departures(sends="split"),
         micro_batches=micro_batches,
         stages=batch,
         plan=_plan(batch, micro_batches, "megatron", overlaps=False),

@@ -17,6 +17,7 @@ from mistlab.hardware import Hardware, Source
 from mistlab.plan import Engine
 from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.units import MIB_BYTES
 from simulators.symbolic import SymbolicPredictor
 
 Values = NDArray[np.float64]
@@ -71,7 +72,7 @@ def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Values:
     for place, run in enumerate(runs):
         # How many micro-batches a global batch makes is among a run's own numbers.
         workload = replace(run.workload, global_batch=1)
-        how = run.engine, run.overlap_communication, run.sends, len(run.stages)
+        how = run.engine, run.overlap_communication, run.departures, len(run.stages)
         together[workload, run.cluster.nodes, run.cluster.gpus_per_node, how].append(place)
     seconds = np.empty(len(runs))
     for places in together.values():
@@ -84,7 +85,7 @@ def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Values:
             np.array([runs[place].micro_batches for place in places]),
             engine=first.engine,
             overlap_communication=first.overlap_communication,
-            sends=first.sends,
+            departures=first.departures,
         )
     return seconds
 
@@ -190,9 +191,13 @@ def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Values]:
         terms, beyond, reserved = rows[out]
         errors.append((terms @ _solved(others) - beyond) / reserved)
     step, head = _solved(rows)
+    # A head that is smaller than all that were measured takes in proportion.
+    heads = np.concatenate([figures_of(run).head_parameters for run in with_peaks])
+    smallest = heads[heads > 0].min()
     allocator = Allocator(
         step_bytes_a_parameter=round(float(step), 2),
-        head_bytes_a_parameter=round(float(head), 2),
+        head_bytes_a_parameter=round(float(head) * MIB_BYTES / float(smallest), 2),
+        head_mib=round(float(head), 1),
         outside_mib=DEFAULT_OUTSIDE_MIB,
     )
     return allocator, np.concatenate(errors)
@@ -200,15 +205,17 @@ def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Values]:
 
 def figures_of(run: PublishedRun) -> StageFigures:
     """What the stages of a run hold."""
-    return StageModel.of(run.workload).figures(run.stages)
+    return StageModel.of(run.workload, run.engine).figures(run.stages)
 
 
 def _allocator_rows(run: PublishedRun) -> tuple[Values, Values, Values]:
     figures = figures_of(run)
+    # Beyond what is predicted, so that the two add up to what is held.
+    predicted = figures.peak_bytes
     shard = np.where(run.stages.zero >= 1, run.stages.data_parallel, 1)
-    terms = np.stack([figures.largest_parameters / shard, figures.head_parameters], axis=1)
-    allocated, reserved = np.array(run.allocated_bytes), np.array(run.reserved_bytes)
-    return terms, reserved - allocated, reserved
+    terms = np.stack([figures.largest_parameters / shard, run.stages.has_head * MIB_BYTES], axis=1)
+    reserved = np.array(run.reserved_bytes)
+    return terms, reserved - predicted, reserved
 
 
 def _solved(rows: Sequence[tuple[Values, Values, Values]]) -> Values:

@@ -12,7 +12,7 @@ from mistlab.errors import refuse, within
 from mistlab.plan import Engine
 from mistlab.value import bounded, check_fields
 
-Kind = Literal["F", "B", "S", "U", "R", "P", "G", "O", "A", "X", "Y", "E", "H"]
+Kind = Literal["F", "B", "S", "U", "R", "P", "G", "O", "A", "X", "Y"]
 Direction = Literal["<", ">"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SWAP_KINDS: frozenset[Kind] = frozenset({"P", "G", "O", "A"})
@@ -30,8 +30,8 @@ class Action:
 
     Kinds: F forward, B backward, S optimizer step, U parameter all-gather, R gradient reduction;
     P, G, O and A swap parameters, gradients, optimizer state and activations, in (``<``) or out
-    (``>``) of the GPU; X send, Y receive, E embedding, H head and loss. Layers count through the
-    whole model; without one the action is of the stage as a whole.
+    (``>``) of the GPU; X send, Y receive. Layers count through the whole model, the embedding first
+    and the head last; without one the action is of the stage as a whole.
 
     >>> str(Action(stage=2, kind="F", layer=7, micro_batch=0))
     '2F.7m0'
@@ -88,6 +88,20 @@ Place = Literal["ahead", "here", "behind"]
 # beside it each tensor-parallel rank a part of them, which the receivers gather.
 Sends = Literal["overlapped", "blocking", "split"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departures:
+    """What a published run did otherwise than the engine here that stands for its system.
+
+    ``step_moved`` is how many bytes a parameter its optimizer's step moved.
+    """
+
+    sends: Sends = "overlapped"
+    step_moved: int | None = None
+
+
+NO_DEPARTURES = Departures()
 
 # From these ZeRO levels on, gradients are reduced from buffers and weights gathered into buffers;
 # below them in place.

@@ -28,11 +28,6 @@ class Bounds:
     hidden: int
     sequence_length: int
 
-    @property
-    def iteration_s(self) -> float:
-        """What an iteration takes beyond its stages."""
-        return 0.0 if self.calibration is None else self.calibration.iteration_s
-
     def half_width(self, gpus: int) -> float:
         """The share of a prediction that 90 % of measurements are within, on this many GPUs."""
         if self.calibration is None:

@@ -15,7 +15,7 @@ from mistlab.cluster import Cluster
 from mistlab.interference import STREAMS, GroupSlowdowns, Interference
 from mistlab.pipeline import Order
 from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.schedule import Sends
+from mistlab.schedule import Departures, Sends
 from mistlab.stages import StageBatch
 from mistlab.workload import Workload
 from simulators.events import EventSimulator, PlayedTask, Simulation
@@ -93,10 +93,12 @@ def test_stages_that_wait_for_each_transfer_take_what_the_closed_form_says(hardw
     cluster = cluster_of(hardware)
     plan = plan_of(*[replace(PLAIN, layers=6)] * 4, micro_batches=32)
     (closed_s,) = SymbolicPredictor(workload=WORK, cluster=cluster).iterations(
-        StageBatch.of_plan(plan), np.array([plan.micro_batches]), sends="blocking"
+        StageBatch.of_plan(plan),
+        np.array([plan.micro_batches]),
+        departures=Departures(sends="blocking"),
     )
     simulator = EventSimulator(workload=WORK, cluster=cluster)
-    blocking_s = simulator.simulate(plan, sends="blocking").iteration_s
+    blocking_s = simulator.simulate(plan, departures=Departures(sends="blocking")).iteration_s
     assert blocking_s == pytest.approx(closed_s, rel=1e-9)
     assert blocking_s > simulator.simulate(plan).iteration_s
 
@@ -109,7 +111,7 @@ def test_parts_of_activations_are_sent_and_gathered() -> None:
     simulator = EventSimulator(workload=WORK, cluster=cluster)
 
     def sent_s(sends: Sends) -> float:
-        played = simulator.simulate(plan, sends=sends).tasks()
+        played = simulator.simulate(plan, departures=Departures(sends=sends)).tasks()
         return next(task.end_s - task.start_s for task in played if task.action.kind == "X")
 
     # Latencies are of both messages.
@@ -117,9 +119,9 @@ def test_parts_of_activations_are_sent_and_gathered() -> None:
     assert 0.5 * whole_s < split_s < 0.6 * whole_s
     whole = replace(half, data_parallel=8, tensor_parallel=1)
     alone = plan_of(whole, whole, micro_batches=4)
-    assert simulator.simulate(alone, sends="split").iteration_s == pytest.approx(
-        simulator.simulate(alone).iteration_s, rel=1e-12
-    )
+    assert simulator.simulate(
+        alone, departures=Departures(sends="split")
+    ).iteration_s == pytest.approx(simulator.simulate(alone).iteration_s, rel=1e-12)
 
 
 BUSY = {
