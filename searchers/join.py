@@ -78,8 +78,8 @@ class _Join:
             partials = self._extended(partials, after, limit_s)
             is_whole = partials.gpus == self._all[1]
             whole = partials.chosen(is_whole)
-            for row in np.argsort(whole.chains.iteration_s, kind="stable").tolist():
-                seconds = float(whole.chains.iteration_s[row])
+            for row in np.argsort(whole.chains.whole, kind="stable").tolist():
+                seconds = float(whole.chains.whole[row])
                 if seconds >= limit_s:
                     break
                 places = tuple(place for place, _ in whole.stages(row))
@@ -255,7 +255,6 @@ class _Join:
                     group.micro_batches * slowest_s + behind,
                 ]
             )
-            + chains.point_to_point
         )
 
     def _plan(self, partials: Partials, row: int) -> Plan:

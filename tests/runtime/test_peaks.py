@@ -8,9 +8,7 @@ torch = pytest.importorskip("torch")
 
 from mistlab.plan import Offload, Plan  # noqa: E402
 from mistlab.stages import StageBatch  # noqa: E402
-from mistlab.symbolic import states  # noqa: E402
 from mistlab.symbolic.stage_model import StageModel  # noqa: E402
-from mistlab.symbolic.states import StateSizes  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
 from runtime.comm.isolated import isolated  # noqa: E402
 from runtime.comm.topology import Connections  # noqa: E402
@@ -49,8 +47,6 @@ def as_large_models_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     # As small beside these models as it is beside those that are trained.
     monkeypatch.setattr(optimizer, "CHUNK", 2**17)
-    # Full precision is fast on a CPU; predictions count no masters there.
-    monkeypatch.setattr(states, "SINGLE", StateSizes(weight=4, gradient=4, optimizer=12))
 
 
 def taken_bytes(work: Workload, plan: Plan, connections: Connections) -> int:
