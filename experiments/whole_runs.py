@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize, nnls
 
 from experiments.published import PublishedRun
+from mistlab.cost.memory import reserved_bytes, room_bytes
 from mistlab.engines import Allocator, EngineCalibration, Measured
 from mistlab.hardware import Hardware, Source
 from mistlab.stages import StageFigures
@@ -147,6 +148,12 @@ def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Values]:
 def figures_of(run: PublishedRun) -> StageFigures:
     """What the stages of a run hold."""
     return StageModel.of(run.workload, run.engine).figures(run.stages)
+
+
+def is_said_to_fit(run: PublishedRun) -> bool:
+    """Whether a run, all of whose stages ran, is said to fit."""
+    reserved = reserved_bytes(figures_of(run), run.stages, run.cluster, run.engine)
+    return bool((reserved <= room_bytes(run.cluster)).all())
 
 
 def _allocator_rows(run: PublishedRun) -> tuple[Values, Values, Values]:
