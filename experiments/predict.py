@@ -9,12 +9,11 @@ played task by task; --timeline draws it.
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments import plots
 from experiments.analyse import EXAMPLE
 from experiments.commandline import (
     DONE,
@@ -37,13 +36,8 @@ from mistlab.value import to_mapping
 from mistlab.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.memory import MemoryOverTime, memory_of
-from simulators.symbolic import SymbolicPredictor
+from simulators.registry import PREDICTORS
 from simulators.timeline import trace_text
-
-PREDICTORS: Mapping[str, Callable[..., Predictor]] = {
-    "symbolic": SymbolicPredictor,
-    "events": EventSimulator,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("plans", metavar="PLAN.yaml", nargs="*", type=Path, default=[EXAMPLE])
     parser.add_argument(
         "--simulator",
-        choices=("symbolic", "events"),
+        choices=tuple(PREDICTORS),
         default="symbolic",
         help="closed form, or task by task (default: symbolic)",
     )
@@ -122,6 +116,8 @@ def predicted(
 
 def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
     """One iteration as a trace and as a picture."""
+    from experiments import plots  # noqa: PLC0415 (matplotlib takes longer to load than to predict)
+
     trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
     trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")
     plots.timeline(simulation, picture, name)

@@ -145,9 +145,7 @@ def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[st
 def _played_s(one: PublishedRun, plan: Plan) -> float:
     """Seconds of an iteration by the event simulator."""
     simulator = EventSimulator(workload=one.workload, cluster=one.cluster)
-    return simulator.simulate(
-        plan, sends_block=one.sends_block, step_moved=one.step_moved
-    ).iteration_s
+    return simulator.simulate(plan, departures=one.departures).iteration_s
 
 
 def _fastest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -84,7 +84,24 @@ def _parts(text: str) -> dict[str, Any]:
 Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
+# How a stage sends activations and gradients on: all of them beside its next pass, or before it; or
+# beside it each tensor-parallel rank a part of them, which the receivers gather.
+Sends = Literal["overlapped", "blocking", "split"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departures:
+    """What a published run did otherwise than the engine here that stands for its system.
+
+    ``step_moved`` is how many bytes a parameter its optimizer's step moved.
+    """
+
+    sends: Sends = "overlapped"
+    step_moved: int | None = None
+
+
+NO_DEPARTURES = Departures()
 
 # From these ZeRO levels on, gradients are reduced from buffers and weights gathered into buffers;
 # below them in place.
@@ -114,13 +131,13 @@ class Template:
 
     A layer's slot lasts until all of its tasks are done. In phases that ``overlaps`` lacks a slot's
     tasks run one after another. ``depth`` is how many layers off "ahead" and "behind" are; at 0 a
-    layer's own tasks surround it, one after another. With ``sends_block`` a stage waits for each
-    transfer to its neighbours.
+    layer's own tasks surround it, one after another. ``sends`` is how stages pass
+    activations on.
     """
 
     phases: Mapping[Phase, tuple[Task, ...]]
     depth: int = 1
-    sends_block: bool = False
+    sends: Sends = "overlapped"
     overlaps_tensor_backward: bool = False
 
 
@@ -129,17 +146,17 @@ def template_of(
     *,
     overlap_communication: bool = False,
     depth: int | None = None,
-    sends_block: bool = False,
+    sends: Sends = "overlapped",
 ) -> Template:
     """The slot table of an engine; ``depth`` replaces its own.
 
-    No engine's sends block; those of some published runtimes do.
+    All engines' sends are overlapped; those of some published runs were not.
     """
     template = _TEMPLATES[engine, overlap_communication or engine == "mistlab"]
     return replace(
         template,
         depth=template.depth if depth is None else depth,
-        sends_block=sends_block,
+        sends=sends,
     )
 
 

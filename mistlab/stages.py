@@ -69,6 +69,13 @@ class StageBatch:
             }
         )
 
+    @classmethod
+    def joined(cls, batches: Sequence["StageBatch"]) -> Self:
+        """The candidates of several batches, one after another."""
+        return cls(
+            **{e.name: np.concatenate([getattr(b, e.name) for b in batches]) for e in fields(cls)}
+        )
+
     def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
         """Some of the candidates."""
         return type(self)(**{e.name: getattr(self, e.name)[rows] for e in fields(self)})

@@ -20,9 +20,9 @@ from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
 from mistlab.errors import refuse
 from mistlab.interference import STREAMS
 from mistlab.pipeline import Order
-from mistlab.plan import Plan
+from mistlab.plan import Engine, Plan
 from mistlab.predict import Prediction, StagePrediction
-from mistlab.schedule import Action, Kind, Template, template_of
+from mistlab.schedule import NO_DEPARTURES, Action, Departures, Kind, Template, template_of
 from mistlab.slots import LAYER_TYPES
 from mistlab.stages import StageBatch
 from mistlab.value import check_field
@@ -104,7 +104,7 @@ class EventSimulator:
     workload: Workload
     cluster: Cluster
     _symbolic: SymbolicPredictor | None = field(default=None, init=False)
-    _models: dict[tuple[str, bool, bool, int | None], TaskModel] = field(
+    _models: dict[tuple[Engine, bool, Departures], TaskModel] = field(
         default_factory=dict, init=False
     )
 
@@ -113,19 +113,17 @@ class EventSimulator:
         plan: Plan,
         order: Order = "1f1b",
         *,
-        sends_block: bool = False,
-        step_moved: int | None = None,
+        departures: Departures = NO_DEPARTURES,
         variability: Variability | None = None,
         work: Sequence[float] | None = None,
     ) -> Simulation:
         """Play one iteration, with the first sample of a ``variability`` if there is one.
 
         ``work`` is how much there is to do for each micro-batch, 1 being a usual one: the time of
-        its passes, of its sends and of its activations' swaps goes with it. With ``sends_block``
-        stages wait for each transfer, as those of some published runtimes do; ``step_moved`` is
-        how many bytes a parameter the step moves where that is not the engine's own.
+        its passes, of its sends and of its activations' swaps goes with it. ``departures`` are
+        what a published run did otherwise than the plan's engine.
         """
-        graph, factors = self._graph(plan, order, sends_block=sends_block, step_moved=step_moved)
+        graph, factors = self._graph(plan, order, departures)
         if work is not None:
             graph = _worked(graph, plan, work)
         return _played(variability.disturbed(graph) if variability else graph, factors)
@@ -133,7 +131,7 @@ class EventSimulator:
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
         """Play one of a plan's stages without the others, as ``SymbolicPredictor.predict_stage``
         has it."""
-        model = self._model(plan, sends_block=False)
+        model = self._model(plan)
         stages, factors = stages_of(model, plan)
         graph = build_stage(stages, stage, model.template, plan.micro_batches)
         return _played(graph, factors)
@@ -147,14 +145,9 @@ class EventSimulator:
         return Quantiles.of(played_s, variability.seed)
 
     def _graph(
-        self,
-        plan: Plan,
-        order: Order,
-        *,
-        sends_block: bool = False,
-        step_moved: int | None = None,
+        self, plan: Plan, order: Order, departures: Departures = NO_DEPARTURES
     ) -> tuple[TaskGraph, list[Factors]]:
-        model = self._model(plan, sends_block=sends_block, step_moved=step_moved)
+        model = self._model(plan, departures)
         stages, factors = stages_of(model, plan)
         return build_graph(stages, model.template, plan.micro_batches, order), factors
 
@@ -217,16 +210,16 @@ class EventSimulator:
             )
         )
 
-    def _model(self, plan: Plan, *, sends_block: bool, step_moved: int | None = None) -> TaskModel:
-        key = plan.engine, plan.overlap_communication, sends_block, step_moved
+    def _model(self, plan: Plan, departures: Departures = NO_DEPARTURES) -> TaskModel:
+        key = plan.engine, plan.overlap_communication, departures
         if key not in self._models:
             template = template_of(
                 plan.engine,
                 overlap_communication=plan.overlap_communication,
-                sends_block=sends_block,
+                sends=departures.sends,
             )
             self._models[key] = TaskModel.of(
-                self.workload, self.cluster, plan.engine, template, step_moved
+                self.workload, self.cluster, plan.engine, template, departures.step_moved
             )
         return self._models[key]
 

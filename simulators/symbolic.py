@@ -17,7 +17,7 @@ from mistlab.cost.stage import FEW_ROWS, StageCostModel
 from mistlab.cost.tasks import TaskModel
 from mistlab.plan import Engine, Plan
 from mistlab.predict import Prediction
-from mistlab.schedule import template_of
+from mistlab.schedule import NO_DEPARTURES, Departures, template_of
 from mistlab.stages import (
     StageBatch,
     StageCosts,
@@ -41,13 +41,11 @@ STAGES_AT_ONCE = FEW_ROWS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Whose slot table, whether it overlaps communication, whether its sends block, and how many
-    bytes a parameter its step moves where that is not the engine's own."""
+    """Whose slot table, whether it overlaps communication, and what departs from the engine."""
 
     engine: Engine
     overlap_communication: bool
-    sends_block: bool = False
-    step_moved: int | None = None
+    departures: Departures = NO_DEPARTURES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,16 +101,15 @@ class SymbolicPredictor:
         *,
         engine: Engine = "mistlab",
         overlap_communication: bool = True,
-        sends_block: bool = False,
-        step_moved: int | None = None,
+        departures: Departures = NO_DEPARTURES,
     ) -> NDArray[np.float64]:
         """Seconds of an iteration of each pipeline: as many as ``micro_batches``, one after another
-        in ``batch``, with equally many stages each."""
+        in ``batch``, with equally many stages each.
+
+        ``departures`` are what published runs did otherwise than the engine.
+        """
         schedule = Schedule(
-            engine=engine,
-            overlap_communication=overlap_communication,
-            sends_block=sends_block,
-            step_moved=step_moved,
+            engine=engine, overlap_communication=overlap_communication, departures=departures
         )
         seconds = self._model(schedule)(batch)
         return iteration_s(_table(seconds, len(micro_batches)), micro_batches)
@@ -197,14 +194,14 @@ class SymbolicPredictor:
             template = template_of(
                 schedule.engine,
                 overlap_communication=schedule.overlap_communication,
-                sends_block=schedule.sends_block,
+                sends=schedule.departures.sends,
             )
             tasks = TaskModel.of(
                 self.workload,
                 self.cluster,
                 schedule.engine,
                 template,
-                step_moved=schedule.step_moved,
+                step_moved=schedule.departures.step_moved,
             )
             self._times[schedule] = StageCostModel(tasks=tasks)
         return self._times[schedule]

@@ -271,16 +271,22 @@ class TaskSeconds:
             yield rows, self.model.factors_of_group(gpus, spanned)
 
     def _sends(self, crosses: NDArray[np.bool_]) -> Values:
-        """Seconds (S) of a micro-batch's activations between stages; one GPU has no neighbour."""
+        """Seconds (S) of a micro-batch's activations between stages; one GPU has no neighbour.
+
+        Each of the receivers gets all of them, or a part that it then gathers with the others.
+        """
         size_bytes = self.layers["block"].output_bytes
         seconds = np.zeros_like(size_bytes)
         if self.model.cluster.num_gpus == 1:
             return seconds
+        if self.model.template.sends == "split":
+            seconds += self._over(self.shapes.tensor, "all_gather", size_bytes)
+            size_bytes = size_bytes / self.columns["tensor_parallel"]
         at_once = self.shapes.senders_of_node
         for across, senders in {*zip(crosses.tolist(), at_once.tolist(), strict=True)}:
             rows = (crosses == across) & (at_once == senders)
             link = self.model.links.send(across_nodes=across, at_once=senders)
-            seconds[rows] = link(size_bytes[rows])
+            seconds[rows] += link(size_bytes[rows])
         return seconds
 
     def _tied(self) -> Values:

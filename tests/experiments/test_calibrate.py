@@ -399,7 +399,7 @@ def test_whole_runs_say_what_is_sustained_and_how_sure(
     (ours,) = (one for one in hardware.engines or () if one.engine == "mistlab")
     assert ours.runs == 4
     assert ours.half_width < 2e-3
-    assert (ours.gpus.least, ours.gpus.most) == (2, 2)
+    assert {place.gpus for place in ours.at} == {2}
     assert hardware.allocator is not None
     assert hardware.allocator.step_bytes_a_parameter == pytest.approx(20, abs=0.01)
     assert hardware.allocator.head_mib == pytest.approx(700, abs=1)
@@ -429,8 +429,12 @@ def test_megatron_runs_are_fitted_on_whole_folds(
     out = tmp_path / "machine.yaml"
     arguments = ["--hardware", "a100-80gb", "--megatron-runs", str(path), "--out", str(out)]
     assert run(calibrate.main, [*arguments, "--folds", "2x4,4x4", "--json"]) == 0
-    (fit,) = json.loads(capsys.readouterr().out)["engines"]["fits"]
+    fit, *widths = json.loads(capsys.readouterr().out)["engines"]["fits"]
     assert fit["rows"] == 3
+    assert [(one["what"].split(" left out")[0], one["rows"]) for one in widths] == [
+        ("megatron, width 1024", 6),
+        ("megatron, width 4096", 3),
+    ]
     assert fit["held_out_error"] < 0.01
     compute = from_mapping(Hardware, read_yaml(out)).compute
     assert compute is not None
