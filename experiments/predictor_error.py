@@ -138,7 +138,7 @@ def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[st
 def _played_s(one: PublishedRun, plan: Plan) -> float:
     """Seconds of an iteration by the event simulator."""
     simulator = EventSimulator(workload=one.workload, cluster=one.cluster)
-    return simulator.simulate(plan, sends_block=one.sends_block).iteration_s
+    return simulator.simulate(plan, departures=one.departures).iteration_s
 
 
 def _fastest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -155,14 +155,7 @@ def _memory(one: PublishedRun) -> Iterator[dict[str, Any]]:
     if not one.allocated_bytes or one.plan is None:
         return
     figures = figures_of(one)
-    allocator = one.cluster.hardware.allocator
-    assert allocator is not None
-    reserved = reserved_bytes(
-        figures,
-        data_parallel=one.stages.data_parallel,
-        zero=one.stages.zero,
-        allocator=allocator,
-    )
+    reserved = reserved_bytes(figures, one.stages, one.cluster, one.engine)
     for stage, (allocated, held) in enumerate(
         zip(one.allocated_bytes, one.reserved_bytes, strict=True)
     ):

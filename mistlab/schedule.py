@@ -12,7 +12,7 @@ from mistlab.errors import refuse, within
 from mistlab.plan import Engine
 from mistlab.value import bounded, check_fields
 
-Kind = Literal["F", "B", "S", "U", "R", "P", "G", "O", "A", "X", "Y", "E", "H"]
+Kind = Literal["F", "B", "S", "U", "R", "P", "G", "O", "A", "X", "Y"]
 Direction = Literal["<", ">"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SWAP_KINDS: frozenset[Kind] = frozenset({"P", "G", "O", "A"})
@@ -30,8 +30,8 @@ class Action:
 
     Kinds: F forward, B backward, S optimizer step, U parameter all-gather, R gradient reduction;
     P, G, O and A swap parameters, gradients, optimizer state and activations, in (``<``) or out
-    (``>``) of the GPU; X send, Y receive, E embedding, H head and loss. Layers count through the
-    whole model; without one the action is of the stage as a whole.
+    (``>``) of the GPU; X send, Y receive. Layers count through the whole model, the embedding first
+    and the head last; without one the action is of the stage as a whole.
 
     >>> str(Action(stage=2, kind="F", layer=7, micro_batch=0))
     '2F.7m0'
@@ -87,7 +87,26 @@ Runtime = Engine | Literal["mist"]
 Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
+# How a stage sends activations and gradients on: all of them beside its next pass, or before it; or
+# beside it each tensor-parallel rank a part of them, which the receivers gather.
+Sends = Literal["overlapped", "blocking", "split"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departures:
+    """What a published run did otherwise than the engine here that stands for its system.
+
+    ``step_moved`` is how many bytes a parameter its optimizer's step moved, ``runtime`` whose
+    kernels ran.
+    """
+
+    sends: Sends = "overlapped"
+    step_moved: int | None = None
+    runtime: Runtime | None = None
+
+
+NO_DEPARTURES = Departures()
 
 # From these ZeRO levels on, gradients are reduced from buffers and weights gathered into buffers;
 # below them in place.
@@ -117,15 +136,15 @@ class Template:
 
     A layer's slot lasts until all of its tasks are done. In phases that ``overlaps`` lacks a slot's
     tasks run one after another. ``depth`` is how many layers off "ahead" and "behind" are; at 0 a
-    layer's own tasks surround it, one after another. With ``sends_block`` a stage waits for each
-    transfer to its neighbours. With ``overlaps_tensor_backward`` tensor-parallel ranks reduce the
-    gradients of a layer's inputs while the gradients of its weights are computed.
+    layer's own tasks surround it, one after another. ``sends`` is how stages pass activations on.
+    With ``overlaps_tensor_backward`` tensor-parallel ranks reduce the gradients of a layer's inputs
+    while the gradients of its weights are computed.
     """
 
     runtime: Runtime
     phases: Mapping[Phase, tuple[Task, ...]]
     depth: int = 1
-    sends_block: bool = False
+    sends: Sends = "overlapped"
     overlaps_tensor_backward: bool = False
 
 
@@ -134,19 +153,19 @@ def template_of(
     *,
     overlap_communication: bool = False,
     depth: int | None = None,
-    sends_block: bool = False,
+    sends: Sends = "overlapped",
+    runtime: Runtime | None = None,
 ) -> Template:
     """The slot table of an engine; ``depth`` replaces its own.
 
-    No engine's sends block; those of some published runtimes do, the published Mist's among them,
-    which is what engine ``mistlab`` with sends that block is.
+    All engines' sends are overlapped; those of some published runs were not. ``runtime`` is whose
+    kernels run where they are not the engine's.
     """
-    runtime: Runtime = "mist" if engine == "mistlab" and sends_block else engine
-    template = _TEMPLATES[runtime, overlap_communication or engine == "mistlab"]
+    template = _TEMPLATES[runtime or engine, overlap_communication or engine == "mistlab"]
     return replace(
         template,
         depth=template.depth if depth is None else depth,
-        sends_block=sends_block,
+        sends=sends,
     )
 
 

@@ -98,8 +98,8 @@ class _Join:
                 self.menus.ledger.check_time()
                 merged = _merged(parts)
                 if taken == self._all:
-                    row = int(np.argmin(merged.chains.iteration_s))
-                    seconds = float(merged.chains.iteration_s[row])
+                    row = int(np.argmin(merged.chains.whole))
+                    seconds = float(merged.chains.whole[row])
                     if seconds < limit_s:
                         best, limit_s = (seconds, merged, row), seconds
                     continue
@@ -252,7 +252,6 @@ class _Join:
                     group.micro_batches * slowest_s + behind,
                 ]
             )
-            + chains.point_to_point
         )
 
     def _plan(self, partial: Partial, row: int) -> Plan:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pulp
 
+from mistlab.cost.pipeline import CROSSINGS, Rounds
 from mistlab.plan import Plan
 from searchers.join import join as join_exactly
 from searchers.join import join_hastily, places_by_stage
@@ -81,6 +83,8 @@ class _Stage:
 class _Chains:
     """The chains of a stage and those behind it, as in ``mistlab.cost.pipeline``."""
 
+    nearest: Expression
+    around: Expression
     around_first: Expression
     around_last: Expression
     around_begun: Expression
@@ -98,6 +102,15 @@ _TIMES = (
 )
 
 
+def _from_in_front(chains: _Chains, there_and_back_s: Expression) -> _Chains:
+    return _Chains(
+        **{
+            name: getattr(chains, name) + crossings / 2 * there_and_back_s
+            for name, crossings in CROSSINGS.items()
+        }
+    )
+
+
 class _Programme:
     """The programme of a group of pipelines, and the way back from its solution to a plan."""
 
@@ -111,8 +124,7 @@ class _Programme:
         for after, stage in enumerate(self.stages):
             menus.ledger.check_time()
             chains = self._prepended(after, stage, chains)
-        sent = pulp.lpSum(stage.times["point_to_point_s"] for stage in self.stages)
-        self.iteration_s = chains.whole + sent
+        self.iteration_s = chains.whole
         self.problem.setObjective(self.iteration_s)
         if limit_s < float("inf"):
             self.problem.addConstraint(self.iteration_s <= limit_s)
@@ -175,6 +187,7 @@ class _Programme:
         forward, backward = times["through_forward_s"], times["through_backward_s"]
         first = forward + times["within_forward_s"]
         last = backward + times["within_backward_s"]
+        after = _from_in_front(after, times["point_to_point_s"])
 
         def longest(name: str, *ways: Expression) -> Expression:
             variable = self.problem.add_variable(f"{name}{number}", lowBound=0)
@@ -183,8 +196,9 @@ class _Programme:
             return pulp.LpAffineExpression(variable)
 
         def own(*ends: Expression) -> list[Expression]:
-            return self._own(stage, *ends)
+            return self._own(stage, rounds, *ends)
 
+        rounds = longest("R", *self._rounds(stage, after))
         there = times["forward_s"] + times["within_forward_s"] + after.around_first
         back = after.around_last + times["backward_s"] + times["within_backward_s"]
         there_begun = longest("there", begin + there, after.around_begun)
@@ -194,6 +208,8 @@ class _Programme:
         around_begun = longest("AB", begin + first + after.around_first, after.around_begun)
         around_ended = longest("AE", after.around_last + last + end, after.around_ended)
         return _Chains(
+            nearest=forward + backward,
+            around=forward + after.around + backward,
             around_first=first + after.around_first + backward,
             around_last=forward + after.around_last + last,
             around_begun=around_begun + backward,
@@ -214,9 +230,19 @@ class _Programme:
             ),
         )
 
+    def _rounds(self, stage: _Stage, after: _Chains) -> list[Expression]:
+        """What rounds take beyond the passes that the stage does meanwhile."""
+        counts = Rounds.of(np.array(self.micro_batches), np.array(stage.in_flight))
+        both = stage.times["forward_s"] + stage.times["backward_s"]
+        near = after.nearest - both
+        far = after.around - (stage.in_flight - 1) * both
+        nested = far - stage.times["point_to_point_s"]
+        return [int(counts.near) * near, int(counts.far) * far + int(counts.nested) * nested]
+
     def _own(
         self,
         stage: _Stage,
+        rounds: Expression,
         begins: Expression,
         there: Expression,
         back: Expression,
@@ -234,7 +260,7 @@ class _Programme:
             begins + to_last_forward + back,
         ]
         if self.micro_batches > ahead:
-            ways.append(there + pairs + back)
+            ways.append(there + pairs + rounds + back)
         return ways
 
     def _share_hosts(self) -> None:

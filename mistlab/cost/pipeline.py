@@ -5,7 +5,7 @@ forwards (tf) and G backwards (tb), of which it runs k - 1 ahead; a micro-batch 
 through waits for less of each (lf, lb: not for what the stage fetches before and finishes after).
 Before its first forward a stage does what comes once an iteration (df), after its last backward the
 rest of that (db); a part of these makes the pass itself longer (vf, vb). What the stages after one
-mean to it are durations of two kinds:
+mean to it are durations of two kinds, with the sends to them and back:
 
     around     from where a micro-batch leaves to where its gradient returns, if nothing else is on
     through    from where the first one leaves to where the last one's gradient returns
@@ -15,26 +15,34 @@ and a chain of the stage and those after it is one of
     it never waits               G t                                  t = tf + tb
     waits for the first          G t + around - (k - 1) tf
     waits for the last           G t + around - (k - 1) tb
-    waits for both, G > k        G t + 2 around - (k - 1) t
+    waits for both, G > k        G t + 2 around - (k - 1) t + rounds
     waits for what is between    l + through                          l = lf + lb
 
-with vf for the first micro-batch and vb for the last. Chains begin where a micro-batch arrives, or
-with a stage's own df - vf at the iteration's beginning; they end where a gradient is sent back, or
-with a stage's own db - vb. So the longest are kept for each kind of beginning and end. Transfers
-that no stage waits for are added once each. For equal stages without extras this is the published
-(G - 1) max t + sum t (Mist, EuroSys 2025), which is longer for all others
+with vf for the first micro-batch and vb for the last. Between these two a chain may wait for other
+micro-batches too, one after another: the forward that follows a gradient is that of the k-th
+micro-batch after it. Each such round takes around - (k - 1) t longer than what the stage does
+meanwhile, so a steady pipeline waits for its sends. Where one boundary between stages is slower
+than the others, rounds of its two stages alone can be longer.
+
+Chains begin where a micro-batch arrives, or with a stage's own df - vf at the iteration's
+beginning; they end where a gradient is sent back, or with a stage's own db - vb. So the longest are
+kept for each kind of beginning and end. For S equal stages with equal sends c and no extras the
+iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)), without sends the
+published (G - 1) max t + sum t (Mist, EuroSys 2025), which is longer for all others
 (docs/decisions/0008-pipeline-objective.md).
 
 Axes: C candidates, S stages.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
+Whole = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,11 +82,14 @@ class StageTimes:
 class Chains:
     """The longest chains of a stage and those after it (C).
 
-    ``around_first`` is of the first micro-batch, ``around_last`` of the last. Chains that begin
-    with an extra are named ``begun``, those that end with one ``ended``, the one that does both is
-    the ``whole``. Each grows with those of the stages after it and with the times of every stage.
+    ``around`` is of a steady micro-batch, ``around_first`` of the first and ``around_last`` of the
+    last; ``nearest`` is around the foremost stage alone. Chains that begin with an extra are named
+    ``begun``, those that end with one ``ended``, the one that does both is the ``whole``. Each
+    grows with those of the stages after it and with the times of every stage.
     """
 
+    nearest: Table
+    around: Table
     around_first: Table
     around_last: Table
     around_begun: Table
@@ -87,23 +98,36 @@ class Chains:
     through_begun: Table
     through_ended: Table
     whole: Table
-    point_to_point: Table
 
-    @property
-    def iteration_s(self) -> Table:
-        """What an iteration of these stages takes (C)."""
-        return self.whole + self.point_to_point
+    def from_in_front(self, there_and_back_s: Table) -> Self:
+        """The same from where a stage in front sends to these, and its gradients return."""
+        return type(self)(
+            **{
+                name: getattr(self, name) + crossings / 2 * there_and_back_s
+                for name, crossings in CROSSINGS.items()
+            }
+        )
 
 
-def iteration_s(times: StageTimes, micro_batches: NDArray[np.int64]) -> Table:
+# How often chains cross over to a stage in front, both ways counted.
+CROSSINGS: Mapping[str, int] = {
+    **{entry.name: 2 for entry in fields(Chains)},
+    **dict.fromkeys(("around_begun", "around_ended", "through_begun", "through_ended"), 1),
+    "whole": 0,
+}
+
+
+def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:
     """Seconds (C) of one iteration with ``micro_batches`` (C)."""
     candidates, stages = times.forward_s.shape
     chains = no_stages(candidates)
     for after in range(stages):
         stage = times.of_stage(stages - 1 - after)
+        if after == 0:
+            # The last stage sends to no other.
+            stage = replace(stage, point_to_point_s=np.zeros(candidates))
         chains = prepended(stage, chains, micro_batches, np.minimum(micro_batches, after + 1))
-    # The last stage has no next one.
-    return chains.iteration_s - times.point_to_point_s[:, -1]
+    return chains.whole
 
 
 def no_stages(candidates: int) -> Chains:
@@ -111,16 +135,15 @@ def no_stages(candidates: int) -> Chains:
     return Chains(**{entry.name: np.zeros(candidates) for entry in fields(Chains)})
 
 
-def prepended(
-    stage: StageTimes, after: Chains, micro_batches: NDArray[np.int64], in_flight: NDArray[np.int64]
-) -> Chains:
+def prepended(stage: StageTimes, after: Chains, micro_batches: Whole, in_flight: Whole) -> Chains:
     """The chains of a stage and those after it; ``in_flight`` is how many micro-batches it holds at
     once."""
+    after = after.from_in_front(stage.point_to_point_s)
     begin, end = stage.begin_s, stage.end_s
     nothing = np.zeros_like(begin)
     forward, backward = stage.through_forward_s, stage.through_backward_s
     first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
-    own = _Own(stage, micro_batches, in_flight)
+    own = _Own(stage, after, micro_batches, in_flight)
     # Until the stage's first backward begins, and from when its last forward has ended.
     there, back = own.first + after.around_first, after.around_last + own.last
     there_begun = _longest(begin + there, after.around_begun)
@@ -128,6 +151,8 @@ def prepended(
     through_begun = _longest(begin + first + after.through, after.through_begun)
     through_ended = _longest(after.through + last + end, after.through_ended)
     return Chains(
+        nearest=forward + backward,
+        around=forward + after.around + backward,
         around_first=first + after.around_first + backward,
         around_last=forward + after.around_last + last,
         around_begun=_longest(begin + first + after.around_first, after.around_begun) + backward,
@@ -143,7 +168,6 @@ def prepended(
             begin + first + after.through_ended,
             after.whole,
         ),
-        point_to_point=after.point_to_point + stage.point_to_point_s,
     )
 
 
@@ -151,23 +175,65 @@ def _longest(*chains: Table) -> Table:
     return np.asarray(np.maximum.reduce(chains))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rounds:
+    """How often a chain goes round between the first micro-batch's round and the last one's (C).
+
+    M forwards of the stage are left to choose from, of which a round takes as many as it has
+    stages. So there are ``near`` rounds of two stages, or ``far`` rounds of all k. As M is seldom
+    a multiple of k, as many of these as needed are ``nested``: the next stage goes round once more
+    inside of another round, which takes k - 1.
+    """
+
+    near: Whole
+    far: Whole
+    nested: Whole
+
+    @classmethod
+    def of(cls, micro_batches: Whole, in_flight: Whole) -> Self:
+        """The rounds of stages that hold so many of their micro-batches at once."""
+        forwards = np.maximum(micro_batches - in_flight - 1, 0)
+        rounds = -(-forwards // in_flight)
+        nested = rounds * in_flight - forwards
+        fits = nested <= rounds
+        return cls(
+            near=forwards // 2,
+            far=np.where(fits, rounds - nested, forwards // in_flight),
+            nested=np.where(fits, nested, 0),
+        )
+
+
 class _Own:
     """What a stage does between any two of its waits, the first forward and the last backward as
     long as they are."""
 
     def __init__(
-        self, stage: StageTimes, micro_batches: NDArray[np.int64], in_flight: NDArray[np.int64]
+        self, stage: StageTimes, after: Chains, micro_batches: Whole, in_flight: Whole
     ) -> None:
         forward, backward = stage.forward_s, stage.backward_s
-        self.first = forward + stage.within_forward_s
-        self.last = backward + stage.within_backward_s
         alternating = micro_batches - in_flight
         pairs = alternating * (forward + backward)
+        self.first = forward + stage.within_forward_s
+        self.last = backward + stage.within_backward_s
         self.from_first_backward = pairs + (in_flight - 1) * backward + self.last
         self.to_last_forward = self.first + (in_flight - 1) * forward + pairs
         self.all = self.to_last_forward + (in_flight - 1) * backward + self.last
         # Without passes that alternate, no forward waits for a backward.
-        self.between = np.where(alternating > 0, pairs, -np.inf)
+        between = pairs + self._rounds(stage, after, micro_batches, in_flight)
+        self.between = np.where(alternating > 0, between, -np.inf)
+
+    def _rounds(
+        self, stage: StageTimes, after: Chains, micro_batches: Whole, in_flight: Whole
+    ) -> Table:
+        """What rounds take beyond the passes that the stage does meanwhile."""
+        counts = Rounds.of(micro_batches, in_flight)
+        both = stage.forward_s + stage.backward_s
+        near = after.nearest - both
+        far = after.around - (in_flight - 1) * both
+        nested = far - stage.point_to_point_s
+        return _longest(
+            np.zeros_like(both), counts.near * near, counts.far * far + counts.nested * nested
+        )
 
     def longest(self, begins: Table, there: Table, back: Table, ends: Table) -> Table:
         """The longest chain that waits at this stage."""

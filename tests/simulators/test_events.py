@@ -15,6 +15,7 @@ from mistlab.cluster import Cluster
 from mistlab.interference import STREAMS, GroupSlowdowns, Interference
 from mistlab.pipeline import Order
 from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.schedule import Departures, Sends
 from mistlab.stages import StageBatch
 from mistlab.workload import Workload
 from simulators.events import EventSimulator, PlayedTask, Simulation
@@ -92,12 +93,35 @@ def test_stages_that_wait_for_each_transfer_take_what_the_closed_form_says(hardw
     cluster = cluster_of(hardware)
     plan = plan_of(*[replace(PLAIN, layers=6)] * 4, micro_batches=32)
     (closed_s,) = SymbolicPredictor(workload=WORK, cluster=cluster).iterations(
-        StageBatch.of_plan(plan), np.array([plan.micro_batches]), sends_block=True
+        StageBatch.of_plan(plan),
+        np.array([plan.micro_batches]),
+        departures=Departures(sends="blocking"),
     )
     simulator = EventSimulator(workload=WORK, cluster=cluster)
-    blocking_s = simulator.simulate(plan, sends_block=True).iteration_s
+    blocking_s = simulator.simulate(plan, departures=Departures(sends="blocking")).iteration_s
     assert blocking_s == pytest.approx(closed_s, rel=1e-9)
     assert blocking_s > simulator.simulate(plan).iteration_s
+
+
+def test_parts_of_activations_are_sent_and_gathered() -> None:
+    """Each of two tensor-parallel ranks sends half across nodes; NVLink brings the other half."""
+    cluster = replace(cluster_of("a100-40gb"), nodes=2)
+    half = replace(PLAIN, layers=12, data_parallel=4, tensor_parallel=2)
+    plan = plan_of(half, half, micro_batches=8)
+    simulator = EventSimulator(workload=WORK, cluster=cluster)
+
+    def sent_s(sends: Sends) -> float:
+        played = simulator.simulate(plan, departures=Departures(sends=sends)).tasks()
+        return next(task.end_s - task.start_s for task in played if task.action.kind == "X")
+
+    # Latencies are of both messages.
+    whole_s, split_s = sent_s("overlapped"), sent_s("split")
+    assert 0.5 * whole_s < split_s < 0.6 * whole_s
+    whole = replace(half, data_parallel=8, tensor_parallel=1)
+    alone = plan_of(whole, whole, micro_batches=4)
+    assert simulator.simulate(
+        alone, departures=Departures(sends="split")
+    ).iteration_s == pytest.approx(simulator.simulate(alone).iteration_s, rel=1e-12)
 
 
 BUSY = {
@@ -294,6 +318,16 @@ def test_where_weights_are_offloaded_steps_wait_for_buffers() -> None:
     simulation = simulated(plan_of(HALF, stage))
     steps, computes = first_of(simulation, 1, "S"), first_of(simulation, 1, "F")
     assert all(step >= before for step, before in zip(steps[2:], computes, strict=False))
+
+
+def test_no_forward_overtakes_a_step_that_the_table_has_before_it() -> None:
+    """A stream is a queue: the step of the layer ahead goes first, though its state comes late."""
+    stage = replace(HALF, zero=2, offload=Offload(weights=0.5, optimizer=1.0))
+    simulation = simulated(plan_of(stage, stage))
+    for of_stage in range(2):
+        steps = first_of(simulation, of_stage, "S")
+        computes = first_of(simulation, of_stage, "F")
+        assert all(step < after for step, after in zip(steps[1:], computes, strict=False))
 
 
 def test_a_send_goes_before_reductions_that_wait() -> None:
