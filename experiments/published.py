@@ -22,6 +22,7 @@ from mistlab.plan import Engine, Offload, Plan, StagePlan
 from mistlab.schedule import NO_DEPARTURES, Departures
 from mistlab.stages import StageBatch
 from mistlab.units import MIB_BYTES, MILLISECONDS, TFLOP
+from mistlab.value import check_field
 from mistlab.workload import Workload
 
 END_TO_END = (
@@ -29,6 +30,8 @@ END_TO_END = (
     *("global_batch", "grad_accum", "num_stages", "layers", "ckpt_layers", "mbs", "dp", "tp"),
     *("zero_wgo", "offload_wgoa", "iter_s", "peak_alloc_mb", "peak_reserved_mb", "dropout"),
 )
+# Of tables that do not say it, fp16.
+PRECISION = "precision"
 MEGATRON = (
     *("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "sequence_length"),
     *("tensor_parallel", "data_parallel", "pipeline_parallel", "iteration_ms"),
@@ -52,10 +55,11 @@ ENGINES: Mapping[str, tuple[Engine, bool]] = {
     "megatron": ("megatron", False),
 }
 # What systems did otherwise than the engines here that stand for them. Stages of the published Mist
-# and of those on Aceso's runtime waited for every transfer. The published Mist's rates were fitted
-# with a step of one kernel, which reads gradient, master and moments and writes the latter three.
+# and of those on Aceso's runtime waited for every transfer. The published Mist has kernels of its
+# own, and its rates were fitted with a step of one, which reads gradient, master and moments and
+# writes the latter three.
 DEPARTURES: Mapping[str, Departures] = {
-    "mist": Departures(sends="blocking", step_moved=28),
+    "mist": Departures(sends="blocking", step_moved=28, runtime="mist"),
     "aceso": Departures(sends="blocking"),
     "megatron": Departures(sends="blocking"),
 }
@@ -190,7 +194,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
             sequence_length=int(row["seq"]),
             global_batch=int(row["global_batch"]),
             attention="flash" if row["flash"] == "True" else "math",
-            precision="fp16",
+            precision=check_field(Workload, "precision", row.get(PRECISION) or "fp16"),
         ),
         cluster=Cluster(
             hardware=hardware or catalog.hardware(name), nodes=nodes, gpus_per_node=gpus // nodes
