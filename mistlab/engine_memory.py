@@ -50,22 +50,24 @@ def memory_of(engine: Engine, precision: Precision) -> EngineMemory:
 # under fp16 the kernel writes unscaled gradients too (4). In full precision gradients need no copy,
 # and weights move 8. The baselines convert gradients to 32 bits (6), look for infinities while they
 # undo the loss scale (8), take the norm (4), clip (8), step (28), and write weights and clear
-# gradients (8).
+# gradients (8). Only fp16 has a loss scale. Megatron's 32-bit gradients need no copy and take 2 more
+# to clear, and in full precision it steps weights in place. DeepSpeed copies in full precision too:
+# gradients (8) and weights (8).
 def _mistlab(step_moved: int, *, width: int = 2) -> EngineMemory:
     return EngineMemory(
         weight=width, gradient=width, optimizer=12, rings=True, step_moved=step_moved
     )
 
 
-def _deepspeed(width: int, step_scratch: int) -> EngineMemory:
+def _deepspeed(step_moved: int, *, width: int = 2) -> EngineMemory:
     return EngineMemory(
         weight=width,
         gradient=width,
         optimizer=12,
-        step_scratch=step_scratch,
+        step_scratch=6 if width == 2 else 4,
         bucket_elements=500_000_000,
         gathered_elements=1_000_000_000,
-        step_moved=62,
+        step_moved=step_moved,
     )
 
 
@@ -73,12 +75,12 @@ _MEMORY: Mapping[Engine, Mapping[Precision, EngineMemory]] = {
     "mistlab": {"fp16": _mistlab(44), "bf16": _mistlab(40), "fp32": _mistlab(36, width=4)},
     "megatron": {
         "fp16": EngineMemory(weight=2, gradient=2, optimizer=12, step_scratch=4, step_moved=62),
-        "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, step_moved=62),
-        "fp32": EngineMemory(weight=4, gradient=4, optimizer=8, step_moved=62),
+        "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, step_moved=50),
+        "fp32": EngineMemory(weight=4, gradient=4, optimizer=8, step_moved=44),
     },
     "deepspeed": {
-        "fp16": _deepspeed(2, 6),
-        "bf16": _deepspeed(2, 6),
-        "fp32": _deepspeed(4, 4),
+        "fp16": _deepspeed(62),
+        "bf16": _deepspeed(54),
+        "fp32": _deepspeed(60, width=4),
     },
 }
