@@ -55,10 +55,11 @@ ENGINES: Mapping[str, tuple[Engine, bool]] = {
     "megatron": ("megatron", False),
 }
 # What systems did otherwise than the engines here that stand for them. Stages of the published Mist
-# and of those on Aceso's runtime waited for every transfer. The published Mist's rates were fitted
-# with a step of one kernel, which reads gradient, master and moments and writes the latter three.
+# and of those on Aceso's runtime waited for every transfer. The published Mist has kernels of its
+# own, and its rates were fitted with a step of one, which reads gradient, master and moments and
+# writes the latter three.
 DEPARTURES: Mapping[str, Departures] = {
-    "mist": Departures(sends="blocking", step_moved=28),
+    "mist": Departures(sends="blocking", step_moved=28, runtime="mist"),
     "aceso": Departures(sends="blocking"),
     "megatron": Departures(sends="blocking"),
 }

@@ -81,6 +81,9 @@ def _parts(text: str) -> dict[str, Any]:
     }
 
 
+# Whose kernels run: an engine's, or those of the published Mist, whose runs predictions are
+# compared with and which no plan can name.
+Runtime = Engine | Literal["mist"]
 Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
@@ -94,11 +97,13 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class Departures:
     """What a published run did otherwise than the engine here that stands for its system.
 
-    ``step_moved`` is how many bytes a parameter its optimizer's step moved.
+    ``step_moved`` is how many bytes a parameter its optimizer's step moved, ``runtime`` whose
+    kernels ran.
     """
 
     sends: Sends = "overlapped"
     step_moved: int | None = None
+    runtime: Runtime | None = None
 
 
 NO_DEPARTURES = Departures()
@@ -131,10 +136,12 @@ class Template:
 
     A layer's slot lasts until all of its tasks are done. In phases that ``overlaps`` lacks a slot's
     tasks run one after another. ``depth`` is how many layers off "ahead" and "behind" are; at 0 a
-    layer's own tasks surround it, one after another. ``sends`` is how stages pass
-    activations on.
+    layer's own tasks surround it, one after another. ``sends`` is how stages pass activations on.
+    With ``overlaps_tensor_backward`` tensor-parallel ranks reduce the gradients of a layer's inputs
+    while the gradients of its weights are computed.
     """
 
+    runtime: Runtime
     phases: Mapping[Phase, tuple[Task, ...]]
     depth: int = 1
     sends: Sends = "overlapped"
@@ -147,12 +154,14 @@ def template_of(
     overlap_communication: bool = False,
     depth: int | None = None,
     sends: Sends = "overlapped",
+    runtime: Runtime | None = None,
 ) -> Template:
     """The slot table of an engine; ``depth`` replaces its own.
 
-    All engines' sends are overlapped; those of some published runs were not.
+    All engines' sends are overlapped; those of some published runs were not. ``runtime`` is whose
+    kernels run where they are not the engine's.
     """
-    template = _TEMPLATES[engine, overlap_communication or engine == "mistlab"]
+    template = _TEMPLATES[runtime or engine, overlap_communication or engine == "mistlab"]
     return replace(
         template,
         depth=template.depth if depth is None else depth,
@@ -178,7 +187,8 @@ def _evict(kind: Kind, place: Place = "behind") -> Task:
 
 # The optimizer's step of a layer waits for the next iteration, just before its first forward.
 _STEP_AHEAD = Task(stream="compute", kind="S", place="ahead")
-_MISTLAB = Template(
+_MIST = Template(
+    runtime="mist",
     phases={
         "first_forward": (
             *(_STEP_AHEAD, _FORWARD, _GATHER_1, _fetch("G"), _fetch("O")),
@@ -194,7 +204,7 @@ _MISTLAB = Template(
             _evict("G"),
         ),
         "step": (),
-    }
+    },
 )
 
 _PLAIN: Mapping[Phase, tuple[Task, ...]] = {
@@ -209,11 +219,13 @@ _WHOLE_STEP = (
 )
 # After the last backward: reduce all gradients, step, gather all weights, one after another.
 _AFTERWARDS = Template(
+    runtime="deepspeed",
     phases={**_PLAIN, "last_backward": _PLAIN["backward"], "step": _WHOLE_STEP},
     depth=0,
 )
 # Gradients are reduced during the last backward, weights gathered during the first forward.
 _OVERLAPPED = Template(
+    runtime="deepspeed",
     phases={
         **_PLAIN,
         "first_forward": (_FORWARD, _GATHER_1),
@@ -222,10 +234,12 @@ _OVERLAPPED = Template(
     },
 )
 
-_TEMPLATES: Mapping[tuple[Engine, bool], Template] = {
-    ("mistlab", True): _MISTLAB,
-    ("megatron", False): replace(_AFTERWARDS, overlaps_tensor_backward=True),
-    ("megatron", True): replace(_OVERLAPPED, overlaps_tensor_backward=True),
+_TEMPLATES: Mapping[tuple[Runtime, bool], Template] = {
+    # StreamedRanks.all_reduce_ reduces beside the products that runtime.engine.products puts off.
+    ("mistlab", True): replace(_MIST, runtime="mistlab", overlaps_tensor_backward=True),
+    ("mist", True): _MIST,
+    ("megatron", False): replace(_AFTERWARDS, runtime="megatron", overlaps_tensor_backward=True),
+    ("megatron", True): replace(_OVERLAPPED, runtime="megatron", overlaps_tensor_backward=True),
     ("deepspeed", False): _AFTERWARDS,
     ("deepspeed", True): _OVERLAPPED,
 }

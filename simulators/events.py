@@ -217,6 +217,7 @@ class EventSimulator:
                 plan.engine,
                 overlap_communication=plan.overlap_communication,
                 sends=departures.sends,
+                runtime=departures.runtime,
             )
             self._models[key] = TaskModel.of(
                 self.workload, self.cluster, plan.engine, template, departures.step_moved

@@ -195,6 +195,7 @@ class SymbolicPredictor:
                 schedule.engine,
                 overlap_communication=schedule.overlap_communication,
                 sends=schedule.departures.sends,
+                runtime=schedule.departures.runtime,
             )
             tasks = TaskModel.of(
                 self.workload,

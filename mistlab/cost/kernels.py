@@ -1,6 +1,6 @@
-"""How an engine's kernels differ from the operators of a layer graph.
+"""How a runtime's kernels differ from the operators of a layer graph.
 
-The graphs are those of this package's own models. An engine fuses some of their operators into
+The graphs are those of this package's own models. A runtime fuses some of their operators into
 others and splits some up; a rule says how many bytes its kernels move for each byte that the graph
 counts, zero where another kernel does the work on its way.
 """
@@ -9,21 +9,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mistlab.compute import OperatorClass
-from mistlab.plan import Engine
-from mistlab.symbolic.graph import Operator
+from mistlab.schedule import Runtime
+from mistlab.symbolic.graph import LayerGraph, Operator
 
 BATCHED = {"aten.bmm", "aten.baddbmm"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Bytes that an engine moves for each that the graph counts; "" and None stand for any.
+    """Bytes that a runtime moves for each that the graph counts; "" and None stand for any.
 
-    ``broadcasts`` is whether an operand has fewer dimensions than another, as a bias does.
+    ``broadcasts`` is whether an operand has fewer dimensions than another, as a bias does;
+    ``adds`` is what an operator adds gradients of: ``weight`` of a linear layer, which a product
+    makes, ``vector``, or ``table``, of more dimensions and made otherwise.
     ``copies_of_batches`` are bytes at memory's rate that come on top where a micro-batch has more
     than one sequence. Where ``fused_for`` is given, it holds only where a rank's heads times
     sequences are a multiple of it; elsewhere ``bytes_unfused`` does, with as many kernels on top as
-    ``kernels_unfused`` says.
+    ``kernels_unfused`` says. Of operators ``together`` one kernel does all of a layer's pass.
     """
 
     kind: str = ""
@@ -31,20 +33,24 @@ class Rule:
     module: str = ""
     phase: str = ""
     attention: str = ""
+    adds: str = ""
     broadcasts: bool | None = None
     bytes_factor: float = 1.0
     copies_of_batches: float = 0.0
     fused_for: int = 1
     bytes_unfused: float = 1.0
     kernels_unfused: int = 0
+    together: bool = False
 
-    def is_of(self, operator: Operator, attention: str) -> bool:
-        """Whether the rule is about this operator in a graph with this attention."""
+    def is_of(self, operator: Operator, layer: LayerGraph, attention: str) -> bool:
+        """Whether the rule is about this operator of a layer in a graph with this attention."""
         wanted = (self.kind, self.name, self.module, self.phase, self.attention)
         given = (operator.kind, operator.name, operator.module, operator.phase, attention)
-        return all(
-            one in ("", other) for one, other in zip(wanted, given, strict=True)
-        ) and self.broadcasts in (None, _broadcasts(operator))
+        return (
+            all(one in ("", other) for one, other in zip(wanted, given, strict=True))
+            and self.adds in ("", _adds(operator, layer))
+            and self.broadcasts in (None, _broadcasts(operator))
+        )
 
 
 PLAIN = Rule()
@@ -96,8 +102,16 @@ _BASELINE = (
     *_UNFUSED_LLAMA,
 )
 
-RULES: Mapping[Engine, tuple[Rule, ...]] = {
-    "mistlab": _SEQUENCE_FIRST,
+# What this project's runtime does (``runtime``; docs/decisions/0014-engine.md).
+_MISTLAB = (
+    # The product adds (runtime.engine.products); one kernel adds vectors (Places.add_vectors).
+    Rule(adds="weight", bytes_factor=0.0),
+    Rule(adds="vector", together=True),
+)
+
+RULES: Mapping[Runtime, tuple[Rule, ...]] = {
+    "mistlab": (*_MISTLAB, *_SEQUENCE_FIRST),
+    "mist": _SEQUENCE_FIRST,
     "megatron": (_FUSED_ACCUMULATION, *_SOFTMAX_OF_FOURS, *_BASELINE),
     "deepspeed": _BASELINE,
 }
@@ -112,11 +126,22 @@ def class_of(operator: Operator) -> OperatorClass:
     return "memory"
 
 
+def rule_of(operator: Operator, layer: LayerGraph, runtime: Runtime, attention: str) -> Rule:
+    """How a runtime's kernels do an operator of a layer."""
+    rules = (rule for rule in RULES[runtime] if rule.is_of(operator, layer, attention))
+    return next(rules, PLAIN)
+
+
 def _broadcasts(operator: Operator) -> bool:
     return len({len(shape) for shape in operator.inputs}) > 1
 
 
-def rule_of(operator: Operator, engine: Engine, attention: str) -> Rule:
-    """How an engine's kernels do an operator."""
-    rules = (rule for rule in RULES[engine] if rule.is_of(operator, attention))
-    return next(rules, PLAIN)
+def _adds(operator: Operator, layer: LayerGraph) -> str:
+    """What an operator adds gradients of; "" of one that adds none."""
+    if operator.kind != "accumulate":
+        return ""
+    if len(operator.outputs[0]) == 1:
+        return "vector"
+    products = (one for one in layer.of_phase("backward") if one.kind == "matmul")
+    of_weight = (operator.module, operator.outputs)
+    return "weight" if of_weight in ((one.module, one.outputs) for one in products) else "table"

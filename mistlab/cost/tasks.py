@@ -111,7 +111,7 @@ class TaskModel:
             cluster=cluster,
             template=template,
             layers=LayerModel(
-                work=work_of(graph_of(workload), engine),
+                work=work_of(graph_of(workload), template.runtime),
                 compute=hardware.compute,
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
             ),

@@ -92,15 +92,22 @@ def test_stages_of_the_published_runtime_wait_for_transfers_and_those_of_ours_do
     expected = predictor.predict(ours.plan).iteration_s
     assert predicted_s(ours, ours.cluster.hardware) == pytest.approx(expected, rel=1e-12)
     (theirs_s,) = predictor.iterations(
-        theirs.stages, np.array([4]), departures=Departures(sends="blocking", step_moved=28)
+        theirs.stages,
+        np.array([4]),
+        departures=Departures(sends="blocking", step_moved=28, runtime="mist"),
     )
     assert predicted_s(theirs, theirs.cluster.hardware) == pytest.approx(theirs_s, rel=1e-12)
     (waiting_s,) = predictor.iterations(
-        theirs.stages, np.array([4]), departures=Departures(sends="blocking")
+        theirs.stages, np.array([4]), departures=Departures(sends="blocking", runtime="mist")
     )
     assert waiting_s != expected
     # Their step is one kernel.
     assert theirs_s < waiting_s
+    (adding_s,) = predictor.iterations(
+        theirs.stages, np.array([4]), departures=Departures(sends="blocking", step_moved=28)
+    )
+    # Their products do not add gradients up.
+    assert adding_s < theirs_s
 
 
 def test_split_operators_are_approximated_by_broken_numbers_of_blocks(tmp_path: Path) -> None:

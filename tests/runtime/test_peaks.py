@@ -29,6 +29,9 @@ NONE = ratios(0, 0, 0, 0)
 SIZES = {"hidden": 256, "ffn": 1024, "vocab": 2048, "sequence_length": 128}
 # A feed-forward layer's inner tensor.
 LARGEST_BYTES = 2 * 128 * 1024 * 4
+# A weight of that layer. Predictions have its gradient beside the tensors of the pass that makes
+# it, as graphs have it; here the product adds it to the sums, and a peak may be less.
+LARGEST_WEIGHT_BYTES = 256 * 1024 * 4
 # Ratios, and blocks that are computed again of the four or three of a stage.
 CASES: Sequence[tuple[int, Offload]] = (
     (0, NONE),
@@ -64,7 +67,8 @@ def assert_predicted(taken: int, predicted: float, offload: Offload, *, rel: flo
     """Activations leave as whole storages: in sum one may be too many for a ratio, and of the block
     that is whole for its neighbour's sake another."""
     storages = 2 * LARGEST_BYTES if 0 < offload.activations < 1 else 0
-    assert taken == pytest.approx(predicted, rel=rel, abs=storages)
+    more = max(rel * predicted, storages)
+    assert predicted - LARGEST_WEIGHT_BYTES - more <= taken <= predicted + more
 
 
 @pytest.mark.parametrize(("checkpointed", "offload"), CASES)
