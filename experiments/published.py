@@ -22,6 +22,7 @@ from mistlab.plan import Engine, Offload, Plan, StagePlan
 from mistlab.schedule import NO_DEPARTURES, Departures
 from mistlab.stages import StageBatch
 from mistlab.units import MIB_BYTES, MILLISECONDS, TFLOP
+from mistlab.value import check_field
 from mistlab.workload import Workload
 
 END_TO_END = (
@@ -29,6 +30,8 @@ END_TO_END = (
     *("global_batch", "grad_accum", "num_stages", "layers", "ckpt_layers", "mbs", "dp", "tp"),
     *("zero_wgo", "offload_wgoa", "iter_s", "peak_alloc_mb", "peak_reserved_mb", "dropout"),
 )
+# Of tables that do not say it, fp16.
+PRECISION = "precision"
 MEGATRON = (
     *("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "sequence_length"),
     *("tensor_parallel", "data_parallel", "pipeline_parallel", "iteration_ms"),
@@ -191,7 +194,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
             sequence_length=int(row["seq"]),
             global_batch=int(row["global_batch"]),
             attention="flash" if row["flash"] == "True" else "math",
-            precision="fp16",
+            precision=check_field(Workload, "precision", row.get(PRECISION) or "fp16"),
         ),
         cluster=Cluster(
             hardware=hardware or catalog.hardware(name), nodes=nodes, gpus_per_node=gpus // nodes

@@ -12,6 +12,7 @@ from scipy.optimize import minimize, nnls
 from experiments.commandline import progress
 from experiments.published import PublishedRun
 from mistlab.cost.bounds import half_width_at
+from mistlab.cost.memory import reserved_bytes, room_bytes
 from mistlab.engines import Allocator, EngineCalibration, MeasuredAt
 from mistlab.hardware import Hardware, Source
 from mistlab.plan import Engine
@@ -206,6 +207,12 @@ def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Values]:
 def figures_of(run: PublishedRun) -> StageFigures:
     """What the stages of a run hold."""
     return StageModel.of(run.workload, run.engine).figures(run.stages)
+
+
+def is_said_to_fit(run: PublishedRun) -> bool:
+    """Whether a run, all of whose stages ran, is said to fit."""
+    reserved = reserved_bytes(figures_of(run), run.stages, run.cluster, run.engine)
+    return bool((reserved <= room_bytes(run.cluster)).all())
 
 
 def _allocator_rows(run: PublishedRun) -> tuple[Values, Values, Values]:

@@ -9,6 +9,7 @@ from mistlab.engine_memory import memory_of
 from mistlab.plan import Engine, Plan, StagePlan
 from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.units import GIB_BYTES
 from mistlab.workload import Precision, Workload
 
 WORK = Workload(
@@ -103,3 +104,21 @@ def test_baselines_have_no_rings(engine: Engine) -> None:
     sharded = (replace(STAGE, zero=2),)
     assert figures_of("mistlab", sharded).buffers_bytes > 0
     assert figures_of(engine, sharded).buffers_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "tensor", "measured_gib"), [(2, 1, (66.55, 62.97)), (1, 2, (60.68,))]
+)
+def test_megatron_s_published_peaks_under_bf16_are_predicted(
+    pipeline: int, tensor: int, measured_gib: tuple[float, ...]
+) -> None:
+    """Allocated bytes of Megatron-LM's first and last ranks on eight B200: Llama 3 70B cut to 12
+    layers, ZeRO-1 over four ranks (SimuMax, docs/b200/b200_release_v1.2_summary.json)."""
+    model = replace(catalog.model("llama3-70b"), layers=12)
+    work = Workload(
+        model=model, sequence_length=4096, global_batch=16, attention="flash", precision="bf16"
+    )
+    stage = replace(STAGE, layers=12 // pipeline, tensor_parallel=tensor)
+    plan = Plan(engine="megatron", micro_batches=4, stages=(stage,) * pipeline)
+    found = StageModel.of(work, "megatron").figures(StageBatch.of_plan(plan)).peak_bytes
+    assert (found / GIB_BYTES).tolist() == pytest.approx(measured_gib, rel=0.03)

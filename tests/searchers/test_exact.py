@@ -64,7 +64,7 @@ def test_the_best_plan_is_that_of_trying_all(seed: int, is_short: bool) -> None:
     assert mist.prediction is not None
     assert contains(problem, space, mist.plan)
     if space.unequal_meshes:
-        # Stages of unequal sizes are left out: it says how far off it may be, and is not further.
+        # Unequal sizes are joined hastily: it says how far off it may be, and is not further.
         assert mist.status == "FEASIBLE"
         assert mist.gap is not None
         assert mist.prediction.iteration_s * (1 - mist.gap) <= best_s * (1 + 1e-9)
