@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Self
 
+from mistlab.cost.memory import allocator_of, room_bytes
 from mistlab.job import Job
 from mistlab.plan import Engine, Plan
 from mistlab.predict import Prediction
@@ -163,13 +164,12 @@ class Bench:
     @property
     def outside_bytes(self) -> float:
         """Bytes of a GPU that are not torch's."""
-        allocator = self.problem.cluster.hardware.allocator
-        return 0.0 if allocator is None else allocator.outside_bytes
+        return allocator_of(self.problem.cluster).outside_bytes
 
     @property
     def room_bytes(self) -> float:
         """Bytes of a GPU that torch's allocator may hold."""
-        return self.problem.cluster.memory_bytes - self.outside_bytes
+        return room_bytes(self.problem.cluster)
 
     def job(self, plan: Plan) -> Job:
         """A plan with what it is for."""

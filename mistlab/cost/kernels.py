@@ -26,6 +26,9 @@ class Rule:
     than one sequence. Where ``fused_for`` is given, it holds only where a rank's heads times
     sequences are a multiple of it; elsewhere ``bytes_unfused`` does, with as many kernels on top as
     ``kernels_unfused`` says. Of operators ``together`` one kernel does all of a layer's pass.
+    Otherwise an operator is ``kernels``. Where ``bytes_own_keys`` is given, it holds where no heads
+    share their keys and values, with ``kernels_a_sequence`` for each sequence of a micro-batch;
+    elsewhere ``bytes_factor`` and ``kernels`` do.
     """
 
     kind: str = ""
@@ -41,6 +44,9 @@ class Rule:
     bytes_unfused: float = 1.0
     kernels_unfused: int = 0
     together: bool = False
+    kernels: int = 1
+    kernels_a_sequence: int = 0
+    bytes_own_keys: float | None = None
 
     def is_of(self, operator: Operator, layer: LayerGraph, attention: str) -> bool:
         """Whether the rule is about this operator of a layer in a graph with this attention."""
@@ -102,15 +108,35 @@ _BASELINE = (
     *_UNFUSED_LLAMA,
 )
 
-# What this project's runtime does (``runtime``; docs/decisions/0014-engine.md).
+# What this project's runtime does (``runtime``; docs/decisions/0014-engine.md). Rules that are not
+# given are those of torch's own operators, of which graphs are.
 _MISTLAB = (
     # The product adds (runtime.engine.products); one kernel adds vectors (Places.add_vectors).
     Rule(adds="weight", bytes_factor=0.0),
     Rule(adds="vector", together=True),
+    # runtime.engine.written_out copies neither operands nor results, puts no gradients together and
+    # scales inside products, one for each sequence.
+    *(
+        Rule(name=name, module="attention", attention="math", bytes_own_keys=0.0)
+        for name in ("aten.clone", "aten.cat", "aten.mul")
+    ),
+    *(
+        Rule(name=name, module="attention", bytes_own_keys=1.0, kernels_a_sequence=1)
+        for name in BATCHED
+    ),
+    # runtime.models.operators: the graph counts scores read up to each query's own and shares
+    # written, 1.5 passes. They are read and written whole; 15 parts in 32 are written before, and 1
+    # in 16 is read and written: 2.59 passes, in 8 kernels.
+    Rule(name="mistlab.causal_softmax", bytes_factor=83 / 48, kernels=8),
+    # What graphs have as one kernel is several here. Of a tensor's halves: rotate_ moves 12 where
+    # the graph counts 4, swiglu 5 of 3, its backward pass 11 of 5.
+    Rule(name="mistlab.rotate_", bytes_factor=3.0),
+    Rule(name="mistlab.swiglu", bytes_factor=5 / 3),
+    Rule(name="mistlab.swiglu_backward", bytes_factor=2.2),
 )
 
 RULES: Mapping[Runtime, tuple[Rule, ...]] = {
-    "mistlab": (*_MISTLAB, *_SEQUENCE_FIRST),
+    "mistlab": _MISTLAB,
     "mist": _SEQUENCE_FIRST,
     "megatron": (_FUSED_ACCUMULATION, *_SOFTMAX_OF_FOURS, *_BASELINE),
     "deepspeed": _BASELINE,

@@ -158,13 +158,13 @@ def _work(
             continue
         operators, rule = class_of(operator), rule_of(operator, layer, runtime, attention)
         moved = operator.read_bytes + operator.written_bytes
-        fused_bytes = moved * _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)
+        fused_bytes = moved * _bytes_factor(rule)
         for one in (operators, BESIDE) if _goes_on_beside(operator) else (operators,):
             sums[f"{one} flop"] += operator.flop
             sums[f"{one} bytes"] += fused_bytes
         sums["memory bytes"] += _number(rule.copies_of_batches) * is_batch * moved
-        if rule.bytes_factor > 0 and rule not in done:
-            sums["kernels"] += _where_fused(rule, 1, 1 + rule.kernels_unfused)
+        if rule not in done:
+            sums["kernels"] += _kernels(rule)
         if rule.together:
             done.add(rule)
     return sums
@@ -178,6 +178,26 @@ def _goes_on_beside(operator: Operator) -> bool:
     tokens, ranks = {size_symbol("b"), size_symbol("s")}, size_symbol("tp")
     first, *_, last = (sympy.sympify(size).free_symbols for size in operator.outputs[0])
     return ranks in first and ranks not in last and not tokens & (first | last)
+
+
+def _bytes_factor(rule: Rule) -> sympy.Expr:
+    if rule.bytes_own_keys is not None:
+        return _where_own_keys(_number(rule.bytes_own_keys), _number(rule.bytes_factor))
+    return _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)
+
+
+def _kernels(rule: Rule) -> sympy.Expr:
+    if rule.bytes_factor == 0:
+        return sympy.Integer(0)
+    if rule.bytes_own_keys is None:
+        return _where_fused(rule, rule.kernels, rule.kernels + rule.kernels_unfused)
+    of_own = rule.kernels_a_sequence * size_symbol("b")
+    return _where_own_keys(of_own, sympy.Integer(rule.kernels))
+
+
+def _where_own_keys(own: sympy.Expr, shared: sympy.Expr) -> sympy.Expr:
+    heads, keys = size_symbol("n"), size_symbol("k")
+    return sympy.Piecewise((own, sympy.Eq(heads, keys)), (shared, True))
 
 
 def _where_fused(rule: Rule, fused: float, unfused: float) -> sympy.Expr:

@@ -31,6 +31,7 @@ from runtime.engine.state import StageState
 from runtime.engine.streams import Event, Streams, Work
 from runtime.engine.swaps import Swaps
 from runtime.engine.training import Training
+from runtime.engine.written_out import let_attend_in_place
 from runtime.models.config import TYPE_OF_PRECISION
 
 # Layers whose first weights are drawn at once: each takes 8 bytes a parameter meanwhile.
@@ -96,6 +97,7 @@ class Executor:
         modules = {layer: one.module for layer, one in self.layers.items()}
         for module in modules.values():
             add_up_inside(module, ranks)
+            let_attend_in_place(module)
         self.passes = Passes(self.state, modules, again, streams, device)
         micro_batch = (self.own.micro_batch, workload.sequence_length, workload.model.hidden)
         self.boundary = Boundary(connections, micro_batch, dtype, device, streams)
