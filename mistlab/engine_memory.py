@@ -10,6 +10,8 @@ Gradients are 16-bit; for the step they are flattened, and then made 32-bit. A b
 ``reduce_bucket_size`` elements is taken for each backward pass, in a pipeline when it reduces.
 Under ZeRO-3 weights stay gathered up to ``stage3_max_live_parameters``. Both are its defaults.
 Masters are clones in full precision too.
+
+Models under either compute the loss in 32 bits, as ``mistlab.cost.kernels`` has it.
 """
 
 from collections.abc import Mapping
@@ -26,7 +28,8 @@ class EngineMemory:
     ``weight``, ``gradient`` and ``optimizer`` are there throughout, ``step_scratch`` while the
     rank's part is stepped. With ``rings`` layers come and go through buffers of two; without,
     gradients are reduced through a bucket of ``bucket_elements``, and at most ``gathered_elements``
-    of sharded weights stay whole.
+    of sharded weights stay whole. With ``wide_logits`` a 32-bit copy of logits takes the place of
+    their 16-bit gradient.
     ``step_moved`` is what the step reads and writes.
     """
 
@@ -37,6 +40,7 @@ class EngineMemory:
     rings: bool = False
     bucket_elements: int = 0
     gathered_elements: int = 0
+    wide_logits: bool = False
     step_moved: int
 
 
@@ -50,35 +54,40 @@ def memory_of(engine: Engine, precision: Precision) -> EngineMemory:
 # under fp16 the kernel writes unscaled gradients too (4). In full precision gradients need no copy,
 # and weights move 8. The baselines convert gradients to 32 bits (6), look for infinities while they
 # undo the loss scale (8), take the norm (4), clip (8), step (28), and write weights and clear
-# gradients (8).
+# gradients (8). Only fp16 has a loss scale. Megatron's 32-bit gradients need no copy and take 2
+# more to clear, and in full precision it steps weights in place. DeepSpeed copies in full precision
+# too: gradients (8) and weights (8).
 def _mistlab(step_moved: int, *, width: int = 2) -> EngineMemory:
     return EngineMemory(
         weight=width, gradient=width, optimizer=12, rings=True, step_moved=step_moved
     )
 
 
-def _deepspeed(width: int, step_scratch: int) -> EngineMemory:
+def _deepspeed(step_moved: int, *, width: int = 2) -> EngineMemory:
     return EngineMemory(
         weight=width,
         gradient=width,
         optimizer=12,
-        step_scratch=step_scratch,
+        step_scratch=6 if width == 2 else 4,
         bucket_elements=500_000_000,
         gathered_elements=1_000_000_000,
-        step_moved=62,
+        wide_logits=width == 2,
+        step_moved=step_moved,
     )
 
 
 _MEMORY: Mapping[Engine, Mapping[Precision, EngineMemory]] = {
     "mistlab": {"fp16": _mistlab(44), "bf16": _mistlab(40), "fp32": _mistlab(36, width=4)},
     "megatron": {
-        "fp16": EngineMemory(weight=2, gradient=2, optimizer=12, step_scratch=4, step_moved=62),
-        "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, step_moved=62),
-        "fp32": EngineMemory(weight=4, gradient=4, optimizer=8, step_moved=62),
+        "fp16": EngineMemory(
+            weight=2, gradient=2, optimizer=12, step_scratch=4, wide_logits=True, step_moved=62
+        ),
+        "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=True, step_moved=50),
+        "fp32": EngineMemory(weight=4, gradient=4, optimizer=8, step_moved=44),
     },
     "deepspeed": {
-        "fp16": _deepspeed(2, 6),
-        "bf16": _deepspeed(2, 6),
-        "fp32": _deepspeed(4, 4),
+        "fp16": _deepspeed(62),
+        "bf16": _deepspeed(54),
+        "fp32": _deepspeed(60, width=4),
     },
 }

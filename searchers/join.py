@@ -40,17 +40,13 @@ def join_hastily(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
     return _Join(menus=menus, beam=BEAM).fastest(limit_s)
 
 
-def near_best(menus: Menus, limit_s: float) -> tuple[float, Plan, set[Place]] | None:
-    """What ``join_hastily`` finds, and the stages of the fastest few pipelines that differ in more
-    than how they save memory."""
+def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[Place, ...]]]:
+    """The fastest few pipelines that ``join_hastily`` comes across, which differ in more than how
+    they save memory: their times, plans and stages, fastest first."""
     # Of those that have taken the same some may leave a host too little: without a plan to beat,
     # none of them is left out.
     beam = None if menus.with_host and limit_s == np.inf else BEAM
-    found = _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
-    if not found:
-        return None
-    seconds, plan, _ = found[0]
-    return seconds, plan, {place for _, _, places in found for place in places}
+    return _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
 
 
 def places_by_stage(menus: Menus, limit_s: float) -> list[list[Place]]:

@@ -16,7 +16,7 @@ from mistlab.space import SearchSpace
 from searchers.bounds import Work
 from searchers.groups import Group
 from searchers.join import join_hastily, near_best
-from searchers.ledger import BudgetSpentError, Clock, Ledger
+from searchers.ledger import SHORT_LIST, BudgetSpentError, Clock, Ledger
 from searchers.menu import Menus, Place
 from searchers.meshes import Mesh
 
@@ -121,16 +121,16 @@ class GroupTask:
         found = None
         for _ in range(ROUNDS):
             near = near_best(menus, limit_s)
-            if near is None:
+            if not near:
                 break
-            seconds, plan, places = near
-            found = seconds, plan
-            # The budget may end before there is a better one.
-            menus.ledger.predict([plan])
-            limit_s = min(limit_s, self._near * seconds)
+            found = near[0][:2]
+            # The budget may end before there is a better one; the others are its rivals.
+            menus.ledger.predict([plan for _, plan, _ in near[:SHORT_LIST]])
+            limit_s = min(limit_s, self._near * found[0])
+            places = {place for *_, of_plan in near for place in of_plan}
             if places <= refined:
                 break
-            menus.refine(places - refined, min(self.limit_s, seconds))
+            menus.refine(places - refined, min(self.limit_s, found[0]))
             refined |= places
         return found
 
@@ -140,7 +140,7 @@ class _Answer:
     """What a process found, and what it asked its predictor."""
 
     seconds: float
-    best: Plan | None
+    nearest: Sequence[Plan]
     stage_evaluations: int
     is_spent: bool
 
@@ -156,8 +156,7 @@ def solved(tasks: Sequence[GroupTask], ledger: Ledger) -> list[float]:
     seconds = []
     for answer in answers:
         ledger.count(stages=answer.stage_evaluations)
-        if answer.best is not None:
-            ledger.predict([answer.best])
+        ledger.predict(answer.nearest)
         if answer.is_spent:
             raise BudgetSpentError
         seconds.append(answer.seconds)
@@ -175,7 +174,7 @@ def _answer(
         is_spent = True
     return _Answer(
         seconds=seconds,
-        best=ledger.best,
+        nearest=[one.plan for one in ledger.nearest],
         stage_evaluations=ledger.stage_evaluations,
         is_spent=is_spent,
     )

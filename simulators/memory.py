@@ -160,6 +160,7 @@ class _Stage:
         self.steps_with = "O" if memory.rings else "S"
         # A baseline's own pipeline reduces when all passes are over.
         reduces = own.zero >= 1 and plan.num_stages == 1
+        self.wide_bytes = float(figures.logits_bytes[stage]) if memory.wide_logits else 0.0
         self.bucket_bytes = memory.gradient * memory.bucket_elements if reduces else 0
         # When the step's first task began; when its last had ended and, with rings, all layers had
         # computed.
@@ -210,7 +211,8 @@ class _Stage:
         if found is None:
             sums = self._of(layer)
             sent = sums["output_bytes"] if layer == self.sends_from else 0.0
-            peaks = sums["forward_peak_bytes"], self._backward(layer)
+            wide = self.wide_bytes if layer >= self.blocks.stop else 0.0
+            peaks = sums["forward_peak_bytes"] + wide, self._backward(layer) + wide
             found = self.of_layer[layer] = (self._kept(layer) + sent, *peaks)
         return found
 

@@ -71,7 +71,7 @@ def stage_expressions(memory: EngineMemory, *, tied_embeddings: bool) -> StageEx
         activations=_activations(embedding, block),
         buffers_bytes=_buffers(blocks + ends, embedding, block, head, memory),
         step_buffer_bytes=step_buffer,
-        logits_bytes=t * (head.saved_bytes - head.checkpointed_bytes),
+        logits_bytes=t * _logits(head),
         largest_parameters=_largest(embedding, block, head),
         head_parameters=t * head.parameters,
         moments=_moments(embedding, block, head, step_buffer, memory),
@@ -128,6 +128,11 @@ def _shards(level: int) -> sympy.Basic:
     return sympy.And(choice_symbol("z") >= level, choice_symbol("dp") > 1)
 
 
+def _logits(head: LayerSums) -> sympy.Expr:
+    """What the head keeps for its backward pass beyond its input."""
+    return head.saved_bytes - head.checkpointed_bytes
+
+
 def _bucket(memory: EngineMemory) -> sympy.Expr:
     """What a ZeRO optimizer reduces from, however many ranks there are."""
     size = memory.gradient * memory.bucket_elements
@@ -170,6 +175,7 @@ def _moments(
     before_again = all_kept - (1 - wa) * c * checkpointed + wa * saved
     older = (q - 1) * ((1 - wa) * _kept(block) + embedding.saved_bytes) + sent
     leaving = sympy.Piecewise((wa * last, q > 1), (0, True))
+    wide = _logits(head) if memory.wide_logits else sympy.Integer(0)
     again = sympy.Piecewise((block.forward_peak_bytes + block.output_bytes, c > 0), (0, True))
 
     def of_blocks(*running: sympy.Expr) -> tuple[sympy.Expr, ...]:
@@ -181,12 +187,12 @@ def _moments(
 
     forward = (
         *of_blocks(block.forward_peak_bytes),
-        t * (all_kept + wa * last + head.forward_peak_bytes),
+        t * (all_kept + wa * last + head.forward_peak_bytes + wide),
         e * (older + leaving + embedding.forward_peak_bytes),
     )
     backward = (
         *of_blocks(block.backward_peak_bytes, again),
-        t * (all_kept + wa * last + head.backward_peak_bytes),
+        t * (all_kept + wa * last + head.backward_peak_bytes + wide),
         e * (older + embedding.backward_peak_bytes),
     )
     if memory.rings:

@@ -45,37 +45,44 @@ def test_megatron_keeps_what_its_own_table_says(
     assert found.step_peak_bytes == pytest.approx(expected, rel=1e-12)
 
 
-def test_megatron_has_nothing_but_its_gradients_on_top_of_ours() -> None:
-    """ZeRO-1 needs no rings here either."""
-    ours, theirs = figures_of("mistlab"), figures_of("megatron")
+def test_megatron_has_gradients_and_logits_of_32_bits_on_top_of_ours() -> None:
+    """ZeRO-1 needs no rings here either. The fullest stage is one with the head."""
+    ours, theirs = figures_of("mistlab", PIPELINE), figures_of("megatron", PIPELINE)
+    logits = WORK.sequence_length * WORK.model.vocab
     for phase in ("forward", "backward"):
         beyond = getattr(theirs, f"{phase}_peak_bytes") - getattr(ours, f"{phase}_peak_bytes")
-        assert beyond == pytest.approx(2 * ours.parameters, rel=1e-9)
+        assert beyond[0] == pytest.approx(2 * ours.parameters[0], rel=1e-9)
+        assert beyond[1] == pytest.approx(2 * ours.parameters[1] + 2 * logits, rel=3e-3)
 
 
 def test_fp16_gradients_are_copied_for_the_step_alone() -> None:
     found = figures_of("megatron", precision="fp16")
     states = found.weights_bytes + found.gradients_bytes + found.optimizer_bytes
     assert states == pytest.approx(found.parameters * (4 + 12 / 4), rel=1e-12)
-    assert found.forward_peak_bytes == figures_of("mistlab", precision="fp16").forward_peak_bytes
+    ours = figures_of("mistlab", precision="fp16")
+    kept = ours.held_bytes
+    assert found.forward_peak_bytes - found.held_bytes < 1.2 * (ours.forward_peak_bytes - kept)
     # Where little is kept between passes, the step is the fullest moment.
     again = replace(STAGE, checkpointed_layers=24, data_parallel=2)
     (peak,) = figures_of("megatron", (again,), "fp16").peak_bytes
     assert peak == figures_of("megatron", (again,), "fp16").step_peak_bytes[0]
 
 
+def moving(stages: tuple[StagePlan, ...], phase: str) -> list[float]:
+    """What comes and goes in a phase of DeepSpeed's stages."""
+    found = figures_of("deepspeed", stages)
+    return (getattr(found, f"{phase}_peak_bytes") - found.held_bytes).tolist()
+
+
 def test_deepspeed_reduces_from_a_bucket_in_each_backward_pass() -> None:
-    ours, theirs = figures_of("mistlab"), figures_of("deepspeed")
-    assert theirs.backward_peak_bytes - ours.backward_peak_bytes == BUCKET_BYTES
-    assert theirs.forward_peak_bytes == ours.forward_peak_bytes
-    without = replace(STAGE, zero=0)
-    ours, theirs = figures_of("mistlab", (without,)), figures_of("deepspeed", (without,))
-    assert theirs.backward_peak_bytes == ours.backward_peak_bytes
+    (bare,) = moving((replace(STAGE, zero=0),), "backward")
+    assert moving(ALONE, "backward") == [bare + BUCKET_BYTES]
+    assert moving(ALONE, "forward") == moving((replace(STAGE, zero=0),), "forward")
 
 
 def test_deepspeed_s_pipeline_reduces_when_all_passes_are_over() -> None:
-    ours, theirs = figures_of("mistlab", PIPELINE), figures_of("deepspeed", PIPELINE)
-    assert theirs.backward_peak_bytes.tolist() == ours.backward_peak_bytes.tolist()
+    bare = tuple(replace(stage, zero=0) for stage in PIPELINE)
+    assert moving(PIPELINE, "backward") == moving(bare, "backward")
     # A gradient flattened in 16 bits and again in 32, or the bucket before.
     for ranks, reduces in ((8, True), (1, False)):
         stages = tuple(replace(stage, data_parallel=ranks) for stage in PIPELINE)
