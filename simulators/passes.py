@@ -4,7 +4,8 @@ The table says what belongs to which slot. A slot is no barrier here: what a tas
 
     F B    the layer before it; its parameters gathered (U) and swapped in (P<), its state stepped
            (S), activations and gradients back (A< G<); what leaves the buffers that it takes, those
-           of the layer depth + 1 before (A> G>, from ZeRO-2 on R)
+           of the layer depth + 1 before (A> G>, from ZeRO-2 on R); the step of the layer depth
+           after it, which the table has before it
     A<     of a pass after another: what leaves the buffers that it takes (A>)
     pass   after the one that steps: the last O>, for its activations come where that was
     U      its own part of the parameters: P<, S
@@ -159,6 +160,8 @@ class _Layout:
         task = self.at[self.computes, position]
         self._wait(task, position, _GATHER, ("P", "<"), _STEP, ("A", "<"))
         self._wait(task, position - self.depth - 1, *self.releases)
+        if self.depth > 0:
+            self._wait(task, position + self.depth, _STEP)
         if (_STEP, position) not in self.at:
             self._wait(task, position, ("G", "<"))
         for name in _FETCHES:

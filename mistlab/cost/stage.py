@@ -34,8 +34,9 @@ _KINDS: Kinds = np.array(SLOT_KINDS)
 
 LAYERS_OF_STAGE = ("layers", "checkpointed_layers", "has_embedding", "has_head")
 
-# Blocks whose weights there is room for where weights are offloaded.
-WEIGHT_BUFFERS = 2
+# Where weights are offloaded there is room for two blocks that stepped; the state of a third comes
+# in meanwhile, and has not left yet.
+BLOCKS_AHEAD = 2.5
 
 # Above this many products of strategies and layers a candidate, rows are summed one by one.
 DENSE = 8
@@ -136,8 +137,8 @@ def _run_ahead(batch: StageBatch) -> Values:
 
     Where weights are offloaded, those of a block that stepped fill a buffer until it has computed.
     """
-    buffers = np.minimum(1.0, WEIGHT_BUFFERS / batch.layers)
-    return np.where(batch.offload_weights > 0, buffers, 1.0)
+    ahead = np.minimum(1.0, BLOCKS_AHEAD / batch.layers)
+    return np.where(batch.offload_weights > 0, ahead, 1.0)
 
 
 def _computing(seconds: TaskSeconds, tasks: Sequence[str], kinds: Kinds) -> Values:

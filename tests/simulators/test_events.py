@@ -296,6 +296,16 @@ def test_where_weights_are_offloaded_steps_wait_for_buffers() -> None:
     assert all(step >= before for step, before in zip(steps[2:], computes, strict=False))
 
 
+def test_no_forward_overtakes_a_step_that_the_table_has_before_it() -> None:
+    """A stream is a queue: the step of the layer ahead goes first, though its state comes late."""
+    stage = replace(HALF, zero=2, offload=Offload(weights=0.5, optimizer=1.0))
+    simulation = simulated(plan_of(stage, stage))
+    for of_stage in range(2):
+        steps = first_of(simulation, of_stage, "S")
+        computes = first_of(simulation, of_stage, "F")
+        assert all(step < after for step, after in zip(steps[1:], computes, strict=False))
+
+
 def test_a_send_goes_before_reductions_that_wait() -> None:
     """The stage before waits for its gradients, nobody for the reduced ones."""
     slow = Cluster(
