@@ -115,13 +115,15 @@ class Template:
     A layer's slot lasts until all of its tasks are done. In phases that ``overlaps`` lacks a slot's
     tasks run one after another. ``depth`` is how many layers off "ahead" and "behind" are; at 0 a
     layer's own tasks surround it, one after another. With ``sends_block`` a stage waits for each
-    transfer to its neighbours.
+    transfer to its neighbours. With ``splits_sends`` each tensor-parallel rank sends its part of
+    the activations across nodes, and the ranks of the next stage gather them.
     """
 
     phases: Mapping[Phase, tuple[Task, ...]]
     depth: int = 1
     sends_block: bool = False
     overlaps_tensor_backward: bool = False
+    splits_sends: bool = False
 
 
 def template_of(
@@ -207,8 +209,8 @@ _OVERLAPPED = Template(
 
 _TEMPLATES: Mapping[tuple[Engine, bool], Template] = {
     ("mistlab", True): _MISTLAB,
-    ("megatron", False): replace(_AFTERWARDS, overlaps_tensor_backward=True),
-    ("megatron", True): replace(_OVERLAPPED, overlaps_tensor_backward=True),
+    ("megatron", False): replace(_AFTERWARDS, overlaps_tensor_backward=True, splits_sends=True),
+    ("megatron", True): replace(_OVERLAPPED, overlaps_tensor_backward=True, splits_sends=True),
     ("deepspeed", False): _AFTERWARDS,
     ("deepspeed", True): _OVERLAPPED,
 }

@@ -145,7 +145,7 @@ class _Join:
         """Each partial pipeline with each possible stage in front of it."""
         extended: dict[Taken, list[Partial]] = defaultdict(list)
         for taken, place in self._steps(partials, after, limit_s):
-            part = self._in_front(place, taken, partials[taken], limit_s)
+            part = self._in_front(place, taken, partials[taken], after, limit_s)
             if len(part):
                 extended[_with(taken, place)].append(part)
         return extended
@@ -196,8 +196,10 @@ class _Join:
             count for count in counts if others * counts[0] <= left - count <= others * counts[-1]
         ]
 
-    def _in_front(self, place: Place, taken: Taken, behind: Partial, limit_s: float) -> Partial:
-        """Each of the partial pipelines with each candidate for a stage in front."""
+    def _in_front(
+        self, place: Place, taken: Taken, behind: Partial, after: int, limit_s: float
+    ) -> Partial:
+        """Each of the partial pipelines of so many stages with each candidate for one in front."""
         self.menus.ledger.check_time()
         options = self.menus[place]
         worth = self.menus.group.micro_batches * options.stable_s < limit_s
@@ -208,7 +210,7 @@ class _Join:
             StageTimes(**{e.name: getattr(times, e.name)[option] for e in fields(StageTimes)}),
             _taken(behind.chains, row_behind),
             np.full(len(option), self.menus.group.micro_batches),
-            np.full(len(option), place.in_flight),
+            after + 1,
         )
         partial = Partial(
             chains=chains,

@@ -268,15 +268,20 @@ class TaskSeconds:
 
     def _sends(self, crosses: NDArray[np.bool_]) -> Values:
         """Seconds (S) of a micro-batch's activations between stages; one GPU has no neighbour."""
-        size_bytes = self.layers["block"].output_bytes
-        seconds = np.zeros_like(size_bytes)
+        whole_bytes = self.layers["block"].output_bytes
+        seconds = np.zeros_like(whole_bytes)
         if self.model.cluster.num_gpus == 1:
             return seconds
+        splits = self.model.template.splits_sends & crosses
+        size_bytes = whole_bytes / np.where(splits, self.columns["tensor_parallel"], 1)
         at_once = self.shapes.senders_of_node
         for across, senders in {*zip(crosses.tolist(), at_once.tolist(), strict=True)}:
             rows = (crosses == across) & (at_once == senders)
             link = self.model.links.send(across_nodes=across, at_once=senders)
             seconds[rows] = link(size_bytes[rows])
+        if splits.any():
+            gathered_bytes = np.where(splits, whole_bytes, 0.0)
+            seconds += self._over(self.shapes.tensor, "all_gather", gathered_bytes)
         return seconds
 
     def _tied(self) -> Values:
