@@ -19,6 +19,7 @@ from experiments import plots
 from experiments.commandline import DONE, parser_of, print_json, progress, run
 from experiments.random_plans import RandomPlan, random_plans
 from experiments.rundir import RunDirectory
+from mistlab import catalog
 from mistlab.datafile import write_yaml
 from mistlab.errors import InputError
 from mistlab.job import job_to_mapping
@@ -26,15 +27,31 @@ from mistlab.symbolic.stage_model import StageModel
 from simulators.events import EventSimulator
 from simulators.memory import memory_of
 
-WORST = 5
-FEWEST_TO_RANK = 5
+WORST = 8
+# How many plans of one problem are enough to say whether both rank them alike.
+FEWEST_TO_RANK = 20
 # What share of the plans should at least have it.
 STRATA = {
     "several stages": 0.6,
-    "uneven layers": 0.4,
-    "offloading": 0.4,
-    "ZeRO-2 or 3": 0.3,
-    "close to the memory limit": 0.5,
+    "uneven layers": 0.25,
+    "offloading": 0.3,
+    "ZeRO-2 or 3": 0.25,
+    "close to the memory limit": 0.4,
+    "one micro-batch": 0.05,
+    "fewer micro-batches than stages": 0.05,
+    "as many as stages": 0.05,
+    "more micro-batches than stages": 0.25,
+    "1 node": 0.25,
+    "2 to 4 nodes": 0.25,
+    "8 to 64 nodes": 0.25,
+    "mistlab": 0.3,
+    "megatron": 0.15,
+    "megatron, nothing overlapped": 0.05,
+    "deepspeed": 0.05,
+    "deepspeed, nothing overlapped": 0.05,
+    "proposed by a searcher": 0.03,
+    "the default problem": 0.03,
+    **dict.fromkeys(catalog.hardware_names(), 0.1),
 }
 
 
@@ -57,13 +74,13 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print_json(summary)
     else:
-        print(_text(summary, options.out))
+        print(_text(summary, options.out, options.plans))
     return DONE
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("cross_check", __doc__, seed=0, out=Path("runs/cross_check"), json=False)
-    parser.add_argument("--plans", type=int, default=500, help="how many (default: 500)")
+    parser.add_argument("--plans", type=int, default=1000, help="how many (default: 1,000)")
     return parser
 
 
@@ -83,6 +100,9 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
         f"{cluster.gpus_per_node} {cluster.hardware.name}",
         "stages": job.plan.num_stages,
         "micro_batches": job.plan.micro_batches,
+        "engine": job.plan.engine,
+        "proposed_by": plan.proposed_by,
+        "missed": plan.missed,
         "strata": sorted(plan.strata),
         "symbolic_s": closed.iteration_s,
         "events_s": simulation.iteration_s,
@@ -105,6 +125,8 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     worst = sorted(rows, key=lambda row: -abs(row["difference"]))[:WORST]
     return {
         "plans": len(rows),
+        "missed": sum(row["missed"] for row in rows),
+        "tasks": sum(row["tasks"] for row in rows),
         "all": _distribution(rows),
         "strata": {
             name: _stratum([row for row in rows if name in row["strata"]], len(rows))
@@ -112,7 +134,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "dominated_by_extras": _distribution([r for r in rows if r["extras_share"] > 0.2]),
         "memory": _memory(rows),
-        "rank_correlations": _ranks(rows),
+        "rank_correlations": _correlations(rows),
         "worst": [dict(row) for row in worst],
     }
 
@@ -133,7 +155,7 @@ def _distribution(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _stratum(rows: Sequence[Mapping[str, Any]], plans: int) -> dict[str, Any]:
-    return {**_distribution(rows), "share": len(rows) / plans}
+    return {**_distribution(rows), "share": len(rows) / plans, **_correlations(rows)}
 
 
 def _memory(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -144,6 +166,16 @@ def _memory(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "p95": float(np.quantile(differences, 0.95)),
         "largest": float(differences.max()),
         "within_1_percent": float((differences <= 0.01).mean()),
+    }
+
+
+def _correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    ranks = _ranks(rows)
+    lowest = min(ranks, key=lambda workload: ranks[workload], default=None)
+    return {
+        "workloads_ranked": len(ranks),
+        "lowest_ranked": lowest,
+        "lowest_rank_correlation": None if lowest is None else ranks[lowest],
     }
 
 
@@ -160,26 +192,28 @@ def _ranks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def _text(summary: Mapping[str, Any], out: Path) -> str:
-    lines = ["symbolic against events, difference in time:", _line("all", summary["all"])]
-    lines += [
-        _line(f"{name} ({found['share']:.0%} of all, at least {STRATA[name]:.0%} wanted)", found)
-        for name, found in summary["strata"].items()
+def _text(summary: Mapping[str, Any], out: Path, wanted: int) -> str:
+    lines = [
+        f"{summary['plans']} of {wanted} plans, {summary['tasks']:,} tasks",
+        f"draws left out, which were not valid, did not fit or not closely: {summary['missed']:,}",
+        "symbolic against events, differences in time, and the lowest rank correlation of problems",
+        f"that have {FEWEST_TO_RANK} of the plans:",
+        "",
+        "| plans | number | median | 95 % within | largest | mean | lowest | ranks |",
+        "|---|---|---|---|---|---|---|---|",
+        _line("all", summary["all"], summary["rank_correlations"]),
     ]
-    lines.append(_line("first and last over 20 %", summary["dominated_by_extras"]))
+    for name, found in summary["strata"].items():
+        short = " (few)" if found["share"] < STRATA[name] else ""
+        lines.append(_line(name + short, found, found))
+    lines.append(_line("first and last over 20 %", summary["dominated_by_extras"], {}))
     memory = summary["memory"]
-    lines.append(
-        f"peaks of memory: median {memory['median']:.2%}, largest {memory['largest']:.2%}, "
-        f"{memory['within_1_percent']:.0%} of plans within 1 % on every stage"
-    )
-    ranks = summary["rank_correlations"]
-    if ranks:
-        lowest = min(ranks, key=lambda workload: ranks[workload])
-        lines.append(
-            f"rank correlation of {len(ranks)} workloads: median "
-            f"{np.median([*ranks.values()]):.4f}, lowest {ranks[lowest]:.4f} ({lowest})"
-        )
-    lines.append("largest differences:")
+    lines += [
+        "",
+        f"peaks of memory: median {memory['median']:.2%}, largest {memory['largest']:.2%}",
+        f"plans whose peaks are within 1 % on every stage: {memory['within_1_percent']:.1%}",
+        "largest differences:",
+    ]
     lines += [
         f"  plan {row['plan']}: {row['difference']:+.1%}, {row['stages']} stages, "
         f"{row['micro_batches']} micro-batches, first and last {row['extras_share']:.0%}; "
@@ -189,13 +223,14 @@ def _text(summary: Mapping[str, Any], out: Path) -> str:
     return "\n".join([*lines, f"plans, rows and picture: {out}"])
 
 
-def _line(name: str, found: Mapping[str, Any]) -> str:
+def _line(name: str, found: Mapping[str, Any], ranks: Mapping[str, Any]) -> str:
     if not found["plans"]:
-        return f"  {name}: no plans"
+        return f"| {name} | 0 | | | | | | |"
+    lowest = ranks.get("lowest_rank_correlation")
     return (
-        f"  {name}: {found['plans']} plans, median {found['median']:.2%}, 95 % within "
-        f"{found['p95']:.2%}, largest {found['largest']:.2%}, mean {found['bias']:+.2%}, lowest "
-        f"{found['lowest']:+.2%}"
+        f"| {name} | {found['plans']} | {found['median']:.2%} | {found['p95']:.2%} | "
+        f"{found['largest']:.2%} | {found['bias']:+.2%} | {found['lowest']:+.2%} | "
+        f"{'' if lowest is None else f'{lowest:.4f}'} |"
     )
 
 

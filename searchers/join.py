@@ -147,7 +147,7 @@ class _Join:
             step, nth = _each(some, sizes[some])
             option, row = np.divmod(nth, behind[step])
             option += options.starts[place[step]]
-            part = self._in_front(options, option, partials, first[step] + row)
+            part = self._in_front(options, option, partials, first[step] + row, after)
             found.append(part.chosen(self._least_s(part) < limit_s))
         return joined(found)
 
@@ -199,9 +199,14 @@ class _Join:
         ]
 
     def _in_front(
-        self, options: "_Options", option: Rows, behind: Partials, row_behind: Rows
+        self,
+        options: "_Options",
+        option: Rows,
+        behind: Partials,
+        row_behind: Rows,
+        after: int,
     ) -> Partials:
-        """Candidates for stages (K), each in front of a partial pipeline (K)."""
+        """Candidates for stages (K), each in front of a partial pipeline (K) of so many stages."""
         place = options.place[option]
         chains = prepended(
             StageTimes(
@@ -209,7 +214,7 @@ class _Join:
             ),
             chosen_chains(behind.chains, row_behind),
             np.full(len(option), self.menus.group.micro_batches),
-            options.in_flight[place],
+            after + 1,
         )
         partials = Partials(
             layers=behind.layers[row_behind] + options.layers[place],
@@ -273,7 +278,6 @@ class _Options:
     places: tuple[Place, ...]
     layers: Rows
     gpus: Rows
-    in_flight: Rows
     starts: Rows
     counts: Rows
     times: StageTimes
@@ -299,7 +303,6 @@ class _Options:
             places=tuple(places),
             layers=np.array([place.layers for place in places], dtype=np.intp),
             gpus=np.array([place.mesh.num_gpus for place in places], dtype=np.intp),
-            in_flight=np.array([place.in_flight for place in places], dtype=np.intp),
             starts=np.cumsum(counts) - counts,
             counts=counts,
             times=StageTimes(**{e.name: column(e.name) for e in fields(StageTimes)}),

@@ -191,16 +191,19 @@ class _Programme:
 
         def longest(name: str, *ways: Expression) -> Expression:
             variable = self.problem.add_variable(f"{name}{number}", lowBound=0)
+            self.menus.ledger.check_time()
             for way in ways:
                 self.problem.addConstraint(variable >= way)
             return pulp.LpAffineExpression(variable)
 
+        held = after.nearest if number >= self.micro_batches else None
+
         def own(*ends: Expression) -> list[Expression]:
-            return self._own(stage, rounds, *ends)
+            return self._own(stage, rounds, held, *ends)
 
         rounds = longest("R", *self._rounds(stage, after))
-        there = times["forward_s"] + times["within_forward_s"] + after.around_first
-        back = after.around_last + times["backward_s"] + times["within_backward_s"]
+        there = first + after.around_first
+        back = after.around_last + last
         there_begun = longest("there", begin + there, after.around_begun)
         back_ended = longest("back", back + end, after.around_ended)
         through_begun = longest("begun", begin + first + after.through, after.through_begun)
@@ -208,7 +211,7 @@ class _Programme:
         around_begun = longest("AB", begin + first + after.around_first, after.around_begun)
         around_ended = longest("AE", after.around_last + last + end, after.around_ended)
         return _Chains(
-            nearest=forward + backward,
+            nearest=forward + backward + (held or nothing),
             around=forward + after.around + backward,
             around_first=first + after.around_first + backward,
             around_last=forward + after.around_last + last,
@@ -234,7 +237,8 @@ class _Programme:
         """What rounds take beyond the passes that the stage does meanwhile."""
         counts = Rounds.of(np.array(self.micro_batches), np.array(stage.in_flight))
         both = stage.times["forward_s"] + stage.times["backward_s"]
-        near = after.nearest - both
+        waited = stage.times["backward_s"] - stage.times["through_backward_s"]
+        near = after.nearest - both - waited
         far = after.around - (stage.in_flight - 1) * both
         nested = far - stage.times["point_to_point_s"]
         return [int(counts.near) * near, int(counts.far) * far + int(counts.nested) * nested]
@@ -243,6 +247,7 @@ class _Programme:
         self,
         stage: _Stage,
         rounds: Expression,
+        held: Expression | None,
         begins: Expression,
         there: Expression,
         back: Expression,
@@ -251,14 +256,20 @@ class _Programme:
         """The chains that wait at this stage."""
         ahead, times = stage.in_flight, stage.times
         forward, backward = times["forward_s"], times["backward_s"]
-        pairs = (self.micro_batches - ahead) * (forward + backward)
-        from_first_backward = pairs + ahead * backward + times["within_backward_s"]
-        to_last_forward = times["within_forward_s"] + ahead * forward + pairs
+        pairs, alone = (self.micro_batches - ahead) * (forward + backward), ahead - 1
+        last = times["through_backward_s"] + times["within_backward_s"]
+        to_last_forward = (
+            times["through_forward_s"] + times["within_forward_s"] + alone * forward + pairs
+        )
         ways = [
-            begins + times["within_forward_s"] + ahead * forward + from_first_backward + ends,
-            there + from_first_backward + ends,
+            begins + to_last_forward + ahead * backward + times["within_backward_s"] + ends,
+            there + pairs + alone * backward + last + ends,
             begins + to_last_forward + back,
         ]
+        if held is not None:
+            # With fewer micro-batches than stages, the last forward comes back with the first
+            # gradient.
+            ways.append(begins + to_last_forward + held + alone * backward + last + ends)
         if self.micro_batches > ahead:
             ways.append(there + pairs + rounds + back)
         return ways

@@ -80,7 +80,8 @@ class Options:
         """What the first and the last micro-batch take beyond steady ones."""
         times = self.times
         within_s = times.within_forward_s + times.within_backward_s
-        return np.asarray(times.begin_s + within_s + times.end_s)
+        first_s = times.through_forward_s - times.forward_s
+        return np.asarray(times.begin_s + first_s + within_s + times.end_s)
 
     @property
     def times(self) -> StageTimes:

@@ -66,8 +66,9 @@ class StageTimes:
 
     @property
     def begin_s(self) -> Table:
-        """What comes before the first forward, whenever that is."""
-        return np.asarray(np.maximum(self.delta_forward_s - self.within_forward_s, 0.0))
+        """What comes before the first micro-batch passes through, whenever that is."""
+        first_s = self.forward_s + self.delta_forward_s
+        return np.asarray(np.maximum(first_s - self.through_forward_s - self.within_forward_s, 0.0))
 
     @property
     def end_s(self) -> Table:
@@ -127,7 +128,7 @@ def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:
         if after == 0:
             # The last stage sends to no other.
             stage = replace(stage, point_to_point_s=np.zeros(candidates))
-        chains = prepended(stage, chains, micro_batches, np.minimum(micro_batches, after + 1))
+        chains = prepended(stage, chains, micro_batches, after + 1)
     return chains.whole
 
 
@@ -136,23 +137,22 @@ def no_stages(candidates: int) -> Chains:
     return Chains(**{entry.name: np.zeros(candidates) for entry in fields(Chains)})
 
 
-def prepended(stage: StageTimes, after: Chains, micro_batches: Whole, in_flight: Whole) -> Chains:
-    """The chains of a stage and those after it; ``in_flight`` is how many micro-batches it holds at
-    once."""
+def prepended(stage: StageTimes, after: Chains, micro_batches: Whole, stages: int) -> Chains:
+    """The chains of a stage and those after it, ``stages`` in all."""
     after = after.from_in_front(stage.point_to_point_s)
     begin, end = stage.begin_s, stage.end_s
     nothing = np.zeros_like(begin)
     forward, backward = stage.through_forward_s, stage.through_backward_s
     first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
-    own = _Own(stage, after, micro_batches, in_flight)
+    own = _Own(stage, after, micro_batches, stages)
     # Until the stage's first backward begins, and from when its last forward has ended.
-    there, back = own.first + after.around_first, after.around_last + own.last
+    there, back = first + after.around_first, after.around_last + last
     there_begun = _longest(begin + there, after.around_begun)
     back_ended = _longest(back + end, after.around_ended)
     through_begun = _longest(begin + first + after.through, after.through_begun)
     through_ended = _longest(after.through + last + end, after.through_ended)
     return Chains(
-        nearest=forward + backward,
+        nearest=forward + backward + np.where(stages > micro_batches, after.nearest, 0.0),
         around=forward + after.around + backward,
         around_first=first + after.around_first + backward,
         around_last=forward + after.around_last + last,
@@ -200,8 +200,8 @@ class Rounds:
         fits = nested <= rounds
         return cls(
             near=forwards // 2,
-            far=np.where(fits, rounds - nested, forwards // in_flight),
-            nested=np.where(fits, nested, 0),
+            far=np.where(in_flight > 2, np.where(fits, rounds - nested, forwards // in_flight), 0),
+            nested=np.where((in_flight > 2) & fits, nested, 0),
         )
 
 
@@ -209,17 +209,20 @@ class _Own:
     """What a stage does between any two of its waits, the first forward and the last backward as
     long as they are."""
 
-    def __init__(
-        self, stage: StageTimes, after: Chains, micro_batches: Whole, in_flight: Whole
-    ) -> None:
+    def __init__(self, stage: StageTimes, after: Chains, micro_batches: Whole, stages: int) -> None:
+        in_flight = np.minimum(micro_batches, stages)
         forward, backward = stage.forward_s, stage.backward_s
         alternating = micro_batches - in_flight
-        pairs = alternating * (forward + backward)
-        self.first = forward + stage.within_forward_s
-        self.last = backward + stage.within_backward_s
-        self.from_first_backward = pairs + (in_flight - 1) * backward + self.last
-        self.to_last_forward = self.first + (in_flight - 1) * forward + pairs
-        self.all = self.to_last_forward + (in_flight - 1) * backward + self.last
+        pairs, alone = alternating * (forward + backward), in_flight - 1
+        # For a pass that its stage waited for, whatever else it needs is there.
+        first = stage.through_forward_s + stage.within_forward_s
+        last = stage.through_backward_s + stage.within_backward_s
+        self.from_first_backward = pairs + alone * backward + last
+        self.to_last_forward = first + alone * forward + pairs
+        never = self.to_last_forward + in_flight * backward + stage.within_backward_s
+        # With fewer micro-batches than stages, the last forward comes back with the first gradient.
+        back_at_once = self.to_last_forward + after.nearest + self.from_first_backward
+        self.all = np.where(stages > micro_batches, _longest(never, back_at_once), never)
         # Without passes that alternate, no forward waits for a backward.
         between = pairs + self._rounds(stage, after, micro_batches, in_flight)
         self.between = np.where(alternating > 0, between, -np.inf)
@@ -230,7 +233,8 @@ class _Own:
         """What rounds take beyond the passes that the stage does meanwhile."""
         counts = Rounds.of(micro_batches, in_flight)
         both = stage.forward_s + stage.backward_s
-        near = after.nearest - both
+        # Nothing else is on while the next stage alone is waited for.
+        near = after.nearest - both - (stage.backward_s - stage.through_backward_s)
         far = after.around - (in_flight - 1) * both
         nested = far - stage.point_to_point_s
         return _longest(

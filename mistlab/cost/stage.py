@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.interference import BITS
 from mistlab.cost.passes import (
+    COMPUTE,
     HERE,
     Kinds,
     Lengths,
@@ -25,10 +27,15 @@ from mistlab.cost.passes import (
 )
 from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
 from mistlab.distinct import Distinct, distinct_rows
+from mistlab.interference import STREAMS
 from mistlab.slots import SLOT_KINDS, slot_counts
 from mistlab.stages import StageBatch, StageSeconds
 
 Values = NDArray[np.float64]
+
+SENDING = STREAMS.index("gpu_to_gpu")
+# Both streams busy.
+BESIDE_SEND = BITS[[COMPUTE, SENDING]].sum()
 
 _KINDS: Kinds = np.array(SLOT_KINDS)
 
@@ -79,6 +86,7 @@ class StageCostModel:
         received = np.where(batch.has_embedding, 0.0, seconds.receive_s[strategies.index])
         sent = np.where(batch.has_head, 0.0, seconds.send_s[strategies.index])
         blocking = float(self.tasks.template.sends == "blocking")
+        lost = (1 - blocking) * _lost_beside_sends(seconds)[strategies.index]
         times = _times(
             pass_seconds(seconds, kinds, summed),
             blocking * received,
@@ -86,10 +94,18 @@ class StageCostModel:
             reduces_in_place(seconds)[strategies.index],
             _run_ahead(batch),
         )
+        # A pass is slowed by what the one before sends on; no gradients are before the first.
+        beside_gradients = lost * received
         # The first stage ends last.
         tied = np.where(batch.has_embedding > batch.has_head, seconds.tied_s[strategies.index], 0.0)
         return StageSeconds(
-            **{**times, "delta_backward_s": times["delta_backward_s"] + tied},
+            **{
+                **times,
+                "forward_s": times["forward_s"] + beside_gradients,
+                "delta_forward_s": times["delta_forward_s"] - beside_gradients,
+                "backward_s": times["backward_s"] + lost * sent,
+                "delta_backward_s": times["delta_backward_s"] + tied,
+            },
             point_to_point_s=2 * (1 - blocking) * sent,
             exposed_communication_s=times["forward_s"] + times["backward_s"] - computing,
             step_s=step_s,
@@ -108,28 +124,33 @@ def _times(
     A stage that waits for a transfer fetches its next layers meanwhile.
     """
     inside = passes.inside
-    opening = np.maximum(passes.opening, received)
-    turns = np.maximum(passes.turn_at_last_layer, sent) + np.maximum(
-        passes.turn_at_first_layer, received
-    )
-    backward_s = inside["backward"] + turns - opening
+    before_forward = np.maximum(passes.turn_at_first_layer, received)
+    before_backward = np.maximum(passes.turn_at_last_layer, sent)
     first_s = inside["first_forward"] - inside["forward"]
     last_s = np.where(in_place, passes.last_computed, inside["last_backward"]) - inside["backward"]
-    last_turn = np.maximum(passes.turn_at_last_layer, sent)
     return {
-        "forward_s": inside["forward"] + opening,
-        "backward_s": backward_s,
+        "forward_s": inside["forward"] + before_forward,
+        "backward_s": inside["backward"] + before_backward,
         "through_forward_s": inside["forward"] + received,
         "through_backward_s": inside["backward"] + sent,
-        "delta_forward_s": first_s + np.maximum(passes.first_opening, received) - opening,
+        "delta_forward_s": first_s + np.maximum(passes.first_opening, received) - before_forward,
         "delta_backward_s": inside["last_backward"]
-        + last_turn
         + passes.last_closing
-        - backward_s
+        - inside["backward"]
         + inside["step"],
         "within_forward_s": np.maximum(first_s, 0.0) * (1 - run_ahead),
         "within_backward_s": np.maximum(last_s, 0.0),
     }
+
+
+def _lost_beside_sends(seconds: TaskSeconds) -> Values:
+    """Seconds (S) by which the next pass is slowed, for each second that a send takes."""
+    lost = np.zeros(len(seconds.zero))
+    if seconds.model.cluster.hardware.interference is not None:
+        for rows, factors in seconds.factors():
+            computing, sending = factors[BESIDE_SEND, [COMPUTE, SENDING]]
+            lost[rows] = sending * (1 - 1 / computing)
+    return lost
 
 
 def _run_ahead(batch: StageBatch) -> Values:

@@ -1,43 +1,64 @@
 """Random plans, and the two predictors held against one another over them."""
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from experiments import cross_check, predict
 from experiments.commandline import run
-from experiments.random_plans import random_plans
+from experiments.random_plans import PROPOSING, random_plans
+from mistlab import catalog
 from mistlab.job import load_job
+
+# What the page says, a little more of it: of all plans, of the default problem, of each stratum.
+MEDIAN, P95, P95_BY_DEFAULT, MEDIAN_OF_STRATUM = 0.001, 0.03, 0.015, 0.005
 
 
 def test_random_plans_fit_and_are_the_same_for_the_same_seed() -> None:
-    plans, again = (list(random_plans(20, 7)) for _ in range(2))
+    plans, again = (list(random_plans(50, 7)) for _ in range(2))
     assert plans == again
-    assert plans != list(random_plans(20, 8))
-    assert len({plan.job.workload for plan in plans}) > 3
+    assert plans != list(random_plans(50, 8))
+    problems = {(plan.job.workload, plan.job.cluster) for plan in plans}
+    assert {plan.job.cluster.hardware.name for plan in plans} == set(catalog.hardware_names())
+    assert len(problems) == 25
     for plan in plans:
         assert plan.prediction.fits
         assert plan.job.plan.layers == plan.job.workload.model.layers
     strata = [name for plan in plans for name in plan.strata]
-    assert set(strata) == set(cross_check.STRATA)
+    assert set(strata) <= set(cross_check.STRATA)
 
 
+def test_searchers_propose_a_tenth_of_the_plans_of_a_problem() -> None:
+    plans = list(islice(random_plans(1000, 7), 40))
+    proposed = [plan.proposed_by for plan in plans if plan.proposed_by]
+    assert proposed == list(PROPOSING)
+    assert all(plan.is_default for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("plans", "seed"), [(100, 3), pytest.param(1000, 0, marks=pytest.mark.slow)]
+)
 def test_the_two_agree_over_random_plans(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], plans: int, seed: int
 ) -> None:
-    arguments = ["--plans", "30", "--seed", "3", "--out", str(tmp_path)]
+    """As far as docs/results/cross-check.md says."""
+    arguments = ["--plans", str(plans), "--seed", str(seed), "--out", str(tmp_path)]
     assert run(cross_check.main, [*arguments, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert summary["plans"] == summary["all"]["plans"] == len(rows) <= 30
-    assert summary["all"]["median"] < 0.02
-    assert summary["all"]["p95"] < 0.06
-    assert summary["memory"]["within_1_percent"] == 1
+    assert summary["plans"] == summary["all"]["plans"] == len(rows) >= 0.99 * plans
+    assert summary["all"]["median"] < MEDIAN
+    assert summary["all"]["p95"] < P95
+    assert summary["strata"]["the default problem"]["p95"] < P95_BY_DEFAULT
     for name, wanted in cross_check.STRATA.items():
         found = summary["strata"][name]
-        assert found["share"] == found["plans"] / summary["plans"] >= wanted
-    assert len(summary["worst"]) == 5
+        assert found["share"] == found["plans"] / summary["plans"]
+        if plans >= 1000:
+            assert found["share"] >= wanted
+            assert found["median"] < MEDIAN_OF_STRATUM
+    assert len(summary["worst"]) == cross_check.WORST
     largest = max(rows, key=lambda row: abs(row["difference"]))
     assert summary["worst"][0] == largest
     assert load_job(tmp_path / f"{largest['plan']:04}.yaml").plan.num_stages == largest["stages"]

@@ -98,7 +98,8 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     found = model(batch)
     for row in range(len(batch)):
         strategy = {name: getattr(batch, name)[row : row + 1] for name in STRATEGY}
-        ((_, factors),) = model.tasks.seconds(strategy).factors()
+        seconds = model.tasks.seconds(strategy)
+        ((_, factors),) = seconds.factors()
 
         def lasting(slots: Iterable[int], *works: Work, factors: np.ndarray = factors) -> float:
             return sum(
@@ -120,7 +121,12 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         once = [lasting(inside, work) for work in (forward, backward)]
         assert found.through_forward_s[row] == pytest.approx(once[0], rel=1e-9)
         assert found.through_backward_s[row] == pytest.approx(once[1], rel=1e-9)
-        assert found.stable_s[row] == pytest.approx(sum(once) + turns, rel=1e-9)
+        # A pass is slowed by what the one before sends, which takes a little longer itself.
+        lost = factors[0b11, 1] * (1 - 1 / factors[0b11, 0])
+        forwards = 0 if batch.has_head[row] else lost * seconds.send_s[0]
+        gradients = 0 if batch.has_embedding[row] else lost * seconds.receive_s[0]
+        beside = forwards + gradients
+        assert found.stable_s[row] == pytest.approx(sum(once) + turns + beside, rel=1e-9)
         # Three micro-batches of a single stage, from its first slot to its last.
         whole = (
             lasting((*below, *inside), first)
@@ -128,6 +134,8 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
             + 2 * lasting(below, forward, backward)
             + 3 * lasting(above, forward, backward)
             + lasting((*inside, *below), last)
+            + 3 * forwards
+            + 2 * gradients
         )
         deltas = found.delta_forward_s[row] + found.delta_backward_s[row]
         assert 3 * found.stable_s[row] + deltas == pytest.approx(whole, rel=1e-9)
@@ -205,6 +213,25 @@ def test_sends_across_nodes_take_longer() -> None:
     )
     inside, across = model_of("megatron")(batch).point_to_point_s
     assert 0 < inside < across
+
+
+def test_megatrons_ranks_send_their_parts_across_nodes_and_gather_them() -> None:
+    batch = replace(
+        candidates(2),
+        **{name: np.array([2, 2]) for name in ("data_parallel", "tensor_parallel")},
+        micro_batch=np.ones(2, int),
+        has_head=np.zeros(2, int),
+        first_rank=np.array([0, 4]),
+    )
+    whole, parts = (
+        model_of(engine)(batch).point_to_point_s / 2 for engine in ("mistlab", "megatron")
+    )
+    assert parts[0] == whole[0]
+    tasks = model_of("megatron").tasks
+    link = tasks.links.send(across_nodes=True, at_once=4)
+    size_bytes = np.array([(whole[1] - link.latency_s) / link.s_per_byte])
+    gathered_s = tasks.collective("all_gather", gpus_in_node=2, nodes=1)(size_bytes)
+    assert parts[1] == pytest.approx(float(link(size_bytes / 2)[0] + gathered_s[0]))
 
 
 def test_groups_that_were_never_measured_are_named() -> None:

@@ -1,6 +1,7 @@
 """Joining stages: against brute force over the same menus, with both solvers, in processes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from time import perf_counter
 
@@ -8,10 +9,13 @@ import numpy as np
 import pytest
 from joblib import parallel_config
 
+from mistlab import catalog
+from mistlab.cluster import Cluster
 from mistlab.cost.pipeline import StageTimes, no_stages, prepended
 from mistlab.plan import Plan
 from mistlab.search import Budget, Problem
-from mistlab.space import SearchSpace
+from mistlab.space import OffloadRatios, SearchSpace, space_of
+from mistlab.workload import Workload
 from searchers.bounds import work_of
 from searchers.groups import Group, groups_of
 from searchers.join import join, join_hastily, places_by_stage
@@ -51,9 +55,9 @@ def fastest_by_hand(menus: Menus) -> float:
         if sum(place.layers for place, _ in chosen) != menus.problem.workload.model.layers:
             continue
         chains = no_stages(1)
-        for place, row in chosen:
+        for after, (place, row) in enumerate(chosen):
             times = menus[place].chosen(np.array([row])).times
-            chains = prepended(times, chains, micro_batches, np.array([place.in_flight]))
+            chains = prepended(times, chains, micro_batches, after + 1)
         best = min(best, float(chains.whole[0]))
     return best
 
@@ -80,6 +84,43 @@ def test_joined_stages_are_the_best_combination(
     seconds, plan = found
     assert seconds == pytest.approx(best_s, rel=1e-6)
     assert predictor_of(group[0]).predict(plan).iteration_s == pytest.approx(seconds, rel=1e-6)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4, 24], ids=["fewer", "as many", "more"])
+def test_solver_and_dynamic_programme_agree_where_stages_wait_for_sends(
+    micro_batches: int,
+) -> None:
+    """Four stages on two nodes of a slow network."""
+    problem = Problem(
+        workload=Workload(
+            model=replace(catalog.model("gpt3-1.3b"), name="small", layers=6),
+            sequence_length=2048,
+            global_batch=micro_batches,
+            attention="flash",
+            precision="fp16",
+        ),
+        cluster=Cluster(
+            hardware=catalog.hardware("l4-24gb"),
+            nodes=2,
+            gpus_per_node=2,
+            inter_node_gbytes_per_s=0.2,
+        ),
+    )
+    space = replace(
+        space_of("mist"),
+        pipeline=(4,),
+        micro_batches=(micro_batches,),
+        offload=OffloadRatios(optimizer=(0.0, 0.5), activations=(0.0, 1.0)),
+    )
+    (four,) = groups_of(problem, space)
+    found = [
+        joiner(menus_of(problem, space, four), np.inf) for joiner in (join, join_by("highs", 60))
+    ]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
+    for seconds, plan in found:
+        assert predictor_of(problem).predict(plan).iteration_s == pytest.approx(seconds, rel=1e-6)
 
 
 def test_a_solver_that_is_stopped_leaves_the_proof_to_the_dynamic_programme(
@@ -136,7 +177,7 @@ def test_undominated_rows_are_those_that_no_other_beats_everywhere() -> None:
 def test_chains_of_a_menu_are_those_of_its_times() -> None:
     times = {name: np.array([1.0, 2.0]) for name in StageTimes.__dataclass_fields__}
     times["point_to_point_s"] = np.zeros(2)
-    chains = prepended(StageTimes(**times), no_stages(2), np.array([3, 3]), np.array([1, 1]))
+    chains = prepended(StageTimes(**times), no_stages(2), np.array([3, 3]), 1)
     # Three forwards and backwards, and both extras, which lie within the passes.
     assert chains.whole.tolist() == [8.0, 16.0]
 
