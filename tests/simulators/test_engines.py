@@ -31,6 +31,8 @@ PLANS = (
 LAUNCHING = ("a100-40gb", "gpt3-1.3b", "flash", 8, 1, 1, 1)
 
 Case = tuple[str, str, str, int, int, int, int]
+MACHINES = ("l4-24gb", "a100-40gb")
+FAMILIES = ("gpt3", "llama", "falcon")
 
 
 def ratio(case: Case) -> float:
@@ -77,3 +79,24 @@ def test_the_same_plan_takes_a_hundredth_more_at_most(case: Case) -> None:
 
 def test_small_shards_take_more_where_the_host_launches() -> None:
     assert 1.01 < ratio(LAUNCHING) < 1.06
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("hardware", MACHINES)
+def test_few_plans_take_more_than_that(hardware: str, family: str) -> None:
+    """But those in which the host launches for longer than the GPU computes."""
+    slower = {
+        case
+        for size in ("1.3b", "7b", "22b")
+        for attention in ("flash", "math")
+        for tensor in (1, 2, 4, 8)
+        for stages in (1, 2, 4)
+        if ratio(case := (hardware, f"{family}-{size}", attention, tensor, 1, stages, 1)) > 1.01
+    }
+    launching = {
+        ("a100-40gb", f"{one}-1.3b", "flash", 8, 1, stages, 1)
+        for one in ("gpt3", "falcon")
+        for stages in (1, 2, 4)
+    }
+    assert slower == {one for one in launching if one[:2] == (hardware, f"{family}-1.3b")}
