@@ -103,11 +103,9 @@ class Chains:
 
     def from_in_front(self, there_and_back_s: Table) -> Self:
         """The same from where a stage in front sends to these, and its gradients return."""
+        crossed_s = (0.0, there_and_back_s / 2, there_and_back_s)
         return type(self)(
-            **{
-                name: getattr(self, name) + crossings / 2 * there_and_back_s
-                for name, crossings in CROSSINGS.items()
-            }
+            **{name: getattr(self, name) + crossed_s[count] for name, count in CROSSINGS.items()}
         )
 
 

@@ -215,7 +215,7 @@ def test_sends_across_nodes_take_longer() -> None:
     assert 0 < inside < across
 
 
-def test_megatrons_ranks_send_their_parts_across_nodes_and_gather_them() -> None:
+def test_ranks_may_send_their_parts_of_activations_and_gather_them() -> None:
     batch = replace(
         candidates(2),
         **{name: np.array([2, 2]) for name in ("data_parallel", "tensor_parallel")},
@@ -224,14 +224,15 @@ def test_megatrons_ranks_send_their_parts_across_nodes_and_gather_them() -> None
         first_rank=np.array([0, 4]),
     )
     whole, parts = (
-        model_of(engine)(batch).point_to_point_s / 2 for engine in ("mistlab", "megatron")
+        model_of("megatron", sends=sends)(batch).point_to_point_s / 2
+        for sends in ("overlapped", "split")
     )
-    assert parts[0] == whole[0]
     tasks = model_of("megatron").tasks
-    link = tasks.links.send(across_nodes=True, at_once=4)
-    size_bytes = np.array([(whole[1] - link.latency_s) / link.s_per_byte])
-    gathered_s = tasks.collective("all_gather", gpus_in_node=2, nodes=1)(size_bytes)
-    assert parts[1] == pytest.approx(float(link(size_bytes / 2)[0] + gathered_s[0]))
+    for across, whole_s, parts_s in zip((False, True), whole, parts, strict=True):
+        link = tasks.links.send(across_nodes=across, at_once=4)
+        size_bytes = np.array([(whole_s - link.latency_s) / link.s_per_byte])
+        gathered_s = tasks.collective("all_gather", gpus_in_node=2, nodes=1)(size_bytes)
+        assert parts_s == pytest.approx(float(link(size_bytes / 2)[0] + gathered_s[0]))
 
 
 def test_groups_that_were_never_measured_are_named() -> None:

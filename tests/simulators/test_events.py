@@ -14,7 +14,7 @@ from mistlab import catalog
 from mistlab.cluster import Cluster
 from mistlab.interference import STREAMS, GroupSlowdowns, Interference
 from mistlab.pipeline import Order
-from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.plan import Engine, Offload, Plan, StagePlan
 from mistlab.schedule import Departures, Sends
 from mistlab.stages import StageBatch
 from mistlab.workload import Workload
@@ -86,6 +86,23 @@ def test_where_nothing_overlaps_the_closed_form_is_met_exactly(name: str, hardwa
     assert [stage.memory for stage in played.stages] == [stage.memory for stage in closed.stages]
     width = closed.iteration_s_high / closed.iteration_s
     assert played.iteration_s_high / played.iteration_s == pytest.approx(width)
+
+
+@pytest.mark.parametrize("engine", ["mistlab", "megatron"])
+@pytest.mark.parametrize("nodes", [2, 4, 8])
+@pytest.mark.parametrize("tensor", [2, 8])
+def test_one_stage_a_node_is_near_the_closed_form(engine: Engine, nodes: int, tensor: int) -> None:
+    """GPT-3 22B, whose sends take up to half of what a stage takes for a micro-batch."""
+    work = replace(WORK, model=catalog.model("gpt3-22b"), global_batch=256)
+    cluster = replace(cluster_of("a100-40gb"), nodes=nodes)
+    stage = replace(
+        PLAIN, layers=48 // nodes, data_parallel=8 // tensor, tensor_parallel=tensor, micro_batch=2
+    )
+    micro_batches = 256 // (2 * stage.data_parallel)
+    plan = plan_of(*[stage] * nodes, micro_batches=micro_batches, engine=engine)
+    closed_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
+    played_s = EventSimulator(workload=work, cluster=cluster).predict(plan).iteration_s
+    assert closed_s == pytest.approx(played_s, rel=0.03)
 
 
 @pytest.mark.parametrize("hardware", ["l4-24gb", "a100-40gb"])
