@@ -9,13 +9,14 @@ import pytest
 import sympy
 
 from mistlab import catalog
+from mistlab.engine_memory import memory_of
 from mistlab.stages import StageBatch
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import Variant, shipped
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.symbolic.states import HALF, gradients, optimizer, weights
+from mistlab.symbolic.states import gradients, optimizer, weights
 from mistlab.workload import Workload
 
 GPT_22B = {"s": 2048, "h": 6144, "n": 64, "k": 64, "d": 96, "f": 24576, "V": 50304}
@@ -38,7 +39,7 @@ def compiled() -> Compiled:
             f"{phase} collectives": block.collective_bytes(phase),
         }
     for state in (weights, gradients, optimizer):
-        made = state(block.parameters, sympy.Integer(0), HALF)
+        made = state(block.parameters, sympy.Integer(0), memory_of("mistlab", "fp16"))
         expressions |= {f"{state.__name__}": made.device, f"{state.__name__} host": made.host}
     columns = ("b", "tp", "dp", "z", "ww", "wg", "wo")
     return compile_expressions(expressions, columns=columns, constants=GPT_22B)

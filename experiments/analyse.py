@@ -25,6 +25,7 @@ from experiments.commandline import (
 from mistlab.cost.memory import host_bytes_of_fullest_node
 from mistlab.errors import InputError
 from mistlab.job import Job, load_job
+from mistlab.plan import Engine
 from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.units import GIB_BYTES
@@ -32,6 +33,9 @@ from mistlab.workload import Workload
 
 EXAMPLE = Path(os.path.relpath(Path(__file__).parent / "plans" / "gpt3-2.7b-4xl4.yaml"))
 HOLDINGS = ("weights", "gradients", "optimizer", "activations", "buffers")
+PEAKS = ("forward", "backward", "step")
+# The expressions that were compiled, of each workload under each engine.
+Models = dict[tuple[Workload, Engine], StageModel]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = parser_of("analyse", __doc__, json=False)
     parser.add_argument("plans", metavar="PLAN.yaml", nargs="*", type=Path, default=[EXAMPLE])
     options = parser.parse_args(arguments)
-    models: dict[Workload, StageModel] = {}
+    models: Models = {}
     status = DONE
     for path in options.plans:
         try:
@@ -79,11 +83,12 @@ def main(arguments: Sequence[str]) -> int:
     return status
 
 
-def analysis_of(job: Job, models: dict[Workload, StageModel]) -> Analysis:
+def analysis_of(job: Job, models: Models) -> Analysis:
     """Figures of a job's stages; ``models`` keeps each workload's compiled expressions."""
-    if job.workload not in models:
-        models[job.workload] = StageModel.of(job.workload)
-    figures = models[job.workload].figures(StageBatch.of_plan(job.plan))
+    key = job.workload, job.plan.engine
+    if key not in models:
+        models[key] = StageModel.of(*key)
+    figures = models[key].figures(StageBatch.of_plan(job.plan))
     gpus = np.array([stage.num_gpus for stage in job.plan.stages])
     fullest = host_bytes_of_fullest_node(figures.host_bytes, gpus, job.cluster)
     return Analysis(job=job, figures=figures, host_bytes_of_fullest_node=fullest)
@@ -104,11 +109,11 @@ def _mapping(analysis: Analysis) -> dict[str, Any]:
 
 def _table(analysis: Analysis) -> str:
     figures, job = analysis.figures, analysis.job
-    head = ["GiB a GPU", *HOLDINGS, "forward peak", "backward peak", "host", "recomputed"]
+    head = ["GiB a GPU", *HOLDINGS, *(f"{phase} peak" for phase in PEAKS), "host", "recomputed"]
     rows = [head]
     for index, stage in enumerate(job.plan.stages):
         values = [getattr(figures, f"{name}_bytes")[index] for name in HOLDINGS]
-        values += [figures.forward_peak_bytes[index], figures.backward_peak_bytes[index]]
+        values += [getattr(figures, f"{phase}_peak_bytes")[index] for phase in PEAKS]
         values.append(figures.host_bytes[index])
         again = stage.checkpointed_layers / stage.layers
         texts = [f"{value / GIB_BYTES:.2f}" for value in values]

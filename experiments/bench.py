@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Self
 
+from mistlab.cost.memory import allocator_of, room_bytes
 from mistlab.job import Job
 from mistlab.plan import Engine, Plan
 from mistlab.predict import Prediction
@@ -20,6 +22,14 @@ from simulators.symbolic import SymbolicPredictor
 # What an engineer would try, which speedups are over.
 BASELINE = "megatron"
 
+# The share of a time by which the closed form and the event simulator differ on 95 % of plans
+# (docs/results/cross-check.md): plans that differ by less may be in another order when played.
+TOLD_APART = 0.0175
+# Rivals with more tasks than this together, some five seconds' worth, are not played.
+MOST_TASKS = 500_000
+# A block's tasks in each micro-batch: its passes, and what is communicated and swapped for it.
+TASKS_A_BLOCK = 6
+
 # A front is thinned out when so many points have gathered.
 MOST_POINTS = 4096
 
@@ -33,10 +43,22 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedRival:
+    """A plan hardly slower than the best one as predicted, and its seconds as the event simulator
+    plays it; None where it has too many tasks."""
+
+    plan: Plan
+    prediction: Prediction
+    simulated_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One searcher's result, and what the event simulator says of it.
 
-    ``front`` are the plans it asked about that no other beats in both time and memory.
+    ``front`` are the plans it asked about that no other beats in both time and memory. ``rivals``
+    are those that the two predictors may see in another order. ``is_played`` says that the answer
+    is not the best plan as predicted but the rival that is clearly faster when played.
     """
 
     searcher: str
@@ -44,14 +66,44 @@ class Entry:
     result: SearchResult
     simulated_s: float | None
     front: tuple[Point, ...]
+    rivals: tuple[PlayedRival, ...] = ()
+    playing_s: float = 0.0
+    is_played: bool = False
 
     @property
     def answer(self) -> tuple[Plan, Prediction] | None:
         """The best plan that fits."""
+        if self.is_played and self.faster is not None:
+            return self.faster.plan, self.faster.prediction
         plan, prediction = self.result.plan, self.result.prediction
         if plan is None or prediction is None or not prediction.fits:
             return None
         return plan, prediction
+
+    @property
+    def answer_simulated_s(self) -> float | None:
+        """Seconds of the answer as the event simulator plays it."""
+        return self.faster.simulated_s if self.is_played and self.faster else self.simulated_s
+
+    @property
+    def faster(self) -> PlayedRival | None:
+        """The rival that is fastest when played, if that is faster than the best plan as
+        predicted."""
+        if self.simulated_s is None:
+            return None
+        played = [
+            (rival.simulated_s, place)
+            for place, rival in enumerate(self.rivals)
+            if rival.simulated_s is not None and rival.simulated_s < self.simulated_s
+        ]
+        return self.rivals[min(played)[1]] if played else None
+
+    @property
+    def faster_by(self) -> float:
+        """The share of its played time by which the best plan is beaten when played."""
+        if self.simulated_s is None or self.faster is None or self.faster.simulated_s is None:
+            return 0.0
+        return 1 - self.faster.simulated_s / self.simulated_s
 
     @property
     def is_interrupted(self) -> bool:
@@ -112,13 +164,12 @@ class Bench:
     @property
     def outside_bytes(self) -> float:
         """Bytes of a GPU that are not torch's."""
-        allocator = self.problem.cluster.hardware.allocator
-        return 0.0 if allocator is None else allocator.outside_bytes
+        return allocator_of(self.problem.cluster).outside_bytes
 
     @property
     def room_bytes(self) -> float:
         """Bytes of a GPU that torch's allocator may hold."""
-        return self.problem.cluster.memory_bytes - self.outside_bytes
+        return room_bytes(self.problem.cluster)
 
     def job(self, plan: Plan) -> Job:
         """A plan with what it is for."""
@@ -152,13 +203,46 @@ class Bench:
         )
 
     def played(self, entry: Entry) -> Entry:
-        """An entry with what the event simulator says of its plan; equal plans are played once."""
-        plan = entry.result.plan
-        if plan is None or entry.simulated_s is not None:
+        """An entry with what the event simulator says of its plan and of the rivals that may be
+        faster when played; equal plans are played once."""
+        plan, prediction = entry.result.plan, entry.result.prediction
+        if plan is None or prediction is None or entry.simulated_s is not None:
             return entry
+        began_s = perf_counter()
+        near = [
+            rival
+            for rival in entry.result.rivals
+            if rival.prediction.iteration_s <= prediction.iteration_s * (1 + TOLD_APART)
+        ]
+        is_short = sum(_tasks(rival.plan) for rival in near) <= MOST_TASKS
+        return replace(
+            entry,
+            simulated_s=self._seconds(plan),
+            rivals=tuple(
+                PlayedRival(
+                    plan=rival.plan,
+                    prediction=rival.prediction,
+                    simulated_s=self._seconds(rival.plan) if is_short else None,
+                )
+                for rival in near
+            ),
+            playing_s=perf_counter() - began_s,
+        )
+
+    def _seconds(self, plan: Plan) -> float:
         if plan not in self._simulated_s:
             self._simulated_s[plan] = self.simulator.simulate(plan).iteration_s
-        return replace(entry, simulated_s=self._simulated_s[plan])
+        return self._simulated_s[plan]
+
+
+def decided(entry: Entry) -> Entry:
+    """An entry whose answer is the rival that is clearly faster when played, if there is one."""
+    return replace(entry, is_played=entry.faster_by > TOLD_APART)
+
+
+def _tasks(plan: Plan) -> int:
+    """About how many tasks an iteration has at most."""
+    return TASKS_A_BLOCK * plan.micro_batches * plan.layers
 
 
 def fullest_bytes(prediction: Prediction) -> int:

@@ -33,7 +33,14 @@ from experiments.search_options import (
     searched,
     searchers_called,
 )
-from experiments.search_words import plan_words, prediction_words, smallest_words, table, why_words
+from experiments.search_words import (
+    plan_words,
+    prediction_words,
+    rival_words,
+    smallest_words,
+    table,
+    why_words,
+)
 from experiments.smallest import Smallest, smallest
 from mistlab.datafile import read_json
 from mistlab.search import Budget
@@ -131,6 +138,21 @@ def _text(
         yield from (f"  {line}" for line in plan_words(plan))
         yield "\nWhy:"
         yield from (f"  {line}" for line in why_words(why))
+        yield "\nPlayed:"
+        yield from (f"  {line}" for line in _played(comparison.entries, best))
+
+
+def _played(entries: Sequence[Entry], best: Entry) -> Iterator[str]:
+    """Whether the order of plans is another one when they are played."""
+    played = [(one.simulated_s, place) for place, one in enumerate(entries) if one.simulated_s]
+    fastest = entries[min(played)[1]] if played else best
+    if fastest.result.plan != best.result.plan:
+        yield (
+            f"Of the best plans that of {fastest.searcher} is played fastest, in "
+            f"{fastest.simulated_s:.3f} s."
+        )
+    for entry in entries:
+        yield from rival_words(entry)
 
 
 def _write_page(

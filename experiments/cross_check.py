@@ -89,7 +89,7 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
     simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
     simulation = simulator.simulate(job.plan)
     room = np.full(job.plan.num_stages, float(job.cluster.memory_bytes))
-    memory = memory_of(simulation, job.plan, StageModel.of(job.workload), room)
+    memory = memory_of(simulation, job.plan, StageModel.of(job.workload, job.plan.engine), room)
     peaks = [stage.peak_allocated_bytes for stage in closed.stages]
     shortfalls = [peak / one.peak_bytes - 1 for peak, one in zip(peaks, memory, strict=True)]
     cluster = job.cluster

@@ -1,6 +1,6 @@
 """Steps that fit what whole runs show."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from experiments.whole_runs import (
     fit_allocator,
     fit_launch_and_sustained,
     fit_sustained,
+    widths_left_out,
 )
 from mistlab.errors import InputError
 from mistlab.hardware import Hardware, Source
@@ -105,14 +106,18 @@ def _with_runs(
     return replace(hardware, provenance=sourced(hardware, "engines", source)), fitted
 
 
-def _engine_residuals(found: FittedRuns) -> list[Residual]:
-    sets = list(dict.fromkeys(run.set for run in found.runs))
-    return [
-        Residual(
-            what=name,
-            rows=len(places),
-            held_out=float(np.abs(found.left_out[places]).mean()),
-        )
-        for name in sets
-        for places in ([i for i, run in enumerate(found.runs) if run.set == name],)
-    ]
+def _engine_residuals(found: FittedRuns) -> Iterator[Residual]:
+    """Of each set the runs that were not in the fit, and of each engine the widths left out."""
+    sets = np.array([run.set for run in found.runs])
+    for name in dict.fromkeys(sets.tolist()):
+        errors = found.left_out[(sets == name) & ~np.isnan(found.left_out)]
+        if len(errors):
+            held_out = float(np.abs(errors).mean())
+            yield Residual(what=name, rows=len(errors), held_out=held_out)
+    for engine in dict.fromkeys(run.engine for run in found.runs):
+        for width, inside in widths_left_out(found, engine):
+            yield Residual(
+                what=f"{engine}, width {width.hidden} left out ({inside:.0%} inside bounds)",
+                rows=len(width.errors),
+                held_out=float(np.abs(width.errors).mean()),
+            )

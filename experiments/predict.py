@@ -9,12 +9,11 @@ played task by task; --timeline draws it.
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments import plots
 from experiments.analyse import EXAMPLE
 from experiments.commandline import (
     DONE,
@@ -26,7 +25,7 @@ from experiments.commandline import (
     writable,
 )
 from mistlab.cluster import Cluster
-from mistlab.cost.memory import reserved_bytes
+from mistlab.cost.memory import reserved_bytes, room_bytes
 from mistlab.errors import InputError
 from mistlab.job import Job, load_job
 from mistlab.predict import Prediction, Predictor, compared
@@ -37,13 +36,8 @@ from mistlab.value import to_mapping
 from mistlab.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.memory import MemoryOverTime, memory_of
-from simulators.symbolic import SymbolicPredictor
+from simulators.registry import PREDICTORS
 from simulators.timeline import trace_text
-
-PREDICTORS: Mapping[str, Callable[..., Predictor]] = {
-    "symbolic": SymbolicPredictor,
-    "events": EventSimulator,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("plans", metavar="PLAN.yaml", nargs="*", type=Path, default=[EXAMPLE])
     parser.add_argument(
         "--simulator",
-        choices=("symbolic", "events"),
+        choices=tuple(PREDICTORS),
         default="symbolic",
         help="closed form, or task by task (default: symbolic)",
     )
@@ -122,6 +116,8 @@ def predicted(
 
 def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
     """One iteration as a trace and as a picture."""
+    from experiments import plots  # noqa: PLC0415 (matplotlib takes longer to load than to predict)
+
     trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
     trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")
     plots.timeline(simulation, picture, name)
@@ -130,16 +126,11 @@ def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
 
 def _memory(job: Job, simulation: Simulation) -> list[MemoryOverTime]:
     """Memory of each stage over the iteration; what runs out is said."""
-    model = StageModel.of(job.workload)
+    model = StageModel.of(job.workload, job.plan.engine)
     batch = StageBatch.of_plan(job.plan)
-    allocator = job.cluster.hardware.allocator
-    assert allocator is not None
     figures = model.figures(batch)
-    reserved = reserved_bytes(
-        figures, data_parallel=batch.data_parallel, zero=batch.zero, allocator=allocator
-    )
-    beyond = reserved - figures.peak_bytes + allocator.outside_bytes
-    memory = memory_of(simulation, job.plan, model, job.cluster.memory_bytes - beyond)
+    beyond = reserved_bytes(figures, batch, job.cluster, job.plan.engine) - figures.peak_bytes
+    memory = memory_of(simulation, job.plan, model, room_bytes(job.cluster) - beyond)
     for stage in memory:
         if stage.overflow:
             progress(stage.overflow)

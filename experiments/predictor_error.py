@@ -29,7 +29,13 @@ from experiments.published import (
     read_megatron,
 )
 from experiments.rundir import RunDirectory
-from experiments.whole_runs import figures_of, fit_sustained, predicted_s
+from experiments.whole_runs import (
+    figures_of,
+    fit_allocator,
+    fit_sustained,
+    is_said_to_fit,
+    predicted_s,
+)
 from mistlab import catalog
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.memory import reserved_bytes
@@ -56,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     summary = {
         "tables": {table.path.name: table.sha256 for table in tables},
         "times": [_summary(name, rows) for name, rows in _by_set(times).items()],
-        "memory": _memory_summary(memory),
+        "memory": _memory_summary(memory, runs),
     }
     directory = RunDirectory.make(options.out, "predictor_error", vars(options))
     directory.write_rows([*times, *memory])
@@ -127,6 +133,7 @@ def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[st
         or ("node" in one.set and one.fold in FOLDS.split(",")),
         "error_left_out": left_out,
         "approximated": one.plan is None,
+        "fits": is_said_to_fit(one),
         "predicted_s": seconds,
         "measured_s": one.iteration_s,
         "half_width": width,
@@ -138,7 +145,7 @@ def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[st
 def _played_s(one: PublishedRun, plan: Plan) -> float:
     """Seconds of an iteration by the event simulator."""
     simulator = EventSimulator(workload=one.workload, cluster=one.cluster)
-    return simulator.simulate(plan, sends_block=one.sends_block).iteration_s
+    return simulator.simulate(plan, departures=one.departures).iteration_s
 
 
 def _fastest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -155,14 +162,7 @@ def _memory(one: PublishedRun) -> Iterator[dict[str, Any]]:
     if not one.allocated_bytes or one.plan is None:
         return
     figures = figures_of(one)
-    allocator = one.cluster.hardware.allocator
-    assert allocator is not None
-    reserved = reserved_bytes(
-        figures,
-        data_parallel=one.stages.data_parallel,
-        zero=one.stages.zero,
-        allocator=allocator,
-    )
+    reserved = reserved_bytes(figures, one.stages, one.cluster, one.engine)
     for stage, (allocated, held) in enumerate(
         zip(one.allocated_bytes, one.reserved_bytes, strict=True)
     ):
@@ -197,6 +197,7 @@ def _summary(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "set": name,
         "runs": len(rows),
+        "runs_said_not_to_fit": sum(not row["fits"] for row in rows),
         "mean_error": float(np.abs(errors).mean()),
         "median_error": float(np.median(np.abs(errors))),
         "bias": float(errors.mean()),
@@ -253,9 +254,13 @@ def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], in
     return ranks, best, disordered
 
 
-def _memory_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _memory_summary(
+    rows: Sequence[dict[str, Any]], runs: Sequence[PublishedRun]
+) -> dict[str, Any] | None:
     if not rows:
         return None
+    with_peaks = [one for one in runs if one.reserved_bytes and one.plan is not None]
+    left_out = fit_allocator(with_peaks)[1] if len(with_peaks) > 1 else None
     allocated = np.array([row["error"] for row in rows])
     reserved = np.array([row["reserved_error"] for row in rows])
     return {
@@ -264,6 +269,9 @@ def _memory_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         "worst_error": float(allocated[np.argmax(np.abs(allocated))]),
         "mean_reserved_error": float(np.abs(reserved).mean()),
         "worst_reserved_error": float(reserved[np.argmax(np.abs(reserved))]),
+        "mean_reserved_error_left_out": None
+        if left_out is None
+        else float(np.abs(left_out).mean()),
     }
 
 
@@ -290,7 +298,8 @@ def _text(
         lines.append(
             f"  {one['set']}: {one['mean_error']:.2%}, {one['median_error']:.2%}, "
             f"{one['mean_error_after_removing_the_mean']:.2%} of {one['runs']} runs, bias "
-            f"{one['bias']:+.2%}{_unseen(one)}{_ranks(one)}{_played(one)}"
+            f"{one['bias']:+.2%}{_unseen(one)}{_ranks(one)}{_played(one)}; "
+            f"{one['runs_said_not_to_fit']} are said not to fit"
         )
     if memory:
         found = summary["memory"]
@@ -300,6 +309,7 @@ def _text(
                 f"allocated memory of {found['stages']} stages: mean error "
                 f"{found['mean_error']:.2%}, worst {found['worst_error']:+.2%}; reserved "
                 f"{found['mean_reserved_error']:.2%}, worst {found['worst_reserved_error']:+.2%}"
+                f"{_reserved_left_out(found)}"
             ),
         ]
         lines += [
@@ -308,6 +318,11 @@ def _text(
             for row in memory
         ]
     return "\n".join([*lines, f"pictures and rows: {out}"])
+
+
+def _reserved_left_out(found: Mapping[str, Any]) -> str:
+    error = found["mean_reserved_error_left_out"]
+    return "" if error is None else f"; {error:.2%} with each run left out of the fit"
 
 
 def _played(one: Mapping[str, Any]) -> str:

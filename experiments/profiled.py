@@ -124,7 +124,10 @@ def _allocator(machine: Machine) -> tuple[Allocator, Source]:
     outside_mib = round(machine.outside_bytes / MIB_BYTES, 1)
     if not machine.is_gpu:
         allocator = Allocator(
-            step_bytes_a_parameter=0.0, head_bytes_a_parameter=0.0, outside_mib=outside_mib
+            step_bytes_a_parameter=0.0,
+            head_bytes_a_parameter=0.0,
+            head_mib=0.0,
+            outside_mib=outside_mib,
         )
         text = "a CPU's allocator holds nothing back; outside of it a process without tensors"
         return allocator, Source(kind="measured", source=text)

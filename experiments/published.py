@@ -19,8 +19,10 @@ from mistlab.hardware import Hardware
 from mistlab.model import ModelSpec
 from mistlab.pipeline import in_flight
 from mistlab.plan import Engine, Offload, Plan, StagePlan
+from mistlab.schedule import NO_DEPARTURES, Departures
 from mistlab.stages import StageBatch
 from mistlab.units import MIB_BYTES, MILLISECONDS, TFLOP
+from mistlab.value import check_field
 from mistlab.workload import Workload
 
 END_TO_END = (
@@ -28,6 +30,8 @@ END_TO_END = (
     *("global_batch", "grad_accum", "num_stages", "layers", "ckpt_layers", "mbs", "dp", "tp"),
     *("zero_wgo", "offload_wgoa", "iter_s", "peak_alloc_mb", "peak_reserved_mb", "dropout"),
 )
+# Of tables that do not say it, fp16.
+PRECISION = "precision"
 MEGATRON = (
     *("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "sequence_length"),
     *("tensor_parallel", "data_parallel", "pipeline_parallel", "iteration_ms"),
@@ -50,8 +54,15 @@ ENGINES: Mapping[str, tuple[Engine, bool]] = {
     "aceso": ("megatron", False),
     "megatron": ("megatron", False),
 }
-# Systems whose stages wait for every transfer: the published Mist, and those on Aceso's runtime.
-SENDS_BLOCK = {"mist", "aceso", "megatron"}
+# What systems did otherwise than the engines here that stand for them. Stages of the published Mist
+# and of those on Aceso's runtime waited for every transfer. The published Mist has kernels of its
+# own, and its rates were fitted with a step of one, which reads gradient, master and moments and
+# writes the latter three.
+DEPARTURES: Mapping[str, Departures] = {
+    "mist": Departures(sends="blocking", step_moved=28, runtime="mist"),
+    "aceso": Departures(sends="blocking"),
+    "megatron": Departures(sends="blocking"),
+}
 README_BASE = {
     "id": "mist-l4-readme-small-base",
     "hardware": "l4-24gb",
@@ -88,8 +99,8 @@ class PublishedRun:
     """A run that was measured: what ran, and how long an iteration took.
 
     ``stages`` has fractional layers where the run split single operators; then ``plan`` is None.
-    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. With
-    ``sends_block`` the system's stages wait for each transfer, as no engine's here do.
+    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together;
+    ``departures`` are what the system did otherwise than the engine.
     """
 
     name: str
@@ -99,7 +110,7 @@ class PublishedRun:
     cluster: Cluster
     engine: Engine
     overlap_communication: bool
-    sends_block: bool = False
+    departures: Departures = NO_DEPARTURES
     micro_batches: int
     stages: StageBatch
     plan: Plan | None
@@ -167,6 +178,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
     nodes, gpus = int(row["nodes"]), int(row["gpus"])
     batch = _stage_columns(row)
     plan = _plan(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None
+    # Of several ranks of a stage, the first: that of the allocated bytes.
     peaks = {
         key: tuple(float(t) * MIB_BYTES for t in row[key].split("/")[0].split())
         for key in ("peak_alloc_mb", "peak_reserved_mb")
@@ -182,14 +194,14 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
             sequence_length=int(row["seq"]),
             global_batch=int(row["global_batch"]),
             attention="flash" if row["flash"] == "True" else "math",
-            precision="fp16",
+            precision=check_field(Workload, "precision", row.get(PRECISION) or "fp16"),
         ),
         cluster=Cluster(
             hardware=hardware or catalog.hardware(name), nodes=nodes, gpus_per_node=gpus // nodes
         ),
         engine=engine,
         overlap_communication=overlaps,
-        sends_block=system in SENDS_BLOCK,
+        departures=DEPARTURES.get(system, NO_DEPARTURES),
         micro_batches=int(row["grad_accum"]),
         stages=batch,
         plan=plan,
@@ -352,7 +364,11 @@ def _uniform(
     iteration_s: float,
     hardware: Hardware,
 ) -> PublishedRun:
-    """A Megatron run: equal stages, everything computed again, nothing overlapped."""
+    """A Megatron run: equal stages, everything computed again, no collective overlapped.
+
+    Its tensor-parallel ranks send a part of the activations each: Megatron-LM's
+    scatter-gather-tensors-in-pipeline until 2023, pipe-partitioned tensors of DeepSpeed.
+    """
     num_stages, gpus = sizes["pipeline_parallel"], sizes["gpus"]
     per_stage, left = divmod(sizes["layers"], num_stages)
     layers = np.array([per_stage + (i < left) for i in range(num_stages)])
@@ -398,6 +414,7 @@ def _uniform(
         ),
         engine="megatron",
         overlap_communication=False,
+        departures=Departures(sends="split"),
         micro_batches=micro_batches,
         stages=batch,
         plan=_plan(batch, micro_batches, "megatron", overlaps=False),

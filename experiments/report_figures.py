@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments.commandline import progress
 from experiments.noted_machine import noted_machine
 from experiments.plan_runs import Said
-from experiments.published import END_TO_END
+from experiments.published import END_TO_END, PRECISION
 from experiments.report_checks import Checks, checks_of
 from experiments.report_page import draw, page_of
 from experiments.report_plans import ReportPlan
@@ -124,7 +124,7 @@ def _calibrated(
         progress(f"{len(ran)} of the plans to fit ran: predictions are the profile's alone")
         return profile
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, END_TO_END, lineterminator="\n")
+        writer = csv.DictWriter(file, (*END_TO_END, PRECISION), lineterminator="\n")
         writer.writeheader()
         for plan, measured in zip(ran, _rows(ran, profile, said), strict=True):
             writer.writerow(table_row(plan.job(profile), measured, plan.model))

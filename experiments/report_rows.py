@@ -63,6 +63,7 @@ def table_row(job: Job, measured: ReportRow, model: str) -> dict[str, object]:
         "gpus": 1,
         "system": "mistlab",
         "model": model,
+        "precision": workload.precision,
         "flash": workload.attention == "flash",
         "seq": workload.sequence_length,
         "vocab": workload.model.vocab,

@@ -52,19 +52,23 @@ def in_words(error: RuntimeError, job: Job, options: argparse.Namespace) -> NoAn
     return NoAnswerError(f"{options.plan}: {text}; {last_checkpoint(options)}")
 
 
-def run_as_process(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> NoReturn:
-    """Run a command, and end the process: at once where it failed, or other ranks were there.
+def run_as_process(
+    main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, at_once: bool = False
+) -> NoReturn:
+    """Run a command, and end the process: ``at_once`` if that is asked for, where the command
+    failed, and where other ranks were there.
 
     Other ranks learn of a failure when this process's connections close. Threads that wait for a
-    device or for them must not keep it, and a thread of gloo that meets the end of the interpreter
-    takes the process with it by force.
+    device or for them must not keep it. A thread of gloo that meets the interpreter's end takes
+    the process with it by force, and so does autograd's for a device without a driver.
     """
     try:
         status = run(main, arguments)
     except Exception as error:
         traceback.print_exc()
         status = CRASHED if isinstance(error, RuntimeError) else NO_ANSWER
-    if status == DONE and os.environ.get("WORLD_SIZE", "1") == "1":
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if status == DONE and alone and not at_once:
         sys.exit(status)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -22,8 +22,8 @@ from experiments.commandline import (
     parser_of,
     print_json,
     progress,
-    run,
 )
+from experiments.run_endings import run_as_process
 from mistlab.errors import InputError
 from mistlab.job import Job, load_job
 from mistlab.value import to_mapping
@@ -153,4 +153,4 @@ def _count(number: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, sys.argv[1:]))
+    run_as_process(main, sys.argv[1:], at_once=True)

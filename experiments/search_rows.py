@@ -7,7 +7,7 @@ proof, else by the highest bound that any searcher of equal engine and space has
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.bench import BASELINE, Bench, Entry, Point, fullest_bytes
+from experiments.bench import BASELINE, Bench, Entry, PlayedRival, Point, fullest_bytes
 from mistlab.job import job_from_mapping, job_to_mapping
 from mistlab.search import Improvement, SearchResult
 from mistlab.space import SearchSpace
@@ -41,12 +41,25 @@ def _row(
         "lower_bound_s": result.lower_bound_s,
         "gap": gap,
         "plan": job_to_mapping(bench.job(answer[0])) if answer else None,
+        "rivals": [
+            {
+                "predicted_s": rival.prediction.iteration_s,
+                "simulated_s": rival.simulated_s,
+                "plan": job_to_mapping(bench.job(rival.plan)),
+            }
+            for rival in entry.rivals
+        ],
+        "faster_rival": entry.rivals.index(entry.faster) if entry.faster else None,
+        "faster_rival_by": entry.faster_by,
         "history": [_improvement(one) for one in result.history],
         "front": [
             {"iteration_s": point.iteration_s, "memory_bytes": point.memory_bytes}
             for point in entry.front
         ],
-        "timing": {"history_wall_s": [one.wall_s for one in result.history]},
+        "timing": {
+            "history_wall_s": [one.wall_s for one in result.history],
+            "playing_s": entry.playing_s,
+        },
     }
 
 
@@ -59,7 +72,7 @@ def _answer(entry: Entry, bench: Bench) -> dict[str, Any]:
     seconds = (prediction.iteration_s, prediction.iteration_s_low, prediction.iteration_s_high)
     headroom = round(bench.room_bytes - fullest_bytes(prediction))
     return {
-        **dict(zip(names, (*seconds, entry.simulated_s), strict=True)),
+        **dict(zip(names, (*seconds, entry.answer_simulated_s), strict=True)),
         "headroom_bytes": headroom,
     }
 
@@ -80,6 +93,13 @@ def _gap(entry: Entry, entries: Sequence[Entry]) -> float | None:
     own = entry.result.lower_bound_s
     bound = own if own is not None else max(bounds, default=None)
     return None if bound is None else max(0.0, 1 - bound / best_s)
+
+
+def _rival(rival: Mapping[str, Any], bench: Bench) -> PlayedRival:
+    plan = job_from_mapping(rival["plan"]).plan
+    return PlayedRival(
+        plan=plan, prediction=bench.predictor.predict(plan), simulated_s=rival["simulated_s"]
+    )
 
 
 def entry_of(row: Mapping[str, Any], space: SearchSpace, bench: Bench, seed: int) -> Entry:
@@ -107,5 +127,7 @@ def entry_of(row: Mapping[str, Any], space: SearchSpace, bench: Bench, seed: int
             reason=row["reason"],
         ),
         simulated_s=row["simulated_s"],
+        rivals=tuple(_rival(rival, bench) for rival in row["rivals"]),
+        playing_s=row["timing"]["playing_s"],
         front=tuple(Point(**point) for point in row["front"]),
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from experiments.bench import TOLD_APART, Entry
 from experiments.explain import Loser, Rejected, StageLimit, Why
 from experiments.smallest import Smallest
 from mistlab.plan import Offload, Plan, StagePlan
@@ -107,6 +108,27 @@ def prediction_words(prediction: Prediction, simulated_s: float | None) -> str:
         f"{prediction.iteration_s_high:.3f}), {prediction.tokens_per_s:,.0f} tokens/s, "
         f"{prediction.mfu:.0%} of the peak{events}"
     )
+
+
+def rival_words(entry: Entry) -> list[str]:
+    """What playing the rivals of the best plan says of it."""
+    if not entry.rivals or entry.simulated_s is None:
+        return []
+    count = _count(len(entry.rivals), "plan")
+    within = f"{count} predicted within {TOLD_APART:.2%} of {entry.searcher}'s best"
+    if any(rival.simulated_s is None for rival in entry.rivals):
+        return [f"{within}: too many tasks to play them."]
+    told = f"{within}, played in {entry.playing_s:.1f} s with it"
+    rival = entry.faster
+    if rival is None or rival.simulated_s is None:
+        return [f"{told}: none is faster when played."]
+    order = (
+        f"one takes {rival.simulated_s:.3f} s (predicted {rival.prediction.iteration_s:.3f}), "
+        f"{entry.faster_by:.2%} less than the best ({entry.simulated_s:.3f} s)"
+    )
+    if entry.is_played:
+        return [f"{told}: {order}, more than the predictors differ by: it is the answer."]
+    return [f"{told}: {order}, which is within what the predictors differ by."]
 
 
 def why_words(why: Why) -> list[str]:

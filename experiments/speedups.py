@@ -1,11 +1,15 @@
-"""Predicted speedups over the grids of Megatron-LM and DeepSpeed, beside published measured ones.
+"""Predicted and played speedups over the grids of Megatron-LM and DeepSpeed, beside published ones.
 
-Each workload of the published evaluation on L4 is searched by mist in its own space, and all plans
-of the two baselines' spaces are predicted in their own engines. Nothing is adjusted.
+Each workload of the published evaluation is searched by mist in its own space, and all plans of
+the two baselines' spaces are predicted in their own engines; the event simulator plays each one's
+best. Where the Megatron grid's best plan has a shape that space mist lacks, mist searches space
+wide too, and the row says so. Nothing is adjusted.
 """
 
+import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,124 +22,226 @@ from experiments.search_words import plan_words
 from mistlab import catalog
 from mistlab.cluster import Cluster
 from mistlab.datafile import parse_yaml
+from mistlab.errors import InputError
 from mistlab.search import Budget, Problem
 from mistlab.space import space_of
-from mistlab.workload import Workload
+from mistlab.workload import Attention, Workload
+from searchers.membership import contains
 
 FAMILIES = ("gpt3", "llama", "falcon")
-SEARCHERS = {"mist": "mist", "megatron": "megatron", "deepspeed": "deepspeed"}
+ATTENTIONS: tuple[Attention, ...] = ("flash", "math")
+GRIDS = ("megatron", "deepspeed")
 BUDGET = Budget(seconds=120)
-SEQUENCE_LENGTH = 2048
-# Where written-out attention was published: GPT alone.
-MATH = ("gpt3",)
+# Sizes that are looked at in haste.
+QUICK = 2
 
 Row = dict[str, Any]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Search the grid, print and write the table."""
-    parser = parser_of(
-        "speedups", __doc__, seed=0, out=Path("runs/speedups"), json=False, quick=False
-    )
-    options = parser.parse_args(arguments)
-    directory = RunDirectory.make(options.out, "speedups", vars(options))
+    options = _parser().parse_args(arguments)
     content = parse_yaml(
         files("experiments").joinpath("speedups.yaml").read_text(encoding="utf-8"), "speedups.yaml"
     )
     assert isinstance(content, Mapping)
-    rows = []
-    for place in content["grid"][: 2 if options.quick else None]:
-        for name, attention in _workloads(place["size"]):
-            rows.append(_row(name, attention, place, content["measured"], options.seed))
-            progress(_line(rows[-1]))
-    directory.write_rows(rows)
+    problems = _problems(content, options)
+    directory = RunDirectory.make(options.out, "speedups", vars(options))
+    rows: list[Row] = []
+    for problem in problems:
+        rows.append(_row(problem, content["measured"], options.seed))
+        directory.write_rows(rows)
+        progress(_line(rows[-1]))
+    averages = list(_averages(rows, content["averages"]))
     if options.json:
-        print_json({"rows": rows})
+        print_json({"rows": rows, "averages": averages})
     else:
-        print("\n".join(_table(rows)))
+        print("\n".join(_table(rows, averages)))
     return DONE
 
 
-def _workloads(size: str) -> Iterator[tuple[str, str]]:
-    for family in FAMILIES:
-        yield f"{family}-{size}", "flash"
-        if family in MATH:
-            yield f"{family}-{size}", "math"
+def _problems(content: Mapping[str, Any], options: argparse.Namespace) -> list[Problem]:
+    clusters = [
+        cluster
+        for cluster in content["clusters"]
+        if options.hardware in (None, cluster["hardware"])
+    ]
+    if not clusters:
+        known = ", ".join(cluster["hardware"] for cluster in content["clusters"])
+        message = f"--hardware {options.hardware}: no evaluation was published: give one of {known}"
+        raise InputError(message)
+    return [
+        Problem(
+            workload=Workload(
+                model=catalog.model(f"{family}-{place['size']}"),
+                sequence_length=cluster["sequence_length"],
+                global_batch=place["global_batch"],
+                attention=attention,
+                precision="fp16",
+            ),
+            cluster=Cluster(
+                hardware=catalog.hardware(cluster["hardware"]),
+                nodes=place["nodes"],
+                gpus_per_node=place["gpus_per_node"],
+            ),
+        )
+        for cluster in clusters
+        for place in content["grid"][: QUICK if options.quick else None]
+        for family in FAMILIES[: 1 if options.quick else None]
+        for attention in ATTENTIONS[: 1 if options.quick else None]
+    ]
 
 
-def _row(
-    name: str, attention: Any, place: Mapping[str, Any], measured: Sequence[Row], seed: int
-) -> Row:
-    problem = Problem(
-        workload=Workload(
-            model=catalog.model(name),
-            sequence_length=SEQUENCE_LENGTH,
-            global_batch=place["global_batch"],
-            attention=attention,
-            precision="fp16",
-        ),
-        cluster=Cluster(
-            hardware=catalog.hardware("l4-24gb"),
-            nodes=place["nodes"],
-            gpus_per_node=place["gpus_per_node"],
-        ),
-    )
+def _row(problem: Problem, measured: Sequence[Row], seed: int) -> Row:
     bench = Bench.of(problem)
-    entries = {
-        searcher: bench.search(searcher, space_of(space), BUDGET, seed, Live(searcher=searcher))
-        for searcher, space in SEARCHERS.items()
-    }
-    best = entries["mist"].answer
-    found = [row for row in measured if (row["model"], row["attention"]) == (name, attention)]
+
+    def searched(searcher: str, space: str) -> Entry:
+        live = Live(searcher=searcher)
+        return bench.played(bench.search(searcher, space_of(space), BUDGET, seed, live))
+
+    entries = {"mist": searched("mist", "mist")}
+    entries |= {name: searched(name, name) for name in GRIDS}
+    is_outside = _is_outside(problem, entries["megatron"])
+    if is_outside:
+        entries["wide"] = searched("mist", "wide")
+    work, hardware = problem.workload, problem.cluster.hardware.name
+    found = next(
+        (
+            row
+            for row in measured
+            if (row["hardware"], row["model"], row["attention"])
+            == (hardware, work.model.name, work.attention)
+        ),
+        {},
+    )
     return {
-        "model": name,
-        "attention": attention,
+        "hardware": hardware,
+        "model": work.model.name,
+        "attention": work.attention,
         "gpus": problem.cluster.num_gpus,
-        **{f"{searcher}_s": _seconds(entry) for searcher, entry in entries.items()},
-        "over_megatron": _over(entries["megatron"], entries["mist"]),
-        "over_deepspeed": _over(entries["deepspeed"], entries["mist"]),
-        "measured_over_megatron": found[0]["over_megatron"] if found else None,
-        "measured_over_deepspeed": found[0]["over_deepspeed"] if found else None,
+        **{f"{name}_s": _predicted_s(entry) for name, entry in entries.items()},
+        **{f"{name}_played_s": entry.simulated_s for name, entry in entries.items()},
+        **{f"over_{name}": _over(entries, name, "mist", _predicted_s) for name in GRIDS},
+        **{f"over_{name}_played": _over(entries, name, "mist", _played_s) for name in GRIDS},
+        "grid_is_outside": is_outside,
+        "wide_over_megatron": _over(entries, "megatron", "wide", _predicted_s),
+        "wide_over_megatron_played": _over(entries, "megatron", "wide", _played_s),
+        **{f"measured_over_{name}": found.get(f"over_{name}") for name in GRIDS},
         "plans": {
-            searcher: "; ".join(plan_words(entry.answer[0]))
-            for searcher, entry in entries.items()
+            name: "; ".join(plan_words(entry.answer[0]))
+            for name, entry in entries.items()
             if entry.answer is not None
         },
-        "fits": best is not None,
+        "fits": entries["mist"].answer is not None,
     }
 
 
-def _seconds(entry: Entry) -> float | None:
+def _is_outside(problem: Problem, grid: Entry) -> bool:
+    """Whether a grid's best plan is none of space mist, were it run by mistlab's engine. A single
+    rank shards nothing, whatever its ZeRO level is called."""
+    if grid.answer is None:
+        return False
+    plan, space = grid.answer[0], space_of("mist")
+    stages = tuple(
+        replace(stage, zero=min(space.zero)) if stage.data_parallel == 1 else stage
+        for stage in plan.stages
+    )
+    return not contains(problem, space, replace(plan, engine=space.engine, stages=stages))
+
+
+def _predicted_s(entry: Entry) -> float | None:
     return None if entry.answer is None else entry.answer[1].iteration_s
 
 
-def _over(baseline: Entry, best: Entry) -> float | None:
-    slower, faster = _seconds(baseline), _seconds(best)
-    return None if slower is None or faster is None else slower / faster
+def _played_s(entry: Entry) -> float | None:
+    return entry.simulated_s
 
 
-def _table(rows: Sequence[Row]) -> Iterator[str]:
-    yield (
-        f"{'workload':22} {'GPUs':>4} {'mist s':>8} {'over Megatron':>14} {'measured':>9} "
-        f"{'over DeepSpeed':>15} {'measured':>9}"
+def _over(
+    entries: Mapping[str, Entry],
+    slower: str,
+    faster: str,
+    seconds: Callable[[Entry], float | None],
+) -> float | None:
+    slower_s, faster_s = (
+        seconds(entries[name]) if name in entries else None for name in (slower, faster)
     )
-    for row in rows:
-        yield _line(row)
-    ratios = [row["over_megatron"] for row in rows if row["over_megatron"]]
-    if ratios:
-        mean = sum(ratios) / len(ratios)
-        yield f"over Megatron-LM: {mean:.2f}x on average, {max(ratios):.2f}x at most"
+    return None if slower_s is None or faster_s is None else slower_s / faster_s
+
+
+def _averages(rows: Sequence[Row], published: Sequence[Row]) -> Iterator[Row]:
+    """The ratios over the Megatron grid, for each average that was published and for the rest."""
+    for hardware in dict.fromkeys([*(row["hardware"] for row in rows), None]):
+        for attention in (*ATTENTIONS, None):
+            some = [
+                row
+                for row in rows
+                if hardware in (None, row["hardware"]) and attention in (None, row["attention"])
+            ]
+            ratios = [row["over_megatron"] for row in some if row["over_megatron"]]
+            played = [row["over_megatron_played"] for row in some if row["over_megatron_played"]]
+            if ratios and (hardware is None) == (attention is None):
+                known = [
+                    p for p in published if (p["hardware"], p["attention"]) == (hardware, attention)
+                ]
+                yield {
+                    "hardware": hardware,
+                    "attention": attention,
+                    "workloads": len(ratios),
+                    "mean": sum(ratios) / len(ratios),
+                    "least": min(ratios),
+                    "most": max(ratios),
+                    "mean_played": sum(played) / len(played),
+                    "least_played": min(played),
+                    "published_mean": known[0]["mean"] if known else None,
+                    "published_most": known[0]["most"] if known else None,
+                }
+
+
+HEAD = (
+    f"{'workload':28} {'GPUs':>4} {'mist s':>8} {'over Megatron':>14} {'played':>7} {'in wide':>8} "
+    f"{'measured':>9} {'over DeepSpeed':>15} {'measured':>9}"
+)
+
+
+def _table(rows: Sequence[Row], averages: Sequence[Row]) -> Iterator[str]:
+    yield HEAD
+    yield from map(_line, rows)
+    for row in averages:
+        of = " ".join(filter(None, (row["hardware"], row["attention"]))) or "all"
+        beside = ""
+        if row["published_mean"]:
+            beside = f"; published {row['published_mean']}x, at most {row['published_most']}x"
+        yield (
+            f"over Megatron-LM, {of}: {row['mean']:.2f}x on average, {row['least']:.2f}x to "
+            f"{row['most']:.2f}x; played {row['mean_played']:.2f}x, {row['least_played']:.2f}x at "
+            f"least{beside}"
+        )
 
 
 def _line(row: Row) -> str:
     def ratio(name: str) -> str:
         return "-" if row[name] is None else f"{row[name]:.2f}x"
 
+    workload = f"{row['hardware'].split('-')[0]} {row['model']}, {row['attention']}"
     seconds = "-" if row["mist_s"] is None else f"{row['mist_s']:.2f}"
     return (
-        f"{row['model'] + ', ' + row['attention']:22} {row['gpus']:>4} {seconds:>8} "
-        f"{ratio('over_megatron'):>14} {ratio('measured_over_megatron'):>9} "
+        f"{workload:28} {row['gpus']:>4} {seconds:>8} "
+        f"{ratio('over_megatron'):>14} {ratio('over_megatron_played'):>7} "
+        f"{ratio('wide_over_megatron'):>8} {ratio('measured_over_megatron'):>9} "
         f"{ratio('over_deepspeed'):>15} {ratio('measured_over_deepspeed'):>9}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    return parser_of(
+        "speedups",
+        __doc__,
+        hardware=None,
+        seed=0,
+        out=Path("runs/speedups"),
+        json=False,
+        quick=False,
     )
 
 

@@ -30,7 +30,7 @@ from experiments.commandline import (
 )
 from experiments.rundir import RunDirectory
 from mistlab.cluster import Cluster
-from mistlab.cost.memory import allocator_of, reserved_bytes
+from mistlab.cost.memory import reserved_bytes, room_bytes
 from mistlab.model import ModelSpec
 from mistlab.pipeline import in_flight
 from mistlab.stages import StageBatch, StageFigures
@@ -135,16 +135,14 @@ def meshes(workload: Workload, cluster: Cluster) -> Iterator[Mesh]:
 
 def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[float]) -> Surveyed:
     """Evaluate every way to save memory on one mesh."""
-    layers, allocator = model.workload.model.layers // mesh.stages, allocator_of(cluster)
+    layers = model.workload.model.layers // mesh.stages
     grid = candidates_of(model.workload.model, mesh, ratios)
     fits, ends = np.ones(len(grid), dtype=bool), []
     for first in (True, False):
         batch = _stage(mesh, layers, grid, first=first)
         figures = model.figures(batch)
-        reserved = reserved_bytes(
-            figures, data_parallel=batch.data_parallel, zero=batch.zero, allocator=allocator
-        )
-        fits &= figures.feasible & (reserved <= cluster.memory_bytes - allocator.outside_bytes)
+        reserved = reserved_bytes(figures, batch, cluster, model.engine)
+        fits &= figures.feasible & (reserved <= room_bytes(cluster))
         ends.append(figures)
     peak, host = (
         np.maximum(*(getattr(figures, name) for figures in ends))

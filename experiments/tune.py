@@ -1,6 +1,8 @@
 """One searcher, one plan: find the fastest plan that fits, say why, and write its file.
 
-The file runs unchanged with experiments.predict and every other command that takes plans.
+The file runs unchanged with experiments.predict and every other command that takes plans. The best
+plans are played by the event simulator after the search: the file has the one predicted fastest,
+unless another is clearly faster when played.
 """
 
 import argparse
@@ -8,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.bench import Bench, Entry
+from experiments.bench import Bench, Entry, decided
 from experiments.commandline import (
     DONE,
     INTERRUPTED,
@@ -28,7 +30,13 @@ from experiments.search_options import (
     space_for,
 )
 from experiments.search_rows import rows_of
-from experiments.search_words import plan_words, prediction_words, smallest_words, why_words
+from experiments.search_words import (
+    plan_words,
+    prediction_words,
+    rival_words,
+    smallest_words,
+    why_words,
+)
 from experiments.smallest import smallest
 from mistlab.job import dump_job
 from mistlab.search import Budget
@@ -47,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     out = writable(options.out, "plan file")
     bench, live, space = Bench.of(problem), Live(searcher=name), space_for(name, space)
     bench.warm_up(space)
-    entry = bench.played(bench.search(name, space, budget, options.seed, live))
+    entry = decided(bench.played(bench.search(name, space, budget, options.seed, live)))
     live.end(f"{entry.result.status} in {entry.result.wall_s:.2f} s")
     if entry.answer is None:
         return _no_answer(entry, bench)
@@ -55,7 +63,8 @@ def main(arguments: Sequence[str]) -> int:
     why = explain(entry, [entry], bench)
     if options.json:
         (row,) = rows_of([entry], bench)
-        print_json({**row, "why": to_mapping(why), "out": str(out)})
+        chosen_by = "played" if entry.is_played else "predicted"
+        print_json({**row, "chosen_by": chosen_by, "why": to_mapping(why), "out": str(out)})
     else:
         print("\n".join([*_page(entry, why), f"plan: {out}"]))
     if entry.is_interrupted:
@@ -76,9 +85,10 @@ def _no_answer(entry: Entry, bench: Bench) -> int:
 def _page(entry: Entry, why: Why) -> Iterator[str]:
     assert entry.answer is not None
     plan, prediction = entry.answer
-    yield prediction_words(prediction, entry.simulated_s)
+    yield prediction_words(prediction, entry.answer_simulated_s)
     yield from plan_words(plan)
     yield from why_words(why)
+    yield from rival_words(entry)
     yield from (f"note: {note}" for note in prediction.notes)
 
 

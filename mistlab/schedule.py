@@ -12,7 +12,7 @@ from mistlab.errors import refuse, within
 from mistlab.plan import Engine
 from mistlab.value import bounded, check_fields
 
-Kind = Literal["F", "B", "S", "U", "R", "P", "G", "O", "A", "X", "Y", "E", "H"]
+Kind = Literal["F", "B", "S", "U", "R", "P", "G", "O", "A", "X", "Y"]
 Direction = Literal["<", ">"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SWAP_KINDS: frozenset[Kind] = frozenset({"P", "G", "O", "A"})
@@ -30,8 +30,8 @@ class Action:
 
     Kinds: F forward, B backward, S optimizer step, U parameter all-gather, R gradient reduction;
     P, G, O and A swap parameters, gradients, optimizer state and activations, in (``<``) or out
-    (``>``) of the GPU; X send, Y receive, E embedding, H head and loss. Layers count through the
-    whole model; without one the action is of the stage as a whole.
+    (``>``) of the GPU; X send, Y receive. Layers count through the whole model, the embedding first
+    and the head last; without one the action is of the stage as a whole.
 
     >>> str(Action(stage=2, kind="F", layer=7, micro_batch=0))
     '2F.7m0'
@@ -81,10 +81,32 @@ def _parts(text: str) -> dict[str, Any]:
     }
 
 
+# Whose kernels run: an engine's, or those of the published Mist, whose runs predictions are
+# compared with and which no plan can name.
+Runtime = Engine | Literal["mist"]
 Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
+# How a stage sends activations and gradients on: all of them beside its next pass, or before it; or
+# beside it each tensor-parallel rank a part of them, which the receivers gather.
+Sends = Literal["overlapped", "blocking", "split"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departures:
+    """What a published run did otherwise than the engine here that stands for its system.
+
+    ``step_moved`` is how many bytes a parameter its optimizer's step moved, ``runtime`` whose
+    kernels ran.
+    """
+
+    sends: Sends = "overlapped"
+    step_moved: int | None = None
+    runtime: Runtime | None = None
+
+
+NO_DEPARTURES = Departures()
 
 # From these ZeRO levels on, gradients are reduced from buffers and weights gathered into buffers;
 # below them in place.
@@ -114,16 +136,16 @@ class Template:
 
     A layer's slot lasts until all of its tasks are done. In phases that ``overlaps`` lacks a slot's
     tasks run one after another. ``depth`` is how many layers off "ahead" and "behind" are; at 0 a
-    layer's own tasks surround it, one after another. With ``sends_block`` a stage waits for each
-    transfer to its neighbours. With ``splits_sends`` each tensor-parallel rank sends its part of
-    the activations across nodes, and the ranks of the next stage gather them.
+    layer's own tasks surround it, one after another. ``sends`` is how stages pass activations on.
+    With ``overlaps_tensor_backward`` tensor-parallel ranks reduce the gradients of a layer's inputs
+    while the gradients of its weights are computed.
     """
 
+    runtime: Runtime
     phases: Mapping[Phase, tuple[Task, ...]]
     depth: int = 1
-    sends_block: bool = False
+    sends: Sends = "overlapped"
     overlaps_tensor_backward: bool = False
-    splits_sends: bool = False
 
 
 def template_of(
@@ -131,17 +153,19 @@ def template_of(
     *,
     overlap_communication: bool = False,
     depth: int | None = None,
-    sends_block: bool = False,
+    sends: Sends = "overlapped",
+    runtime: Runtime | None = None,
 ) -> Template:
     """The slot table of an engine; ``depth`` replaces its own.
 
-    No engine's sends block; those of some published runtimes do.
+    All engines' sends are overlapped; those of some published runs were not. ``runtime`` is whose
+    kernels run where they are not the engine's.
     """
-    template = _TEMPLATES[engine, overlap_communication or engine == "mistlab"]
+    template = _TEMPLATES[runtime or engine, overlap_communication or engine == "mistlab"]
     return replace(
         template,
         depth=template.depth if depth is None else depth,
-        sends_block=sends_block,
+        sends=sends,
     )
 
 
@@ -163,7 +187,8 @@ def _evict(kind: Kind, place: Place = "behind") -> Task:
 
 # The optimizer's step of a layer waits for the next iteration, just before its first forward.
 _STEP_AHEAD = Task(stream="compute", kind="S", place="ahead")
-_MISTLAB = Template(
+_MIST = Template(
+    runtime="mist",
     phases={
         "first_forward": (
             *(_STEP_AHEAD, _FORWARD, _GATHER_1, _fetch("G"), _fetch("O")),
@@ -179,7 +204,7 @@ _MISTLAB = Template(
             _evict("G"),
         ),
         "step": (),
-    }
+    },
 )
 
 _PLAIN: Mapping[Phase, tuple[Task, ...]] = {
@@ -194,11 +219,13 @@ _WHOLE_STEP = (
 )
 # After the last backward: reduce all gradients, step, gather all weights, one after another.
 _AFTERWARDS = Template(
+    runtime="deepspeed",
     phases={**_PLAIN, "last_backward": _PLAIN["backward"], "step": _WHOLE_STEP},
     depth=0,
 )
 # Gradients are reduced during the last backward, weights gathered during the first forward.
 _OVERLAPPED = Template(
+    runtime="deepspeed",
     phases={
         **_PLAIN,
         "first_forward": (_FORWARD, _GATHER_1),
@@ -207,10 +234,12 @@ _OVERLAPPED = Template(
     },
 )
 
-_TEMPLATES: Mapping[tuple[Engine, bool], Template] = {
-    ("mistlab", True): _MISTLAB,
-    ("megatron", False): replace(_AFTERWARDS, overlaps_tensor_backward=True, splits_sends=True),
-    ("megatron", True): replace(_OVERLAPPED, overlaps_tensor_backward=True, splits_sends=True),
+_TEMPLATES: Mapping[tuple[Runtime, bool], Template] = {
+    # StreamedRanks.all_reduce_ reduces beside the products that runtime.engine.products puts off.
+    ("mistlab", True): replace(_MIST, runtime="mistlab", overlaps_tensor_backward=True),
+    ("mist", True): _MIST,
+    ("megatron", False): replace(_AFTERWARDS, runtime="megatron", overlaps_tensor_backward=True),
+    ("megatron", True): replace(_OVERLAPPED, runtime="megatron", overlaps_tensor_backward=True),
     ("deepspeed", False): _AFTERWARDS,
     ("deepspeed", True): _OVERLAPPED,
 }

@@ -63,13 +63,25 @@ class Improvement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A plan that fits and is not the best, as predicted."""
+
+    plan: Plan
+    prediction: Prediction
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """How a search ended, and the best plan that it found.
 
     OPTIMAL: none in the space is faster. FEASIBLE: fits, not proven best. INFEASIBLE: none fits.
     BUDGET: ended by its budget. REFUSED: the searcher cannot take the problem, for ``reason``.
     ``lower_bound_s`` is an iteration time that no plan of the space beats; ``gap`` is how far the
-    best plan may be from it, as a share of its time.
+    best plan may be from it, as a share of its time. ``rivals`` are the next best of the plans that
+    it asked about, fastest first: all of them where they are few.
     """
 
     status: Status
@@ -81,6 +93,7 @@ class SearchResult:
     lower_bound_s: float | None = field(default=None, metadata=bounded(minimum=0))
     gap: float | None = field(default=None, metadata=bounded(minimum=0))
     history: tuple[Improvement, ...] = ()
+    rivals: tuple[Rival, ...] = ()
     seed: int
     reason: str = ""
 

@@ -69,6 +69,13 @@ class StageBatch:
             }
         )
 
+    @classmethod
+    def joined(cls, batches: Sequence["StageBatch"]) -> Self:
+        """The candidates of several batches, one after another."""
+        return cls(
+            **{e.name: np.concatenate([getattr(b, e.name) for b in batches]) for e in fields(cls)}
+        )
+
     def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
         """Some of the candidates."""
         return type(self)(**{e.name: getattr(self, e.name)[rows] for e in fields(self)})
@@ -112,16 +119,18 @@ class StagePeaks:
     """What decides whether each candidate fits; as in ``StageFigures``."""
 
     feasible: NDArray[np.bool_]
+    held_bytes: NDArray[np.float64]
     largest_parameters: NDArray[np.float64]
     head_parameters: NDArray[np.float64]
     forward_peak_bytes: NDArray[np.float64]
     backward_peak_bytes: NDArray[np.float64]
+    step_peak_bytes: NDArray[np.float64]
     host_bytes: NDArray[np.float64]
 
     @property
     def peak_bytes(self) -> NDArray[np.float64]:
-        """The higher of the two peaks."""
-        return np.maximum(self.forward_peak_bytes, self.backward_peak_bytes)
+        """The highest of the three peaks."""
+        return _highest(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,9 +138,11 @@ class StageFigures:
     """What each candidate holds and does: bytes of one rank, work of one micro-batch on it.
 
     ``feasible`` is false where the sizes do not divide: the other figures then mean nothing. The
-    peaks hold everything: states, buffers, activations and temporaries. ``moved_bytes`` are read
+    peaks hold everything: states, buffers, activations and temporaries; that of the step holds what
+    it needs by itself, wherever it is hidden. ``moved_bytes`` are read
     and written by kernels, ``collective_bytes`` are messages between tensor-parallel ranks.
-    ``largest_parameters`` and ``head_parameters`` are of the largest layer and of the head.
+    ``held_bytes`` are there throughout: states and buffers. ``largest_parameters`` and
+    ``head_parameters`` are of the largest layer and of the head.
     """
 
     feasible: NDArray[np.bool_]
@@ -143,10 +154,12 @@ class StageFigures:
     buffers_bytes: NDArray[np.float64]
     step_buffer_bytes: NDArray[np.float64]
     logits_bytes: NDArray[np.float64]
+    held_bytes: NDArray[np.float64]
     largest_parameters: NDArray[np.float64]
     head_parameters: NDArray[np.float64]
     forward_peak_bytes: NDArray[np.float64]
     backward_peak_bytes: NDArray[np.float64]
+    step_peak_bytes: NDArray[np.float64]
     host_bytes: NDArray[np.float64]
     forward_flop: NDArray[np.float64]
     backward_flop: NDArray[np.float64]
@@ -157,8 +170,13 @@ class StageFigures:
 
     @property
     def peak_bytes(self) -> NDArray[np.float64]:
-        """The higher of the two peaks."""
-        return np.maximum(self.forward_peak_bytes, self.backward_peak_bytes)
+        """The highest of the three peaks."""
+        return _highest(self)
+
+
+def _highest(peaks: StagePeaks | StageFigures) -> NDArray[np.float64]:
+    passes = np.maximum(peaks.forward_peak_bytes, peaks.backward_peak_bytes)
+    return np.asarray(np.maximum(passes, peaks.step_peak_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mistlab.cluster import Cluster
+from mistlab.cost.memory import room_bytes
 from mistlab.plan import Plan
 from mistlab.predict import Prediction, StagePrediction
 from mistlab.search import Problem
@@ -23,7 +24,7 @@ from searchers.ledger import Ledger
 from searchers.membership import Members
 from searchers.meshes import equal_pipelines, even_layers, pipelines
 from searchers.moves import Resource, moves
-from searchers.scores import Score, room_bytes, score_of
+from searchers.scores import Score, score_of
 from searchers.strategy import Ending
 
 # How many moves in turn are tried, and how many ways are followed after each.

@@ -3,7 +3,7 @@
 Axes: C candidates, S stages.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
 
@@ -18,7 +18,7 @@ from mistlab.space import SearchSpace
 from mistlab.stages import StageBatch, StageCosts
 from searchers.choices import alike
 from searchers.ledger import Ledger
-from searchers.menu import coarse, spread
+from searchers.menu import coarse, neighbours, spread
 from searchers.meshes import Pipeline, checkpoint_counts, even_layers, zero_levels
 
 # Stage candidates asked for at once.
@@ -63,22 +63,26 @@ class AlikeStages:
     def show_coarse(self) -> float:
         """The same of coarse ratios, and recomputation in quarters."""
         zero, *ratios, counts = self.axes
-        some = (zero, *coarse(ratios), spread(counts, 4))
+        some = (zero, *coarse(ratios, is_alone=self._is_alone), spread(counts, 4))
         return float(self._show(np.array([*product(*some)], dtype=np.float64)).min())
 
     def show_near(self, count: int) -> None:
         """Go from the fastest few strategies of coarse ratios to better ones beside them, in ever
         smaller steps, each with any number of recomputed blocks."""
         zero, *ratios, _ = self.axes
-        new = set(product(zero, *coarse(ratios)))
+        new = set(product(zero, *coarse(ratios, is_alone=self._is_alone)))
         best_s: dict[Strategy, float] = {}
         step = max(len(kind) - 1 for kind in ratios) // 4 or 1
         while step:
             best_s |= self._show_strategies(sorted(new))
             best = sorted(best_s, key=lambda strategy: (best_s[strategy], strategy))[:count]
-            new = {near for one in best for near in self._beside(one, step)} - best_s.keys()
+            new = {near for one in best for near in neighbours(one, ratios, step)} - best_s.keys()
             if not new:
                 step //= 2
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.pipeline.num_stages == 1
 
     def _show_strategies(self, strategies: Sequence[Strategy]) -> dict[Strategy, float]:
         """The best seconds of each strategy."""
@@ -87,14 +91,6 @@ class AlikeStages:
         seconds = self._show(np.array(candidates, dtype=np.float64).reshape(-1, len(self.axes)))
         best = seconds.reshape(len(strategies), len(counts)).min(axis=1)
         return dict(zip(strategies, best.tolist(), strict=True))
-
-    def _beside(self, strategy: Strategy, step: int) -> Iterator[Strategy]:
-        """What differs in one ratio by a step."""
-        for kind, axis in enumerate(self.axes[1:-1], start=1):
-            here = axis.index(strategy[kind])
-            for place in (here - step, here + step):
-                if 0 <= place < len(axis):
-                    yield (*strategy[:kind], axis[place], *strategy[kind + 1 :])
 
     def _show(self, candidates: Candidates) -> NDArray[np.float64]:
         """Seconds (C) of an iteration, infinite where a stage does not fit."""

@@ -4,6 +4,7 @@ A stage that recomputes, shards and offloads nothing has nothing beside its comp
 is shorter than what is computed in it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,14 @@ class Work:
 
     block_s: float
     ends_s: float
+
+    def blocks_within(self, seconds: float, layers: int) -> int:
+        """How many of so many blocks a stage can have that takes less than some seconds."""
+        if layers * self.block_s < seconds:
+            return layers
+        if self.block_s == math.inf:
+            return 0
+        return max(0, math.ceil(seconds / self.block_s) - 1)
 
 
 def work_of(

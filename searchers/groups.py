@@ -8,6 +8,9 @@ from mistlab.space import SearchSpace
 from searchers.bounds import Work
 from searchers.meshes import Mesh, Pipeline, allows, meshes, micro_batch_counts
 
+# Less than any number of blocks, also with what more stages add to it.
+NONE = -(1 << 60)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -31,6 +34,11 @@ class Group:
     def _allows(self, num_stages: int) -> bool:
         return self.num_stages in (None, num_stages)
 
+    @property
+    def has_unequal_sizes(self) -> bool:
+        """Whether its meshes differ in their numbers of GPUs."""
+        return len({mesh.num_gpus for mesh in self.meshes}) > 1
+
     def least_s(self, problem: Problem, work: Mapping[Mesh, Work]) -> float:
         """What all of them take at least: the slowest stage takes an even share or more in each
         micro-batch. Of what the stages after it take it can hide half its passes ahead, the
@@ -50,6 +58,21 @@ class Group:
     def least_stages_s(self, work: Mapping[Mesh, Work], layers: int) -> float:
         """What stages of so many blocks together take at least in one micro-batch."""
         return self.least_gpu_s(work, layers) / self._largest
+
+    def most_blocks(self, problem: Problem, work: Mapping[Mesh, Work], each_s: float) -> list[int]:
+        """How many blocks stages on so many GPUs (0 to all) can have at most, if each takes less
+        than ``each_s`` for a micro-batch; negative where no meshes use up the GPUs."""
+        layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
+        of_size: dict[int, int] = {}
+        for mesh in self.meshes:
+            own = work[mesh].blocks_within(each_s, layers)
+            if own:
+                of_size[mesh.num_gpus] = max(own, of_size.get(mesh.num_gpus, 0))
+        most = [0]
+        for number in range(1, gpus + 1):
+            ways = [own + most[number - size] for size, own in of_size.items() if size <= number]
+            most.append(max(ways, default=NONE))
+        return most
 
     @property
     def _largest(self) -> int:

@@ -5,7 +5,7 @@ are left out that even without anything but arithmetic take longer than the best
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Self
 
@@ -16,9 +16,10 @@ from mistlab.space import SearchSpace
 from searchers.alike import AlikeStages
 from searchers.bounds import Work, work_of
 from searchers.groups import Group, groups_of
+from searchers.join import join_hastily
 from searchers.ledger import Ledger
 from searchers.menu import BESIDE
-from searchers.meshes import Mesh
+from searchers.meshes import Mesh, Pipeline
 from searchers.strategy import Ending
 from searchers.tasks import NEAR, GroupTask, Joiner, solved
 
@@ -28,35 +29,28 @@ FAR = 1.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """A search in two levels. ``least_s`` is what each group takes at least, ``lower_bound_s`` what
-    any plan of the space does; ``is_whole`` says whether the groups are all of the space."""
+    """A search in two levels. ``work`` is what meshes take at least, ``least_s`` what each group of
+    pipelines does, all of them the whole space."""
 
     problem: Problem
     space: SearchSpace
     ledger: Ledger
     work: Mapping[Mesh, Work]
     least_s: Mapping[Group, float]
-    lower_bound_s: float
-    is_whole: bool
+    _alike_s: dict[Pipeline, float] = field(default_factory=dict, init=False)
 
     @classmethod
-    def of(
-        cls, problem: Problem, space: SearchSpace, ledger: Ledger, *, equal_sizes: bool = False
-    ) -> Self:
-        """All pipelines of a space, or those whose stages have equally many GPUs."""
-        every = list(groups_of(problem, space))
-        meshes = sorted({mesh for group in every for mesh in group.meshes})
+    def of(cls, problem: Problem, space: SearchSpace, ledger: Ledger) -> Self:
+        """All pipelines of a space."""
+        groups = list(groups_of(problem, space))
+        meshes = sorted({mesh for group in groups for mesh in group.meshes})
         work = work_of(problem, space, ledger, meshes)
-        is_whole = not (equal_sizes and space.unequal_meshes)
-        groups = every if is_whole else list(groups_of(problem, space, equal_sizes=True))
         return cls(
             problem=problem,
             space=space,
             ledger=ledger,
             work=work,
             least_s={group: group.least_s(problem, work) for group in groups},
-            lower_bound_s=min(group.least_s(problem, work) for group in every),
-            is_whole=is_whole,
         )
 
     def all_alike(self) -> Ending:
@@ -68,7 +62,7 @@ class Hierarchy:
 
     def most_alike(self) -> Ending:
         """The best plan whose stages are alike, ratios coarse to fine."""
-        for group, alike_s in self._in_order():
+        for group, alike_s in self._in_order(list(self.least_s)):
             if alike_s <= NEAR * self.ledger.best_s:
                 for stages in self._alike(group):
                     stages.show_near(BESIDE)
@@ -76,25 +70,31 @@ class Hierarchy:
 
     def joined(self, join: Joiner) -> Ending:
         """The best plan, every way to save memory on its stages looked at."""
-        self._join(join, coarse_to_fine=False)
+        in_order = self._in_order(list(self.least_s))
+        self._join([group for group, _ in in_order], join, coarse_to_fine=False)
         return self._proven()
 
     def joined_coarse_to_fine(self, join: Joiner) -> Ending:
-        """The best plan, ratios coarse to fine."""
-        self._join(join, coarse_to_fine=True)
+        """The best plan whose stages have meshes of one size, ratios coarse to fine, and what is
+        better than that with meshes of several, which alike stages tell little of."""
+        sizes = list(groups_of(self.problem, self.space, equal_sizes=True))
+        in_order = self._in_order(sizes)
+        far_s = FAR * self.ledger.best_s
+        near = [group for group, alike_s in in_order if not far_s < alike_s < inf]
+        self._join(near, join, coarse_to_fine=True)
+        if self.space.unequal_meshes:
+            unequal = [group for group in self.least_s if group.has_unequal_sizes]
+            in_order = self._in_order(unequal)
+            self._join([group for group, _ in in_order], join_hastily, coarse_to_fine=True)
         return self._bounded()
 
-    def _join(self, join: Joiner, *, coarse_to_fine: bool) -> None:
+    def _join(self, left: Sequence[Group], join: Joiner, *, coarse_to_fine: bool) -> None:
         """Let the ledger see the best plan of each group, as many groups at once as joblib's
         context has jobs."""
-        in_order = self._in_order()
         best_s = self.ledger.best_s
-        if coarse_to_fine:
-            in_order = [entry for entry in in_order if not FAR * best_s < entry[1] < inf]
-        groups = [group for group, _ in in_order]
         at_once = effective_n_jobs(None)
-        while groups:
-            groups = [group for group in groups if self.least_s[group] < best_s]
+        while left:
+            left = [group for group in left if self._least_s(group) < best_s]
             tasks = [
                 GroupTask(
                     problem=self.problem,
@@ -105,20 +105,29 @@ class Hierarchy:
                     limit_s=best_s,
                     coarse_to_fine=coarse_to_fine,
                 )
-                for group in groups[:at_once]
+                for group in left[:at_once]
             ]
             best_s = min([best_s, *solved(tasks, self.ledger)])
-            groups = groups[at_once:]
+            left = left[at_once:]
 
-    def _in_order(self) -> Sequence[tuple[Group, float]]:
+    def _in_order(self, groups: Sequence[Group]) -> Sequence[tuple[Group, float]]:
         """The groups that may have the best plan, with their best of alike stages; the ledger has
         seen those."""
         found = []
-        for group in sorted(self.least_s, key=lambda group: self.least_s[group]):
-            if self.least_s[group] < self.ledger.best_s:
-                alike_s = [stages.show_coarse() for stages in self._alike(group)]
-                found.append((group, min(alike_s, default=float("inf"))))
+        for group in sorted(groups, key=self._least_s):
+            if self._least_s(group) < self.ledger.best_s:
+                alike_s = [self._coarse_s(stages) for stages in self._alike(group)]
+                found.append((group, min(alike_s, default=inf)))
         return sorted(found, key=lambda entry: entry[1])
+
+    def _least_s(self, group: Group) -> float:
+        return group.least_s(self.problem, self.work)
+
+    def _coarse_s(self, stages: AlikeStages) -> float:
+        """The best of a pipeline of alike stages, which is looked at once."""
+        if stages.pipeline not in self._alike_s:
+            self._alike_s[stages.pipeline] = stages.show_coarse()
+        return self._alike_s[stages.pipeline]
 
     def _alike(self, group: Group) -> Iterator[AlikeStages]:
         for pipeline in group.equal_pipelines(self.problem):
@@ -132,8 +141,6 @@ class Hierarchy:
         return Ending(status="OPTIMAL", lower_bound_s=self.ledger.best_s)
 
     def _bounded(self) -> Ending:
-        if self.ledger.best is not None:
-            return Ending(status="FEASIBLE", lower_bound_s=self.lower_bound_s)
-        if self.is_whole:
+        if self.ledger.best is None:
             return Ending(status="INFEASIBLE")
-        return Ending(reason="no plan fits whose stages have equally many GPUs")
+        return Ending(status="FEASIBLE", lower_bound_s=min(self.least_s.values()))

@@ -3,6 +3,7 @@
 Every searcher asks through a ``Ledger``, so that all are counted alike and end by the same budget.
 """
 
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -11,7 +12,14 @@ import numpy as np
 
 from mistlab.plan import Engine, Plan
 from mistlab.predict import Prediction
-from mistlab.search import Budget, Improvement, PlanAndStagePredictor, SearchResult, Status
+from mistlab.search import (
+    Budget,
+    Improvement,
+    PlanAndStagePredictor,
+    Rival,
+    SearchResult,
+    Status,
+)
 from mistlab.stages import StageBatch, StageCosts
 
 # As many stage candidates count as one plan.
@@ -19,6 +27,8 @@ STAGES_A_PLAN = 1000
 # Plans and stage candidates that are predicted between two looks at the clock.
 PLANS_AT_ONCE = 128
 STAGES_AT_ONCE = 1 << 16
+# The best plan and its rivals.
+SHORT_LIST = 5
 
 Clock = Callable[[], float]
 
@@ -50,6 +60,7 @@ class Ledger:
     best: Plan | None = None
     prediction: Prediction | None = None
     history: list[Improvement] = field(default_factory=list)
+    nearest: list[Rival] = field(default_factory=list)
     began_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,6 +127,7 @@ class Ledger:
         predictions = self.predictor.predict_many(plans)
         self.plan_evaluations += len(plans)
         for plan, prediction in zip(plans, predictions, strict=True):
+            self._shortlist(plan, prediction)
             if prediction.fits and prediction.iteration_s < self.best_s:
                 self.best, self.prediction = plan, prediction
                 self.history.append(
@@ -127,6 +139,18 @@ class Ledger:
                     )
                 )
         return predictions
+
+    def _shortlist(self, plan: Plan, prediction: Prediction) -> None:
+        """Keep the fastest few different plans, the first of equally fast ones first."""
+        is_full = len(self.nearest) == SHORT_LIST
+        if not prediction.fits or (
+            is_full and prediction.iteration_s >= self.nearest[-1].prediction.iteration_s
+        ):
+            return
+        if all(plan != known.plan for known in self.nearest):
+            rival = Rival(plan=plan, prediction=prediction)
+            insort(self.nearest, rival, key=lambda one: one.prediction.iteration_s)
+            del self.nearest[SHORT_LIST:]
 
     def stage_costs(self, batch: StageBatch, *, engine: Engine) -> StageCosts:
         """What each candidate for a stage costs. Raises ``BudgetSpentError``."""
@@ -168,6 +192,7 @@ class Ledger:
             lower_bound_s=lower_bound_s,
             gap=gap,
             history=tuple(self.history),
+            rivals=tuple(one for one in self.nearest if one.plan != self.best),
             seed=seed,
             reason=reason,
         )

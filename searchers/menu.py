@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +40,7 @@ Ratios = Sequence[float]
 Strategies = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Place:
+class Place(NamedTuple):
     """A stage of so many blocks at some place of a pipeline."""
 
     mesh: Mesh
@@ -80,27 +81,35 @@ class Menus:
     def prepare(self, places: Iterable[Place], limit_s: float) -> None:
         """Work out candidates for places, of pipelines that take less than a limit; it may only
         fall from one time to the next."""
+        alike: dict[tuple[bool, tuple[int, ...]], list[Place]] = defaultdict(list)
+        for place in sorted(set(places) - self._found.keys()):
+            alike[place.is_alone, self._zero_levels(place)].append(place)
         every = self.space.offload.kinds
-        ratios = coarse(every) if self.coarse_to_fine else every
-        for group in _by_mesh(set(places) - self._found.keys()):
-            found = self._evaluated(group, _strategies(self.space, group[0], ratios), limit_s)
-            self._found |= zip(group, found, strict=True)
+        for (is_alone, levels), some in alike.items():
+            ratios = coarse(every, is_alone=is_alone) if self.coarse_to_fine else every
+            strategies = np.array([*product(map(float, levels), *ratios)])
+            self._found |= zip(some, self._evaluated(some, strategies, limit_s), strict=True)
 
-    def refine(self, limit_s: float) -> None:
-        """Look at ratios near the best of those so far, in ever smaller steps."""
-        for places in _by_mesh(self._found):
-            self._refine(places, self.space.offload.kinds, limit_s)
+    def refine(self, places: Iterable[Place], limit_s: float) -> None:
+        """Look at ratios near the best of those so far, in ever smaller steps, for places that were
+        prepared."""
+        for some in _by_mesh(places):
+            self._refine(some, self.space.offload.kinds, limit_s)
 
     def _refine(self, places: Sequence[Place], ratios: Sequence[Ratios], limit_s: float) -> None:
-        longest = max(len(kind) - 1 for kind in ratios)
         seen: set[tuple[float, ...]] = set()
-        for step in (longest >> 2, longest >> 2, longest >> 3, longest >> 3):
-            new = {
+        step = max(len(kind) - 1 for kind in ratios) // 4 or 1
+        gone_on: set[tuple[float, ...]] = set()
+        while step:
+            best = {
                 strategy
                 for place in places
-                for strategy in _neighbours(self._found[place].strategies, ratios, max(1, step))
-            } - seen
+                for strategy in map(tuple, self._found[place].strategies.tolist())
+            } - gone_on
+            gone_on |= best
+            new = {near for one in best for near in neighbours(one, ratios, step)} - seen
             if not new:
+                step, gone_on = step // 2, set()
                 continue
             seen |= new
             others = self._evaluated(places, np.array(sorted(new)), limit_s)
@@ -109,11 +118,13 @@ class Menus:
                 both = self._found[place].and_also(other)
                 self._found[place] = self._fastest(place, both, limit_s)
 
+    def _zero_levels(self, place: Place) -> tuple[int, ...]:
+        return zero_levels(self.space, place.mesh.data_parallel, in_pipeline=not place.is_alone)
+
     def _evaluated(
         self, places: Sequence[Place], strategies: Strategies, limit_s: float
     ) -> list[Options]:
-        """The best of some strategies, with any number of recomputed blocks, for places that share
-        a mesh."""
+        """The best of some strategies, with any number of recomputed blocks, for each place."""
         found: list[Options | None] = [None] * len(places)
         for part in _parts(places, self.space, len(strategies)):
             rows = _Rows(part, strategies)
@@ -148,10 +159,11 @@ class Menus:
         return np.asarray(options.once_s + own_s + np.maximum(others_s - hidden_s, 0.0))
 
 
-def coarse(ratios: Sequence[Ratios]) -> tuple[Ratios, ...]:
+def coarse(ratios: Sequence[Ratios], *, is_alone: bool) -> tuple[Ratios, ...]:
     """Of the ratios of weights, gradients, optimizer state and activations the first and the last,
-    of the latter two one between as well."""
-    parts = (1, 1, 2, 2)
+    of the latter two one between as well. A stage that is alone has no others to make up for it:
+    of its ratios there are twice as many."""
+    parts = (2, 2, 4, 4) if is_alone else (1, 1, 2, 2)
     return tuple(spread(kind, count) for kind, count in zip(ratios, parts, strict=True))
 
 
@@ -169,22 +181,22 @@ def _by_mesh(places: Iterable[Place]) -> Iterable[list[Place]]:
     return found.values()
 
 
-def _strategies(space: SearchSpace, place: Place, ratios: Sequence[Ratios]) -> Strategies:
-    """Every ZeRO level with every set of ratios."""
-    levels = zero_levels(space, place.mesh.data_parallel, in_pipeline=not place.is_alone)
-    return np.array([*product(map(float, levels), *ratios)])
-
-
-def _neighbours(
-    strategies: Strategies, ratios: Sequence[Ratios], step: int
+def neighbours(
+    strategy: tuple[float, ...], ratios: Sequence[Ratios], step: int
 ) -> Iterator[tuple[float, ...]]:
-    """The strategies that differ in one ratio, by so many places among those that it may take."""
-    for strategy in map(tuple, strategies.tolist()):
-        for kind, allowed in enumerate(ratios, start=1):
-            here = allowed.index(strategy[kind])
-            for place in (here - step, here + step):
-                if 0 <= place < len(allowed):
-                    yield (*strategy[:kind], allowed[place], *strategy[kind + 1 :])
+    """The strategies that differ in one ratio, by so many places among those that it may take, or
+    in two that go up and down, which need about as much memory."""
+    level, *own = strategy
+    here = [allowed.index(ratio) for allowed, ratio in zip(ratios, own, strict=True)]
+    for up, down in product(range(len(here) + 1), repeat=2):
+        # The last is no ratio: nothing goes up, or nothing down.
+        there = here[:]
+        for kind, by in ((up, step), (down, -step)):
+            if kind < len(here):
+                there[kind] += by
+        is_inside = all(0 <= p < len(allowed) for p, allowed in zip(there, ratios, strict=True))
+        if is_inside and up != down:
+            yield (level, *(allowed[p] for p, allowed in zip(there, ratios, strict=True)))
 
 
 # The number of a place, the place, and numbers of blocks that are computed again.
@@ -219,17 +231,15 @@ class _Rows:
 
     def batch(self) -> StageBatch:
         """The candidates."""
-        mesh = self.part[0][1].mesh
         each = np.sum(self.counts)
-        rows = len(self.strategies) * each
         zero, weights, gradients, optimizer, activations = (
             np.repeat(column, each) for column in self.strategies.T
         )
         return StageBatch(
             layers=self._of_place("layers"),
-            data_parallel=np.full(rows, mesh.data_parallel),
-            tensor_parallel=np.full(rows, mesh.tensor_parallel),
-            micro_batch=np.full(rows, mesh.micro_batch),
+            data_parallel=self._of_place("mesh.data_parallel"),
+            tensor_parallel=self._of_place("mesh.tensor_parallel"),
+            micro_batch=self._of_place("mesh.micro_batch"),
             zero=zero.astype(np.int64),
             checkpointed_layers=np.tile(
                 np.concatenate([counts for _, _, counts in self.part]), len(self.strategies)
@@ -247,7 +257,7 @@ class _Rows:
     def options(self, costs: StageCosts, problem: Problem) -> Iterator[tuple[int, Options]]:
         """For each place, its number and the candidates that fit."""
         cluster = problem.cluster
-        gpus_of_node = min(self.part[0][1].mesh.num_gpus, cluster.gpus_per_node)
+        gpus_of_node = np.minimum(self._of_place("mesh.num_gpus"), cluster.gpus_per_node)
         fits = costs.fits & (costs.host_bytes * gpus_of_node <= cluster.host_memory_bytes)
         by_strategy = fits.reshape(len(self.strategies), -1)
         seconds, first = costs.seconds, 0
@@ -271,5 +281,6 @@ class _Rows:
             first += len(counts)
 
     def _of_place(self, name: str) -> NDArray[np.int64]:
-        values = np.array([int(getattr(place, name)) for _, place, _ in self.part])
+        value = attrgetter(name)
+        values = np.array([int(value(place)) for _, place, _ in self.part])
         return np.tile(np.repeat(values, self.counts), len(self.strategies))

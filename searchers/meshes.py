@@ -5,6 +5,7 @@ A stage lies inside one node or fills whole ones; ranks fill nodes in order.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mistlab.cluster import Cluster
 from mistlab.engines import highest_zero
@@ -13,8 +14,7 @@ from mistlab.search import Problem
 from mistlab.space import SearchSpace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Mesh:
+class Mesh(NamedTuple):
     """The GPUs of one stage and the sequences that each data-parallel rank of it takes."""
 
     data_parallel: int

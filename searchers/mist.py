@@ -29,7 +29,7 @@ def mist_with(solver: str) -> Strategy:
     def mist(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
     ) -> Ending:
-        hierarchy = Hierarchy.of(problem, space, ledger, equal_sizes=True)
+        hierarchy = Hierarchy.of(problem, space, ledger)
         is_small = _ways(space) <= FEW
         if not space.unequal_stages:
             return hierarchy.all_alike() if is_small else hierarchy.most_alike()

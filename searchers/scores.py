@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mistlab.cluster import Cluster
-from mistlab.cost.memory import host_bytes_of_fullest_node
+from mistlab.cost.memory import host_bytes_of_fullest_node, room_bytes
 from mistlab.plan import Plan
 from mistlab.predict import Prediction
 from searchers.ledger import BudgetSpentError, Ledger
@@ -34,12 +34,6 @@ def score_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> Score:
     """The score of a plan as predicted."""
     excess = 0.0 if prediction.fits else _excess(plan, prediction, cluster)
     return Score(excess=excess, iteration_s=prediction.iteration_s)
-
-
-def room_bytes(cluster: Cluster) -> float:
-    """What torch may reserve on a GPU."""
-    allocator = cluster.hardware.allocator
-    return cluster.memory_bytes - (allocator.outside_bytes if allocator is not None else 0)
 
 
 def _excess(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:

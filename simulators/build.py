@@ -104,7 +104,7 @@ class _Stage:
         if send is not None:
             graph.wait(send, end_of=self.computed)
             self.sent[key] = send
-            if self.template.sends_block:
+            if self.template.sends == "blocking":
                 self.holding = send
 
     def _link(self, pattern: Pattern, base: int) -> None:
@@ -153,7 +153,7 @@ class _Stage:
         last = self.tasks.first_layer + (self.tasks.num_layers - 1 if sends_forward else 0)
         send = self.graph.add(
             Action(stage=self.stage, kind="X", layer=last, micro_batch=action.micro_batch),
-            "compute" if self.template.sends_block else "gpu_to_gpu",
+            "compute" if self.template.sends == "blocking" else "gpu_to_gpu",
             self.stages[link].send_s,
         )
         uses = self.tasks.networks.get(action.kind)

@@ -20,9 +20,9 @@ from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
 from mistlab.errors import refuse
 from mistlab.interference import STREAMS
 from mistlab.pipeline import Order
-from mistlab.plan import Plan
+from mistlab.plan import Engine, Plan
 from mistlab.predict import Prediction, StagePrediction
-from mistlab.schedule import Action, Kind, Template, template_of
+from mistlab.schedule import NO_DEPARTURES, Action, Departures, Kind, Template, template_of
 from mistlab.slots import LAYER_TYPES
 from mistlab.stages import StageBatch
 from mistlab.value import check_field
@@ -56,22 +56,18 @@ class PlayedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulation:
-    """One iteration as it was played.
-
-    ``beyond_stages_s`` is what an iteration takes besides its tasks, as calibrated.
-    """
+    """One iteration as it was played."""
 
     graph: TaskGraph
     times: Times
-    beyond_stages_s: float = 0.0
 
     def __len__(self) -> int:
         return len(self.graph)
 
     @property
     def iteration_s(self) -> float:
-        """Seconds until the last task has ended, and what comes on top."""
-        return max(self.times.ends_s, default=0.0) + self.beyond_stages_s
+        """Seconds until the last task has ended."""
+        return max(self.times.ends_s, default=0.0)
 
     def tasks(self) -> Iterator[PlayedTask]:
         """All tasks, stage by stage, in the order of the slot table."""
@@ -108,57 +104,52 @@ class EventSimulator:
     workload: Workload
     cluster: Cluster
     _symbolic: SymbolicPredictor | None = field(default=None, init=False)
-    _models: dict[tuple[str, bool, bool], TaskModel] = field(default_factory=dict, init=False)
+    _models: dict[tuple[Engine, bool, Departures], TaskModel] = field(
+        default_factory=dict, init=False
+    )
 
     def simulate(
         self,
         plan: Plan,
         order: Order = "1f1b",
         *,
-        sends_block: bool = False,
+        departures: Departures = NO_DEPARTURES,
         variability: Variability | None = None,
         work: Sequence[float] | None = None,
     ) -> Simulation:
         """Play one iteration, with the first sample of a ``variability`` if there is one.
 
         ``work`` is how much there is to do for each micro-batch, 1 being a usual one: the time of
-        its passes, of its sends and of its activations' swaps goes with it. With ``sends_block``
-        stages wait for each transfer, as those of some published runtimes do.
+        its passes, of its sends and of its activations' swaps goes with it. ``departures`` are
+        what a published run did otherwise than the plan's engine.
         """
-        graph, factors = self._graph(plan, order, sends_block=sends_block)
+        graph, factors = self._graph(plan, order, departures)
         if work is not None:
             graph = _worked(graph, plan, work)
-        return self._played(plan, variability.disturbed(graph) if variability else graph, factors)
+        return _played(variability.disturbed(graph) if variability else graph, factors)
 
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
         """Play one of a plan's stages without the others, as ``SymbolicPredictor.predict_stage``
         has it."""
-        model = self._model(plan, sends_block=False)
+        model = self._model(plan)
         stages, factors = stages_of(model, plan)
         graph = build_stage(stages, stage, model.template, plan.micro_batches)
-        return self._played(plan, graph, factors)
+        return _played(graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
         """Play so many iterations, each with its own jitter, under 1F1B."""
         samples = check_field(Quantiles, "samples", samples)
         graph, factors = self._graph(plan, "1f1b")
         disturbed = (variability.disturbed(graph, sample) for sample in range(samples))
-        played_s = [self._played(plan, one, factors).iteration_s for one in disturbed]
+        played_s = [_played(one, factors).iteration_s for one in disturbed]
         return Quantiles.of(played_s, variability.seed)
 
     def _graph(
-        self, plan: Plan, order: Order, *, sends_block: bool = False
+        self, plan: Plan, order: Order, departures: Departures = NO_DEPARTURES
     ) -> tuple[TaskGraph, list[Factors]]:
-        model = self._model(plan, sends_block=sends_block)
+        model = self._model(plan, departures)
         stages, factors = stages_of(model, plan)
         return build_graph(stages, model.template, plan.micro_batches, order), factors
-
-    def _played(self, plan: Plan, graph: TaskGraph, factors: list[Factors]) -> Simulation:
-        return Simulation(
-            graph=graph,
-            times=play(graph, factors),
-            beyond_stages_s=bounds_of(self.workload, self.cluster, plan.engine).iteration_s,
-        )
 
     def predict(self, plan: Plan) -> Prediction:
         """What the plan costs."""
@@ -219,16 +210,23 @@ class EventSimulator:
             )
         )
 
-    def _model(self, plan: Plan, *, sends_block: bool) -> TaskModel:
-        key = plan.engine, plan.overlap_communication, sends_block
+    def _model(self, plan: Plan, departures: Departures = NO_DEPARTURES) -> TaskModel:
+        key = plan.engine, plan.overlap_communication, departures
         if key not in self._models:
             template = template_of(
                 plan.engine,
                 overlap_communication=plan.overlap_communication,
-                sends_block=sends_block,
+                sends=departures.sends,
+                runtime=departures.runtime,
             )
-            self._models[key] = TaskModel.of(self.workload, self.cluster, plan.engine, template)
+            self._models[key] = TaskModel.of(
+                self.workload, self.cluster, plan.engine, template, departures.step_moved
+            )
         return self._models[key]
+
+
+def _played(graph: TaskGraph, factors: list[Factors]) -> Simulation:
+    return Simulation(graph=graph, times=play(graph, factors))
 
 
 def _as_played(

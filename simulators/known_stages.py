@@ -50,7 +50,6 @@ def _predictions(
         seconds.step_s,
         seconds.exposed_communication_s,
     )
-    states = figures.weights_bytes + figures.gradients_bytes + figures.optimizer_bytes
     sizes = _whole_rows(
         costs.peak_allocated_bytes,
         costs.peak_reserved_bytes,
@@ -63,7 +62,7 @@ def _predictions(
         figures.logits_bytes,
         figures.forward_peak_bytes,
         figures.backward_peak_bytes,
-        states + figures.buffers_bytes + figures.step_buffer_bytes,
+        figures.step_peak_bytes,
     )
     return [_stage_prediction(t, s) for t, s in zip(times, sizes, strict=True)]
 
@@ -72,8 +71,10 @@ def _stage_prediction(times: list[float], sizes: list[int]) -> StagePrediction:
     peak, reserved, host, weights, gradients, optimizer, kept, buffers, logits, *phases = sizes
     # At the peak the running block's activations are among the temporaries.
     states = weights + gradients + optimizer + buffers
-    activations = min(kept, peak - states)
-    logits = min(logits, peak - states - activations)
+    # A step of all layers at once comes when activations and logits are gone.
+    is_step = phases[2] > max(phases[:2])
+    activations = 0 if is_step else min(kept, peak - states)
+    logits = 0 if is_step else min(logits, peak - states - activations)
     stable_s, delta_forward_s, delta_backward_s, step_s, exposed_s = times
     return StagePrediction(
         stable_s=stable_s,

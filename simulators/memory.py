@@ -1,8 +1,9 @@
 """What a stage's GPU holds over an iteration as it was played, and its fullest moment.
 
-States and the buffers of weights and gradients are there throughout. The ring of buffers for
-optimizer state is taken and given back whole: from the first fetch until the first micro-batch has
-gone forward and the last state has left. A layer that runs holds what its graph says is alive at
+States and the buffers of weights and gradients are there throughout. What the step needs besides is
+taken and given back whole: with rings of buffers from the first fetch of optimizer state until the
+first micro-batch has gone forward and the last state has left; without, from the first layer's step
+until the last one's. A layer that runs holds what its graph says is alive at
 its peak; when it has run forward it keeps what it saved, or its input where it is computed again,
 until its backward. What is swapped out makes room when whoever takes its buffer has waited for the
 copy, and is back when the copy in begins. Activations that were sent on stay until their gradient
@@ -22,7 +23,6 @@ from mistlab.plan import Plan
 from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.layer import sum_name
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.symbolic.states import sizes_of
 from simulators.graph import Label
 
 if TYPE_CHECKING:
@@ -31,13 +31,11 @@ if TYPE_CHECKING:
 # When, of which class, by how many bytes.
 Change = tuple[float, int, float]
 
-CLASSES = ("states", "buffers", "optimizer_buffers", "activations", "temporaries")
+CLASSES = ("states", "buffers", "step_buffers", "activations", "temporaries")
 _STATES, _BUFFERS, _STEP, _ACTIVATIONS, _TEMPORARIES = range(len(CLASSES))
 
 # Kinds of tasks that change what is held.
-_HOLDING = frozenset("FBAO")
-# Blocks whose optimizer state is there at once: one that steps and one that leaves.
-_RING = 2
+_HOLDING = frozenset("FBAOS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,7 +112,7 @@ def memory_of(
         _over_time(
             stage,
             stages[stage].static,
-            changes[stage] + stages[stage].step_ring(),
+            changes[stage] + stages[stage].step_buffers(),
             float(room_bytes[stage]),
         )
         for stage in range(plan.num_stages)
@@ -157,11 +155,15 @@ class _Stage:
         states = (figures.weights_bytes, figures.gradients_bytes, figures.optimizer_bytes)
         self.static[_STATES] = sum(float(column[stage]) for column in states)
         self.static[_BUFFERS] = float(figures.buffers_bytes[stage])
-        shard = own.data_parallel if own.zero >= 1 else 1
-        local = self.bytes["block"]["parameters"] / shard
-        swapped = local * sizes_of(model.workload.precision).optimizer * own.offload.optimizer
-        self.ring_bytes = min(_RING, own.layers) * swapped
-        # When the first state came, and when the last had gone and all layers had computed.
+        self.step_bytes = float(figures.step_buffer_bytes[stage])
+        memory = model.memory
+        self.steps_with = "O" if memory.rings else "S"
+        # A baseline's own pipeline reduces when all passes are over.
+        reduces = own.zero >= 1 and plan.num_stages == 1
+        self.wide_bytes = float(figures.logits_bytes[stage]) if memory.wide_logits else 0.0
+        self.bucket_bytes = memory.gradient * memory.bucket_elements if reduces else 0
+        # When the step's first task began; when its last had ended and, with rings, all layers had
+        # computed.
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
     def changes(
@@ -170,26 +172,26 @@ class _Stage:
         """When a task changes which class by how many bytes; ``is_first`` of all micro-batches."""
         kind, direction, layer = label
         assert layer is not None
-        if kind == "O":
+        if kind == self.steps_with:
             self.steps_from_s = min(self.steps_from_s, start_s)
-        if kind == "O" or (kind == "F" and is_first):
+        if kind == self.steps_with or (kind == "F" and is_first):
             self.steps_until_s = max(self.steps_until_s, end_s)
         if kind in ("F", "B"):
             return self._computing(kind == "F", layer, start_s, end_s)
-        if kind == "O":
+        if kind in ("O", "S"):
             return []
         size = self.ratios.activations * self._kept(layer)
         if direction == "<":
             return [(start_s, _ACTIVATIONS, size)]
         return [(end_s, _ACTIVATIONS, -size)]
 
-    def step_ring(self) -> list[Change]:
-        """The buffers of optimizer state, if any came: taken and given back whole."""
+    def step_buffers(self) -> list[Change]:
+        """What the step needs besides states, if it took any: taken and given back whole."""
         if math.isinf(self.steps_from_s):
             return []
         return [
-            (self.steps_from_s, _STEP, self.ring_bytes),
-            (self.steps_until_s, _STEP, -self.ring_bytes),
+            (self.steps_from_s, _STEP, self.step_bytes),
+            (self.steps_until_s, _STEP, -self.step_bytes),
         ]
 
     def _computing(
@@ -209,7 +211,8 @@ class _Stage:
         if found is None:
             sums = self._of(layer)
             sent = sums["output_bytes"] if layer == self.sends_from else 0.0
-            peaks = sums["forward_peak_bytes"], self._backward(layer)
+            wide = self.wide_bytes if layer >= self.blocks.stop else 0.0
+            peaks = sums["forward_peak_bytes"] + wide, self._backward(layer) + wide
             found = self.of_layer[layer] = (self._kept(layer) + sent, *peaks)
         return found
 
@@ -227,9 +230,9 @@ class _Stage:
         """What is alive at the peak of a layer's backward, its second forward among it."""
         sums = self._of(layer)
         if layer in self.plain or layer not in self.blocks:
-            return sums["backward_peak_bytes"]
+            return self.bucket_bytes + sums["backward_peak_bytes"]
         again = sums["forward_peak_bytes"] + sums["output_bytes"]
-        return max(again, sums["backward_peak_bytes"])
+        return self.bucket_bytes + max(again, sums["backward_peak_bytes"])
 
 
 _SUMS = (

@@ -11,13 +11,13 @@ from mistlab.cluster import Cluster
 from mistlab.cost.arithmetic import model_flop, stage_flop
 from mistlab.cost.bounds import Bounds, bounds_of
 from mistlab.cost.iteration import iteration_figures
-from mistlab.cost.memory import allocator_of, host_bytes_of_fullest_node, reserved_bytes
+from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes, room_bytes
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import FEW_ROWS, StageCostModel
 from mistlab.cost.tasks import TaskModel
 from mistlab.plan import Engine, Plan
 from mistlab.predict import Prediction
-from mistlab.schedule import template_of
+from mistlab.schedule import NO_DEPARTURES, Departures, template_of
 from mistlab.stages import (
     StageBatch,
     StageCosts,
@@ -41,11 +41,11 @@ STAGES_AT_ONCE = FEW_ROWS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Whose slot table, whether it overlaps communication, and whether its sends block."""
+    """Whose slot table, whether it overlaps communication, and what departs from the engine."""
 
     engine: Engine
     overlap_communication: bool
-    sends_block: bool = False
+    departures: Departures = NO_DEPARTURES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class SymbolicPredictor:
 
     workload: Workload
     cluster: Cluster
-    _memory: StageModel | None = field(default=None, init=False)
+    _memory: dict[Engine, StageModel] = field(default_factory=dict, init=False)
     _times: dict[Schedule, StageCostModel] = field(default_factory=dict, init=False)
     _known: dict[Schedule, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
@@ -92,7 +92,7 @@ class SymbolicPredictor:
     ) -> StageCosts:
         """What each candidate for a stage costs."""
         schedule = Schedule(engine=engine, overlap_communication=overlap_communication)
-        return self._costs(schedule, batch, self._stages().peaks(batch))
+        return self._costs(schedule, batch, self._stages(engine).peaks(batch))
 
     def iterations(
         self,
@@ -101,16 +101,18 @@ class SymbolicPredictor:
         *,
         engine: Engine = "mistlab",
         overlap_communication: bool = True,
-        sends_block: bool = False,
+        departures: Departures = NO_DEPARTURES,
     ) -> NDArray[np.float64]:
         """Seconds of an iteration of each pipeline: as many as ``micro_batches``, one after another
-        in ``batch``, with equally many stages each."""
+        in ``batch``, with equally many stages each.
+
+        ``departures`` are what published runs did otherwise than the engine.
+        """
         schedule = Schedule(
-            engine=engine, overlap_communication=overlap_communication, sends_block=sends_block
+            engine=engine, overlap_communication=overlap_communication, departures=departures
         )
         seconds = self._model(schedule)(batch)
-        whole = iteration_s(_table(seconds, len(micro_batches)), micro_batches)
-        return whole + self._calibration(engine).iteration_s
+        return iteration_s(_table(seconds, len(micro_batches)), micro_batches)
 
     def _predict_alike(self, schedule: Schedule, plans: Sequence[Plan]) -> Iterator[Prediction]:
         """What plans of one schedule and number of stages cost."""
@@ -136,7 +138,7 @@ class SymbolicPredictor:
         rank_bytes = np.array([stage.rank_host_bytes for stage in stages])
         node_bytes = host_bytes_of_fullest_node(rank_bytes, np.array(gpus), self.cluster)
         times = iteration_figures(
-            seconds + calibration.iteration_s,
+            seconds,
             num_gpus=num_gpus,
             flop=flop,
             workload=self.workload,
@@ -165,27 +167,23 @@ class SymbolicPredictor:
         return found
 
     def _worked_out(self, schedule: Schedule, batch: StageBatch) -> Iterator[KnownStage]:
-        figures = self._stages().figures(batch)
+        figures = self._stages(schedule.engine).figures(batch)
         costs = self._costs(schedule, batch, figures)
         gpus = np.minimum(batch.data_parallel * batch.tensor_parallel, self.cluster.gpus_per_node)
         return known_stages(costs, figures, gpus)
 
-    def _stages(self) -> StageModel:
-        if self._memory is None:
-            self._memory = StageModel.of(self.workload)
-        return self._memory
+    def _stages(self, engine: Engine) -> StageModel:
+        if engine not in self._memory:
+            self._memory[engine] = StageModel.of(self.workload, engine)
+        return self._memory[engine]
 
     def _costs(
         self, schedule: Schedule, batch: StageBatch, figures: StageFigures | StagePeaks
     ) -> StageCosts:
-        allocator = allocator_of(self.cluster)
-        reserved = reserved_bytes(
-            figures, data_parallel=batch.data_parallel, zero=batch.zero, allocator=allocator
-        )
-        room = self.cluster.memory_bytes - allocator.outside_bytes
+        reserved = reserved_bytes(figures, batch, self.cluster, schedule.engine)
         return StageCosts(
             seconds=self._model(schedule)(batch),
-            fits=figures.feasible & (reserved <= room),
+            fits=figures.feasible & (reserved <= room_bytes(self.cluster)),
             peak_allocated_bytes=figures.peak_bytes,
             peak_reserved_bytes=reserved,
             host_bytes=figures.host_bytes,
@@ -196,9 +194,16 @@ class SymbolicPredictor:
             template = template_of(
                 schedule.engine,
                 overlap_communication=schedule.overlap_communication,
-                sends_block=schedule.sends_block,
+                sends=schedule.departures.sends,
+                runtime=schedule.departures.runtime,
             )
-            tasks = TaskModel.of(self.workload, self.cluster, schedule.engine, template)
+            tasks = TaskModel.of(
+                self.workload,
+                self.cluster,
+                schedule.engine,
+                template,
+                step_moved=schedule.departures.step_moved,
+            )
             self._times[schedule] = StageCostModel(tasks=tasks)
         return self._times[schedule]
 

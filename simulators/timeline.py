@@ -33,8 +33,6 @@ WORDS: Mapping[Kind, str] = {
     "A": "activation swap",
     "X": "send",
     "Y": "receive",
-    "E": "embedding",
-    "H": "head",
 }
 
 

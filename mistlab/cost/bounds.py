@@ -1,16 +1,21 @@
-"""How sure a predicted time is, from the runs that its engine was compared on."""
+"""How sure a predicted time is, from the runs that its engine was compared on.
 
-import math
+Bounds widen with the distance to the nearest of these, counted in doublings of width, GPUs and
+sequence length. Over the first doubling they go from those of runs that were left out of the fit
+while their neighbours were in it to those of whole widths that were left out; these hold as far as
+such widths lay from the others. Each doubling beyond adds half as much again.
+"""
+
 from dataclasses import dataclass
 
 from mistlab.cluster import Cluster
-from mistlab.engines import EngineCalibration
+from mistlab.engines import EngineCalibration, MeasuredAt
 from mistlab.plan import Engine
 from mistlab.workload import Workload
 
 # Where no run of the engine on the hardware was measured.
 UNMEASURED_HALF_WIDTH = 0.3
-# A quantity may lie this far outside of what was measured before the bounds widen.
+# A quantity may lie this far from what was measured before a prediction says so.
 SLACK = 1.25
 
 
@@ -23,39 +28,37 @@ class Bounds:
     hidden: int
     sequence_length: int
 
-    @property
-    def iteration_s(self) -> float:
-        """What an iteration takes beyond its stages."""
-        return 0.0 if self.calibration is None else self.calibration.iteration_s
-
     def half_width(self, gpus: int) -> float:
-        """The share of a prediction that 90 % of measurements are within, on this many GPUs.
-
-        Each doubling beyond what was measured adds half as much again.
-        """
+        """The share of a prediction that 90 % of measurements are within, on this many GPUs."""
         if self.calibration is None:
             return UNMEASURED_HALF_WIDTH
-        doublings = sum(math.log2(excess) for _, excess in self._excesses(gpus))
-        return self.calibration.half_width * (1 + doublings / 2)
+        return half_width_at(self.calibration, self._nearest(gpus).doublings(self._place(gpus)))
 
     def notes(self, gpus: int) -> tuple[str, ...]:
         """What the prediction rests on that was not measured."""
         if self.calibration is None:
             return (f"no run of engine {self.engine} on this hardware was measured",)
+        ratios = self._nearest(gpus).ratios(self._place(gpus))
         return tuple(
-            f"{name} is {excess:.1f} times outside of what was measured"
-            for name, excess in self._excesses(gpus)
+            f"{name} differs by a factor of {ratio:.1f} from the nearest runs measured"
+            for name, ratio in ratios.items()
+            if ratio > SLACK
         )
 
-    def _excesses(self, gpus: int) -> list[tuple[str, float]]:
+    def _place(self, gpus: int) -> MeasuredAt:
+        return MeasuredAt(hidden=self.hidden, gpus=gpus, sequence_length=self.sequence_length)
+
+    def _nearest(self, gpus: int) -> MeasuredAt:
         assert self.calibration is not None
-        ranges = {
-            "hidden": (self.calibration.hidden, self.hidden),
-            "GPUs": (self.calibration.gpus, gpus),
-            "sequence length": (self.calibration.sequence_length, self.sequence_length),
-        }
-        excesses = [(name, of.excess(value)) for name, (of, value) in ranges.items()]
-        return [(name, excess) for name, excess in excesses if excess > SLACK]
+        return min(self.calibration.at, key=self._place(gpus).doublings)
+
+
+def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
+    """The half-width at a distance from the nearest runs."""
+    near, far = calibration.half_width, calibration.far_half_width
+    share = min(1.0, doublings / min(1.0, calibration.reach))
+    beyond = max(0.0, doublings - max(1.0, calibration.reach))
+    return (near + (far - near) * share) * (1 + beyond / 2)
 
 
 def bounds_of(workload: Workload, cluster: Cluster, engine: Engine) -> Bounds:

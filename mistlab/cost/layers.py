@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mistlab.compute import OPERATOR_CLASSES, Compute
 from mistlab.cost.kernels import Rule, class_of, rule_of
 from mistlab.hardware import PeakTflops
-from mistlab.plan import Engine
+from mistlab.schedule import Runtime
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.graph import LAYERS, PHASES, LayerGraph, ModelGraph, Operator, Phase
 from mistlab.symbolic.symbols import SIZES, size_symbol
@@ -54,13 +54,13 @@ class LayerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWork:
-    """The work of a model's layers under one engine, as functions of columns."""
+    """The work of a model's layers by one runtime's kernels, as functions of columns."""
 
     compiled: Compiled
     messages: Mapping[tuple[str, Phase], int]
 
     @classmethod
-    def of(cls, graph: ModelGraph, engine: Engine) -> Self:
+    def of(cls, graph: ModelGraph, runtime: Runtime) -> Self:
         """Compile a graph's layers."""
         layers = dict(zip(LAYERS, graph.layers, strict=True))
         expressions: dict[str, sympy.Expr] = {}
@@ -74,7 +74,7 @@ class LayerWork:
             for phase in PHASES:
                 messages = [o.read_bytes for o in layer.collectives if o.phase == phase]
                 expressions[f"{name} {phase} messages"] = sympy.Add(*messages)
-                for key, work in _work(layer, phase, engine, graph.attention).items():
+                for key, work in _work(layer, phase, runtime, graph.attention).items():
                     expressions[f"{name} {phase} {key}"] = work
         return cls(
             compiled=compile_expressions(expressions, columns=tuple(SIZES), constants={}),
@@ -87,9 +87,9 @@ class LayerWork:
 
 
 @cache
-def work_of(graph: ModelGraph, engine: Engine) -> LayerWork:
-    """The work of a graph's layers under an engine."""
-    return LayerWork.of(graph, engine)
+def work_of(graph: ModelGraph, runtime: Runtime) -> LayerWork:
+    """The work of a graph's layers by a runtime's kernels."""
+    return LayerWork.of(graph, runtime)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
 
 
 def _work(
-    layer: LayerGraph, phase: Phase, engine: Engine, attention: str
+    layer: LayerGraph, phase: Phase, runtime: Runtime, attention: str
 ) -> Mapping[str, sympy.Expr]:
     """Operations and bytes of each class of operators in one phase, and how many kernels."""
     zero = sympy.Integer(0)
@@ -152,18 +152,21 @@ def _work(
     sums = {f"{one} {unit}": zero for one in classes for unit in ("flop", "bytes")}
     sums["kernels"] = zero
     is_batch = sympy.Piecewise((1, size_symbol("b") > 1), (0, True))
+    done = set[Rule]()
     for operator in layer.of_phase(phase):
         if operator.kind == "collective":
             continue
-        operators, rule = class_of(operator), rule_of(operator, engine, attention)
+        operators, rule = class_of(operator), rule_of(operator, layer, runtime, attention)
         moved = operator.read_bytes + operator.written_bytes
-        fused_bytes = moved * _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)
+        fused_bytes = moved * _bytes_factor(rule)
         for one in (operators, BESIDE) if _goes_on_beside(operator) else (operators,):
             sums[f"{one} flop"] += operator.flop
             sums[f"{one} bytes"] += fused_bytes
         sums["memory bytes"] += _number(rule.copies_of_batches) * is_batch * moved
-        if rule.bytes_factor > 0:
-            sums["kernels"] += _where_fused(rule, 1, 1 + rule.kernels_unfused)
+        if rule not in done:
+            sums["kernels"] += _kernels(rule)
+        if rule.together:
+            done.add(rule)
     return sums
 
 
@@ -175,6 +178,26 @@ def _goes_on_beside(operator: Operator) -> bool:
     tokens, ranks = {size_symbol("b"), size_symbol("s")}, size_symbol("tp")
     first, *_, last = (sympy.sympify(size).free_symbols for size in operator.outputs[0])
     return ranks in first and ranks not in last and not tokens & (first | last)
+
+
+def _bytes_factor(rule: Rule) -> sympy.Expr:
+    if rule.bytes_own_keys is not None:
+        return _where_own_keys(_number(rule.bytes_own_keys), _number(rule.bytes_factor))
+    return _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)
+
+
+def _kernels(rule: Rule) -> sympy.Expr:
+    if rule.bytes_factor == 0:
+        return sympy.Integer(0)
+    if rule.bytes_own_keys is None:
+        return _where_fused(rule, rule.kernels, rule.kernels + rule.kernels_unfused)
+    of_own = rule.kernels_a_sequence * size_symbol("b")
+    return _where_own_keys(of_own, sympy.Integer(rule.kernels))
+
+
+def _where_own_keys(own: sympy.Expr, shared: sympy.Expr) -> sympy.Expr:
+    heads, keys = size_symbol("n"), size_symbol("k")
+    return sympy.Piecewise((own, sympy.Eq(heads, keys)), (shared, True))
 
 
 def _where_fused(rule: Rule, fused: float, unfused: float) -> sympy.Expr:

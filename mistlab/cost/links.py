@@ -6,6 +6,10 @@ the links. Inside a node that rate is taken as it is; across nodes all groups of
 network, so a group's rate goes with how many of its ranks the node has. Across nodes without any
 measurement the rate is the network's by the datasheet.
 
+Latency grows with the shape: a ring of R ranks makes R - 1 hops, an all-reduce twice as many. For
+an all-reduce across nodes the library may take a tree instead, which has fewer hops and moves more
+bytes past each link; each message goes the way that takes less time.
+
 Axes: C transfers.
 """
 
@@ -19,22 +23,38 @@ from numpy.typing import NDArray
 from mistlab.cluster import Cluster
 from mistlab.errors import UncalibratedError
 from mistlab.transfers import GroupTransfers, Line, Transfers
+from mistlab.units import MICROSECONDS
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 Copy = Literal["host_to_device", "device_to_host"]
 Values = NDArray[np.float64]
 
+# What one hop adds to a collective's latency, by the figures from which NCCL chooses between rings
+# and trees (NVIDIA/nccl, src/graph/tuning.cc: hwLat, simple protocol). The all-reduces that were
+# measured inside nodes give 2.1 to 2.7 microseconds a hop over NVLink and 4.8 over PCIe.
+NVLINK_HOP_S = 3.4 * MICROSECONDS
+PCIE_HOP_S = 5.7 * MICROSECONDS
+NETWORK_HOP_S = 14.0 * MICROSECONDS
+# A node whose GPUs reach one another faster than this has NVLink.
+FASTEST_PCIE_GBYTES_PER_S = 64.0
+# A tree's rate, of a ring's (the same file).
+RATE_OF_TREES = 0.9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Seconds of a message: a latency, and the seconds of each byte."""
+    """Seconds of a message: a latency, and the seconds of each byte; or by another way,
+    ``instead``, where that is faster."""
 
     latency_s: float
     s_per_byte: float
+    instead: "Link | None" = None
 
     def __call__(self, size_bytes: Values, messages: int = 1) -> Values:
         """Seconds (C) of ``messages`` that are ``size_bytes`` (C) in all; nothing takes no time."""
         seconds = messages * self.latency_s + size_bytes * self.s_per_byte
+        if self.instead is not None:
+            seconds = np.minimum(seconds, self.instead(size_bytes, messages))
         return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
 
 
@@ -75,35 +95,65 @@ class Links:
             one for group in self.transfers.groups if (one := _measured(group, kind)) is not None
         ]
         alike = [one for one in measured if (one.nodes > 1) == (nodes > 1)]
-        if not alike and nodes > 1:
-            return self._by_datasheet(kind, measured, gpus_in_node, ranks)
-        if not alike:
+        if not alike and nodes == 1:
             message = (
                 f"cluster.hardware: transfers of {self.cluster.hardware.name} have no {kind} "
                 "inside a node: measure one and run "
                 "python -m experiments.calibrate --collectives TABLE.csv"
             )
             raise UncalibratedError(message)
-        near = _nearest(alike, gpus_in_node, nodes)
-        near_ranks = near.gpus_in_node * near.nodes
+        near = _nearest(alike or measured, gpus_in_node, nodes)
+        if near is None or not alike:
+            s_per_byte = self._by_datasheet(kind, gpus_in_node, ranks)
+        else:
+            s_per_byte = self._as_measured(near, gpus_in_node, nodes)
+        # What a latency that was measured has beyond its shape's hops goes with every shape.
+        beyond_s = 0.0
+        if near is not None:
+            beyond_s = near.link.latency_s - self._ring_s(kind, near.gpus_in_node, near.nodes)
+
+        def link(hops_s: float, s_per_byte: float, instead: Link | None = None) -> Link:
+            latency_s = max(0.0, beyond_s + hops_s)
+            return Link(latency_s=latency_s, s_per_byte=s_per_byte, instead=instead)
+
+        tree = None
+        if kind == "all_reduce" and nodes > 1:
+            of_tree = s_per_byte * ranks / (ranks - 1) / RATE_OF_TREES
+            tree = link(self._tree_s(gpus_in_node, nodes), of_tree)
+        return link(self._ring_s(kind, gpus_in_node, nodes), s_per_byte, tree)
+
+    def _as_measured(self, near: "_Measured", gpus_in_node: int, nodes: int) -> float:
+        """Seconds of each byte, from those of a measured shape."""
+        ranks, near_ranks = gpus_in_node * nodes, near.gpus_in_node * near.nodes
         # Bytes past a link for each byte of the message, against those of the measured shape.
         share = ((ranks - 1) / ranks) / ((near_ranks - 1) / near_ranks)
         if nodes > 1:
             share *= near.gpus_in_node / gpus_in_node
-        return Link(
-            latency_s=near.link.latency_s,
-            s_per_byte=near.link.s_per_byte * share / self._override(across_nodes=nodes > 1),
-        )
+        return near.link.s_per_byte * share / self._override(across_nodes=nodes > 1)
 
-    def _by_datasheet(
-        self, kind: Collective, inside: list[_Measured], gpus_in_node: int, ranks: int
-    ) -> Link:
-        """Across nodes by the network's rate, of which each group has its ranks' part."""
+    def _by_datasheet(self, kind: Collective, gpus_in_node: int, ranks: int) -> float:
+        """Seconds of each byte across nodes by the network's rate, of which each group has its
+        ranks' part."""
         cluster = self.cluster
         rate = cluster.inter_node_bytes_per_s * gpus_in_node / cluster.gpus_per_node
         passes = 2.0 if kind == "all_reduce" else 1.0
-        latency_s = max((one.link.latency_s for one in inside), default=0.0)
-        return Link(latency_s=latency_s, s_per_byte=passes * (ranks - 1) / ranks / rate)
+        return passes * (ranks - 1) / ranks / rate
+
+    def _ring_s(self, kind: Collective, gpus_in_node: int, nodes: int) -> float:
+        """Seconds of a ring's hops."""
+        inside, across = (gpus_in_node - 1) * nodes, nodes - 1
+        passes = 2 if kind == "all_reduce" else 1
+        return passes * (inside * self._hop_in_node_s + across * NETWORK_HOP_S)
+
+    def _tree_s(self, gpus_in_node: int, nodes: int) -> float:
+        """Seconds of an all-reduce's hops up a tree of nodes and down, each node's GPUs a chain."""
+        levels = math.ceil(math.log2(nodes))
+        return 2 * ((gpus_in_node - 1) * self._hop_in_node_s + levels * NETWORK_HOP_S)
+
+    @property
+    def _hop_in_node_s(self) -> float:
+        rate = self.cluster.hardware.node.intra_node_gbytes_per_s
+        return NVLINK_HOP_S if rate > FASTEST_PCIE_GBYTES_PER_S else PCIE_HOP_S
 
     def send(self, *, across_nodes: bool, at_once: int) -> Link:
         """From a GPU to one of the next stage, while ``at_once`` GPUs of its node do the same."""
@@ -173,9 +223,9 @@ def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
     )
 
 
-def _nearest(measured: list[_Measured], gpus_in_node: int, nodes: int) -> _Measured:
+def _nearest(measured: list[_Measured], gpus_in_node: int, nodes: int) -> _Measured | None:
     def distance(one: _Measured) -> float:
         ratios = (one.gpus_in_node / gpus_in_node, one.nodes / nodes)
         return sum(abs(math.log(ratio)) for ratio in ratios)
 
-    return min(measured, key=distance)
+    return min(measured, key=distance, default=None)

@@ -85,7 +85,7 @@ class StageCostModel:
         )
         received = np.where(batch.has_embedding, 0.0, seconds.receive_s[strategies.index])
         sent = np.where(batch.has_head, 0.0, seconds.send_s[strategies.index])
-        blocking = float(self.tasks.template.sends_block)
+        blocking = float(self.tasks.template.sends == "blocking")
         lost = (1 - blocking) * _lost_beside_sends(seconds)[strategies.index]
         times = _times(
             pass_seconds(seconds, kinds, summed),

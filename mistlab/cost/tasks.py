@@ -19,6 +19,7 @@ from mistlab.cost.interference import Factors, factors_of
 from mistlab.cost.layers import LayerFigures, LayerModel, slowdown_of, work_of
 from mistlab.cost.links import Collective, Link, Links
 from mistlab.distinct import Known
+from mistlab.engine_memory import EngineMemory, memory_of
 from mistlab.errors import UncalibratedError
 from mistlab.plan import Engine
 from mistlab.schedule import SHARDED_GRADIENTS, Template
@@ -27,7 +28,6 @@ from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
 from mistlab.symbolic.graph import Phase as GraphPhase
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
-from mistlab.symbolic.states import StateSizes, sizes_of
 from mistlab.workload import Workload
 
 Values = NDArray[np.float64]
@@ -49,12 +49,6 @@ _RATIOS = {
     "O": "offload_optimizer",
     "A": "offload_activations",
 }
-
-# Bytes a parameter that the optimizer's step reads and writes. One kernel: gradient, master, both
-# moments and weight, 28. The baselines convert gradients to 32 bits (6), look for infinities while
-# they undo the loss scale (8), take the norm (4), clip (8), step (28), and write weights and clear
-# gradients (8).
-STEP_BYTES: Mapping[Engine, int] = {"mistlab": 28, "megatron": 62, "deepspeed": 62}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,7 +74,7 @@ class TaskModel:
     template: Template
     layers: LayerModel
     links: Links
-    sizes: StateSizes
+    memory: EngineMemory
     step_s_a_parameter: float
     known_layers: Known[Mapping[str, LayerFigures]] = field(
         default_factory=Known, init=False, repr=False, compare=False
@@ -93,8 +87,16 @@ class TaskModel:
     )
 
     @classmethod
-    def of(cls, workload: Workload, cluster: Cluster, engine: Engine, template: Template) -> Self:
-        """Compile the layers, look up the links."""
+    def of(
+        cls,
+        workload: Workload,
+        cluster: Cluster,
+        engine: Engine,
+        template: Template,
+        step_moved: int | None = None,
+    ) -> Self:
+        """Compile the layers, look up the links. ``step_moved`` is how many bytes a parameter the
+        step reads and writes where that is not the engine's own."""
         hardware = cluster.hardware
         if hardware.compute is None:
             message = (
@@ -102,18 +104,20 @@ class TaskModel:
                 "python -m experiments.calibrate --operators TABLE.csv"
             )
             raise UncalibratedError(message)
+        memory = memory_of(engine, workload.precision)
+        moved = memory.step_moved if step_moved is None else step_moved
         return cls(
             workload=workload,
             cluster=cluster,
             template=template,
             layers=LayerModel(
-                work=work_of(graph_of(workload), engine),
+                work=work_of(graph_of(workload), template.runtime),
                 compute=hardware.compute,
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
             ),
             links=Links.of(cluster),
-            sizes=sizes_of(workload.precision),
-            step_s_a_parameter=STEP_BYTES[engine] * hardware.compute.rate("memory").s_per_byte,
+            memory=memory,
+            step_s_a_parameter=moved * hardware.compute.rate("memory").s_per_byte,
         )
 
     def factors_of_group(self, gpus_in_node: int, nodes: int) -> Factors:
@@ -192,11 +196,11 @@ class TaskSeconds:
         return np.asarray(self.parameters / self._share(1) * a_parameter_s)
 
     def _gather(self) -> Values:
-        size_bytes = self.parameters * self.model.sizes.weight
+        size_bytes = self.parameters * self.model.memory.weight
         return self._over(self.shapes.data, "all_gather", size_bytes)
 
     def _reduce(self) -> Values:
-        size_bytes = self.parameters * self.model.sizes.gradient
+        size_bytes = self.parameters * self.model.memory.gradient
         scattered, reduced = (
             self._over(self.shapes.data, collective, size_bytes)
             for collective in ("reduce_scatter", "all_reduce")
@@ -205,15 +209,15 @@ class TaskSeconds:
 
     def _swap(self, kind: str, direction: str) -> Values:
         """Copies of a ratio of the blocks' local bytes; the embedding's and the head's stay."""
-        sizes = self.model.sizes
+        memory = self.model.memory
         if kind == "A":
             local_bytes = np.stack([layer.saved_bytes for layer in self.of_type])
             local_bytes[CHECKPOINTED] = self.layers["block"].input_bytes
         else:
             a_parameter, level = {
-                "P": (sizes.weight, 3),
-                "G": (sizes.gradient, 2),
-                "O": (sizes.optimizer, 1),
+                "P": (memory.weight, 3),
+                "G": (memory.gradient, 2),
+                "O": (memory.optimizer, 1),
             }[kind]
             local_bytes = self.parameters * a_parameter / self._share(level)
         moved = local_bytes * self.columns[_RATIOS[kind]] * BLOCKS[:, None]
@@ -267,21 +271,22 @@ class TaskSeconds:
             yield rows, self.model.factors_of_group(gpus, spanned)
 
     def _sends(self, crosses: NDArray[np.bool_]) -> Values:
-        """Seconds (S) of a micro-batch's activations between stages; one GPU has no neighbour."""
-        whole_bytes = self.layers["block"].output_bytes
-        seconds = np.zeros_like(whole_bytes)
+        """Seconds (S) of a micro-batch's activations between stages; one GPU has no neighbour.
+
+        Each of the receivers gets all of them, or a part that it then gathers with the others.
+        """
+        size_bytes = self.layers["block"].output_bytes
+        seconds = np.zeros_like(size_bytes)
         if self.model.cluster.num_gpus == 1:
             return seconds
-        splits = self.model.template.splits_sends & crosses
-        size_bytes = whole_bytes / np.where(splits, self.columns["tensor_parallel"], 1)
+        if self.model.template.sends == "split":
+            seconds += self._over(self.shapes.tensor, "all_gather", size_bytes)
+            size_bytes = size_bytes / self.columns["tensor_parallel"]
         at_once = self.shapes.senders_of_node
         for across, senders in {*zip(crosses.tolist(), at_once.tolist(), strict=True)}:
             rows = (crosses == across) & (at_once == senders)
             link = self.model.links.send(across_nodes=across, at_once=senders)
-            seconds[rows] = link(size_bytes[rows])
-        if splits.any():
-            gathered_bytes = np.where(splits, whole_bytes, 0.0)
-            seconds += self._over(self.shapes.tensor, "all_gather", gathered_bytes)
+            seconds[rows] += link(size_bytes[rows])
         return seconds
 
     def _tied(self) -> Values:
@@ -298,7 +303,7 @@ class TaskSeconds:
         local = padded * workload.model.hidden / tensor / self._share(SHARDED_GRADIENTS)
         nodes = 2 if cluster.nodes > 1 else 1
         link = self.model.collective("all_reduce", gpus_in_node=2 // nodes, nodes=nodes)
-        return link(local * self.model.sizes.gradient)
+        return link(local * self.model.memory.gradient)
 
 
 def _layer_figures(

@@ -15,6 +15,8 @@ import sympy
 from numpy.typing import NDArray
 
 from mistlab.distinct import Known
+from mistlab.engine_memory import EngineMemory, memory_of
+from mistlab.plan import Engine
 from mistlab.stages import StageBatch, StageFigures, StagePeaks
 from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions
 from mistlab.symbolic.feasible import divides, holds, remainders
@@ -23,7 +25,6 @@ from mistlab.symbolic.layer import LayerSums, sum_name
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stage import stage_expressions
-from mistlab.symbolic.states import StateSizes, sizes_of
 from mistlab.symbolic.symbols import CHOICES, SIZES
 from mistlab.workload import Workload
 
@@ -39,24 +40,31 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageModel:
-    """The stages of one workload as a function of columns."""
+    """The stages of one workload under one engine as a function of columns."""
 
     workload: Workload
+    engine: Engine
     layers: Compiled
     remainders: Compiled
     assumptions: tuple[str, ...]
     _known: "Known[_Sizes]" = field(default_factory=Known, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(cls, workload: Workload) -> Self:
+    def of(cls, workload: Workload, engine: Engine = "mistlab") -> Self:
         """The compiled layers of a workload's graph, and the stages that they make up."""
         graph = graph_of(workload)
         return cls(
             workload=workload,
+            engine=engine,
             layers=_layers(graph),
             remainders=_remainders(graph),
             assumptions=graph.assumptions,
         )
+
+    @property
+    def memory(self) -> EngineMemory:
+        """What the engine keeps in the workload's precision."""
+        return memory_of(self.engine, self.workload.precision)
 
     def figures(self, batch: StageBatch) -> StageFigures:
         """What each candidate holds and does."""
@@ -74,11 +82,11 @@ class StageModel:
         return StagePeaks(feasible=feasible, **values)
 
     def _values(
-        self, batch: StageBatch, compiled: Callable[[StateSizes, bool], Compiled]
+        self, batch: StageBatch, compiled: Callable[[EngineMemory, bool], Compiled]
     ) -> tuple[NDArray[np.bool_], Mapping[str, NDArray[np.float64]]]:
         sizes, rows = self._known([batch.micro_batch, batch.tensor_parallel], self._sizes)
         shared = Shared(table=sizes.table, index=rows)
-        stages = compiled(sizes_of(self.workload.precision), self.workload.model.tied_embeddings)
+        stages = compiled(self.memory, self.workload.model.tied_embeddings)
         by_symbol = batch.by_symbol
         values = stages({name: by_symbol[name] for name in CHOICES}, shared)
         return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
@@ -110,19 +118,19 @@ def _remainders(graph: ModelGraph) -> Compiled:
 
 
 @cache
-def _all(sizes: StateSizes, tied_embeddings: bool) -> Compiled:
-    return _compiled(_expressions(sizes, tied_embeddings))
+def _all(memory: EngineMemory, tied_embeddings: bool) -> Compiled:
+    return _compiled(_expressions(memory, tied_embeddings))
 
 
 @cache
-def _peaks(sizes: StateSizes, tied_embeddings: bool) -> Compiled:
-    expressions = _expressions(sizes, tied_embeddings)
+def _peaks(memory: EngineMemory, tied_embeddings: bool) -> Compiled:
+    expressions = _expressions(memory, tied_embeddings)
     names = [entry.name for entry in fields(StagePeaks) if entry.name in expressions]
     return _compiled({name: expressions[name] for name in names})
 
 
-def _expressions(sizes: StateSizes, tied_embeddings: bool) -> Mapping[str, sympy.Expr]:
-    stage = stage_expressions(sizes, tied_embeddings=tied_embeddings)
+def _expressions(memory: EngineMemory, tied_embeddings: bool) -> Mapping[str, sympy.Expr]:
+    stage = stage_expressions(memory, tied_embeddings=tied_embeddings)
     held = {
         "weights_bytes": stage.weights.device,
         "gradients_bytes": stage.gradients.device,
@@ -135,9 +143,11 @@ def _expressions(sizes: StateSizes, tied_embeddings: bool) -> Mapping[str, sympy
         )
         for phase in PHASES
     }
+    peaks["step_peak_bytes"] = sympy.Add(*held.values(), stage.step_buffer_bytes)
     return {
         "parameters": stage.parameters,
         **held,
+        "held_bytes": sympy.Add(*held.values()),
         "step_buffer_bytes": stage.step_buffer_bytes,
         "activations_bytes": stage.activations.device,
         "logits_bytes": stage.logits_bytes,

@@ -1,35 +1,16 @@
 """Bytes of weights, gradients and optimizer state under every ZeRO level and offload ratio.
 
-Mixed precision as the published systems do it: two bytes a weight and a gradient, twelve of
-optimizer state (32-bit master weight and two Adam moments). In full precision the weight is its
-own master. A ratio takes its share of the rank's bytes of blocks after sharding; the embedding and
-the head, whose states are needed first and last in every pass, stay on the device.
+How many bytes a parameter takes is the engine's (``mistlab.engine_memory``). A ratio takes its
+share of the rank's bytes of blocks after sharding; the embedding and the head, whose states are
+needed first and last in every pass, stay on the device.
 """
 
 from dataclasses import dataclass
 
 import sympy
 
+from mistlab.engine_memory import EngineMemory
 from mistlab.symbolic.symbols import choice_symbol
-from mistlab.workload import Precision
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSizes:
-    """Bytes a parameter."""
-
-    weight: int
-    gradient: int
-    optimizer: int
-
-
-HALF = StateSizes(weight=2, gradient=2, optimizer=12)
-SINGLE = StateSizes(weight=4, gradient=4, optimizer=8)
-
-
-def sizes_of(precision: Precision) -> StateSizes:
-    """The bytes a parameter that training in a precision takes."""
-    return SINGLE if precision == "fp32" else HALF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +21,19 @@ class States:
     host: sympy.Expr
 
 
-def weights(blocks: sympy.Expr, ends: sympy.Expr, sizes: StateSizes) -> States:
+def weights(blocks: sympy.Expr, ends: sympy.Expr, memory: EngineMemory) -> States:
     """Weights: sharded over data-parallel ranks from ZeRO-3."""
-    return _states(blocks * sizes.weight, ends * sizes.weight, level=3, ratio="ww")
+    return _states(blocks * memory.weight, ends * memory.weight, level=3, ratio="ww")
 
 
-def gradients(blocks: sympy.Expr, ends: sympy.Expr, sizes: StateSizes) -> States:
+def gradients(blocks: sympy.Expr, ends: sympy.Expr, memory: EngineMemory) -> States:
     """Accumulated gradients: sharded from ZeRO-2."""
-    return _states(blocks * sizes.gradient, ends * sizes.gradient, level=2, ratio="wg")
+    return _states(blocks * memory.gradient, ends * memory.gradient, level=2, ratio="wg")
 
 
-def optimizer(blocks: sympy.Expr, ends: sympy.Expr, sizes: StateSizes) -> States:
+def optimizer(blocks: sympy.Expr, ends: sympy.Expr, memory: EngineMemory) -> States:
     """Optimizer state: sharded from ZeRO-1."""
-    return _states(blocks * sizes.optimizer, ends * sizes.optimizer, level=1, ratio="wo")
+    return _states(blocks * memory.optimizer, ends * memory.optimizer, level=1, ratio="wo")
 
 
 def sharded(whole: sympy.Expr, *, level: int) -> sympy.Expr:

@@ -44,8 +44,3 @@ def size_symbol(name: str) -> sympy.Symbol:
 def choice_symbol(name: str) -> sympy.Symbol:
     """The symbol of a choice: a number that is not negative."""
     return sympy.Symbol(name, nonnegative=True)
-
-
-def column_of(symbol: sympy.Symbol) -> str:
-    """The name in full of a symbol: the column that it stands for."""
-    return {**SIZES, **CHOICES}[symbol.name]

@@ -1,6 +1,6 @@
 """Streams of a GPU: a stream for each lane, compute being the current one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +45,8 @@ class CudaStreams:
         self._last: Event | None = None
         self._log: list[_Ran | HostEvent] = []
         self._free: list[DeviceEvent] = []
+        # What ``beside`` gives to a collective, and what it gets back.
+        self._made, self._reduced = driver.event(), driver.event()
         self._born_s = perf_counter()
         self._began = driver.event()
         self._anchor()
@@ -83,6 +85,25 @@ class CudaStreams:
     def settle(self, pending: Pending | None) -> None:
         """Nothing to wait for: collectives run in the order of the stream."""
         assert pending is None
+
+    def beside(self, collective: Work, work: Callable[[], object]) -> None:
+        """Run a collective on its lane behind what compute has been given, and work on compute.
+
+        Two events serve all such collectives: a stream that waits for an event waits for what had
+        been recorded when it was told to.
+        """
+        if self._serialises:
+            self.settle(collective())
+            work()
+            return
+        compute, lane = self._streams["compute"], self._streams["tensor_parallel"]
+        self._made.record(compute)
+        lane.wait_event(self._made)
+        with self._driver.using(lane):
+            self.settle(collective())
+        self._reduced.record(lane)
+        work()
+        compute.wait_event(self._reduced)
 
     def synchronize(self) -> None:
         """Let the host wait for everything."""

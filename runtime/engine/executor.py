@@ -23,6 +23,7 @@ from runtime.engine.norm import Squares
 from runtime.engine.optimizer import Scaling, Stepper
 from runtime.engine.parameters import Parameters
 from runtime.engine.passes import Passes
+from runtime.engine.products import add_up_inside
 from runtime.engine.program import Op, flush, iterations
 from runtime.engine.ranks import StreamedRanks
 from runtime.engine.shape import StageShape
@@ -30,6 +31,7 @@ from runtime.engine.state import StageState
 from runtime.engine.streams import Event, Streams, Work
 from runtime.engine.swaps import Swaps
 from runtime.engine.training import Training
+from runtime.engine.written_out import let_attend_in_place
 from runtime.models.config import TYPE_OF_PRECISION
 
 # Layers whose first weights are drawn at once: each takes 8 bytes a parameter meanwhile.
@@ -93,6 +95,9 @@ class Executor:
         self.swaps = Swaps(self.state, connections, self.squares, streams)
         again = range(self.shape.blocks.stop - self.own.checkpointed_layers, self.shape.blocks.stop)
         modules = {layer: one.module for layer, one in self.layers.items()}
+        for module in modules.values():
+            add_up_inside(module, ranks)
+            let_attend_in_place(module)
         self.passes = Passes(self.state, modules, again, streams, device)
         micro_batch = (self.own.micro_batch, workload.sequence_length, workload.model.hidden)
         self.boundary = Boundary(connections, micro_batch, dtype, device, streams)

@@ -118,6 +118,7 @@ class Passes:
             self._plainly(layer, kept.again(), kept)
         assert kept.edge is not None
         torch.autograd.backward([kept.edge], [gradient])
+        self._places.add_vectors(layer)
         if kept.entered is not None:
             return kept.entered.grad
         return kept.handed[0] if kept.handed else None

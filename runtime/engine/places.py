@@ -2,11 +2,15 @@
 
 Weights and gradients that come and go are whole in an entry of a ring, now in the one and now in
 the other; parameters follow them there.
+
+Gradients of matrices add up while a layer runs backward. Vectors are many and small, and each would
+be a kernel of its own: autograd leaves their gradients with them, and one kernel adds them all.
 """
 
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 from runtime.engine.layout import Layout
@@ -19,15 +23,17 @@ OWN_TABLE = "tokens.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Place:
-    """A flat vector, and a layer's parameters in it."""
+    """A flat vector, and a layer's parameters in it; ``vectors`` are those of one dimension."""
 
     whole: Tensor
     views: tuple[Tensor, ...]
+    vectors: list[Tensor]
 
     @classmethod
     def of(cls, layout: Layout, whole: Tensor) -> Self:
         """Find the parameters."""
-        return cls(whole=whole, views=tuple(layout.views(whole).values()))
+        views = tuple(layout.views(whole).values())
+        return cls(whole=whole, views=views, vectors=[one for one in views if one.dim() == 1])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,6 +41,7 @@ class _Layer:
     """A layer's own parameters; where they may be, by entry of the rings; where they are."""
 
     parameters: tuple[nn.Parameter, ...]
+    vectors: list[nn.Parameter]
     weights: list[_Place]
     gradients: list[_Place]
     weights_now: _Place
@@ -70,9 +77,20 @@ class Places:
         place = one.gradients[entry]
         if place is not one.gradients_now:
             for parameter, view in zip(one.parameters, place.views, strict=True):
-                parameter.grad = view
+                parameter.grad = view if view.dim() > 1 else None
             one.gradients_now = place
         return place.whole
+
+    def add_vectors(self, layer: int) -> None:
+        """Add the gradients of a layer's vectors, which a backward pass has left with them, to
+        their sums."""
+        one = self._layers[layer]
+        if one.vectors:
+            assert one.gradients_now is not None
+            gradients = [vector.grad for vector in one.vectors if vector.grad is not None]
+            torch._foreach_add_(one.gradients_now.vectors, gradients)
+            for vector in one.vectors:
+                vector.grad = None
 
 
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
@@ -88,6 +106,7 @@ def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
     # What stays is at one place, whatever the entry.
     return _Layer(
         parameters=tuple(parameters),
+        vectors=[one for one in parameters if one.dim() == 1],
         weights=weights if shape.rings_weights(layer) else weights[:1] * RING,
         gradients=gradients if shape.rings_gradients(layer) else gradients[:1] * RING,
         weights_now=weights[0],

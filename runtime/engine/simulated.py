@@ -7,7 +7,7 @@ What may no longer be read is overwritten with NaN.
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
@@ -77,6 +77,12 @@ class SimulatedStreams:
             if not self._advance_all():
                 pending.wait_a_moment()
         pending.finish()
+
+    def beside(self, collective: Work, work: Callable[[], object]) -> None:
+        """Start a collective, do the work, wait for the collective."""
+        pending = collective()
+        work()
+        self.settle(pending)
 
     def synchronize(self) -> None:
         """Run everything."""

@@ -23,6 +23,7 @@ Lane = Literal[
     "receive_forward",
     "receive_backward",
     "host",
+    "tensor_parallel",
 ]
 LANES: tuple[Lane, ...] = get_args(Lane)
 Work = Callable[[], Pending | None]
@@ -37,6 +38,10 @@ class Streams(Protocol):
 
     def settle(self, pending: Pending | None) -> None:
         """Let the work that calls this wait for a collective that it has started."""
+
+    def beside(self, collective: Work, work: Callable[[], object]) -> None:
+        """Inside work on compute: a collective on the lane of tensor-parallel ranks while compute
+        does other work; what compute does next waits for both."""
 
     def synchronize(self) -> None:
         """Let the host wait for everything."""

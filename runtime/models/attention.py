@@ -18,6 +18,10 @@ from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import TensorParallel
 from runtime.models.sizes import value_of
 
+# Queries, keys and values (B, S, H + 2 K, D) to attention (B, S, H, D): as models have it, or as
+# whoever runs one would have it.
+Attend = Callable[[Tensor, "Attention"], Tensor]
+
 
 class RotaryTables(nn.Module):
     """Cosines and sines (positions, rotated / 2), shared by all blocks of a model."""
@@ -45,6 +49,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.attend: Attend = _attend_to_parts
         self.rotary = rotary
         self.heads = shard(config.heads, ranks.size, "a number of heads of")
         self.kv_heads = shard(config.kv_heads, ranks.size, "a number of key-value heads of")
@@ -66,10 +71,15 @@ class Attention(nn.Module):
         if self.rotary is not None:
             tables = self.rotary.cosine[:sequence], self.rotary.sine[:sequence]
             qkv = Rotary.apply(qkv, *tables, shape, heads + kv_heads)
-        query, key, value = qkv.view(shape).split([heads, kv_heads, kv_heads], dim=2)
-        dropout = self.config.dropout if self.training else 0.0
-        mixed = ATTENTION[self.config.attention](query, key, value, dropout)
+        mixed = self.attend(qkv.view(shape), self)
         return self.output(mixed.reshape(batch, sequence, heads * channels))
+
+
+def _attend_to_parts(qkv: Tensor, of: Attention) -> Tensor:
+    """Attention (B, S, H, D) of queries, keys and values (B, S, H + 2 K, D) taken apart."""
+    query, key, value = qkv.split([of.heads, of.kv_heads, of.kv_heads], dim=2)
+    dropout = of.config.dropout if of.training else 0.0
+    return ATTENTION[of.config.attention](query, key, value, dropout)
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:

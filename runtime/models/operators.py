@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# How often squares of scores are halved before what is future in them is masked.
+HALVINGS = 4
+
 
 @torch.library.custom_op("mistlab::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -116,7 +119,7 @@ def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
     half = cosine.shape[-1]
     first, second = heads[..., :half], heads[..., half : 2 * half]
     cosine, sine = cosine[:, None].to(heads.dtype), sine[:, None].to(heads.dtype)
-    turned = first * cosine - second * sine
+    turned = (first * cosine).addcmul_(second, sine, value=-1)
     second.mul_(cosine).addcmul_(first, sine)
     first.copy_(turned)
 
@@ -162,9 +165,31 @@ def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
 
     Rows are in order of query position. Overwrites the scores' future positions.
     """
-    future = scores.new_ones(sequence, sequence, dtype=torch.bool).triu_(1)
-    scores.view(-1, sequence, sequence).masked_fill_(future, -math.inf)
+    _hide_future(scores.view(-1, sequence, sequence))
     return torch.softmax(scores, dim=-1)
+
+
+def _hide_future(scores: Tensor) -> None:
+    """Let scores (.., S, S) of positions behind a query's own be minus infinity.
+
+    The upper right quarter of each square is only written, in squares at the diagonal that are
+    halved ``HALVINGS`` times; what is left at the diagonal is masked. To mask the whole would read
+    and write it.
+    """
+    size, squares = scores.shape[-1], 1
+    while squares < 2**HALVINGS and size % 2 == 0:
+        size //= 2
+        _squares(scores, squares, 2 * size, size)[..., size:].fill_(-math.inf)
+        squares *= 2
+    future = scores.new_ones(size, size, dtype=torch.bool).triu_(1)
+    _squares(scores, squares, size, size).masked_fill_(future, -math.inf)
+
+
+def _squares(scores: Tensor, count: int, size: int, rows: int) -> Tensor:
+    """The first ``rows`` of squares at the diagonal (.., count, rows, size)."""
+    whole = scores.shape[-1]
+    strides = (whole * whole, size * (whole + 1), whole, 1)
+    return scores.as_strided((len(scores), count, rows, size), strides, scores.storage_offset())
 
 
 @causal_softmax.register_fake

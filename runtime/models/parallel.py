@@ -4,6 +4,7 @@ A rank is told by a ``TensorParallel``: how many ranks there are, which one this
 reduce and gather. In a trace the ranks are only counted and the collectives only recorded.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from runtime.models.config import shard
 from runtime.models.ranks import TensorParallel
 from runtime.models.sizes import Size
+
+# ``x @ weight.T + bias`` of two dimensions: torch's own, or one that a model's runner puts there.
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class _Enter(torch.autograd.Function):
@@ -51,12 +55,14 @@ def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
     return left
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, multiply: Multiply = nn.functional.linear
+) -> Tensor:
     """``x @ weight.T + bias`` over flat tokens; the result may be changed in place.
 
     Given more dimensions, torch 2.11 asks for them as numbers, which a trace refuses.
     """
-    flat = nn.functional.linear(x.flatten(0, -2), weight, bias)
+    flat = multiply(x.flatten(0, -2), weight, bias)
     shaped: Tensor = torch.ops.aten._unsafe_view(flat, (*x.shape[:-1], weight.shape[0]))
     return shaped
 
@@ -78,13 +84,14 @@ class ColumnLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.blocks = outputs
+        self.multiply: Multiply = nn.functional.linear
         rows = sum(shard(size, ranks.size, "a column-split width of") for size in outputs)
         self.weight = nn.Parameter(torch.empty(rows, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(rows, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
         """The rank's columns of the product."""
-        return product(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias, self.multiply)
 
 
 class RowLinear(nn.Module):
@@ -103,13 +110,14 @@ class RowLinear(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        self.multiply: Multiply = nn.functional.linear
         columns = shard(inputs, ranks.size, "a row-split width of")
         self.weight = nn.Parameter(torch.empty(outputs, columns, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
         """The rank's part of the product."""
-        return product(x, self.weight, None)
+        return product(x, self.weight, None, self.multiply)
 
 
 class VocabularyEmbedding(nn.Module):

@@ -12,7 +12,7 @@ from experiments.commandline import run
 from experiments.published import END_TO_END, MEGATRON, read_end_to_end, read_megatron
 from experiments.whole_runs import predicted_s
 from mistlab import catalog
-from mistlab.stages import StageBatch
+from mistlab.schedule import Departures
 from simulators.symbolic import SymbolicPredictor
 
 MIB_BYTES = 2**20
@@ -91,11 +91,23 @@ def test_stages_of_the_published_runtime_wait_for_transfers_and_those_of_ours_do
     predictor = SymbolicPredictor(workload=ours.workload, cluster=ours.cluster)
     expected = predictor.predict(ours.plan).iteration_s
     assert predicted_s(ours, ours.cluster.hardware) == pytest.approx(expected, rel=1e-12)
-    (blocking,) = predictor.iterations(
-        StageBatch.of_plan(ours.plan), np.array([ours.plan.micro_batches]), sends_block=True
+    (theirs_s,) = predictor.iterations(
+        theirs.stages,
+        np.array([4]),
+        departures=Departures(sends="blocking", step_moved=28, runtime="mist"),
     )
-    assert predicted_s(theirs, theirs.cluster.hardware) == pytest.approx(blocking, rel=1e-12)
-    assert blocking != pytest.approx(expected, rel=1e-4)
+    assert predicted_s(theirs, theirs.cluster.hardware) == pytest.approx(theirs_s, rel=1e-12)
+    (waiting_s,) = predictor.iterations(
+        theirs.stages, np.array([4]), departures=Departures(sends="blocking", runtime="mist")
+    )
+    assert waiting_s != expected
+    # Their step is one kernel.
+    assert theirs_s < waiting_s
+    (adding_s,) = predictor.iterations(
+        theirs.stages, np.array([4]), departures=Departures(sends="blocking", step_moved=28)
+    )
+    # Their products do not add gradients up.
+    assert adding_s < theirs_s
 
 
 def test_split_operators_are_approximated_by_broken_numbers_of_blocks(tmp_path: Path) -> None:
@@ -161,6 +173,7 @@ def test_tables_are_compared_set_by_set(tmp_path: Path, capsys: pytest.CaptureFi
     # Fewer blocks computed again, yet slower by the table: that pair is in the wrong order.
     assert ours["telling_pairs_in_wrong_order"] == 1
     assert summary["memory"]["stages"] == 4
+    assert all(row["fits"] or row["approximated"] for row in summary["runs"])
     approximated = [row["run"] for row in summary["runs"] if row["approximated"]]
     assert approximated == ["split-operators"]
     assert (out / "memory.svg").exists()

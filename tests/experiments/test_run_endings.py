@@ -54,6 +54,8 @@ def test_a_process_that_is_done_ends_as_others_do_if_it_was_alone(
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(SystemExit, match=f"^at once: {DONE + 100}$"):
         run_as_process(lambda _: DONE, [])
+    with pytest.raises(SystemExit, match=f"^at once: {DONE}$"):
+        run_as_process(lambda _: DONE, [], at_once=True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit, match=f"^at once: {DONE}$"):
         run_as_process(lambda _: DONE, [])

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import sympy
 
+from mistlab.engine_memory import memory_of
 from mistlab.symbolic.compiled import ROWS_AT_ONCE, compile_expressions
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import Variant, shipped
 from mistlab.symbolic.maximum import undominated
-from mistlab.symbolic.states import HALF, SINGLE, gradients, optimizer, weights
+from mistlab.symbolic.states import gradients, optimizer, weights
 from mistlab.symbolic.symbols import size_symbol
 
 CONSTANTS = {"s": 2048, "h": 1024, "n": 16, "k": 16, "d": 64, "f": 4096, "V": 50304}
@@ -36,13 +37,13 @@ def test_block_memory_equals_sympy_row_by_row() -> None:
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_states_shard_by_zero_level_and_split_by_ratio(zero: int) -> None:
-    states = [weights, gradients, optimizer]
-    sizes = (HALF.weight, HALF.gradient, HALF.optimizer)
+    states, memory = [weights, gradients, optimizer], memory_of("mistlab", "fp16")
+    sizes = (memory.weight, memory.gradient, memory.optimizer)
     blocks, ends = ([count * size for size in sizes] for count in (1200.0, 400.0))
     shards = [4 if zero >= level else 1 for level in (3, 2, 1)]
     expressions = {}
     for state in states:
-        made = state(sympy.Integer(1200), sympy.Integer(400), HALF)
+        made = state(sympy.Integer(1200), sympy.Integer(400), memory)
         expressions |= {
             f"{state.__name__} device": made.device,
             f"{state.__name__} host": made.host,
@@ -59,11 +60,6 @@ def test_states_shard_by_zero_level_and_split_by_ratio(zero: int) -> None:
         for part in ((block * (1 - ratio) + end) / count, block * ratio / count)
     ]
     assert values.tolist() == pytest.approx(expected, rel=1e-15)
-
-
-def test_full_precision_needs_sixteen_bytes_a_parameter_too() -> None:
-    assert SINGLE.weight + SINGLE.gradient + SINGLE.optimizer == 16
-    assert HALF.weight + HALF.gradient + HALF.optimizer == 16
 
 
 def test_a_symbol_without_a_value_is_named() -> None:

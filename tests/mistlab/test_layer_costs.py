@@ -7,10 +7,11 @@ import pytest
 
 from mistlab import catalog
 from mistlab.compute import OPERATOR_CLASSES, Compute, Rate
-from mistlab.cost.kernels import RULES, class_of, rule_of
+from mistlab.cost.kernels import class_of, rule_of
 from mistlab.cost.layers import BESIDE, LayerFigures, LayerModel, slowdown_of, work_of
 from mistlab.errors import FieldError
 from mistlab.model import ModelSpec
+from mistlab.schedule import Runtime
 from mistlab.symbolic.library import Variant, graph_of, shipped
 from mistlab.symbolic.sizes import size_columns
 from mistlab.workload import Workload
@@ -106,13 +107,54 @@ def test_single_precision_is_slower_by_the_datasheets_peaks() -> None:
     assert slowdown_of(peaks, "fp32") == pytest.approx(121 / 30.3)
 
 
-def test_gradients_are_added_up_inside_products_by_megatron_alone() -> None:
-    graph = shipped(Variant(family="gpt", attention="flash", precision="half"))
-    additions = [o for o in graph.block.operators if o.kind == "accumulate"]
-    assert additions
-    for engine in RULES:
-        factors = {rule_of(o, engine, "flash").bytes_factor for o in additions}
-        assert factors == ({0.0} if engine == "megatron" else {1.0})
+@pytest.mark.parametrize("family", ["gpt", "llama", "falcon"])
+def test_gradients_of_weights_are_added_up_inside_products(family: str) -> None:
+    """By engines mistlab and megatron; other gradients are added by kernels of their own."""
+    graph = shipped(Variant(family=family, attention="flash", precision="half"))
+
+    def added(runtime: Runtime) -> set[str]:
+        return {
+            operator.module
+            for layer in graph.layers
+            for operator in layer.operators
+            if operator.kind == "accumulate"
+            and rule_of(operator, layer, runtime, "flash").bytes_factor == 0
+        }
+
+    weights = {"attention.qkv", "attention.output", "mlp.up", "mlp.down", "head.projection"}
+    assert added("mistlab") == weights
+    assert added("megatron") > weights
+    assert added("deepspeed") == added("mist") == set()
+
+
+def test_gradients_of_vectors_are_one_kernel() -> None:
+    """Two of each of a GPT block's two normalisations. Gradients of queries, keys and values are
+    put together by a kernel that the published Mist has none for."""
+    columns = size_columns(WORK, np.array([2]), np.array([1]))
+
+    def kernels(runtime: Runtime) -> float:
+        compiled = work_of(graph_of(WORK), runtime).compiled
+        found = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
+        return found["block backward kernels"]
+
+    weights, vectors, puts_together = 4, 4, 1
+    assert kernels("mist") - kernels("mistlab") == weights + vectors - 1 - puts_together
+
+
+@pytest.mark.parametrize(("name", "copies"), [("gpt3-7b", False), ("llama3-8b", True)])
+def test_written_out_attention_copies_where_heads_share_keys(name: str, copies: bool) -> None:
+    """By engine mistlab; where it copies nothing, each sequence's products are kernels."""
+    work = replace(WORK, model=catalog.model(name), attention="math")
+
+    def kernels(runtime: Runtime, micro_batch: int) -> float:
+        columns = size_columns(work, np.array([micro_batch]), np.array([1]))
+        compiled = work_of(graph_of(work), runtime).compiled
+        found = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
+        return found["block forward kernels"]
+
+    # Two products; four copies; a softmax of eight kernels.
+    assert kernels("mistlab", 4) - kernels("mistlab", 1) == (0 if copies else 2 * 3)
+    assert kernels("mistlab", 1) - kernels("mist", 1) == 8 - 1 - (0 if copies else 4)
 
 
 def test_operands_of_fused_attention_are_copied_for_batches_only() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cluster import Cluster
-from mistlab.cost.links import Links
+from mistlab.cost.links import NETWORK_HOP_S, PCIE_HOP_S, Links
 from mistlab.errors import InputError
 from mistlab.transfers import GroupTransfers, Line, Transfers
 
@@ -60,7 +60,42 @@ def test_groups_of_a_node_share_its_network() -> None:
     whole = links.collective("all_gather", gpus_in_node=8, nodes=2)
     half = links.collective("all_gather", gpus_in_node=4, nodes=2)
     assert half.s_per_byte / whole.s_per_byte == pytest.approx(2 * (7 / 8) / (15 / 16))
-    assert half.latency_s == whole.latency_s == pytest.approx(1e-3)
+    assert whole.latency_s == pytest.approx(1e-3)
+
+
+def test_latency_grows_with_the_hops_of_a_ring() -> None:
+    links = links_of(INSIDE, ACROSS, nodes=128)
+    # L4 GPUs reach one another over PCIe: from 8 ranks on 2 nodes to 4 on 2, 8 hops fewer inside.
+    near, half = (links.collective("all_gather", gpus_in_node=g, nodes=2) for g in (8, 4))
+    assert near.latency_s - half.latency_s == pytest.approx(8 * PCIE_HOP_S)
+    far = links.collective("all_gather", gpus_in_node=8, nodes=128)
+    hops_s = 126 * (7 * PCIE_HOP_S + NETWORK_HOP_S)
+    assert far.latency_s - near.latency_s == pytest.approx(hops_s)
+    assert far(np.array([1.0]))[0] == pytest.approx(far.latency_s)
+    inside = [links.collective("all_reduce", gpus_in_node=g, nodes=1).latency_s for g in (4, 8)]
+    assert inside[1] - inside[0] == pytest.approx(2 * 4 * PCIE_HOP_S)
+
+
+def test_a_small_all_reduce_over_many_nodes_takes_a_tree() -> None:
+    link = links_of(INSIDE, nodes=128).collective("all_reduce", gpus_in_node=8, nodes=128)
+    ring = replace(link, instead=None)
+    small, large = np.array([1e3]), np.array([1e10])
+    # Up seven levels and down, instead of twice round 128 nodes.
+    fewer_s = 2 * (7 * 127 * PCIE_HOP_S + (127 - 7) * NETWORK_HOP_S)
+    assert ring(small)[0] - link(small)[0] == pytest.approx(fewer_s, rel=1e-3)
+    assert link(large)[0] == ring(large)[0]
+    gather = links_of(INSIDE, nodes=128).collective("all_gather", gpus_in_node=8, nodes=128)
+    assert gather.instead is None
+
+
+def test_the_network_is_measured_in_latency_too() -> None:
+    """What was measured beyond its own hops is part of every other shape."""
+    slow = replace(ACROSS, all_gather=line(4.0, 5000.0))
+    usual, slower = (
+        links_of(INSIDE, one, nodes=64).collective("all_gather", gpus_in_node=8, nodes=64)
+        for one in (ACROSS, slow)
+    )
+    assert slower.latency_s - usual.latency_s == pytest.approx(4e-3)
 
 
 def test_an_unmeasured_network_has_its_datasheets_rate() -> None:

@@ -11,7 +11,7 @@ from mistlab import catalog
 from mistlab.cluster import Cluster
 from mistlab.compute import Compute, Rate
 from mistlab.datafile import parse_yaml
-from mistlab.engines import Allocator, EngineCalibration, Measured
+from mistlab.engines import Allocator, EngineCalibration, MeasuredAt
 from mistlab.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
 from mistlab.interference import GroupSlowdowns, Interference, Slowdown
 from mistlab.job import Job, job_from_mapping
@@ -42,7 +42,7 @@ TYPES = {
         Rate,
         Allocator,
         EngineCalibration,
-        Measured,
+        MeasuredAt,
         Provenance,
         Source,
     ),

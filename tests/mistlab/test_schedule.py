@@ -38,7 +38,7 @@ def test_a_text_that_parses_comes_back_from_its_action(text: str) -> None:
         ("2F.7m0", Action(stage=2, kind="F", layer=7, micro_batch=0)),
         ("2O<.8m0", Action(stage=2, kind="O", direction="<", layer=8, micro_batch=0)),
         ("0A>.11m12", Action(stage=0, kind="A", direction=">", layer=11, micro_batch=12)),
-        ("3Hm1", Action(stage=3, kind="H", micro_batch=1)),
+        ("3Xm1", Action(stage=3, kind="X", micro_batch=1)),
     ],
 )
 def test_texts_mean_what_the_design_says(text: str, action: Action) -> None:

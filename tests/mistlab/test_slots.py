@@ -97,6 +97,6 @@ def test_the_overlapped_table_is_the_published_one() -> None:
 
 
 def test_depth_and_blocking_can_be_chosen() -> None:
-    template = template_of("mistlab", depth=3, sends_block=True)
-    assert (template.depth, template.sends_block) == (3, True)
+    template = template_of("mistlab", depth=3, sends="blocking")
+    assert (template.depth, template.sends) == (3, "blocking")
     assert template.phases == template_of("mistlab").phases

@@ -21,6 +21,7 @@ from runtime.checks.collectives.calls import (  # noqa: E402
     WorldCalls,
     calls_of,
 )
+from runtime.checks.collectives.deadlock import deadlock  # noqa: E402
 from runtime.checks.collectives.findings import (  # noqa: E402
     collective_findings,
     few_batches,
@@ -109,6 +110,27 @@ def test_as_many_hang_as_the_page_of_the_decision_says(plans: Plans) -> None:
     pipelines = {seed: one for seed, one in plans.items() if one[1].num_stages > 1}
     found = {queues: hanging(pipelines, queues) for queues in (1, 8, len(LANES))}
     assert (len(pipelines), found) == (208, {1: 208, 8: 64, len(LANES): 0})
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_reduction_beside_its_task_waits_in_the_queue_of_its_own_lane(beside: bool) -> None:
+    """Of three queues its lane and that of receipts have one: there it is behind a receipt of what
+    the other rank sends when the reduction has ended."""
+    reduces = Call(group="tensor", kind="all_reduce", what="gradients", beside=beside)
+    exchanges = (Call(group="forward 0", kind="exchange", what="activations"),)
+    receives, sends = (
+        Step(task="Y", lane="receive_forward", calls=exchanges),
+        Step(task="X", lane="send_forward", calls=exchanges, waits=(1,)),
+    )
+    backward = Step(task="B", calls=(reduces,))
+    messages = {"forward 0": {1: 1}}, {"forward 0": {0: 1}}
+    ranks = (
+        RankCalls(rank=0, steps=(receives, backward), sends={}, receives=messages[0]),
+        RankCalls(rank=1, steps=(backward, sends), sends=messages[1], receives={}),
+    )
+    groups = (("tensor", (0, 1)), ("forward 0", (0, 1)))
+    assert deadlock(ranks, groups, ranks) == []
+    assert bool(deadlock(ranks, groups, ranks, queues=3)) == beside
 
 
 WORK = workload("gpt", tied_embeddings=True)

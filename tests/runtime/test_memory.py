@@ -80,7 +80,7 @@ def test_embedding_and_head_of_one_stage_share_a_table(zero: int) -> None:
         assert held == {name: getattr(figures, f"{name}_bytes")[0] for name in held}
 
 
-def test_full_precision_takes_masters_beyond_what_is_predicted() -> None:
+def test_full_precision_keeps_masters_beside_weights_as_is_predicted() -> None:
     work = workload(hidden=128, ffn=512, vocab=128, precision="fp32")
     plan = Plan(micro_batches=2, stages=(stage(4),))
     figures = StageModel.of(work).figures(StageBatch.of_plan(plan))
@@ -92,7 +92,7 @@ def test_full_precision_takes_masters_beyond_what_is_predicted() -> None:
 
     (held,) = run_threads(1, held_by)
     assert held["weights"] == figures.weights_bytes[0]
-    assert held["optimizer"] == figures.optimizer_bytes[0] * 12 / 8
+    assert held["optimizer"] == figures.optimizer_bytes[0] == 3 * held["weights"]
 
 
 @pytest.mark.parametrize("again", [0, 2])

@@ -8,9 +8,7 @@ torch = pytest.importorskip("torch")
 
 from mistlab.plan import Offload, Plan  # noqa: E402
 from mistlab.stages import StageBatch  # noqa: E402
-from mistlab.symbolic import states  # noqa: E402
 from mistlab.symbolic.stage_model import StageModel  # noqa: E402
-from mistlab.symbolic.states import StateSizes  # noqa: E402
 from mistlab.workload import Workload  # noqa: E402
 from runtime.comm.isolated import isolated  # noqa: E402
 from runtime.comm.topology import Connections  # noqa: E402
@@ -31,6 +29,9 @@ NONE = ratios(0, 0, 0, 0)
 SIZES = {"hidden": 256, "ffn": 1024, "vocab": 2048, "sequence_length": 128}
 # A feed-forward layer's inner tensor.
 LARGEST_BYTES = 2 * 128 * 1024 * 4
+# A weight of that layer. Predictions have its gradient beside the tensors of the pass that makes
+# it, as graphs have it; here the product adds it to the sums, and a peak may be less.
+LARGEST_WEIGHT_BYTES = 256 * 1024 * 4
 # Ratios, and blocks that are computed again of the four or three of a stage.
 CASES: Sequence[tuple[int, Offload]] = (
     (0, NONE),
@@ -49,8 +50,6 @@ def as_large_models_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     # As small beside these models as it is beside those that are trained.
     monkeypatch.setattr(optimizer, "CHUNK", 2**17)
-    # Full precision is fast on a CPU; predictions count no masters there.
-    monkeypatch.setattr(states, "SINGLE", StateSizes(weight=4, gradient=4, optimizer=12))
 
 
 def taken_bytes(work: Workload, plan: Plan, connections: Connections) -> int:
@@ -68,7 +67,8 @@ def assert_predicted(taken: int, predicted: float, offload: Offload, *, rel: flo
     """Activations leave as whole storages: in sum one may be too many for a ratio, and of the block
     that is whole for its neighbour's sake another."""
     storages = 2 * LARGEST_BYTES if 0 < offload.activations < 1 else 0
-    assert taken == pytest.approx(predicted, rel=rel, abs=storages)
+    more = max(rel * predicted, storages)
+    assert predicted - LARGEST_WEIGHT_BYTES - more <= taken <= predicted + more
 
 
 @pytest.mark.parametrize(("checkpointed", "offload"), CASES)

@@ -16,6 +16,7 @@ from runtime.engine.ranks import StreamedRanks  # noqa: E402
 from runtime.engine.shape import StageShape  # noqa: E402
 from runtime.engine.simulated import Progress  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
+from tests.runtime import worlds  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     LEARNING_RATE,
     MIXED,
@@ -168,12 +169,23 @@ def test_an_overflow_leaves_a_step_out_and_halves_the_scale_on_every_rank() -> N
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_half_precision_learns_as_full_precision_does(precision: str) -> None:
+def test_half_precision_learns_as_full_precision_does(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch again and again, which is learnt by heart unless nothing is learnt."""
+    batch = worlds.sequences(workload(), 0)
+    monkeypatch.setattr(worlds, "sequences", lambda *_: batch)
     plan = Plan(micro_batches=2, stages=(stage(data_parallel=2, zero=2, offload=MIXED),))
-    training = Training(learning_rate=1e-2)
-    full = by_plan(workload(), plan, training, steps=6).losses
-    half = by_plan(workload(precision=precision), plan, training, steps=6).losses
-    assert half == pytest.approx(full, rel=1e-2)
+
+    def losses(precision: str, learning_rate: float) -> list[float]:
+        training = Training(learning_rate=learning_rate)
+        return by_plan(workload(precision=precision), plan, training, steps=6).losses
+
+    half = losses(precision, 1e-2)
+    assert half == pytest.approx(losses("fp32", 1e-2), rel=1e-2)
+    assert half[-1] < half[0] - 0.5
+    unmoved = losses(precision, 0.0)
+    assert unmoved == [unmoved[0]] * 6
 
 
 def test_a_tensor_sum_that_is_left_out_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from mistlab.plan import Plan
 from mistlab.workload import Workload
 from runtime.checks.races import one_rank
-from runtime.checks.races.clocked import ClockedDriver, ClockedStream
+from runtime.checks.races.clocked import ClockedDriver, ClockedEvent, ClockedStream
 from runtime.checks.races.judge import Judge, RaceFinding
 from runtime.checks.races.memory import Memory
 from runtime.checks.races.one_rank import DEVICE, trace_of
@@ -196,12 +196,52 @@ def test_a_wait_left_out_of_the_program_does_what_the_trace_says(
     work, plan, rank, training = drawn(seed)
     whole = Judge(trace_of(work, plan, rank, training))
     draw = np.random.default_rng(seed)
-    for wait in draw.choice([one for one in whole.waits if one.lane != HOST], 4, replace=False):
+    of_program = [one for one in whole.waits if one.lane != HOST and not inside_a_task(one)]
+    for wait in draw.choice(of_program, 4, replace=False):
         alike = [one for one in whole.waits if str(one) == str(wait)]
         with monkeypatch.context() as patch:
             patch.setattr(one_rank, "Executor", leaving_out(wait))
             changed = Judge(trace_of(work, plan, rank, training))
         assert bool(changed.findings()) == whole.is_needed(*alike)
+
+
+def inside_a_task(wait: Wait) -> bool:
+    """Whether a wait is between a backward pass and the reduction beside its products."""
+    return "tensor_parallel" in (wait.lane, wait.for_lane)
+
+
+@pytest.mark.parametrize("family", ["gpt", "falcon"])
+@pytest.mark.parametrize("lacking", ["tensor_parallel", "compute"])
+def test_reductions_beside_products_need_both_their_waits(
+    family: str, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reduction waits for the gradient, and compute for the reduction."""
+    work = workload(family, layers=2, batch=4)
+    plan = Plan(micro_batches=2, stages=(stage(2, tensor_parallel=2),))
+    judge = Judge(trace_of(work, plan, 0, TRAINING))
+    assert judge.findings() == []
+    inside = [one for one in judge.waits if inside_a_task(one)]
+    assert {one.lane for one in inside} == {"tensor_parallel", "compute"}
+    assert all(judge.is_needed(one) for one in inside)
+    waits = ClockedStream.wait_event
+
+    def wait_event(stream: ClockedStream, event: ClockedEvent) -> None:
+        if not (stream.name == lacking and "tensor_parallel" in (lacking, event.lane)):
+            waits(stream, event)
+
+    monkeypatch.setattr(ClockedStream, "wait_event", wait_event)
+    findings = Judge(trace_of(work, plan, 0, TRAINING)).findings()
+    assert {one.kind for one in findings} >= {"race"}
+    for one in findings:
+        assert {one.first.actor, one.second.actor} == {"compute", "tensor_parallel"}
+        assert one.first.task.startswith("0B.")
+
+
+def test_without_overlap_reductions_are_in_the_order_of_compute() -> None:
+    work = workload("gpt", layers=2, batch=4)
+    plan = Plan(micro_batches=2, stages=(stage(2, tensor_parallel=2),))
+    trace = trace_of(work, plan, 0, TRAINING, serialises=True)
+    assert "tensor_parallel" not in {one.actor for one in trace.stretches}
 
 
 def leaving_out(wait: Wait) -> type[Executor]:

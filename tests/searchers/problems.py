@@ -45,7 +45,7 @@ class Counting:
     calls: int = 0
     plans: int = 0
     stages: int = 0
-    fastest_s: float = field(default=float("inf"))
+    fitting: dict[Plan, float] = field(default_factory=dict)
 
     def predict(self, plan: Plan) -> Prediction:
         return self.predict_many([plan])[0]
@@ -54,9 +54,16 @@ class Counting:
         self._count()
         predictions = self.predictor.predict_many(plans)
         self.plans += len(plans)
-        fitting = [one.iteration_s for one in predictions if one.fits]
-        self.fastest_s = min([self.fastest_s, *fitting])
+        both = zip(plans, predictions, strict=True)
+        self.fitting |= {plan: one.iteration_s for plan, one in both if one.fits}
         return predictions
+
+    @property
+    def fastest_s(self) -> float:
+        return min(self.fitting.values(), default=float("inf"))
+
+    def fastest_times(self, count: int) -> list[float]:
+        return sorted(self.fitting.values())[:count]
 
     def stage_costs(self, batch: StageBatch, *, engine: Engine = "mistlab") -> StageCosts:
         self._count()

@@ -14,6 +14,7 @@ from mistlab.job import Job
 from mistlab.search import Budget, Problem, SearchResult
 from mistlab.space import space_of
 from mistlab.value import to_mapping
+from searchers.ledger import SHORT_LIST
 from searchers.membership import contains
 from searchers.registry import SEARCHERS
 from searchers.strategy import INTERRUPTED, StrategySearcher
@@ -110,6 +111,20 @@ def test_the_history_ends_at_the_result_and_each_entry_improves(name: str) -> No
         assert all(later < earlier for earlier, later in pairwise(times))
         if run.result.prediction is not None:
             assert times[-1] == run.result.prediction.iteration_s
+
+
+@every_searcher
+def test_rivals_are_the_next_best_of_what_was_predicted(name: str) -> None:
+    for run in runs(name):
+        result = run.result
+        if result.prediction is None:
+            assert result.rivals == ()
+            continue
+        times = [result.prediction.iteration_s, *(r.prediction.iteration_s for r in result.rivals)]
+        assert times == sorted(times)
+        assert times == run.counting.fastest_times(len(times))
+        plans = [result.plan, *(rival.plan for rival in result.rivals)]
+        assert len(set(plans)) == len(plans) == min(SHORT_LIST, len(run.counting.fitting))
 
 
 @every_searcher

@@ -17,7 +17,7 @@ from tests.searchers.small import short_of_memory, small_problem
 # Problems with a thousand plans that fit at least, also with a little less memory than the fastest
 # of them needs.
 SEEDS = (
-    *(2, 12, 15, 29, 55, 64, 65, 66, 85, 104, 116, 117, 121, 133, 142, 143, 157, 162, 172, 177),
+    *(2, 12, 15, 29, 53, 55, 64, 65, 66, 85, 104, 116, 118, 121, 133, 142, 157, 162, 172, 177),
     *(196, 199, 228, 252, 261),
 )
 
@@ -64,7 +64,7 @@ def test_the_best_plan_is_that_of_trying_all(seed: int, is_short: bool) -> None:
     assert mist.prediction is not None
     assert contains(problem, space, mist.plan)
     if space.unequal_meshes:
-        # Stages of unequal sizes are left out: it says how far off it may be, and is not further.
+        # Unequal sizes are joined hastily: it says how far off it may be, and is not further.
         assert mist.status == "FEASIBLE"
         assert mist.gap is not None
         assert mist.prediction.iteration_s * (1 - mist.gap) <= best_s * (1 + 1e-9)

@@ -15,6 +15,7 @@ from mistlab.cluster import Cluster
 from mistlab.interference import STREAMS, GroupSlowdowns, Interference
 from mistlab.pipeline import Order
 from mistlab.plan import Engine, Offload, Plan, StagePlan
+from mistlab.schedule import Departures, Sends
 from mistlab.stages import StageBatch
 from mistlab.workload import Workload
 from simulators.events import EventSimulator, PlayedTask, Simulation
@@ -109,12 +110,35 @@ def test_stages_that_wait_for_each_transfer_take_what_the_closed_form_says(hardw
     cluster = cluster_of(hardware)
     plan = plan_of(*[replace(PLAIN, layers=6)] * 4, micro_batches=32)
     (closed_s,) = SymbolicPredictor(workload=WORK, cluster=cluster).iterations(
-        StageBatch.of_plan(plan), np.array([plan.micro_batches]), sends_block=True
+        StageBatch.of_plan(plan),
+        np.array([plan.micro_batches]),
+        departures=Departures(sends="blocking"),
     )
     simulator = EventSimulator(workload=WORK, cluster=cluster)
-    blocking_s = simulator.simulate(plan, sends_block=True).iteration_s
+    blocking_s = simulator.simulate(plan, departures=Departures(sends="blocking")).iteration_s
     assert blocking_s == pytest.approx(closed_s, rel=1e-9)
     assert blocking_s > simulator.simulate(plan).iteration_s
+
+
+def test_parts_of_activations_are_sent_and_gathered() -> None:
+    """Each of two tensor-parallel ranks sends half across nodes; NVLink brings the other half."""
+    cluster = replace(cluster_of("a100-40gb"), nodes=2)
+    half = replace(PLAIN, layers=12, data_parallel=4, tensor_parallel=2)
+    plan = plan_of(half, half, micro_batches=8)
+    simulator = EventSimulator(workload=WORK, cluster=cluster)
+
+    def sent_s(sends: Sends) -> float:
+        played = simulator.simulate(plan, departures=Departures(sends=sends)).tasks()
+        return next(task.end_s - task.start_s for task in played if task.action.kind == "X")
+
+    # Latencies are of both messages.
+    whole_s, split_s = sent_s("overlapped"), sent_s("split")
+    assert 0.5 * whole_s < split_s < 0.6 * whole_s
+    whole = replace(half, data_parallel=8, tensor_parallel=1)
+    alone = plan_of(whole, whole, micro_batches=4)
+    assert simulator.simulate(
+        alone, departures=Departures(sends="split")
+    ).iteration_s == pytest.approx(simulator.simulate(alone).iteration_s, rel=1e-12)
 
 
 BUSY = {

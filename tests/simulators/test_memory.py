@@ -32,7 +32,8 @@ EVERYTHING = Offload(weights=0.5, gradients=1.0, optimizer=1.0, activations=0.5)
 
 def memory(plan: Plan, room: float = 1e15, cluster: Cluster = CLUSTER) -> list[MemoryOverTime]:
     simulation = EventSimulator(workload=WORK, cluster=cluster).simulate(plan)
-    return memory_of(simulation, plan, StageModel.of(WORK), np.full(plan.num_stages, room))
+    model = StageModel.of(WORK, plan.engine)
+    return memory_of(simulation, plan, model, np.full(plan.num_stages, room))
 
 
 def with_all(**changes: object) -> Plan:
@@ -48,6 +49,22 @@ def with_all(**changes: object) -> Plan:
         with_all(checkpointed_layers=4, zero=3),
         with_all(zero=2, offload=Offload(gradients=0.5)),
         replace(with_all(checkpointed_layers=2), engine="megatron"),
+        # The step is the fullest moment.
+        replace(
+            with_all(checkpointed_layers=11, micro_batch=1), engine="megatron", micro_batches=16
+        ),
+        replace(PLAN, engine="deepspeed"),
+        replace(
+            with_all(checkpointed_layers=11, data_parallel=1, micro_batch=4), engine="deepspeed"
+        ),
+        *(
+            Plan(
+                engine="deepspeed",
+                micro_batches=4,
+                stages=(replace(STAGE, layers=24, data_parallel=4, zero=zero),),
+            )
+            for zero in (0, 1, 2, 3)
+        ),
         Plan(micro_batches=4, stages=(replace(STAGE, layers=24, data_parallel=4),)),
         with_all(offload=Offload(activations=0.75)),
         with_all(checkpointed_layers=1, offload=Offload(activations=1.0)),

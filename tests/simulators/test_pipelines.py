@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.pipeline import Order
 from mistlab.plan import Engine
-from mistlab.schedule import Template, template_of
+from mistlab.schedule import Sends, Template, template_of
 from simulators.build import build_graph
 from simulators.passes import StageTasks
 from simulators.play import ALONE, play
@@ -40,7 +40,7 @@ orders: st.SearchStrategy[Order] = st.sampled_from(["1f1b", "gpipe"])
 times = st.floats(0.1, 10)
 MEGATRON = template_of("megatron")
 MISTLAB = template_of("mistlab")
-BLOCKING = template_of("mistlab", sends_block=True)
+BLOCKING = template_of("mistlab", sends="blocking")
 
 
 @given(stage_counts, micro_batch_counts, orders, times, times)
@@ -153,7 +153,7 @@ def stages_by_hand(draw: st.DrawFn) -> list[StageTasks]:
 @given(
     stages_by_hand(),
     st.sampled_from(["mistlab", "megatron", "deepspeed"]),
-    st.booleans(),
+    st.sampled_from(["overlapped", "blocking"]),
     st.integers(0, 3),
     st.integers(1, 5),
     orders,
@@ -161,12 +161,12 @@ def stages_by_hand(draw: st.DrawFn) -> list[StageTasks]:
 def test_no_stages_wait_for_one_another_for_ever(
     stages: list[StageTasks],
     engine: Engine,
-    sends_block: bool,
+    sends: Sends,
     depth: int,
     micro_batches: int,
     order: Order,
 ) -> None:
-    template = template_of(engine, depth=depth, sends_block=sends_block)
+    template = template_of(engine, depth=depth, sends=sends)
     graph = build_graph(stages, template, micro_batches, order)
     played = play(graph, [ALONE] * len(stages))
     for source, task, ended in graph.edges():

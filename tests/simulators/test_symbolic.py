@@ -7,7 +7,8 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cluster import Cluster
-from mistlab.cost.bounds import SLACK, UNMEASURED_HALF_WIDTH, bounds_of
+from mistlab.cost.bounds import UNMEASURED_HALF_WIDTH, bounds_of
+from mistlab.engines import EngineCalibration, MeasuredAt
 from mistlab.errors import InputError
 from mistlab.plan import Offload, Plan, StagePlan
 from mistlab.predict import Prediction, compared
@@ -145,8 +146,8 @@ def test_classes_of_memory_add_up_to_the_peak() -> None:
         for stage in prediction.stages:
             assert stage.memory.total_bytes == stage.peak_allocated_bytes
             phases = stage.memory_by_phase
-            assert max(phases.forward, phases.backward) == stage.peak_allocated_bytes
-            assert phases.step <= stage.peak_allocated_bytes < stage.peak_reserved_bytes
+            highest = max(phases.forward, phases.backward, phases.step)
+            assert highest == stage.peak_allocated_bytes < stage.peak_reserved_bytes
 
 
 @pytest.mark.parametrize("override", ["memory_gib", "host_memory_gib"])
@@ -173,15 +174,35 @@ def test_an_unmeasured_engine_has_wide_bounds_and_says_so() -> None:
     assert width == pytest.approx(UNMEASURED_HALF_WIDTH)
 
 
-def test_bounds_widen_outside_of_what_was_measured_and_say_where() -> None:
-    known = bounds_of(WORK, CLUSTER, "mistlab")
-    assert known.notes(4) == ()
-    long = replace(WORK, sequence_length=8192)
-    extrapolated = bounds_of(long, CLUSTER, "mistlab")
-    assert extrapolated.notes(4) == ("sequence length is 4.0 times outside of what was measured",)
-    assert extrapolated.half_width(4) == pytest.approx(2 * known.half_width(4))
-    assert extrapolated.half_width(32) > extrapolated.half_width(4)
-    assert known.half_width(int(4 * SLACK)) == known.half_width(4)
+def test_bounds_widen_with_the_distance_to_what_was_measured_and_say_by_what() -> None:
+    at = MeasuredAt(hidden=WORK.model.hidden, gpus=4, sequence_length=WORK.sequence_length)
+    far = EngineCalibration(
+        engine="mistlab", half_width=0.1, far_half_width=0.25, reach=3.0, runs=9, at=(at,)
+    )
+    hardware = replace(CLUSTER.hardware, engines=(far,))
+    here = bounds_of(WORK, replace(CLUSTER, hardware=hardware), "mistlab")
+    assert here.notes(4) == ()
+    assert here.notes(8) == ("GPUs differs by a factor of 2.0 from the nearest runs measured",)
+    # From the one to the other over the first doubling; three reach as far as was tried.
+    widths = [here.half_width(gpus) for gpus in (4, 8, 32, 64)]
+    assert widths == pytest.approx([0.1, 0.25, 0.25, 0.25 * 1.5])
+    assert 0.1 < here.half_width(5) < here.half_width(6) < 0.25
+    # Below what was measured is as far away as above.
+    assert here.half_width(2) == here.half_width(8)
+
+
+def test_bounds_are_those_of_the_nearest_runs() -> None:
+    places = tuple(
+        MeasuredAt(hidden=hidden, gpus=gpus, sequence_length=WORK.sequence_length)
+        for hidden, gpus in ((WORK.model.hidden, 4), (WORK.model.hidden * 8, 4))
+    )
+    far = EngineCalibration(
+        engine="mistlab", half_width=0.1, far_half_width=0.25, reach=3.0, runs=9, at=places
+    )
+    cluster = replace(CLUSTER, hardware=replace(CLUSTER.hardware, engines=(far,)))
+    # A width between two that were measured is no measured one.
+    between = replace(WORK, model=replace(WORK.model, hidden=WORK.model.hidden * 2))
+    assert bounds_of(between, cluster, "mistlab").half_width(4) == pytest.approx(0.25)
 
 
 def bounded(seconds: float, width: float) -> Prediction:

@@ -31,11 +31,15 @@ LOSS = ("largest logits", "logits at targets", "sums of powers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of the group of that name; ``what`` says in words what must be of one size."""
+    """A call of the group of that name; ``what`` says in words what must be of one size.
+
+    One that is made ``beside`` its task has the lane of tensor-parallel ranks, and the task waits.
+    """
 
     group: str
     kind: Kind
     what: str
+    beside: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.what}"
@@ -235,7 +239,10 @@ class _Stage:
     def _sums(self, *whats: str) -> tuple[Call, ...]:
         if self.topology.plan.stages[self.shape.stage].tensor_parallel == 1:
             return ()
-        return tuple(Call(group="tensor", kind="all_reduce", what=what) for what in whats)
+        return tuple(
+            Call(group="tensor", kind="all_reduce", what=what, beside=what == THEIR_GRADIENTS)
+            for what in whats
+        )
 
 
 _CALLS: Mapping[str, Callable[[_Stage, Op], tuple[Call, ...]]] = {

@@ -11,7 +11,8 @@ comes to an end, so do they all; if it does not, each rank is played by itself.
 
 Streams may share a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS). What waits in a queue for an event
 keeps all behind it from beginning, whatever their streams; and torch lets the stream that exchanges
-messages wait for the end of the exchange, which has a stream of its own.
+messages wait for the end of the exchange, which has a stream of its own. A reduction beside a
+backward pass waits in its own lane's queue for the pass, and the pass in compute's for its end.
 """
 
 from collections import defaultdict
@@ -127,6 +128,10 @@ class _Laid:
         before = self._of_lane.get(step.lane), self.of_queue.get(queue), self._host
         self._at = self.of_queue[queue] = self._new(step, None, *before, *named)
 
+    def step_aside(self, step: Step, queue: int) -> None:
+        """What a task calls now is in another queue, behind the task and behind what is there."""
+        self._at = self.of_queue[queue] = self._new(step, None, self._at, self.of_queue.get(queue))
+
     def call(self, step: Step, call: Call, *, holds: bool) -> _Made:
         """A task makes a call, behind its group's calls before; it may hold the host."""
         begins = self._new(step, call, self._at, self._of_group.get(call.group))
@@ -193,16 +198,19 @@ class _Played:
         laid = _Laid(self._moments, rank=alike[0].rank)
         known = {("exchange", link) for link in self._links(alike)}
         made: dict[tuple[str, bool], list[_Made]] = defaultdict(list)
+        aside = LANES.index("tensor_parallel") % self._queues
         for step in alike[0].steps:
             queue = LANES.index(step.lane) % self._queues
             laid.begin(step, queue)
             for call in _real(alike, step):
                 is_exchange = call.kind == "exchange"
                 kind = (call.kind, call.group if is_exchange else f"{call.group} {call.what}")
+                if call.beside:
+                    laid.step_aside(step, aside)
                 one = laid.call(step, call, holds=kind not in known)
                 known.add(kind)
                 made[call.group, is_exchange].append(one)
-                if is_exchange:
+                if is_exchange or call.beside:
                     laid.of_queue[queue] = one.ends
             laid.end(step)
         self._of.update(laid.of)

@@ -1,0 +1,69 @@
+"""A block's backward pass whose products add gradients of weights up, beside one whose do not.
+
+Both are modules of this package with gradients that are there already, a micro-batch of several; in
+the one autograd makes each weight's gradient and adds it. They take turns within a round.
+``extra_info`` has the ratio of the medians, and the quartiles of the rounds' ratios: by what factor
+the passes that add inside products are slower. Sizes are those at which arithmetic rules
+(``large``), weights' bytes do (few tokens, ``wide``), or the host does (``tiny``).
+"""
+
+from collections.abc import Callable
+from statistics import median, quantiles
+from time import process_time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from runtime.comm.group import Alone  # noqa: E402
+from runtime.engine.products import add_up_inside  # noqa: E402
+from runtime.engine.ranks import StreamedRanks  # noqa: E402
+from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from runtime.models.families import model_of  # noqa: E402
+from runtime.profiling.launches import undisturbed  # noqa: E402
+from tests.runtime.worlds import workload  # noqa: E402
+
+ROUNDS = 20
+# Channels, tokens, passes a round.
+SIZES = {"large": (512, 512, 1), "wide": (1024, 8, 2), "tiny": (64, 8, 30)}
+
+
+def backward(channels: int, tokens: int, *, inside: bool) -> Callable[[], float]:
+    """Times a backward pass of a GPT block in 32 bits."""
+    sizes = {"hidden": channels, "heads": 4, "ffn": 4 * channels, "sequence_length": tokens}
+    block = model_of(workload("gpt", layers=1, **sizes)).blocks[0]
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+        parameter.grad = torch.zeros_like(parameter)
+    if inside:
+        add_up_inside(block, StreamedRanks(Alone(), SimulatedStreams(spoils=False)))
+    x = torch.randn(1, tokens, channels, requires_grad=True)
+
+    def seconds() -> float:
+        y = block(x)
+        gradient = torch.ones_like(y)
+        begin = process_time()
+        y.backward(gradient)
+        return process_time() - begin
+
+    return seconds
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_backward_pass_that_adds_inside_its_products(benchmark, size: str) -> None:
+    channels, tokens, passes = SIZES[size]
+    adding, plain = (backward(channels, tokens, inside=inside) for inside in (True, False))
+    pairs: list[tuple[float, float]] = []
+
+    def turn() -> None:
+        both = [(adding(), plain()) for _ in range(passes)]
+        pairs.append((sum(one for one, _ in both), sum(other for _, other in both)))
+
+    with undisturbed():
+        turn()
+        pairs.clear()
+        benchmark.pedantic(turn, rounds=ROUNDS)
+    inside_s, plain_s = (median(seconds) for seconds in zip(*pairs, strict=True))
+    benchmark.extra_info["times_plain"] = inside_s / plain_s
+    found = quantiles([one / other for one, other in pairs], n=4)
+    benchmark.extra_info["quartiles"] = (found[0], found[2])

@@ -1,0 +1,159 @@
+"""The plans nearest to the best are played, and the answer is the clearly faster one."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import bench as bench_module
+from experiments import tune
+from experiments.bench import MOST_TASKS, TOLD_APART, Bench, Entry, decided
+from experiments.commandline import run
+from experiments.search_words import rival_words
+from mistlab.cluster import Cluster
+from mistlab.job import job_from_mapping, load_job
+from mistlab.plan import Plan
+from mistlab.search import Budget, Problem
+from mistlab.space import SearchSpace, space_of
+from mistlab.workload import Workload
+from searchers.choices import Chooser, chosen_plan
+from searchers.ledger import Ledger
+from searchers.registry import SEARCHERS
+from searchers.strategy import Ending
+from simulators.symbolic import SymbolicPredictor
+from tests.searchers.problems import SMALL, predictor_of
+
+ROOMY = replace(SMALL, cluster=replace(SMALL.cluster, memory_gib=None))
+
+
+@dataclass
+class Played:
+    iteration_s: float
+
+
+@dataclass
+class PlaysOneFaster:
+    """Plays every plan as predicted, but an odd one by a share faster than the fastest."""
+
+    predictor: SymbolicPredictor
+    fastest_s: float
+    odd: Plan
+    share: float
+
+    def simulate(self, plan: Plan) -> Played:
+        if plan == self.odd:
+            return Played(self.fastest_s * (1 - self.share))
+        return Played(self.predictor.predict(plan).iteration_s)
+
+
+def near_plans(problem: Problem) -> list[Plan]:
+    """Three plans that differ by less than the two predictors do, fastest first."""
+    draw = np.random.default_rng(0)
+    chooser = Chooser(lambda _, options: int(draw.integers(options)))
+    drawn = dict.fromkeys(chosen_plan(problem, space_of("mist"), chooser) for _ in range(1000))
+    plans = [plan for plan in drawn if plan is not None]
+    predictions = predictor_of(problem).predict_many(plans)
+    timed = sorted((p.iteration_s, place) for place, p in enumerate(predictions) if p.fits)
+    windows = zip(timed, timed[1:], timed[2:], strict=False)
+    near = next(some for some in windows if some[2][0] <= some[0][0] * (1 + TOLD_APART))
+    return [plans[place] for _, place in near]
+
+
+def shown(plans: list[Plan]) -> Any:
+    """A strategy that asks about some plans."""
+
+    def strategy(
+        problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
+    ) -> Ending:
+        ledger.predict(plans)
+        return Ending()
+
+    return strategy
+
+
+@pytest.fixture
+def shown_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    plans = near_plans(ROOMY)
+    monkeypatch.setitem(SEARCHERS, "shown", shown(plans))  # type: ignore[arg-type]
+    return plans
+
+
+def played(plans: list[Plan], share: float, problem: Problem = ROOMY) -> Entry:
+    predictor = predictor_of(problem)
+    fastest_s = predictor.predict(plans[0]).iteration_s
+    simulator = PlaysOneFaster(predictor, fastest_s, plans[-1], share)
+    bench = Bench(problem=problem, predictor=predictor, simulator=simulator)  # type: ignore[arg-type]
+    searched = bench.search("shown", space_of("mist"), Budget(evaluations=99), 0, lambda _: None)
+    return decided(bench.played(searched))
+
+
+@pytest.mark.parametrize(("share", "is_other"), [(0.9 * TOLD_APART, False), (0.05, True)])
+def test_a_rival_is_the_answer_only_if_it_is_clearly_faster_when_played(
+    shown_plans: list[Plan], share: float, is_other: bool
+) -> None:
+    entry = played(shown_plans, share)
+    assert entry.result.plan == shown_plans[0]
+    assert entry.faster is not None
+    assert entry.faster.plan == shown_plans[-1]
+    assert entry.faster_by == pytest.approx(share)
+    assert entry.answer is not None
+    assert entry.answer[0] == (shown_plans[-1] if is_other else shown_plans[0])
+    (words,) = rival_words(entry)
+    assert ("it is the answer" in words) == is_other
+
+
+def test_an_order_that_both_predictors_see_leaves_the_best_plan(shown_plans: list[Plan]) -> None:
+    entry = played(shown_plans, -0.5)
+    assert entry.faster is None
+    assert entry.answer is not None
+    assert entry.answer[0] == shown_plans[0]
+    assert "none is faster when played" in rival_words(entry)[0]
+
+
+def test_rivals_of_very_many_tasks_are_not_played(
+    shown_plans: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_module, "MOST_TASKS", 1)
+    assert MOST_TASKS > 1
+    entry = played(shown_plans, 0.05)
+    assert entry.simulated_s is not None
+    assert {rival.simulated_s for rival in entry.rivals} == {None}
+    assert "too many tasks" in rival_words(entry)[0]
+
+
+@pytest.mark.parametrize(("share", "chosen_by"), [(0.05, "played"), (0.001, "predicted")])
+def test_tune_writes_the_plan_that_it_names(
+    small_options: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    chosen_by: str,
+) -> None:
+    found: list[Plan] = []
+
+    def near(problem: Problem, _space: SearchSpace, ledger: Ledger, _draw: object) -> Ending:
+        found[:] = near_plans(problem)
+        ledger.predict(found)
+        return Ending()
+
+    def simulator(*, workload: Workload, cluster: Cluster) -> PlaysOneFaster:
+        problem = Problem(workload=workload, cluster=cluster)
+        fastest, second, _ = near_plans(problem)
+        predictor = predictor_of(problem)
+        return PlaysOneFaster(predictor, predictor.predict(fastest).iteration_s, second, share)
+
+    monkeypatch.setitem(SEARCHERS, "near", near)  # type: ignore[arg-type]
+    monkeypatch.setattr(bench_module, "EventSimulator", simulator)
+    out = tmp_path / "plan.yaml"
+    options = ("--searcher", "near", "--out", str(out), "--json")
+    assert run(tune.main, [*small_options, *options]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["chosen_by"] == chosen_by
+    assert row["faster_rival"] == 0
+    assert row["faster_rival_by"] == pytest.approx(share)
+    assert job_from_mapping(row["rivals"][0]["plan"]).plan == found[1]
+    assert load_job(out).plan == found[1 if chosen_by == "played" else 0]

@@ -1,0 +1,79 @@
+"""The same plan on engines mistlab and megatron, played task by task.
+
+Plans that both engines can run: 3D, nothing offloaded, and Megatron overlapping what it can.
+"""
+
+import pytest
+
+from mistlab import catalog
+from mistlab.cluster import Cluster
+from mistlab.plan import Engine, Plan, StagePlan
+from mistlab.workload import Workload
+from simulators.events import EventSimulator
+
+# Machine, model, attention, tensor-parallel ranks, replicas, stages, sequences of a micro-batch.
+PLANS = (
+    ("l4-24gb", "gpt3-1.3b", "flash", 1, 2, 1, 1),
+    ("l4-24gb", "gpt3-7b", "flash", 8, 1, 1, 1),
+    ("l4-24gb", "gpt3-22b", "flash", 8, 1, 4, 1),
+    ("l4-24gb", "gpt3-22b", "math", 1, 1, 1, 1),
+    ("l4-24gb", "llama-7b", "flash", 2, 2, 2, 1),
+    ("l4-24gb", "falcon-22b", "flash", 8, 1, 4, 1),
+    ("a100-40gb", "gpt3-1.3b", "flash", 4, 1, 1, 1),
+    ("a100-40gb", "gpt3-7b", "flash", 8, 2, 1, 1),
+    ("a100-40gb", "gpt3-22b", "math", 1, 1, 1, 1),
+    ("a100-40gb", "llama-1.3b", "flash", 8, 1, 4, 1),
+    ("a100-40gb", "llama-22b", "math", 1, 2, 2, 1),
+    ("a100-40gb", "falcon-7b", "flash", 4, 1, 2, 4),
+)
+# Where the host launches for longer than the GPU computes, a kernel more for each block counts:
+# vectors' gradients are added by one, those of queries, keys and values put together by another.
+LAUNCHING = ("a100-40gb", "gpt3-1.3b", "flash", 8, 1, 1, 1)
+
+Case = tuple[str, str, str, int, int, int, int]
+
+
+def ratio(case: Case) -> float:
+    """Seconds of an iteration on engine mistlab over those on engine megatron."""
+    hardware, model, attention, tensor, data, stages, micro_batch = case
+    work = Workload(
+        model=catalog.model(model),
+        sequence_length=2048,
+        global_batch=16 * data * micro_batch,
+        attention=attention,  # type: ignore[arg-type]
+        precision="fp16",
+    )
+    gpus = tensor * data * stages
+    cluster = Cluster(
+        hardware=catalog.hardware(hardware),
+        nodes=max(1, gpus // 8),
+        gpus_per_node=min(gpus, 8),
+    )
+    simulator = EventSimulator(workload=work, cluster=cluster)
+    one = StagePlan(
+        layers=work.model.layers // stages,
+        data_parallel=data,
+        tensor_parallel=tensor,
+        micro_batch=micro_batch,
+        zero=1 if data > 1 else 0,
+    )
+
+    def seconds(engine: Engine) -> float:
+        plan = Plan(
+            micro_batches=16,
+            stages=(one,) * stages,
+            engine=engine,
+            overlap_communication=True,
+        )
+        return simulator.simulate(plan).iteration_s
+
+    return seconds("mistlab") / seconds("megatron")
+
+
+@pytest.mark.parametrize("case", PLANS, ids=lambda case: " ".join(map(str, case)))
+def test_the_same_plan_takes_a_hundredth_more_at_most(case: Case) -> None:
+    assert ratio(case) <= 1.01
+
+
+def test_small_shards_take_more_where_the_host_launches() -> None:
+    assert 1.01 < ratio(LAUNCHING) < 1.06
