@@ -13,7 +13,7 @@ from mistlab import catalog
 from mistlab.job import load_job
 
 # What the page says, a little more of it: of all plans, of the default problem, of each stratum.
-MEDIAN, P95, P95_BY_DEFAULT, MEDIAN_OF_STRATUM = 0.001, 0.03, 0.015, 0.005
+P95, P95_BY_DEFAULT, MEDIAN_OF_STRATUM = 0.03, 0.015, 0.005
 
 
 def test_random_plans_fit_and_are_the_same_for_the_same_seed() -> None:
@@ -37,11 +37,13 @@ def test_searchers_propose_a_tenth_of_the_plans_of_a_problem() -> None:
     assert all(plan.is_default for plan in plans)
 
 
+# Of a tenth of the plans the median scatters more: 0.01 to 0.11 % over three seeds.
 @pytest.mark.parametrize(
-    ("plans", "seed"), [(100, 3), pytest.param(1000, 0, marks=pytest.mark.slow)]
+    ("plans", "seed", "median"),
+    [(100, 3, 0.002), pytest.param(1000, 0, 0.001, marks=pytest.mark.slow)],
 )
 def test_the_two_agree_over_random_plans(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], plans: int, seed: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], plans: int, seed: int, median: float
 ) -> None:
     """As far as docs/results/cross-check.md says."""
     arguments = ["--plans", str(plans), "--seed", str(seed), "--out", str(tmp_path)]
@@ -49,7 +51,7 @@ def test_the_two_agree_over_random_plans(
     summary = json.loads(capsys.readouterr().out)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert summary["plans"] == summary["all"]["plans"] == len(rows) >= 0.99 * plans
-    assert summary["all"]["median"] < MEDIAN
+    assert summary["all"]["median"] < median
     assert summary["all"]["p95"] < P95
     assert summary["strata"]["the default problem"]["p95"] < P95_BY_DEFAULT
     for name, wanted in cross_check.STRATA.items():
