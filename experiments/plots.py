@@ -120,22 +120,27 @@ def differences(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     axes.axhline(0, color="#999999", linewidth=1)
-    for i, stages in enumerate(sorted({row["stages"] for row in rows})):
-        mine = [row for row in rows if row["stages"] == stages]
+    offloading = [row for row in rows if "offloading" in row["strata"]]
+    groups = {
+        "offloading, more than 4 stages": [row for row in offloading if row["stages"] > 4],
+        "offloading, up to 4 stages": [row for row in offloading if row["stages"] <= 4],
+        "nothing offloaded": [row for row in rows if "offloading" not in row["strata"]],
+    }
+    for colour, (name, mine) in zip(COLOURS, groups.items(), strict=False):
         axes.plot(
             [100 * row["extras_share"] for row in mine],
             [100 * row["difference"] for row in mine],
             "o",
-            color=COLOURS[i % len(COLOURS)],
+            color=colour,
             markersize=4,
             alpha=0.6,
-            label=f"{stages} stages ({len(mine)})",
+            label=f"{name} ({len(mine)})",
         )
     axes.set_title("Closed form over event simulator: difference in time", loc="left")
     axes.set_xlabel("first and last micro-batches' extras (% of the iteration)")
     axes.set_ylabel("difference (%)")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", frameon=False)
+    axes.legend(fontsize="small", frameon=False, loc="lower right")
     save(figure, path)
 
 

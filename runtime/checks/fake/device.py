@@ -33,7 +33,9 @@ ITERATIONS = 2
 def fake_device() -> Iterator[Watch]:
     """Let there be a device that torch calls "sham", and watch what runs on it.
 
-    Tensors that are made meanwhile are all fake, those on the CPU too.
+    Tensors that are made meanwhile are all fake, those on the CPU too. A process should end by
+    ``os._exit`` afterwards, as ``experiments.sanitize`` does: autograd's thread for the device
+    aborts some of them when it meets the end of their interpreter.
     """
     register()
     watch = Watch()
