@@ -34,6 +34,7 @@ from experiments.whole_runs import (
     fit_allocator,
     fit_sustained,
     is_said_to_fit,
+    misses,
     predicted_s,
 )
 from mistlab import catalog
@@ -191,8 +192,7 @@ def _summary(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     of_unseen = np.array(
         [row["error"] if row["error_left_out"] is None else row["error_left_out"] for row in unseen]
     )
-    # Bounds are shares of what is predicted.
-    inside = np.abs(1 / (1 + of_unseen) - 1) <= np.array([row["half_width"] for row in unseen])
+    inside = misses(of_unseen) <= np.array([row["half_width"] for row in unseen])
     ranks, best, disordered = _order(rows)
     return {
         "set": name,
@@ -224,7 +224,7 @@ def _events_summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     if not played:
         return {}
     errors = np.array([row["events_error"] for row in played])
-    inside = np.abs(1 / (1 + errors) - 1) <= np.array([row["half_width"] for row in played])
+    inside = misses(errors) <= np.array([row["half_width"] for row in played])
     return {
         "runs_played": len(played),
         "mean_events_error": float(np.abs(errors).mean()),

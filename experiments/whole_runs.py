@@ -248,8 +248,8 @@ def _best(errors: Values) -> int:
 
 def half_width_of(errors: Values) -> float:
     """The share of predictions within which 90 % of measurements lie, from relative errors."""
-    misses = _misses(errors)
-    width = np.quantile(misses, 0.9) if len(misses) >= FEW_RUNS else WIDTH_OF_MEAN * misses.mean()
+    missed = misses(errors)
+    width = np.quantile(missed, 0.9) if len(missed) >= FEW_RUNS else WIDTH_OF_MEAN * missed.mean()
     return max(LEAST_WIDTH, round(float(width), 4))
 
 
@@ -309,7 +309,7 @@ def widths_left_out(found: FittedRuns, engine: Engine) -> Iterator[tuple[LeftOut
         far, reach = _far(calibration.half_width, others)
         bounds = replace(calibration, far_half_width=far, reach=reach)
         half_widths = np.array([half_width_at(bounds, one) for one in width.doublings.tolist()])
-        yield width, float(np.mean(_misses(width.errors) <= half_widths))
+        yield width, float(np.mean(misses(width.errors) <= half_widths))
 
 
 def _left_out_widths(found: FittedRuns, places: Sequence[int]) -> list[LeftOutWidth]:
@@ -330,7 +330,7 @@ def _left_out_widths(found: FittedRuns, places: Sequence[int]) -> list[LeftOutWi
     return left_out
 
 
-def _misses(errors: Values) -> Values:
+def misses(errors: Values) -> Values:
     """How far measurements lie from predictions, as shares of these."""
     return np.asarray(np.abs(1 / (1 + errors) - 1))
 

@@ -59,6 +59,7 @@ class SymbolicPredictor:
     cluster: Cluster
     _memory: dict[Engine, StageModel] = field(default_factory=dict, init=False)
     _times: dict[Schedule, StageCostModel] = field(default_factory=dict, init=False)
+    _bounds: dict[Engine, Bounds] = field(default_factory=dict, init=False)
     _known: dict[Schedule, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
     def predict(self, plan: Plan) -> Prediction:
@@ -208,7 +209,9 @@ class SymbolicPredictor:
         return self._times[schedule]
 
     def _calibration(self, engine: Engine) -> Bounds:
-        return bounds_of(self.workload, self.cluster, engine)
+        if engine not in self._bounds:
+            self._bounds[engine] = bounds_of(self.workload, self.cluster, engine)
+        return self._bounds[engine]
 
 
 def _schedule_of(plan: Plan) -> Schedule:

@@ -6,7 +6,7 @@ while their neighbours were in it to those of whole widths that were left out; t
 such widths lay from the others. Each doubling beyond adds half as much again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mistlab.cluster import Cluster
 from mistlab.engines import EngineCalibration, MeasuredAt
@@ -28,29 +28,43 @@ class Bounds:
     hidden: int
     sequence_length: int
 
+    _known: dict[int, "_Sure"] = field(default_factory=dict, init=False, repr=False, compare=False)
+
     def half_width(self, gpus: int) -> float:
         """The share of a prediction that 90 % of measurements are within, on this many GPUs."""
-        if self.calibration is None:
-            return UNMEASURED_HALF_WIDTH
-        return half_width_at(self.calibration, self._nearest(gpus).doublings(self._place(gpus)))
+        return self._on(gpus).half_width
 
     def notes(self, gpus: int) -> tuple[str, ...]:
         """What the prediction rests on that was not measured."""
+        return self._on(gpus).notes
+
+    def _on(self, gpus: int) -> "_Sure":
+        if gpus not in self._known:
+            self._known[gpus] = self._worked_out(gpus)
+        return self._known[gpus]
+
+    def _worked_out(self, gpus: int) -> "_Sure":
         if self.calibration is None:
-            return (f"no run of engine {self.engine} on this hardware was measured",)
-        ratios = self._nearest(gpus).ratios(self._place(gpus))
-        return tuple(
-            f"{name} differs by a factor of {ratio:.1f} from the nearest runs measured"
-            for name, ratio in ratios.items()
-            if ratio > SLACK
+            note = f"no run of engine {self.engine} on this hardware was measured"
+            return _Sure(half_width=UNMEASURED_HALF_WIDTH, notes=(note,))
+        place = MeasuredAt(hidden=self.hidden, gpus=gpus, sequence_length=self.sequence_length)
+        nearest = min(self.calibration.at, key=place.doublings)
+        return _Sure(
+            half_width=half_width_at(self.calibration, nearest.doublings(place)),
+            notes=tuple(
+                f"{name} differs by a factor of {ratio:.1f} from the nearest runs measured"
+                for name, ratio in nearest.ratios(place).items()
+                if ratio > SLACK
+            ),
         )
 
-    def _place(self, gpus: int) -> MeasuredAt:
-        return MeasuredAt(hidden=self.hidden, gpus=gpus, sequence_length=self.sequence_length)
 
-    def _nearest(self, gpus: int) -> MeasuredAt:
-        assert self.calibration is not None
-        return min(self.calibration.at, key=self._place(gpus).doublings)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sure:
+    """How sure predictions for one number of GPUs are, and what they rest on."""
+
+    half_width: float
+    notes: tuple[str, ...]
 
 
 def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
