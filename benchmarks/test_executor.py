@@ -24,9 +24,9 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from mistlab.plan import NO_OFFLOAD, Offload  # noqa: E402
-from runtime.engine.cuda import CudaStreams  # noqa: E402
-from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from mistlab.values.plan import NO_OFFLOAD, Offload  # noqa: E402
+from runtime.engine.streams.cuda import CudaStreams  # noqa: E402
+from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
 from runtime.models.families import model_of  # noqa: E402
 from runtime.profiling.launches import undisturbed  # noqa: E402
 from runtime.profiling.tiny_blocks import (  # noqa: E402

@@ -9,15 +9,15 @@ import pytest
 import sympy
 
 from mistlab import catalog
-from mistlab.engine_memory import memory_of
-from mistlab.stages import StageBatch
+from mistlab.engines.memory import memory_of
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import Variant, shipped
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.symbolic.states import gradients, optimizer, weights
-from mistlab.workload import Workload
+from mistlab.values.stages import StageBatch
+from mistlab.values.workload import Workload
 
 GPT_22B = {"s": 2048, "h": 6144, "n": 64, "k": 64, "d": 96, "f": 24576, "V": 50304}
 

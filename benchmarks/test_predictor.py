@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.predict import Prediction
-from mistlab.stages import StageBatch
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.prediction import Prediction
+from mistlab.values.stages import StageBatch
+from mistlab.values.workload import Workload
 from simulators.symbolic import SymbolicPredictor
 
 STRATEGIES = tuple(

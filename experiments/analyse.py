@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.commandline import (
+from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
     about,
@@ -23,13 +23,13 @@ from experiments.commandline import (
     run,
 )
 from mistlab.cost.memory import host_bytes_of_fullest_node
-from mistlab.errors import InputError
-from mistlab.job import Job, load_job
-from mistlab.plan import Engine
-from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.units import GIB_BYTES
-from mistlab.workload import Workload
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job, load_job
+from mistlab.values.plan import Engine
+from mistlab.values.stages import StageBatch, StageFigures
+from mistlab.values.units import GIB_BYTES
+from mistlab.values.workload import Workload
 
 EXAMPLE = Path(os.path.relpath(Path(__file__).parent / "plans" / "gpt3-2.7b-4xl4.yaml"))
 HOLDINGS = ("weights", "gradients", "optimizer", "activations", "buffers")

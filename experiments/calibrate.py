@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import fit_links, fit_runs, fits
-from experiments.commandline import DONE, parser_of, print_json, run, writable
-from experiments.fit_operators import launch_time, operator_rates
-from mistlab.datafile import write_yaml
-from mistlab.errors import InputError
-from mistlab.references import hardware_from
-from mistlab.value import to_mapping
+from experiments.calibrating import fit_links, fit_runs, fits
+from experiments.calibrating.fit_operators import launch_time, operator_rates
+from experiments.cli.commandline import DONE, parser_of, print_json, run, writable
+from mistlab.values.datafile import write_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.references import hardware_from
+from mistlab.values.value import to_mapping
 
 FOLDS = "2x16,4x24,8x12,512x48"
 

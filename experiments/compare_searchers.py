@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import Bench, Entry
-from experiments.commandline import (
+from experiments.cli.commandline import (
     DONE,
     INTERRUPTED,
     NO_ANSWER,
@@ -22,18 +21,18 @@ from experiments.commandline import (
     progress,
     run,
 )
-from experiments.comparing import Comparison
-from experiments.explain import Why, best_of, explain
-from experiments.predict import draw
-from experiments.report import Answer, Report
-from experiments.rundir import RunDirectory, earlier_rows
-from experiments.search_options import (
+from experiments.cli.rundir import RunDirectory, earlier_rows
+from experiments.cli.search_options import (
     budget_of,
     search_parser,
     searched,
     searchers_called,
 )
-from experiments.search_words import (
+from experiments.comparing.bench import Bench, Entry
+from experiments.comparing.entries import Comparison
+from experiments.comparing.explain import Why, best_of, explain
+from experiments.comparing.page import Answer, Report
+from experiments.comparing.search_words import (
     plan_words,
     prediction_words,
     rival_words,
@@ -41,10 +40,11 @@ from experiments.search_words import (
     table,
     why_words,
 )
-from experiments.smallest import Smallest, smallest
-from mistlab.datafile import read_json
-from mistlab.search import Budget
-from mistlab.value import to_mapping
+from experiments.comparing.smallest import Smallest, smallest
+from experiments.predict import draw
+from mistlab.values.datafile import read_json
+from mistlab.values.search import Budget
+from mistlab.values.value import to_mapping
 from searchers.registry import SEARCHERS
 
 COMMAND = "compare_searchers"

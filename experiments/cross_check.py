@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from experiments import plots
-from experiments.commandline import DONE, parser_of, print_json, progress, run
-from experiments.random_plans import RandomPlan, random_plans
-from experiments.rundir import RunDirectory
+from experiments.cli.commandline import DONE, parser_of, print_json, progress, run
+from experiments.cli.rundir import RunDirectory
+from experiments.comparing.random_plans import RandomPlan, random_plans
+from experiments.reports import plots
 from mistlab import catalog
-from mistlab.datafile import write_yaml
-from mistlab.errors import InputError
-from mistlab.job import job_to_mapping
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.datafile import write_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.job import job_to_mapping
 from simulators.events import EventSimulator
 from simulators.memory import memory_of
 

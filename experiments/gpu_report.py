@@ -17,19 +17,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.commandline import DONE, NO_ANSWER, parser_of, print_json, progress, run, writable
-from experiments.noted_machine import noted_machine
-from experiments.plan_runs import PlanRun, PlanRunner, RunRows, Said, WorkerRunner, ended_within
-from experiments.report_checks import checks_of, machine_of
-from experiments.report_estimate import REFERENCE, Estimate, estimates, total_s
-from experiments.report_figures import Figures, figures_of, is_profiled
-from experiments.report_pack import begin, pack
-from experiments.report_plans import PLANS, ReportPlan
-from experiments.report_rows import steps_of
+from experiments.calibrating.noted_machine import noted_machine
+from experiments.cli.commandline import (
+    DONE,
+    NO_ANSWER,
+    parser_of,
+    print_json,
+    progress,
+    run,
+    writable,
+)
+from experiments.reports.checks import checks_of, machine_of
+from experiments.reports.estimate import REFERENCE, Estimate, estimates, total_s
+from experiments.reports.figures import Figures, figures_of, is_profiled
+from experiments.reports.pack import begin, pack
+from experiments.reports.plans import PLANS, ReportPlan
+from experiments.reports.rows import steps_of
+from experiments.running.plan_runs import (
+    PlanRun,
+    PlanRunner,
+    RunRows,
+    Said,
+    WorkerRunner,
+    ended_within,
+)
 from mistlab import catalog
-from mistlab.errors import InputError
-from mistlab.job import dump_job
-from mistlab.value import to_mapping
+from mistlab.values.errors import InputError
+from mistlab.values.job import dump_job
+from mistlab.values.value import to_mapping
 
 MINUTES = 9.0
 # A run that fails to end by then is not started: the last seconds are for the page.

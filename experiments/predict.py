@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.analyse import EXAMPLE
-from experiments.commandline import (
+from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
     parser_of,
@@ -24,16 +24,16 @@ from experiments.commandline import (
     run,
     writable,
 )
-from mistlab.cluster import Cluster
 from mistlab.cost.memory import reserved_bytes, room_bytes
-from mistlab.errors import InputError
-from mistlab.job import Job, load_job
-from mistlab.predict import Prediction, Predictor, compared
-from mistlab.stages import StageBatch
+from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.units import GIB_BYTES
-from mistlab.value import to_mapping
-from mistlab.workload import Workload
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job, load_job
+from mistlab.values.prediction import Prediction, Predictor, compared
+from mistlab.values.stages import StageBatch
+from mistlab.values.units import GIB_BYTES
+from mistlab.values.value import to_mapping
+from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.memory import MemoryOverTime, memory_of
 from simulators.registry import PREDICTORS
@@ -116,7 +116,7 @@ def predicted(
 
 def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
     """One iteration as a trace and as a picture."""
-    from experiments import plots  # noqa: PLC0415 (matplotlib takes longer to load than to predict)
+    from experiments.reports import plots  # noqa: PLC0415 (matplotlib takes longer to load than to predict)
 
     trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
     trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")

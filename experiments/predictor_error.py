@@ -18,18 +18,15 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from experiments import plots
 from experiments.calibrate import FOLDS
-from experiments.commandline import DONE, parser_of, print_json, progress, run
-from experiments.published import (
+from experiments.calibrating.published import (
     PublishedRun,
     Table,
     carried,
     read_end_to_end,
     read_megatron,
 )
-from experiments.rundir import RunDirectory
-from experiments.whole_runs import (
+from experiments.calibrating.whole_runs import (
     figures_of,
     fit_allocator,
     fit_sustained,
@@ -37,11 +34,14 @@ from experiments.whole_runs import (
     misses,
     predicted_s,
 )
+from experiments.cli.commandline import DONE, parser_of, print_json, progress, run
+from experiments.cli.rundir import RunDirectory
+from experiments.reports import plots
 from mistlab import catalog
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.memory import reserved_bytes
-from mistlab.plan import Plan
-from mistlab.units import GIB_BYTES
+from mistlab.values.plan import Plan
+from mistlab.values.units import GIB_BYTES
 from simulators.events import EventSimulator
 
 END_TO_END = "end_to_end.csv"
@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _runs(folder: Path | None) -> tuple[list[PublishedRun], list[Table]]:
     megatron = catalog.hardware("a100-80gb")
-    content = files("experiments").joinpath("published.yaml").read_text(encoding="utf-8")
+    content = (
+        files("experiments.calibrating").joinpath("published.yaml").read_text(encoding="utf-8")
+    )
     base, weak_scaling = carried(content, megatron)
     if folder is None:
         return [*base, *weak_scaling], []

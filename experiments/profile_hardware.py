@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
-from experiments.commandline import DONE, parser_of, print_json, run, writable
-from experiments.noted_machine import Machine, noted_machine
-from mistlab.datafile import write_yaml
-from mistlab.references import hardware_from
-from mistlab.value import to_mapping
+from experiments.calibrating.noted_machine import Machine, noted_machine
+from experiments.cli.commandline import DONE, parser_of, print_json, run, writable
+from mistlab.values.datafile import write_yaml
+from mistlab.values.references import hardware_from
+from mistlab.values.value import to_mapping
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,7 +33,9 @@ def main(arguments: Sequence[str]) -> int:
         else:
             print(f"measured: {tables} (--only fit makes the file from it)")
         return DONE
-    profiled, fits = (import_module(f"experiments.{name}") for name in ("profiled", "fits"))
+    profiled, fits = (
+        import_module(f"experiments.calibrating.{name}") for name in ("profiled", "fits")
+    )
     request = profiled.Request(
         name=out.stem,
         tables=tables,
@@ -53,9 +55,9 @@ def main(arguments: Sequence[str]) -> int:
 def _measured(tables: Path, options: argparse.Namespace) -> Machine:
     """Fill the tables; the machine that they are of."""
     device = import_module("runtime.profiling.device")
-    sizes = import_module("experiments.profile_sizes").SIZES
+    sizes = import_module("experiments.calibrating.profile_sizes").SIZES
     devices = device.devices_of(options.device, options.gpus_per_node)
-    found: Machine = import_module("experiments.profiling").measured(
+    found: Machine = import_module("experiments.calibrating.profiling").measured(
         tables,
         devices,
         sizes[devices.kind, options.quick],

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from experiments.commandline import (
+from experiments.cli.commandline import (
     DONE,
     NoAnswerError,
     as_options,
@@ -25,16 +25,17 @@ from experiments.commandline import (
     progress,
     writable,
 )
-from experiments.measured_trace import write_trace
-from experiments.restarts import restarted
-from experiments.run_endings import (
+from experiments.cli.rundir import RunDirectory, revision
+from experiments.running.measured_trace import write_trace
+from experiments.running.restarts import restarted
+from experiments.running.run_endings import (
     LATEST,
     checkpoints_of,
     in_words,
     last_checkpoint,
     run_as_process,
 )
-from experiments.run_results import (
+from experiments.running.run_results import (
     WARM_UP,
     History,
     measurement_of,
@@ -42,12 +43,11 @@ from experiments.run_results import (
     result_of,
     summary_of,
 )
-from experiments.rundir import RunDirectory, revision
-from mistlab.datafile import write_yaml
-from mistlab.errors import InputError
-from mistlab.job import Job, load_job
-from mistlab.units import GIB_BYTES
-from mistlab.value import to_mapping
+from mistlab.values.datafile import write_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job, load_job
+from mistlab.values.units import GIB_BYTES
+from mistlab.values.value import to_mapping
 
 if TYPE_CHECKING:
     from runtime.engine.executor import Report

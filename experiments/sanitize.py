@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from experiments.commandline import (
+from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
     as_options,
@@ -23,10 +23,10 @@ from experiments.commandline import (
     print_json,
     progress,
 )
-from experiments.run_endings import run_as_process
-from mistlab.errors import InputError
-from mistlab.job import Job, load_job
-from mistlab.value import to_mapping
+from experiments.running.run_endings import run_as_process
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job, load_job
+from mistlab.values.value import to_mapping
 
 if TYPE_CHECKING:
     from runtime.checks.fake.watch import WaitFinding

@@ -14,18 +14,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from experiments.bench import Bench, Entry
-from experiments.commandline import DONE, parser_of, print_json, progress, run
-from experiments.live import Live
-from experiments.rundir import RunDirectory
-from experiments.search_words import plan_words
+from experiments.cli.commandline import DONE, parser_of, print_json, progress, run
+from experiments.cli.live import Live
+from experiments.cli.rundir import RunDirectory
+from experiments.comparing.bench import Bench, Entry
+from experiments.comparing.search_words import plan_words
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.datafile import parse_yaml
-from mistlab.errors import InputError
-from mistlab.search import Budget, Problem
-from mistlab.space import space_of
-from mistlab.workload import Attention, Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
+from mistlab.values.workload import Attention, Workload
 from searchers.membership import contains
 
 FAMILIES = ("gpt3", "llama", "falcon")

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments import plots
-from experiments.commandline import (
+from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
     PROBLEM,
@@ -28,15 +27,16 @@ from experiments.commandline import (
     progress,
     run,
 )
-from experiments.rundir import RunDirectory
-from mistlab.cluster import Cluster
+from experiments.cli.rundir import RunDirectory
+from experiments.reports import plots
 from mistlab.cost.memory import reserved_bytes, room_bytes
-from mistlab.model import ModelSpec
-from mistlab.pipeline import in_flight
-from mistlab.stages import StageBatch, StageFigures
+from mistlab.machine.cluster import Cluster
+from mistlab.schedule.orders import in_flight
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.units import GIB_BYTES
-from mistlab.workload import Workload
+from mistlab.values.model import ModelSpec
+from mistlab.values.stages import StageBatch, StageFigures
+from mistlab.values.units import GIB_BYTES
+from mistlab.values.workload import Workload
 
 EIGHTHS = tuple(i / 8 for i in range(9))
 KINDS = ("weights", "gradients", "optimizer", "activations")

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from experiments.commandline import (
+from experiments.cli.commandline import (
     DONE,
     NoAnswerError,
     parser_of,
@@ -27,13 +27,13 @@ from experiments.commandline import (
     run,
     writable,
 )
-from mistlab.datafile import read_json, read_yaml
-from mistlab.errors import InputError, near_matches
-from mistlab.model import ModelSpec
 from mistlab.symbolic import graphfile
 from mistlab.symbolic.graph import ModelGraph
 from mistlab.symbolic.layer import expressions_of
-from mistlab.value import to_mapping
+from mistlab.values.datafile import read_json, read_yaml
+from mistlab.values.errors import InputError, near_matches
+from mistlab.values.model import ModelSpec
+from mistlab.values.value import to_mapping
 
 ATTENTIONS = ("flash", "math")
 

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.bench import Bench, Entry, decided
-from experiments.commandline import (
+from experiments.cli.commandline import (
     DONE,
     INTERRUPTED,
     NoAnswerError,
@@ -20,27 +19,28 @@ from experiments.commandline import (
     run,
     writable,
 )
-from experiments.explain import Why, explain
-from experiments.live import Live
-from experiments.search_options import (
+from experiments.cli.live import Live
+from experiments.cli.search_options import (
     budget_of,
     search_parser,
     searched,
     searchers_called,
     space_for,
 )
-from experiments.search_rows import rows_of
-from experiments.search_words import (
+from experiments.comparing.bench import Bench, Entry, decided
+from experiments.comparing.explain import Why, explain
+from experiments.comparing.search_rows import rows_of
+from experiments.comparing.search_words import (
     plan_words,
     prediction_words,
     rival_words,
     smallest_words,
     why_words,
 )
-from experiments.smallest import smallest
-from mistlab.job import dump_job
-from mistlab.search import Budget
-from mistlab.value import to_mapping
+from experiments.comparing.smallest import smallest
+from mistlab.values.job import dump_job
+from mistlab.values.search import Budget
+from mistlab.values.value import to_mapping
 
 BUDGET = Budget(evaluations=100_000, seconds=60)
 QUICK = Budget(evaluations=1_000, seconds=2)

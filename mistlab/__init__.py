@@ -7,26 +7,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mistlab.cluster import Cluster
-    from mistlab.errors import FieldError, InputError, near_matches
-    from mistlab.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
-    from mistlab.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
-    from mistlab.measurement import Environment, Measurement, StageMeasurement
-    from mistlab.model import ModelSpec
-    from mistlab.plan import Offload, Plan, StagePlan
-    from mistlab.predict import (
+    from mistlab.machine.cluster import Cluster
+    from mistlab.machine.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
+    from mistlab.schedule.slot_table import Action
+    from mistlab.values.errors import FieldError, InputError, near_matches
+    from mistlab.values.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
+    from mistlab.values.measurement import Environment, Measurement, StageMeasurement
+    from mistlab.values.model import ModelSpec
+    from mistlab.values.plan import Offload, Plan, StagePlan
+    from mistlab.values.prediction import (
         MemoryByClass,
         MemoryByPhase,
         Prediction,
         Predictor,
         StagePrediction,
     )
-    from mistlab.schedule import Action
-    from mistlab.search import Budget, Improvement, Problem, Searcher, SearchResult
-    from mistlab.space import OffloadRatios, SearchSpace
-    from mistlab.stages import StageBatch, StageFigures
-    from mistlab.value import from_mapping, to_mapping
-    from mistlab.workload import Workload
+    from mistlab.values.search import Budget, Improvement, Problem, Searcher, SearchResult
+    from mistlab.values.space import OffloadRatios, SearchSpace
+    from mistlab.values.stages import StageBatch, StageFigures
+    from mistlab.values.value import from_mapping, to_mapping
+    from mistlab.values.workload import Workload
 
 __all__ = [
     "Action",
@@ -72,26 +72,26 @@ __all__ = [
 ]
 
 _NAMES_OF_MODULE = {
-    "cluster": ("Cluster",),
-    "errors": ("FieldError", "InputError", "near_matches"),
-    "hardware": ("Gpu", "Hardware", "Node", "PeakTflops", "Provenance", "Source"),
-    "job": ("Job", "dump_job", "job_from_mapping", "job_to_mapping", "load_job"),
-    "measurement": ("Environment", "Measurement", "StageMeasurement"),
-    "model": ("ModelSpec",),
-    "plan": ("Offload", "Plan", "StagePlan"),
-    "predict": (
+    "machine.cluster": ("Cluster",),
+    "values.errors": ("FieldError", "InputError", "near_matches"),
+    "machine.hardware": ("Gpu", "Hardware", "Node", "PeakTflops", "Provenance", "Source"),
+    "values.job": ("Job", "dump_job", "job_from_mapping", "job_to_mapping", "load_job"),
+    "values.measurement": ("Environment", "Measurement", "StageMeasurement"),
+    "values.model": ("ModelSpec",),
+    "values.plan": ("Offload", "Plan", "StagePlan"),
+    "values.prediction": (
         "MemoryByClass",
         "MemoryByPhase",
         "Prediction",
         "Predictor",
         "StagePrediction",
     ),
-    "schedule": ("Action",),
-    "search": ("Budget", "Improvement", "Problem", "SearchResult", "Searcher"),
-    "space": ("OffloadRatios", "SearchSpace"),
-    "stages": ("StageBatch", "StageFigures"),
-    "value": ("from_mapping", "to_mapping"),
-    "workload": ("Workload",),
+    "schedule.slot_table": ("Action",),
+    "values.search": ("Budget", "Improvement", "Problem", "SearchResult", "Searcher"),
+    "values.space": ("OffloadRatios", "SearchSpace"),
+    "values.stages": ("StageBatch", "StageFigures"),
+    "values.value": ("from_mapping", "to_mapping"),
+    "values.workload": ("Workload",),
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 

@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from runtime.engine.executor import Executor
-from runtime.engine.pieces import Piece
+from runtime.engine.storage.pieces import Piece
 
 KINDS = ("master", "moment1", "moment2")
 # Larger boxes are cut: so much host memory holds what comes from a device, or from a file.

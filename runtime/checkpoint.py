@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
-from mistlab.datafile import read_yaml, write_yaml
-from mistlab.errors import InputError
-from mistlab.model import ModelSpec
-from mistlab.value import to_mapping
+from mistlab.values.datafile import read_yaml, write_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.model import ModelSpec
+from mistlab.values.value import to_mapping
 from runtime.box_files import Reader, Writer
 from runtime.boxes import Box, Loader, Saver, UnlikeError, UnreadableError, boxes_of
 from runtime.checkpoint_folder import checkpoint_path, complete
@@ -27,7 +27,7 @@ from runtime.comm.group import RankLostError
 from runtime.comm.objects import gathered, is_distributed
 from runtime.comm.processes import heard_from, meet
 from runtime.engine.executor import Executor
-from runtime.engine.modules import TABLE, TIED
+from runtime.engine.work.modules import TABLE, TIED
 
 MODEL = "model.yaml"
 # Everything besides tensors of the model: so many numbers.

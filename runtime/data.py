@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mistlab.errors import InputError
+from mistlab.values.errors import InputError
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_TYPES: dict[int, np.dtype[Any]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import deterministic
 
-from mistlab.errors import InputError
+from mistlab.values.errors import InputError
 
 # A fixed workspace, without which cuBLAS may choose other algorithms from run to run. It is read
 # when the first product of the process runs.

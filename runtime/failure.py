@@ -7,8 +7,8 @@ import torch
 
 from runtime.comm.processes import abandon
 from runtime.devices.table import driver_of
-from runtime.engine.arena import release_all
-from runtime.engine.streams import Streams
+from runtime.engine.storage.arena import release_all
+from runtime.engine.streams.lanes import Streams
 
 # A device that is in order is done with what was issued by then.
 PARTING_S = 10.0

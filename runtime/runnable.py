@@ -1,8 +1,8 @@
 """Which jobs the runtime can run, found out before anything is allocated or joined."""
 
-from mistlab.errors import InputError
-from mistlab.job import Job
-from mistlab.workload import Workload
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from mistlab.values.workload import Workload
 
 
 def check_runnable(job: Job) -> None:

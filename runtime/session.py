@@ -11,10 +11,10 @@ from typing import Self
 
 import torch
 
-from mistlab.errors import InputError
-from mistlab.job import Job
-from mistlab.measurement import Clocks, Environment
-from mistlab.schedule import Action
+from mistlab.schedule.slot_table import Action
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from mistlab.values.measurement import Clocks, Environment
 from runtime.checkpoint_folder import latest
 from runtime.comm.isolated import isolated
 from runtime.comm.objects import gathered
@@ -31,8 +31,8 @@ from runtime.data import Sequences, Synthetic, batch_of, open_tokens
 from runtime.devices.driver import DevicePeaks
 from runtime.devices.outside import Cap, outside_bytes
 from runtime.devices.table import driver_of
-from runtime.engine.device_streams import streams_of
 from runtime.engine.executor import Batches, Executor, Report
+from runtime.engine.streams.device_streams import streams_of
 from runtime.engine.training import Training
 from runtime.export import export
 from runtime.failure import let_go

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max
 
-from mistlab.errors import InputError
 from mistlab.symbolic.symbols import size_symbol
+from mistlab.values.errors import InputError
 from runtime.models.sizes import Size, value_of
 
 

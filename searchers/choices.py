@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.search import Problem
-from mistlab.space import SearchSpace
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
 from searchers.meshes import (
     Mesh,
     Pipeline,

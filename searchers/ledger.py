@@ -10,9 +10,9 @@ from math import inf
 
 import numpy as np
 
-from mistlab.plan import Engine, Plan
-from mistlab.predict import Prediction
-from mistlab.search import (
+from mistlab.values.plan import Engine, Plan
+from mistlab.values.prediction import Prediction
+from mistlab.values.search import (
     Budget,
     Improvement,
     PlanAndStagePredictor,
@@ -20,7 +20,7 @@ from mistlab.search import (
     SearchResult,
     Status,
 )
-from mistlab.stages import StageBatch, StageCosts
+from mistlab.values.stages import StageBatch, StageCosts
 
 # As many stage candidates count as one plan.
 STAGES_A_PLAN = 1000

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.search import Problem
-from mistlab.space import OffloadRatios, SearchSpace
-from mistlab.value import to_mapping
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.search import Problem
+from mistlab.values.space import OffloadRatios, SearchSpace
+from mistlab.values.value import to_mapping
 from searchers.choices import alike
 from searchers.meshes import (
     Mesh,

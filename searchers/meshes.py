@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mistlab.cluster import Cluster
-from mistlab.engines import highest_zero
-from mistlab.job import degree_problem
-from mistlab.search import Problem
-from mistlab.space import SearchSpace
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.whole_runs import highest_zero
+from mistlab.values.job import degree_problem
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
 
 
 class Mesh(NamedTuple):

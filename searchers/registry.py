@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 
-from searchers.aceso import aceso
-from searchers.alpa import alpa
-from searchers.exact import exact
-from searchers.exhaustive import exhaustive
-from searchers.grids import grid_of
-from searchers.mist import mist_with
-from searchers.optuna_search import optuna_strategy
-from searchers.random_search import random_search
-from searchers.rl import rl
+from searchers.strategies.aceso import aceso
+from searchers.strategies.alpa import alpa
+from searchers.strategies.exact import exact
+from searchers.strategies.exhaustive import exhaustive
+from searchers.strategies.grids import grid_of
+from searchers.strategies.mist import mist_with
+from searchers.strategies.optuna_search import optuna_strategy
+from searchers.strategies.random_search import random_search
+from searchers.strategies.rl import rl
 from searchers.strategy import Strategy
 
 # After a colon, what else a searcher can be made with.

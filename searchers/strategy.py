@@ -11,8 +11,8 @@ from typing import final
 
 import numpy as np
 
-from mistlab.search import Budget, PlanAndStagePredictor, Problem, SearchResult, Status
-from mistlab.space import SearchSpace
+from mistlab.values.search import Budget, PlanAndStagePredictor, Problem, SearchResult, Status
+from mistlab.values.space import SearchSpace
 from searchers.ledger import BudgetSpentError, Clock, Ledger
 from searchers.meshes import pipelines
 

@@ -9,11 +9,11 @@ done, and the receiver waits for it.
 from collections.abc import Sequence
 from itertools import pairwise
 
-from mistlab.interference import STREAMS
-from mistlab.pipeline import Order, pipeline_order
-from mistlab.schedule import Action, Phase, Template
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.orders import Order, pipeline_order
+from mistlab.schedule.slot_table import Action, Phase, Template
 from simulators.graph import TaskGraph
-from simulators.passes import Name, Pattern, StageTasks, pattern_of
+from simulators.pass_pattern import Name, Pattern, StageTasks, pattern_of
 
 
 def build_graph(

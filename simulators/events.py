@@ -2,7 +2,7 @@
 
 It shares with the closed form the durations of single tasks and the slot table, and nothing else.
 One rank stands for all of a stage, which are alike. Slots are no barriers here: tasks wait for what
-they need (``simulators.passes``), and slow one another down while they run side by side
+they need (``simulators.pass_pattern``), and slow one another down while they run side by side
 (``simulators.play``).
 """
 
@@ -12,25 +12,32 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mistlab.cluster import Cluster
 from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
-from mistlab.errors import refuse
-from mistlab.interference import STREAMS
-from mistlab.pipeline import Order
-from mistlab.plan import Engine, Plan
-from mistlab.predict import Prediction, StagePrediction
-from mistlab.schedule import NO_DEPARTURES, Action, Departures, Kind, Template, template_of
-from mistlab.slots import LAYER_TYPES
-from mistlab.stages import StageBatch
-from mistlab.value import check_field
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.orders import Order
+from mistlab.schedule.slot_kinds import LAYER_TYPES
+from mistlab.schedule.slot_table import (
+    NO_DEPARTURES,
+    Action,
+    Departures,
+    Kind,
+    Template,
+    template_of,
+)
+from mistlab.values.errors import refuse
+from mistlab.values.plan import Engine, Plan
+from mistlab.values.prediction import Prediction, StagePrediction
+from mistlab.values.stages import StageBatch
+from mistlab.values.value import check_field
+from mistlab.values.workload import Workload
 from simulators.build import build_graph, build_stage
 from simulators.graph import TaskGraph
 from simulators.network import Use
-from simulators.passes import Name, StageTasks
+from simulators.pass_pattern import Name, StageTasks
 from simulators.play import ALONE, Factors, Times, play
 from simulators.stage_times import PassTimes, pass_times
 from simulators.symbolic import SymbolicPredictor

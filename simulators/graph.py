@@ -8,8 +8,8 @@ first.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from mistlab.interference import STREAMS
-from mistlab.schedule import Action, Direction, Kind
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slot_table import Action, Direction, Kind
 from simulators.network import Use
 
 # Kind, direction and layer: what an action is besides its stage and its micro-batch.

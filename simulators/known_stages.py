@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import StageTimes
-from mistlab.predict import MemoryByClass, MemoryByPhase, StagePrediction
-from mistlab.stages import StageCosts, StageFigures
+from mistlab.values.prediction import MemoryByClass, MemoryByPhase, StagePrediction
+from mistlab.values.stages import StageCosts, StageFigures
 
 
 @dataclass(frozen=True, slots=True)

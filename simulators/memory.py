@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.plan import Plan
-from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.layer import sum_name
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.plan import Plan
+from mistlab.values.stages import StageBatch, StageFigures
 from simulators.graph import Label
 
 if TYPE_CHECKING:

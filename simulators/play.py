@@ -14,7 +14,7 @@ from math import inf
 
 from simpy import Environment, Event
 
-from mistlab.interference import STREAMS
+from mistlab.machine.slowdowns import STREAMS
 from simulators.graph import TaskGraph
 from simulators.network import Network
 

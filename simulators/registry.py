@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mistlab.predict import Predictor
+from mistlab.values.prediction import Predictor
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cluster import Cluster
 from mistlab.cost.arithmetic import model_flop, stage_flop
 from mistlab.cost.bounds import Bounds, bounds_of
 from mistlab.cost.iteration import iteration_figures
@@ -15,10 +14,12 @@ from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes, room
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import FEW_ROWS, StageCostModel
 from mistlab.cost.tasks import TaskModel
-from mistlab.plan import Engine, Plan
-from mistlab.predict import Prediction
-from mistlab.schedule import NO_DEPARTURES, Departures, template_of
-from mistlab.stages import (
+from mistlab.machine.cluster import Cluster
+from mistlab.schedule.slot_table import NO_DEPARTURES, Departures, template_of
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.plan import Engine, Plan
+from mistlab.values.prediction import Prediction
+from mistlab.values.stages import (
     StageBatch,
     StageCosts,
     StageFigures,
@@ -27,8 +28,7 @@ from mistlab.stages import (
     StageSeconds,
     rows_of,
 )
-from mistlab.symbolic.stage_model import StageModel
-from mistlab.workload import Workload
+from mistlab.values.workload import Workload
 from simulators.known_stages import KnownStage, known_stages
 
 NAME = "symbolic"

@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mistlab.interference import STREAMS
-from mistlab.schedule import Kind
-from mistlab.units import GIB_BYTES
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slot_table import Kind
+from mistlab.values.units import GIB_BYTES
 from simulators.memory import CLASSES, MemoryOverTime
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Self
 
 import numpy as np
 
-from mistlab.errors import refuse
-from mistlab.interference import STREAMS
-from mistlab.value import bounded, check_field, check_fields
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.values.errors import refuse
+from mistlab.values.value import bounded, check_field, check_fields
 from simulators.graph import TaskGraph
 
 _COMPUTE = STREAMS.index("compute")

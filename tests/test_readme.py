@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import survey
-from experiments.commandline import problem_of
+from experiments.cli.commandline import problem_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

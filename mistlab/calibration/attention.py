@@ -8,10 +8,10 @@ import numpy as np
 
 from mistlab.calibration.operators import ClassRows, fit, precision_of, rounded
 from mistlab.calibration.rows import Origin, Row, positive, read_rows, refuse_row
-from mistlab.compute import OperatorClass, Rate
 from mistlab.cost.layers import slowdown_of
-from mistlab.hardware import PeakTflops
-from mistlab.units import MILLISECONDS, TFLOP
+from mistlab.machine.compute import OperatorClass, Rate
+from mistlab.machine.hardware import PeakTflops
+from mistlab.values.units import MILLISECONDS, TFLOP
 
 BATCHED = ("baddbmm", "bmm")
 FUSED: tuple[tuple[OperatorClass, int, str], ...] = (

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.calibration.rows import HARDWARE, Origin, positive, read_rows
-from mistlab.units import MICROSECONDS
+from mistlab.values.units import MICROSECONDS
 
 NEEDED = (HARDWARE, "kernels", "time_us")
 

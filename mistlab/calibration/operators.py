@@ -28,15 +28,15 @@ from mistlab.calibration.rows import (
     refuse_row,
     spread_of,
 )
-from mistlab.compute import OperatorClass, Rate
 from mistlab.cost.layers import slowdown_of, work_of
-from mistlab.hardware import PeakTflops
-from mistlab.model import ModelSpec
+from mistlab.machine.compute import OperatorClass, Rate
+from mistlab.machine.hardware import PeakTflops
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
-from mistlab.units import GBYTES, MICROSECONDS, TFLOP
-from mistlab.workload import Precision, Workload
+from mistlab.values.model import ModelSpec
+from mistlab.values.units import GBYTES, MICROSECONDS, TFLOP
+from mistlab.values.workload import Precision, Workload
 
 # The profile's operators of one block, by class.
 CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import NoReturn
 
-from mistlab.errors import InputError, near_matches
+from mistlab.values.errors import InputError, near_matches
 
 CAMPAIGN = "generation"
 HARDWARE = "hardware"

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mistlab.calibration.interference import OverlapRows
 from mistlab.calibration.rows import (
     HARDWARE,
     Origin,
@@ -18,8 +17,9 @@ from mistlab.calibration.rows import (
     refuse_row,
     spread_of,
 )
+from mistlab.calibration.slowdowns import OverlapRows
 from mistlab.calibration.transfers import TransferRows
-from mistlab.units import MIB_BYTES, MILLISECONDS
+from mistlab.values.units import MIB_BYTES, MILLISECONDS
 
 ALONE = ("iso_compute_ms", "iso_g2g_ms", "iso_c2g_ms", "iso_g2c_ms")
 TOGETHER = "latency_ms"

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from mistlab.cost.transfers import transfer_s
-from mistlab.errors import InputError
-from mistlab.transfers import Line
-from mistlab.units import GBYTES, MIB_BYTES, MICROSECONDS
+from mistlab.machine.transfers import Line
+from mistlab.values.errors import InputError
+from mistlab.values.units import GBYTES, MIB_BYTES, MICROSECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,11 +5,11 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from mistlab.datafile import parse_yaml
-from mistlab.errors import near_matches, refuse
-from mistlab.hardware import Hardware
-from mistlab.model import ModelSpec
-from mistlab.value import from_mapping
+from mistlab.machine.hardware import Hardware
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.errors import near_matches, refuse
+from mistlab.values.model import ModelSpec
+from mistlab.values.value import from_mapping
 
 ENDING = ".yaml"
 

@@ -4,12 +4,12 @@ from functools import cache
 
 import sympy
 
-from mistlab.plan import Plan
 from mistlab.symbolic.graph import LayerGraph
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import constants_of
 from mistlab.symbolic.symbols import size_symbol
-from mistlab.workload import Workload
+from mistlab.values.plan import Plan
+from mistlab.values.workload import Workload
 
 PRODUCTS = {"matmul", "attention"}
 

@@ -8,10 +8,10 @@ such widths lay from the others. Each doubling beyond adds half as much again.
 
 from dataclasses import dataclass, field
 
-from mistlab.cluster import Cluster
-from mistlab.engines import EngineCalibration, MeasuredAt
-from mistlab.plan import Engine
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
+from mistlab.values.plan import Engine
+from mistlab.values.workload import Workload
 
 # Where no run of the engine on the hardware was measured.
 UNMEASURED_HALF_WIDTH = 0.3

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mistlab.cluster import Cluster
 from mistlab.cost.bounds import Bounds
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.workload import Workload
 
 
 def iteration_figures(

@@ -8,8 +8,8 @@ counts, zero where another kernel does the work on its way.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mistlab.compute import OperatorClass
-from mistlab.schedule import Runtime
+from mistlab.machine.compute import OperatorClass
+from mistlab.schedule.slot_table import Runtime
 from mistlab.symbolic.graph import LayerGraph, Operator
 
 BATCHED = {"aten.bmm", "aten.baddbmm"}
@@ -111,11 +111,11 @@ _BASELINE = (
 # What this project's runtime does (``runtime``; docs/decisions/0014-engine.md). Rules that are not
 # given are those of torch's own operators, of which graphs are.
 _MISTLAB = (
-    # The product adds (runtime.engine.products); one kernel adds vectors (Places.add_vectors).
+    # The product adds (runtime.engine.work.products); one kernel adds vectors (Places.add_vectors).
     Rule(adds="weight", bytes_factor=0.0),
     Rule(adds="vector", together=True),
-    # runtime.engine.written_out copies neither operands nor results, puts no gradients together and
-    # scales inside products, one for each sequence.
+    # runtime.engine.work.written_out copies neither operands nor results, puts no gradients
+    # together and scales inside products, one for each sequence.
     *(
         Rule(name=name, module="attention", attention="math", bytes_own_keys=0.0)
         for name in ("aten.clone", "aten.cat", "aten.mul")

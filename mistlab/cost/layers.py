@@ -12,14 +12,14 @@ import numpy as np
 import sympy
 from numpy.typing import NDArray
 
-from mistlab.compute import OPERATOR_CLASSES, Compute
 from mistlab.cost.kernels import Rule, class_of, rule_of
-from mistlab.hardware import PeakTflops
-from mistlab.schedule import Runtime
+from mistlab.machine.compute import OPERATOR_CLASSES, Compute
+from mistlab.machine.hardware import PeakTflops
+from mistlab.schedule.slot_table import Runtime
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.graph import LAYERS, PHASES, LayerGraph, ModelGraph, Operator, Phase
 from mistlab.symbolic.symbols import SIZES, size_symbol
-from mistlab.workload import Precision
+from mistlab.values.workload import Precision
 
 # Besides the classes of operators: products that go on beside tensor-parallel collectives.
 BESIDE = "beside"

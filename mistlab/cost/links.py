@@ -20,10 +20,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cluster import Cluster
-from mistlab.errors import UncalibratedError
-from mistlab.transfers import GroupTransfers, Line, Transfers
-from mistlab.units import MICROSECONDS
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.transfers import GroupTransfers, Line, Transfers
+from mistlab.values.errors import UncalibratedError
+from mistlab.values.units import MICROSECONDS
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 Copy = Literal["host_to_device", "device_to_host"]

@@ -6,11 +6,11 @@ Axes: C candidates or stages.
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cluster import Cluster
-from mistlab.engines import Allocator
-from mistlab.errors import UncalibratedError
-from mistlab.plan import Engine
-from mistlab.stages import Column, StageBatch, StageFigures, StagePeaks
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.whole_runs import Allocator
+from mistlab.values.errors import UncalibratedError
+from mistlab.values.plan import Engine
+from mistlab.values.stages import Column, StageBatch, StageFigures, StagePeaks
 
 Values = NDArray[np.float64]
 

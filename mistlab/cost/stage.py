@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.interference import BITS
-from mistlab.cost.passes import (
+from mistlab.cost.pass_seconds import (
     COMPUTE,
     HERE,
     Kinds,
@@ -25,11 +24,12 @@ from mistlab.cost.passes import (
     pass_seconds,
     reduces_in_place,
 )
+from mistlab.cost.side_by_side import BITS
 from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
-from mistlab.distinct import Distinct, distinct_rows
-from mistlab.interference import STREAMS
-from mistlab.slots import SLOT_KINDS, slot_counts
-from mistlab.stages import StageBatch, StageSeconds
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slot_kinds import SLOT_KINDS, slot_counts
+from mistlab.symbolic.distinct import Distinct, distinct_rows
+from mistlab.values.stages import StageBatch, StageSeconds
 
 Values = NDArray[np.float64]
 

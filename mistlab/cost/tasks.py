@@ -4,7 +4,7 @@ Durations depend on a candidate's strategy (degrees, ZeRO level, offload ratios)
 the layer. The closed form sums them by slots, the event simulator plays them: both take them from
 here, and share nothing else.
 
-Axes: S strategies, T types of layers (``mistlab.slots.LAYER_TYPES``).
+Axes: S strategies, T types of layers (``mistlab.schedule.slot_kinds.LAYER_TYPES``).
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,21 +14,21 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cluster import Cluster
-from mistlab.cost.interference import Factors, factors_of
 from mistlab.cost.layers import LayerFigures, LayerModel, slowdown_of, work_of
 from mistlab.cost.links import Collective, Link, Links
-from mistlab.distinct import Known
-from mistlab.engine_memory import EngineMemory, memory_of
-from mistlab.errors import UncalibratedError
-from mistlab.plan import Engine
-from mistlab.schedule import SHARDED_GRADIENTS, Template
-from mistlab.slots import LAYER_TYPES
+from mistlab.cost.side_by_side import Factors, factors_of
+from mistlab.engines.memory import EngineMemory, memory_of
+from mistlab.machine.cluster import Cluster
+from mistlab.schedule.slot_kinds import LAYER_TYPES
+from mistlab.schedule.slot_table import SHARDED_GRADIENTS, Template
+from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
 from mistlab.symbolic.graph import Phase as GraphPhase
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
-from mistlab.workload import Workload
+from mistlab.values.errors import UncalibratedError
+from mistlab.values.plan import Engine
+from mistlab.values.workload import Workload
 
 Values = NDArray[np.float64]
 Whole = NDArray[np.int64]

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.transfers import Line
+from mistlab.machine.transfers import Line
 
 
 def transfer_s(size_bytes: NDArray[np.float64], line: Line) -> NDArray[np.float64]:

@@ -11,9 +11,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import sympy
 
-from mistlab.errors import InputError
 from mistlab.symbolic.graph import ModelGraph
 from mistlab.symbolic.text import expression_from, text_of
+from mistlab.values.errors import InputError
 
 
 def to_mapping(graph: ModelGraph) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 
-from mistlab.datafile import read_json
-from mistlab.errors import InputError
-from mistlab.model import ModelSpec
 from mistlab.symbolic import graphfile
 from mistlab.symbolic.graph import ModelGraph
 from mistlab.symbolic.symbols import size_symbol
 from mistlab.symbolic.text import relation_from
-from mistlab.workload import Workload
+from mistlab.values.datafile import read_json
+from mistlab.values.errors import InputError
+from mistlab.values.model import ModelSpec
+from mistlab.values.workload import Workload
 
 FAMILIES = ("gpt", "llama", "falcon")
 

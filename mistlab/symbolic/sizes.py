@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.stages import Column
-from mistlab.workload import Workload
+from mistlab.values.stages import Column
+from mistlab.values.workload import Workload
 
 
 def constants_of(workload: Workload) -> Mapping[str, int]:

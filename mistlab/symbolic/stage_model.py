@@ -14,11 +14,9 @@ import numpy as np
 import sympy
 from numpy.typing import NDArray
 
-from mistlab.distinct import Known
-from mistlab.engine_memory import EngineMemory, memory_of
-from mistlab.plan import Engine
-from mistlab.stages import StageBatch, StageFigures, StagePeaks
+from mistlab.engines.memory import EngineMemory, memory_of
 from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions
+from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.feasible import divides, holds, remainders
 from mistlab.symbolic.graph import LAYERS, PHASES, ModelGraph
 from mistlab.symbolic.layer import LayerSums, sum_name
@@ -26,7 +24,9 @@ from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stage import stage_expressions
 from mistlab.symbolic.symbols import CHOICES, SIZES
-from mistlab.workload import Workload
+from mistlab.values.plan import Engine
+from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
+from mistlab.values.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

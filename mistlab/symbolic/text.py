@@ -10,8 +10,8 @@ from functools import cache
 
 import sympy
 
-from mistlab.errors import InputError
 from mistlab.symbolic.symbols import size_symbol
+from mistlab.values.errors import InputError
 
 _BINARY: Mapping[type[ast.operator], Callable[[sympy.Expr, sympy.Expr], sympy.Expr]] = {
     ast.Add: lambda left, right: left + right,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mistlab.job import Job
+from mistlab.values.job import Job
 from runtime.checks.collectives.findings import CollectiveFinding, collective_findings
 from runtime.checks.fake.device import device_findings
 from runtime.checks.fake.watch import WaitFinding

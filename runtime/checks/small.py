@@ -8,9 +8,9 @@ repeats itself: blocks of a stage and micro-batches, by even numbers, since ring
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
-from mistlab.model import ModelSpec
-from mistlab.plan import Plan, StagePlan
-from mistlab.workload import Workload
+from mistlab.values.model import ModelSpec
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.workload import Workload
 
 MOST_BLOCKS = 6
 # Beyond those that fill the pipeline.

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from mistlab.plan import Plan
+from mistlab.values.plan import Plan
 from runtime.comm.topology import Topology
 
 

@@ -6,7 +6,7 @@ That takes no memory beyond the stage's own, so its peaks are those that it has 
 import torch
 from torch import Tensor
 
-from mistlab.plan import Plan
+from mistlab.values.plan import Plan
 from runtime.comm.group import Alone
 from runtime.comm.topology import Connections, Topology
 from runtime.devices.table import generator_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from mistlab.errors import InputError
+from mistlab.values.errors import InputError
 from runtime.comm.attempt import attempt_store
 from runtime.comm.group import Alone, Group, Pending, RankLostError, own_part, then
 from runtime.devices.table import driver_of

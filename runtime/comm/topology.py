@@ -10,10 +10,10 @@ from typing import Literal
 
 import torch
 
-from mistlab.plan import Plan
+from mistlab.values.plan import Plan
 from runtime.comm.connecting import enter, greet
 from runtime.comm.group import Alone, Group, Link
-from runtime.engine.shape import shares_table
+from runtime.engine.program.shape import shares_table
 
 CPU = torch.device("cpu")
 Direction = Literal["forward", "backward"]

@@ -5,9 +5,9 @@ That is the process's context, libraries, the communicators of its groups, and o
 
 import torch
 
-from mistlab.cluster import Cluster
-from mistlab.errors import InputError
-from mistlab.units import GIB_BYTES
+from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import InputError
+from mistlab.values.units import GIB_BYTES
 from runtime.devices.table import driver_of
 
 

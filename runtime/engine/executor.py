@@ -12,26 +12,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mistlab.plan import Plan
-from mistlab.workload import Workload
+from mistlab.values.plan import Plan
+from mistlab.values.workload import Workload
 from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections
-from runtime.engine.boundary import Boundary
-from runtime.engine.layout import Layout
-from runtime.engine.modules import HOST, layer_modules
-from runtime.engine.norm import Squares
-from runtime.engine.optimizer import Scaling, Stepper
-from runtime.engine.parameters import Parameters
-from runtime.engine.passes import Passes
-from runtime.engine.products import add_up_inside
-from runtime.engine.program import Op, flush, iterations
-from runtime.engine.ranks import StreamedRanks
-from runtime.engine.shape import StageShape
-from runtime.engine.state import StageState
-from runtime.engine.streams import Event, Streams, Work
-from runtime.engine.swaps import Swaps
+from runtime.engine.program.program import Op, flush, iterations
+from runtime.engine.program.shape import StageShape
+from runtime.engine.storage.boundary import Boundary
+from runtime.engine.storage.layout import Layout
+from runtime.engine.storage.parameters import Parameters
+from runtime.engine.storage.state import StageState
+from runtime.engine.streams.lanes import Event, Streams, Work
+from runtime.engine.streams.ranks import StreamedRanks
 from runtime.engine.training import Training
-from runtime.engine.written_out import let_attend_in_place
+from runtime.engine.work.layer_passes import Passes
+from runtime.engine.work.modules import HOST, layer_modules
+from runtime.engine.work.norm import Squares
+from runtime.engine.work.optimizer import Scaling, Stepper
+from runtime.engine.work.products import add_up_inside
+from runtime.engine.work.swaps import Swaps
+from runtime.engine.work.written_out import let_attend_in_place
 from runtime.models.config import TYPE_OF_PRECISION
 
 # Layers whose first weights are drawn at once: each takes 8 bytes a parameter meanwhile.

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mistlab.value import bounded, check_fields
+from mistlab.values.value import bounded, check_fields
 
 Decay = Literal["constant", "linear", "cosine"]
 # Where gradients are 16 bits with 5 of exponent, so that small ones do not vanish.

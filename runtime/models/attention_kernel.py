@@ -10,8 +10,8 @@ from typing import Literal
 
 import torch
 
-from mistlab.errors import InputError
-from mistlab.workload import Attention, Precision
+from mistlab.values.errors import InputError
+from mistlab.values.workload import Attention, Precision
 
 AttentionKernel = Literal["flash", "cudnn", "flash-attn"]
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from mistlab.model import ROTARY_BASE, ModelSpec
-from mistlab.workload import Attention, Workload
+from mistlab.values.model import ROTARY_BASE, ModelSpec
+from mistlab.values.workload import Attention, Workload
 from runtime.models.sizes import Size, space_of
 
 TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

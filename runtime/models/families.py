@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import final
 
-from mistlab.workload import Workload
+from mistlab.values.workload import Workload
 from runtime.models.config import ModelConfig, Structure, config_of, structure_of
 from runtime.models.ranks import TensorParallel
 from runtime.models.transformer import Transformer

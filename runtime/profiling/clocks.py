@@ -4,7 +4,7 @@ import subprocess
 
 import torch
 
-from mistlab.measurement import Clocks
+from mistlab.values.measurement import Clocks
 
 # Of streaming multiprocessors now and at most, of memory; and watts.
 _QUERIES = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")

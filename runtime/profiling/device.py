@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from mistlab.errors import InputError
-from mistlab.workload import Precision
+from mistlab.values.errors import InputError
+from mistlab.values.workload import Precision
 from runtime.devices.table import DRIVERS
 
 # The CPU, or what has a driver.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from mistlab.measurement import Environment
+from mistlab.values.measurement import Environment
 from runtime.devices import outside
 from runtime.devices.table import DRIVERS, driver_of
 from runtime.profiling.device import Devices

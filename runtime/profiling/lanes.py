@@ -6,7 +6,7 @@ from typing import Protocol, final
 
 import torch
 
-from mistlab.interference import STREAMS
+from mistlab.machine.slowdowns import STREAMS
 from runtime.devices.driver import Driver
 from runtime.devices.table import driver_of
 from runtime.profiling.timing import Work

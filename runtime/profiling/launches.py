@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from mistlab.cost.layers import work_of
-from mistlab.model import Family
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
-from mistlab.workload import Attention, Precision, Workload
+from mistlab.values.model import Family
+from mistlab.values.workload import Attention, Precision, Workload
 from runtime.profiling.timing import Clock, Timing
 from runtime.profiling.tiny_blocks import TinyBlocks, tiny
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
-from mistlab.workload import Precision
+from mistlab.values.workload import Precision
 from runtime.models.attention import fused
 from runtime.models.config import TYPE_OF_PRECISION
 from runtime.models.operators import CausalSoftmax

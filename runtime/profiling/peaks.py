@@ -2,7 +2,7 @@
 
 import torch
 
-from mistlab.workload import Precision
+from mistlab.values.workload import Precision
 from runtime.models.config import TYPE_OF_PRECISION
 from runtime.profiling.timing import Clock, Timing
 

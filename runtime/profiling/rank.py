@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 from torch.distributed import ProcessGroup
 
-from mistlab.workload import Precision
+from mistlab.values.workload import Precision
 from runtime.devices.table import driver_of
 from runtime.profiling.device import Devices
 from runtime.profiling.timing import Clock, Timing, Work, clock_of

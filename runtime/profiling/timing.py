@@ -8,7 +8,7 @@ from typing import Protocol, final
 
 import torch
 
-from mistlab.units import MIB_BYTES
+from mistlab.values.units import MIB_BYTES
 from runtime.devices.driver import Driver
 from runtime.devices.table import driver_of
 

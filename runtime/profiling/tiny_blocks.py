@@ -5,13 +5,13 @@ from time import perf_counter
 
 import torch
 
-from mistlab.model import Family, ModelSpec
-from mistlab.plan import NO_OFFLOAD, Offload, Plan, StagePlan
-from mistlab.workload import Attention, Precision, Workload
+from mistlab.values.model import Family, ModelSpec
+from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
+from mistlab.values.workload import Attention, Precision, Workload
 from runtime.comm.isolated import isolated
-from runtime.engine.device_streams import streams_of
 from runtime.engine.executor import Executor
-from runtime.engine.streams import Streams
+from runtime.engine.streams.device_streams import streams_of
+from runtime.engine.streams.lanes import Streams
 from runtime.engine.training import Training
 
 HIDDEN, HEADS, SEQUENCE, VOCAB = 64, 2, 8, 128

@@ -10,12 +10,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from mistlab.errors import InputError
+from mistlab.values.errors import InputError
 from runtime.profiling.communicators import OutsideCase
 from runtime.profiling.device import Devices
-from runtime.profiling.interference import Lengths, OverlapCase, OverlapTiming, StreamLoads
 from runtime.profiling.links import CollectiveCase, CopyCase, SendCase
 from runtime.profiling.rank import PATIENCE, Rank
+from runtime.profiling.side_by_side import Lengths, OverlapCase, OverlapTiming, StreamLoads
 from runtime.profiling.timing import Timing
 
 Case = CollectiveCase | CopyCase | SendCase | OverlapCase

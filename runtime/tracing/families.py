@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mistlab.model import ModelSpec
 from mistlab.symbolic.graph import ModelGraph
 from mistlab.symbolic.library import Variant
+from mistlab.values.model import ModelSpec
 from runtime.models.config import TYPE_OF_PRECISION, ModelConfig, Structure, structure_of
 from runtime.models.families import STRUCTURES
 from runtime.models.ranks import CountedRanks

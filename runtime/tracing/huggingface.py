@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, masking_utils
 
-from mistlab.errors import InputError
+from mistlab.values.errors import InputError
 from runtime.tracing.own_model import Factory
 
 # What the library calls each way of computing attention.

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mistlab.errors import InputError
-from mistlab.model import ModelSpec
 from mistlab.symbolic.graph import Condition, ModelGraph
 from mistlab.symbolic.symbols import size_symbol
 from mistlab.symbolic.text import relation_from
+from mistlab.values.errors import InputError
+from mistlab.values.model import ModelSpec
 from runtime.models.sizes import Size, value_of
 from runtime.sizes import SizeSpace, TraceError
 from runtime.tracing.assumptions import always

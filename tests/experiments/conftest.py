@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.search import Problem
-from mistlab.space import SearchSpace
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
 from searchers.ledger import BudgetSpentError, Ledger
-from searchers.random_search import random_search
+from searchers.strategies.random_search import random_search
 from searchers.strategy import Ending
 
 

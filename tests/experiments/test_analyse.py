@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiments import analyse
-from experiments.commandline import run
+from experiments.cli.commandline import run
 
 GOOD = analyse.EXAMPLE.resolve().read_text(encoding="utf-8")
 

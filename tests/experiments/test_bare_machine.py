@@ -10,14 +10,14 @@ import yaml
 
 pytest.importorskip("torch")
 
-from experiments import rundir
-from experiments.noted_machine import Machine
+from experiments.calibrating.noted_machine import Machine
+from experiments.cli import rundir
 from experiments.run_plan import EXAMPLE
-from mistlab.datafile import write_yaml
-from mistlab.hardware import PeakTflops
-from mistlab.measurement import Environment
-from mistlab.units import GIB_BYTES
-from mistlab.value import to_mapping
+from mistlab.machine.hardware import PeakTflops
+from mistlab.values.datafile import write_yaml
+from mistlab.values.measurement import Environment
+from mistlab.values.units import GIB_BYTES
+from mistlab.values.value import to_mapping
 from tests.experiments.bare import bare_process, left_out
 
 MACHINE = Machine(
@@ -57,7 +57,7 @@ def test_a_plan_runs_and_its_timeline_is_the_measured_one(tmp_path: Path) -> Non
 
 def test_a_machine_is_measured_without_what_fits_need(tmp_path: Path) -> None:
     done = bare_process(
-        tmp_path, "-c", "import experiments.profiling, experiments.profile_hardware"
+        tmp_path, "-c", "import experiments.calibrating.profiling, experiments.profile_hardware"
     )
     assert done.returncode == 0, done.stderr
 
@@ -68,10 +68,10 @@ import json, sys
 from pathlib import Path
 
 from experiments.gpu_report import Report
-from experiments.plan_runs import RunRows
-from experiments.report_figures import figures_of
-from experiments.report_pack import pack
-from experiments.report_plans import PLANS
+from experiments.running.plan_runs import RunRows
+from experiments.reports.figures import figures_of
+from experiments.reports.pack import pack
+from experiments.reports.plans import PLANS
 
 folder, machine = Path(sys.argv[1]), sys.argv[2]
 said = {"losses": [1.0], "iteration_s": [1.0] * 7, "clocks": [], "allocator_retries": [0],
@@ -111,7 +111,7 @@ def test_a_report_is_measured_packed_and_its_predictions_left_out(tmp_path: Path
 
 def test_a_plan_runs_in_the_process_of_a_report(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from experiments.plan_runs import *; "
+        "import sys; from pathlib import Path; from experiments.running.plan_runs import *; "
         "runner = WorkerRunner('cpu'); "
         "print(runner(PlanRun(plan=Path(sys.argv[1]), steps=1), 200.0)['losses']); runner.close()"
     )

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from experiments import calibrate
-from experiments.commandline import run
-from experiments.published import MEGATRON, read_end_to_end, read_megatron
-from experiments.whole_runs import figures_of, predicted_s
+from experiments.calibrating.published import MEGATRON, read_end_to_end, read_megatron
+from experiments.calibrating.whole_runs import figures_of, predicted_s
+from experiments.cli.commandline import run
 from mistlab import catalog
 from mistlab.calibration import operators
-from mistlab.compute import OperatorClass, Rate
-from mistlab.cost.interference import factors_of, overlapped
-from mistlab.datafile import read_yaml, write_yaml
-from mistlab.hardware import CALIBRATED, Hardware
-from mistlab.interference import SHARED_SETS, GroupSlowdowns, Slowdown
-from mistlab.units import MIB_BYTES
-from mistlab.value import from_mapping, to_mapping
+from mistlab.cost.side_by_side import factors_of, overlapped
+from mistlab.machine.compute import OperatorClass, Rate
+from mistlab.machine.hardware import CALIBRATED, Hardware
+from mistlab.machine.slowdowns import SHARED_SETS, GroupSlowdowns, Slowdown
+from mistlab.values.datafile import read_yaml, write_yaml
+from mistlab.values.units import MIB_BYTES
+from mistlab.values.value import from_mapping, to_mapping
 
 HEADER = (
     "generation,intra_group,inter_group,latency_ms,iso_compute_ms,iso_g2g_ms,iso_c2g_ms,iso_g2c_ms"

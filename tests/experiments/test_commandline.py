@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.commandline import NoAnswerError, run
-from mistlab.errors import InputError
+from experiments.cli.commandline import NoAnswerError, run
+from mistlab.values.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,10 +16,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from experiments import compare_searchers
-from experiments.commandline import run
-from experiments.explain import Rejected
-from experiments.smallest import Smallest
-from mistlab.job import job_from_mapping, load_job
+from experiments.cli.commandline import run
+from experiments.comparing.explain import Rejected
+from experiments.comparing.smallest import Smallest
+from mistlab.values.job import job_from_mapping, load_job
 from searchers.registry import SEARCHERS
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor

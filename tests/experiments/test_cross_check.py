@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from experiments import cross_check, predict
-from experiments.commandline import run
-from experiments.random_plans import PROPOSING, random_plans
+from experiments.cli.commandline import run
+from experiments.comparing.random_plans import PROPOSING, random_plans
 from mistlab import catalog
-from mistlab.job import load_job
+from mistlab.values.job import load_job
 
 # What the page says, a little more of it: of all plans, of the default problem, of each stratum.
 P95, P95_BY_DEFAULT, MEDIAN_OF_STRATUM = 0.03, 0.015, 0.005

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.bench import Bench, Entry, Point, front_of, fullest_bytes
-from experiments.explain import Terms, explain
-from experiments.neighbours import neighbours
-from experiments.search_words import why_words
-from experiments.smallest import smallest
-from mistlab.plan import Plan
-from mistlab.search import Budget, Problem
-from mistlab.space import SearchSpace, space_of
+from experiments.comparing.bench import Bench, Entry, Point, front_of, fullest_bytes
+from experiments.comparing.explain import Terms, explain
+from experiments.comparing.neighbours import neighbours
+from experiments.comparing.search_words import why_words
+from experiments.comparing.smallest import smallest
+from mistlab.values.plan import Plan
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import SearchSpace, space_of
 from searchers.choices import Chooser, chosen_plan
 
 BUDGET = Budget(evaluations=64)

@@ -12,14 +12,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments import report_rows, run_plan
-from experiments.commandline import DONE, run
+from experiments import run_plan
+from experiments.cli.commandline import DONE, run
 from experiments.gpu_report import Report
-from experiments.plan_runs import PlanRun, RunRows
-from experiments.report_figures import figures_of
-from experiments.report_plans import PLANS, ReportPlan
+from experiments.reports import rows as report_rows
+from experiments.reports.figures import figures_of
+from experiments.reports.plans import PLANS, ReportPlan
+from experiments.running.plan_runs import PlanRun, RunRows
 from mistlab import catalog
-from mistlab.model import ModelSpec
+from mistlab.values.model import ModelSpec
 from runtime.checks.fake.device import device_findings, fake_device
 from runtime.checks.fake.sham import SHAM
 from runtime.checks.fake.watch import Watch

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 
 from experiments import gpu_report
-from experiments.commandline import DONE, run
+from experiments.cli.commandline import DONE, run
 from experiments.gpu_report import Report
-from experiments.plan_runs import PlanRun, RunRows, WorkerRunner
-from experiments.report_checks import LOSS_TOLERANCE
-from experiments.report_estimate import PROFILE, PROFILE_S, estimates, total_s
-from experiments.report_figures import figures_of
-from experiments.report_plans import CAPS_GIB, PLANS, ReportPlan
-from experiments.report_rows import CHECKED, TIMED, WARM_UPS
-from experiments.run_results import prediction_of
+from experiments.reports.checks import LOSS_TOLERANCE
+from experiments.reports.estimate import PROFILE, PROFILE_S, estimates, total_s
+from experiments.reports.figures import figures_of
+from experiments.reports.plans import CAPS_GIB, PLANS, ReportPlan
+from experiments.reports.rows import CHECKED, TIMED, WARM_UPS
+from experiments.running.plan_runs import PlanRun, RunRows, WorkerRunner
+from experiments.running.run_results import prediction_of
 from mistlab import catalog
-from mistlab.datafile import read_yaml, write_yaml
-from mistlab.errors import InputError
-from mistlab.hardware import Hardware
-from mistlab.job import Job, load_job
-from mistlab.model import ModelSpec
-from mistlab.value import from_mapping, to_mapping
+from mistlab.machine.hardware import Hardware
+from mistlab.values.datafile import read_yaml, write_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job, load_job
+from mistlab.values.model import ModelSpec
+from mistlab.values.value import from_mapping, to_mapping
 
 ROOT = Path(__file__).parents[2]
 SUSTAINED = 0.85

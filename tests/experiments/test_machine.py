@@ -8,15 +8,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments.machine import machine_of
-from experiments.noted_machine import Machine, noted_machine
-from experiments.profile_sizes import SIZES
-from mistlab.datafile import read_yaml, write_yaml
-from mistlab.errors import InputError
-from mistlab.hardware import PeakTflops
-from mistlab.measurement import Environment
-from mistlab.units import GIB_BYTES
-from mistlab.value import to_mapping
+from experiments.calibrating.measure_machine import machine_of
+from experiments.calibrating.noted_machine import Machine, noted_machine
+from experiments.calibrating.profile_sizes import SIZES
+from mistlab.machine.hardware import PeakTflops
+from mistlab.values.datafile import read_yaml, write_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.measurement import Environment
+from mistlab.values.units import GIB_BYTES
+from mistlab.values.value import to_mapping
 from runtime.profiling import environment
 from runtime.profiling.device import Devices
 from runtime.profiling.timing import HostClock

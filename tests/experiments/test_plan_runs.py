@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from experiments import plan_runs
-from experiments.plan_runs import PlanRun, RunRows, WorkerRunner, ended_within
 from experiments.run_plan import EXAMPLE
-from mistlab.errors import InputError
+from experiments.running import plan_runs
+from experiments.running.plan_runs import PlanRun, RunRows, WorkerRunner, ended_within
+from mistlab.values.errors import InputError
 
 
 def test_a_run_that_was_cut_off_is_dropped_and_a_strange_one_refused(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from experiments import predict
-from experiments.commandline import run
-from mistlab.cluster import Cluster
-from mistlab.errors import InputError
-from mistlab.plan import Plan
-from mistlab.predict import Prediction
-from mistlab.workload import Workload
+from experiments.cli.commandline import run
+from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import InputError
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Prediction
+from mistlab.values.workload import Workload
 from simulators.symbolic import SymbolicPredictor
 
 GOOD = """\

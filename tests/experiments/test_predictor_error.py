@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from experiments import predictor_error
-from experiments.commandline import run
-from experiments.published import END_TO_END, MEGATRON, read_end_to_end, read_megatron
-from experiments.whole_runs import predicted_s
+from experiments.calibrating.published import END_TO_END, MEGATRON, read_end_to_end, read_megatron
+from experiments.calibrating.whole_runs import predicted_s
+from experiments.cli.commandline import run
 from mistlab import catalog
-from mistlab.schedule import Departures
+from mistlab.schedule.slot_table import Departures
 from simulators.symbolic import SymbolicPredictor
 
 MIB_BYTES = 2**20

@@ -8,14 +8,14 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments import predict, profile_hardware
-from experiments.commandline import run
-from experiments.profile_sizes import SIZES, ProfileSizes, attention_of, blocks
+from experiments.calibrating.profile_sizes import SIZES, ProfileSizes, attention_of, blocks
+from experiments.cli.commandline import run
 from mistlab import catalog
-from mistlab.datafile import read_yaml, write_yaml
-from mistlab.hardware import Hardware
-from mistlab.units import MIB_BYTES
-from mistlab.value import from_mapping
-from runtime.profiling.interference import Lengths
+from mistlab.machine.hardware import Hardware
+from mistlab.values.datafile import read_yaml, write_yaml
+from mistlab.values.units import MIB_BYTES
+from mistlab.values.value import from_mapping
+from runtime.profiling.side_by_side import Lengths
 
 TINY = ProfileSizes(
     repetitions=2,

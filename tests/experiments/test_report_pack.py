@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from experiments import gpu_report
-from experiments.commandline import DONE, WRONG_USAGE, run
-from experiments.plan_runs import RunRows
-from experiments.report_figures import figures_of
-from experiments.report_pack import NAME, begin, pack
+from experiments.cli.commandline import DONE, WRONG_USAGE, run
+from experiments.reports.figures import figures_of
+from experiments.reports.pack import NAME, begin, pack
+from experiments.running.plan_runs import RunRows
 from tests.experiments.test_gpu_report import FEW, Runner, report, reported
 
 

@@ -13,9 +13,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments import restarts, run_plan
-from experiments.commandline import DONE, INTERRUPTED, NO_ANSWER, WRONG_USAGE, run
-from experiments.run_endings import CRASHED
+from experiments import run_plan
+from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, WRONG_USAGE, run
+from experiments.running import restarts
+from experiments.running.run_endings import CRASHED
 from tests.experiments.test_run_plan import plan_file
 
 STEPS = 6

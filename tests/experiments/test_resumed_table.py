@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.resumed_table import ResumedTable
-from mistlab.errors import InputError
+from experiments.calibrating.resumed_table import ResumedTable
+from mistlab.values.errors import InputError
 
 KEYS, VALUES = ("device", "size"), ("time_ms",)
 

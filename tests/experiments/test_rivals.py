@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import bench as bench_module
 from experiments import tune
-from experiments.bench import MOST_TASKS, TOLD_APART, Bench, Entry, decided
-from experiments.commandline import run
-from experiments.search_words import rival_words
-from mistlab.cluster import Cluster
-from mistlab.job import job_from_mapping, load_job
-from mistlab.plan import Plan
-from mistlab.search import Budget, Problem
-from mistlab.space import SearchSpace, space_of
-from mistlab.workload import Workload
+from experiments.cli.commandline import run
+from experiments.comparing import bench as bench_module
+from experiments.comparing.bench import MOST_TASKS, TOLD_APART, Bench, Entry, decided
+from experiments.comparing.search_words import rival_words
+from mistlab.machine.cluster import Cluster
+from mistlab.values.job import job_from_mapping, load_job
+from mistlab.values.plan import Plan
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import SearchSpace, space_of
+from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
 from searchers.ledger import Ledger
 from searchers.registry import SEARCHERS

@@ -7,9 +7,9 @@ from typing import NoReturn
 
 import pytest
 
-from experiments.commandline import DONE, INTERRUPTED, NO_ANSWER, WRONG_USAGE, NoAnswerError
-from experiments.run_endings import CRASHED, run_as_process
-from mistlab.errors import InputError
+from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, WRONG_USAGE, NoAnswerError
+from experiments.running.run_endings import CRASHED, run_as_process
+from mistlab.values.errors import InputError
 
 
 def at_once(status: int) -> NoReturn:

@@ -17,16 +17,16 @@ import yaml
 torch = pytest.importorskip("torch")
 
 from experiments import run_plan  # noqa: E402
-from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E402
-from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
-from mistlab.measurement import Measurement  # noqa: E402
-from mistlab.value import from_mapping  # noqa: E402
+from experiments.cli.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E402
+from mistlab.values.datafile import read_yaml, write_yaml  # noqa: E402
+from mistlab.values.measurement import Measurement  # noqa: E402
+from mistlab.values.value import from_mapping  # noqa: E402
 from runtime.boxes import Loader  # noqa: E402
 from runtime.checks.races.one_rank import standing_in  # noqa: E402
 from runtime.devices.cuda import CudaDriver  # noqa: E402
-from runtime.engine import arena  # noqa: E402
-from runtime.engine.parameters import Parameters  # noqa: E402
-from runtime.engine.passes import Passes  # noqa: E402
+from runtime.engine.storage import arena  # noqa: E402
+from runtime.engine.storage.parameters import Parameters  # noqa: E402
+from runtime.engine.work.layer_passes import Passes  # noqa: E402
 from tests.runtime.inline_driver import InlineDriver  # noqa: E402
 
 ROOT = Path(__file__).parents[2]

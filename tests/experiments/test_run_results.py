@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments import run_results
-from experiments.measured_trace import write_trace
-from experiments.run_results import History, result_of, shortage_words
-from mistlab.errors import InputError
-from mistlab.job import Job, load_job
-from mistlab.measurement import Environment
+from experiments.running import run_results
+from experiments.running.measured_trace import write_trace
+from experiments.running.run_results import History, result_of, shortage_words
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job, load_job
+from mistlab.values.measurement import Environment
 from runtime.engine.executor import Report
 from runtime.shortage import Shortage
 from simulators.events import EventSimulator

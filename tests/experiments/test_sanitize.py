@@ -12,10 +12,10 @@ pytest.importorskip("torch")
 import torch
 
 from experiments import sanitize
-from experiments.commandline import DONE, NO_ANSWER, WRONG_USAGE, run
+from experiments.cli.commandline import DONE, NO_ANSWER, WRONG_USAGE, run
 from runtime.checks.sanitizer import Sanitizer
-from runtime.engine import buffers
 from runtime.engine.executor import Executor
+from runtime.engine.program import buffers
 
 STAGE = {
     "layers": 2,

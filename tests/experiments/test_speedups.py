@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from experiments import speedups
-from experiments.bench import Bench, Entry
-from experiments.commandline import run
+from experiments.cli.commandline import run
+from experiments.comparing.bench import Bench, Entry
 from experiments.speedups import _is_outside as is_outside
-from mistlab.plan import Plan, StagePlan
-from mistlab.search import Budget, Problem
-from mistlab.space import space_of
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
 from searchers.choices import Chooser, chosen_plan
 from searchers.registry import SEARCHERS
 from searchers.strategy import Ending

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments.stage_times import stage_times
-from mistlab.schedule import Action
+from experiments.running.measured_stages import stage_times
+from mistlab.schedule.slot_table import Action
 from runtime.session import MeasuredTask
 
 

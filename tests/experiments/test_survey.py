@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from experiments import survey
-from experiments.commandline import run
+from experiments.cli.commandline import run
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.stages import StageBatch
+from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.workload import Workload
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.stages import StageBatch
+from mistlab.values.workload import Workload
 from simulators.symbolic import SymbolicPredictor
 
 WORK = Workload(

@@ -13,12 +13,12 @@ import sympy
 torch = pytest.importorskip("torch")
 
 from experiments import trace  # noqa: E402
-from experiments.commandline import run  # noqa: E402
-from mistlab.model import ModelSpec  # noqa: E402
+from experiments.cli.commandline import run  # noqa: E402
 from mistlab.symbolic.layer import expressions_of  # noqa: E402
 from mistlab.symbolic.library import Variant, graph_of, shipped  # noqa: E402
 from mistlab.symbolic.symbols import size_symbol  # noqa: E402
-from mistlab.workload import Workload  # noqa: E402
+from mistlab.values.model import ModelSpec  # noqa: E402
+from mistlab.values.workload import Workload  # noqa: E402
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from experiments import predict, tune
-from experiments.commandline import run
-from mistlab.job import load_job
+from experiments.cli.commandline import run
+from mistlab.values.job import load_job
 from searchers.registry import SEARCHERS
 
 Tune = Callable[..., int]

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("torch")
 
 from experiments import profile_hardware, run_plan, tune
-from experiments.commandline import DONE, run
-from experiments.profile_sizes import SIZES
-from mistlab.job import load_job
+from experiments.calibrating.profile_sizes import SIZES
+from experiments.cli.commandline import DONE, run
+from mistlab.values.job import load_job
 from tests.experiments.test_profile_hardware import TINY
 
 MODEL = "{family: gpt, hidden: 64, layers: 4, heads: 4, vocab: 128}\n"

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.published import PublishedRun, read_megatron
-from experiments.whole_runs import (
+from experiments.calibrating.published import PublishedRun, read_megatron
+from experiments.calibrating.whole_runs import (
     WIDTH_OF_MEAN,
     FittedRuns,
     Values,

@@ -1,7 +1,7 @@
 import pytest
 
 from mistlab import catalog
-from mistlab.errors import InputError
+from mistlab.values.errors import InputError
 
 SIZES = {
     "gpt3": "1.3b 2.7b 7b 8b 13b 20b 22b 40b 175b",

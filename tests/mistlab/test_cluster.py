@@ -1,8 +1,8 @@
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.errors import FieldError
+from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import FieldError
 
 L4 = catalog.hardware("l4-24gb")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sympy
 
-from mistlab.engine_memory import memory_of
+from mistlab.engines.memory import memory_of
 from mistlab.symbolic.compiled import ROWS_AT_ONCE, compile_expressions
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import Variant, shipped

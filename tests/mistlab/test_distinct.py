@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mistlab import distinct
-from mistlab.distinct import Known, distinct_rows
+from mistlab.symbolic import distinct
+from mistlab.symbolic.distinct import Known, distinct_rows
 
 
 @pytest.mark.parametrize("rows", [60, 500])

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.engine_memory import memory_of
-from mistlab.plan import Engine, Plan, StagePlan
-from mistlab.stages import StageBatch, StageFigures
+from mistlab.engines.memory import memory_of
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.units import GIB_BYTES
-from mistlab.workload import Precision, Workload
+from mistlab.values.plan import Engine, Plan, StagePlan
+from mistlab.values.stages import StageBatch, StageFigures
+from mistlab.values.units import GIB_BYTES
+from mistlab.values.workload import Precision, Workload
 
 WORK = Workload(
     model=catalog.model("llama-1.3b"),

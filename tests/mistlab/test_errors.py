@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from mistlab.errors import FieldError, InputError, near_matches, refuse, within
+from mistlab.values.errors import FieldError, InputError, near_matches, refuse, within
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mistlab import catalog
-from mistlab.calibration.interference import OverlapRows, combined, errors, fit
+from mistlab.calibration.slowdowns import OverlapRows, combined, errors, fit
 from mistlab.calibration.tables import read_overlap_table
-from mistlab.cost.interference import BITS, BLOCK, factors_of, overlapped
-from mistlab.errors import FieldError, InputError
-from mistlab.interference import (
+from mistlab.cost.side_by_side import BITS, BLOCK, factors_of, overlapped
+from mistlab.machine.slowdowns import (
     SHARED_SETS,
     STREAMS,
     GroupSlowdowns,
     Interference,
     Slowdown,
 )
+from mistlab.values.errors import FieldError, InputError
 
 NO_SLOWDOWN = GroupSlowdowns(gpus_in_node=2, nodes=1, slowdowns=())
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mistlab import catalog
-from mistlab.datafile import format_yaml, parse_yaml
-from mistlab.engines import highest_zero
-from mistlab.errors import FieldError, InputError
-from mistlab.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
-from mistlab.model import ModelSpec
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.value import from_mapping
+from mistlab.machine.whole_runs import highest_zero
+from mistlab.values.datafile import format_yaml, parse_yaml
+from mistlab.values.errors import FieldError, InputError
+from mistlab.values.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
+from mistlab.values.model import ModelSpec
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.value import from_mapping
 
 PlanFile = dict[str, Any]
 

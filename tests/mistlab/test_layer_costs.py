@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.compute import OPERATOR_CLASSES, Compute, Rate
 from mistlab.cost.kernels import class_of, rule_of
 from mistlab.cost.layers import BESIDE, LayerFigures, LayerModel, slowdown_of, work_of
-from mistlab.errors import FieldError
-from mistlab.model import ModelSpec
-from mistlab.schedule import Runtime
+from mistlab.machine.compute import OPERATOR_CLASSES, Compute, Rate
+from mistlab.schedule.slot_table import Runtime
 from mistlab.symbolic.library import Variant, graph_of, shipped
 from mistlab.symbolic.sizes import size_columns
-from mistlab.workload import Workload
+from mistlab.values.errors import FieldError
+from mistlab.values.model import ModelSpec
+from mistlab.values.workload import Workload
 
 RATES = tuple(
     Rate(operators=operators, tflops=None if operators == "memory" else 50.0, gbytes_per_s=200.0)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
 from mistlab.cost.links import NETWORK_HOP_S, PCIE_HOP_S, Links
-from mistlab.errors import InputError
-from mistlab.transfers import GroupTransfers, Line, Transfers
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.transfers import GroupTransfers, Line, Transfers
+from mistlab.values.errors import InputError
 
 
 def line(gbytes_per_s: float, latency_us: float = 10.0) -> Line:

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from mistlab.errors import FieldError
-from mistlab.model import ModelSpec
-from mistlab.value import to_mapping
+from mistlab.values.errors import FieldError
+from mistlab.values.model import ModelSpec
+from mistlab.values.value import to_mapping
 
 SHAPE: dict[str, Any] = {"hidden": 2048, "layers": 24, "heads": 16}
 

@@ -45,7 +45,7 @@ def test_other_names_are_not() -> None:
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [
-        ("import mistlab", "numpy sympy yaml mistlab.value"),
+        ("import mistlab", "numpy sympy yaml mistlab.values.value"),
         ("from mistlab import Plan, Prediction, SearchResult", "numpy sympy yaml"),
         ("from mistlab import load_job", "numpy sympy"),
     ],
@@ -69,7 +69,7 @@ def test_the_base_commands_run_where_there_is_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
         "from experiments import analyse, survey, trace\n"
-        "from experiments.commandline import run\n"
+        "from experiments.cli.commandline import run\n"
         "assert run(analyse.main, ['--json']) == 0\n"
         f"out = ['--out', {str(tmp_path)!r} + '/m.json']\n"
         "assert run(trace.main, ['package:factory', *out]) == 2"

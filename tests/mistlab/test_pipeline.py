@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.errors import InputError
-from mistlab.pipeline import (
+from mistlab.schedule.orders import (
     Order,
     StageOrder,
     from_text,
@@ -16,6 +15,7 @@ from mistlab.pipeline import (
     pipeline_order,
     to_text,
 )
+from mistlab.values.errors import InputError
 
 stage_counts = st.integers(1, 8)
 micro_batch_counts = st.integers(1, 12)

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from mistlab.errors import FieldError
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.value import from_mapping
+from mistlab.values.errors import FieldError
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.value import from_mapping
 
 STAGE: dict[str, Any] = {
     "layers": 4,

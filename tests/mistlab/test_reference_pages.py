@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.compute import Compute, Rate
-from mistlab.datafile import parse_yaml
-from mistlab.engines import Allocator, EngineCalibration, MeasuredAt
-from mistlab.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
-from mistlab.interference import GroupSlowdowns, Interference, Slowdown
-from mistlab.job import Job, job_from_mapping
-from mistlab.model import ModelSpec
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.predict import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
-from mistlab.stages import StageFigures
-from mistlab.transfers import GroupTransfers, Line, Transfers
-from mistlab.value import from_mapping
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.compute import Compute, Rate
+from mistlab.machine.hardware import Gpu, Hardware, Node, PeakTflops, Provenance, Source
+from mistlab.machine.slowdowns import GroupSlowdowns, Interference, Slowdown
+from mistlab.machine.transfers import GroupTransfers, Line, Transfers
+from mistlab.machine.whole_runs import Allocator, EngineCalibration, MeasuredAt
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.job import Job, job_from_mapping
+from mistlab.values.model import ModelSpec
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
+from mistlab.values.stages import StageFigures
+from mistlab.values.value import from_mapping
+from mistlab.values.workload import Workload
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 TYPES = {

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
-from mistlab.datafile import read_yaml, write_yaml
-from mistlab.errors import InputError
-from mistlab.job import dump_job, job_from_mapping, job_to_mapping, load_job
-from mistlab.model import ModelSpec
-from mistlab.value import to_mapping
+from mistlab.values.datafile import read_yaml, write_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.job import dump_job, job_from_mapping, job_to_mapping, load_job
+from mistlab.values.model import ModelSpec
+from mistlab.values.value import to_mapping
 
 SPEC = ModelSpec.of(name="mine", family="custom", hidden=256, layers=32, heads=8)
 PlanFile = dict[str, Any]

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
 from mistlab.cost.memory import CACHED_SHARE, allocator_of, reserved_bytes, room_bytes
-from mistlab.plan import Plan, StagePlan
-from mistlab.stages import StageBatch
+from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.units import MIB_BYTES
-from mistlab.workload import Workload
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.stages import StageBatch
+from mistlab.values.units import MIB_BYTES
+from mistlab.values.workload import Workload
 
 CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=8)
 ALLOCATOR = allocator_of(CLUSTER)

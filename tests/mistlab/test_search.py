@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from mistlab.errors import FieldError
-from mistlab.plan import Plan, StagePlan
-from mistlab.predict import Prediction
-from mistlab.search import Budget, Improvement, SearchResult
-from mistlab.space import OffloadRatios, SearchSpace
-from mistlab.value import from_mapping, to_mapping
+from mistlab.values.errors import FieldError
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.prediction import Prediction
+from mistlab.values.search import Budget, Improvement, SearchResult
+from mistlab.values.space import OffloadRatios, SearchSpace
+from mistlab.values.value import from_mapping, to_mapping
 
 STAGE = StagePlan(layers=1, data_parallel=1, tensor_parallel=1, micro_batch=1)
 PLAN = Plan(micro_batches=1, stages=(STAGE,))

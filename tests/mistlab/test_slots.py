@@ -6,9 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mistlab.interference import STREAMS
-from mistlab.schedule import PHASES, template_of
-from mistlab.slots import NOTHING, SLOT_KINDS, slot_counts
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slot_kinds import NOTHING, SLOT_KINDS, slot_counts
+from mistlab.schedule.slot_table import PHASES, template_of
 
 STAGES = [
     (layers, checkpointed, embedding, head)

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.cost.interference import overlapped
+from mistlab.cost.side_by_side import overlapped
 from mistlab.cost.stage import StageCostModel
 from mistlab.cost.tasks import STRATEGY, TaskModel
-from mistlab.errors import InputError
-from mistlab.interference import STREAMS
-from mistlab.schedule import template_of
-from mistlab.stages import StageBatch, StageSeconds
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slot_table import template_of
+from mistlab.values.errors import InputError
+from mistlab.values.stages import StageBatch, StageSeconds
+from mistlab.values.workload import Workload
 
 WORK = Workload(
     model=catalog.model("gpt3-2.7b"),

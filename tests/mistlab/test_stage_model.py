@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.model import ModelSpec
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.stages import StageBatch, StageFigures
 from mistlab.symbolic.layer import LayerExpressions, expressions_of
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.symbolic.symbols import size_symbol
-from mistlab.workload import Workload
+from mistlab.values.model import ModelSpec
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.stages import StageBatch, StageFigures
+from mistlab.values.workload import Workload
 
 MODEL = catalog.model("llama-1.3b")
 WORK = Workload(

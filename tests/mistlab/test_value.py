@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mistlab.errors import FieldError
-from mistlab.value import bounded, check_field, check_fields, from_mapping, ratio, to_mapping
+from mistlab.values.errors import FieldError
+from mistlab.values.value import bounded, check_field, check_fields, from_mapping, ratio, to_mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from mistlab.plan import Plan
-from mistlab.workload import Workload
+from mistlab.values.plan import Plan
+from mistlab.values.workload import Workload
 from runtime.comm.group import Group
 from runtime.comm.processes import World, maker
 from runtime.comm.topology import connected
-from runtime.engine.simulated import SimulatedStreams
+from runtime.engine.streams.simulated import SimulatedStreams
 from runtime.engine.training import Training
 from tests.runtime import split_models
 from tests.runtime.worlds import (

@@ -18,17 +18,17 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader  # noqa: E402
 
-from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
-from mistlab.errors import InputError  # noqa: E402
-from mistlab.plan import Plan  # noqa: E402
-from mistlab.workload import Workload  # noqa: E402
+from mistlab.values.datafile import read_yaml, write_yaml  # noqa: E402
+from mistlab.values.errors import InputError  # noqa: E402
+from mistlab.values.plan import Plan  # noqa: E402
+from mistlab.values.workload import Workload  # noqa: E402
 from runtime import boxes, checkpoint  # noqa: E402
 from runtime.checkpoint_folder import latest  # noqa: E402
 from runtime.comm.group import RankLostError  # noqa: E402
 from runtime.comm.threads import Meeting, run_threads  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
-from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
 from runtime.export import export  # noqa: E402
 from runtime.shortage import refusals  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 from torch.utils import deterministic  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from mistlab.errors import InputError  # noqa: E402
-from mistlab.plan import Plan  # noqa: E402
-from mistlab.workload import Workload  # noqa: E402
+from mistlab.values.errors import InputError  # noqa: E402
+from mistlab.values.plan import Plan  # noqa: E402
+from mistlab.values.workload import Workload  # noqa: E402
 from runtime.determinism import FIXED_WORKSPACE, WORKSPACE, strictly_deterministic  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from tests.runtime.worlds import MIXED, alone, by_plan, run_step, stage, workload  # noqa: E402

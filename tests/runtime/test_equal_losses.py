@@ -15,13 +15,13 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from experiments.report_checks import LOSS_TOLERANCE  # noqa: E402
-from experiments.report_rows import TIMED, WARM_UPS  # noqa: E402
-from mistlab.plan import Plan  # noqa: E402
+from experiments.reports.checks import LOSS_TOLERANCE  # noqa: E402
+from experiments.reports.rows import TIMED, WARM_UPS  # noqa: E402
+from mistlab.values.plan import Plan  # noqa: E402
 from runtime.comm.group import Alone  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
-from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.models import attention  # noqa: E402
 from tests.runtime.worlds import CPU, SEED, run_step, stage, workload  # noqa: E402

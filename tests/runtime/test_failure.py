@@ -11,16 +11,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab import catalog  # noqa: E402
-from mistlab.cluster import Cluster  # noqa: E402
-from mistlab.job import Job  # noqa: E402
-from mistlab.plan import Plan  # noqa: E402
+from mistlab.machine.cluster import Cluster  # noqa: E402
+from mistlab.values.job import Job  # noqa: E402
+from mistlab.values.plan import Plan  # noqa: E402
 from runtime import failure  # noqa: E402
 from runtime.comm import processes  # noqa: E402
 from runtime.devices.cuda import CudaDriver  # noqa: E402
-from runtime.engine import arena  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
-from runtime.engine.host_lane import HostLane  # noqa: E402
-from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.storage import arena  # noqa: E402
+from runtime.engine.streams.host_lane import HostLane  # noqa: E402
+from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
 from runtime.failure import let_go  # noqa: E402
 from runtime.session import Session, Settings  # noqa: E402
 from runtime.shortage import ShortageError  # noqa: E402

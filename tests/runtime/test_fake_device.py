@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.plan import Offload, Plan  # noqa: E402
-from mistlab.workload import Workload  # noqa: E402
+from mistlab.values.plan import Offload, Plan  # noqa: E402
+from mistlab.values.workload import Workload  # noqa: E402
 from runtime.checks.fake.device import device_findings, fake_device  # noqa: E402
 from runtime.checks.fake.watch import WaitFinding  # noqa: E402
 from runtime.devices.table import DRIVERS  # noqa: E402

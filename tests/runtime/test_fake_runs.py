@@ -11,13 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab import catalog  # noqa: E402
-from mistlab.cluster import Cluster  # noqa: E402
-from mistlab.job import Job  # noqa: E402
-from mistlab.plan import Plan  # noqa: E402
+from mistlab.machine.cluster import Cluster  # noqa: E402
+from mistlab.values.job import Job  # noqa: E402
+from mistlab.values.plan import Plan  # noqa: E402
 from runtime.checks.fake.device import fake_device  # noqa: E402
 from runtime.checks.fake.driver import MEMORY_BYTES  # noqa: E402
 from runtime.checks.fake.sham import SHAM  # noqa: E402
-from runtime.engine.streams import LANES  # noqa: E402
+from runtime.engine.streams.lanes import LANES  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.profiling import tiny_blocks  # noqa: E402
 from runtime.profiling.device import Devices  # noqa: E402
@@ -25,7 +25,6 @@ from runtime.profiling.environment import (  # noqa: E402
     device_memory_bytes,
     environment_of,
 )
-from runtime.profiling.interference import Lengths, OverlapCase, StreamLoads  # noqa: E402
 from runtime.profiling.launches import launches  # noqa: E402
 from runtime.profiling.links import CopyCase  # noqa: E402
 from runtime.profiling.operators import (  # noqa: E402
@@ -37,6 +36,7 @@ from runtime.profiling.operators import (  # noqa: E402
 )
 from runtime.profiling.peaks import memory_bytes_per_s, product_flop_per_s  # noqa: E402
 from runtime.profiling.rank import Rank  # noqa: E402
+from runtime.profiling.side_by_side import Lengths, OverlapCase, StreamLoads  # noqa: E402
 from runtime.session import Session, Settings  # noqa: E402
 from tests.runtime.worlds import MIXED, stage, workload  # noqa: E402
 

@@ -6,17 +6,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.plan import Plan  # noqa: E402
+from mistlab.values.plan import Plan  # noqa: E402
 from runtime.checks.fake.device import device_findings  # noqa: E402
 from runtime.checks.fake.watch import WaitFinding  # noqa: E402
-from runtime.engine.boundary import Boundary  # noqa: E402
-from runtime.engine.cuda import CudaStreams  # noqa: E402
-from runtime.engine.host_pool import HostPool  # noqa: E402
-from runtime.engine.norm import Squares  # noqa: E402
-from runtime.engine.optimizer import Scaling, Stepper  # noqa: E402
-from runtime.engine.passes import Passes  # noqa: E402
-from runtime.engine.state import Split  # noqa: E402
+from runtime.engine.storage.boundary import Boundary  # noqa: E402
+from runtime.engine.storage.host_pool import HostPool  # noqa: E402
+from runtime.engine.storage.state import Split  # noqa: E402
+from runtime.engine.streams.cuda import CudaStreams  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
+from runtime.engine.work.layer_passes import Passes  # noqa: E402
+from runtime.engine.work.norm import Squares  # noqa: E402
+from runtime.engine.work.optimizer import Scaling, Stepper  # noqa: E402
 from runtime.models.parallel import VocabularyCrossEntropy  # noqa: E402
 from tests.runtime.planted import Fault, plant  # noqa: E402
 from tests.runtime.worlds import MIXED, stage, workload  # noqa: E402

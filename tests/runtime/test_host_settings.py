@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from experiments import run_plan  # noqa: E402
-from experiments.commandline import WRONG_USAGE, run  # noqa: E402
+from experiments.cli.commandline import WRONG_USAGE, run  # noqa: E402
 from runtime.devices.cuda import CONNECTIONS, SETTINGS, CudaDriver  # noqa: E402
 from runtime.threads import share  # noqa: E402
 

@@ -8,11 +8,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab import catalog  # noqa: E402
-from mistlab.model import ModelSpec  # noqa: E402
 from mistlab.symbolic.layer import expressions_of  # noqa: E402
 from mistlab.symbolic.library import Variant, graph_of, shipped  # noqa: E402
 from mistlab.symbolic.symbols import size_symbol  # noqa: E402
-from mistlab.workload import Workload  # noqa: E402
+from mistlab.values.model import ModelSpec  # noqa: E402
+from mistlab.values.workload import Workload  # noqa: E402
 from runtime.models.attention import RotaryTables  # noqa: E402
 from runtime.models.config import ModelConfig, config_of  # noqa: E402
 from runtime.models.families import GPT, Falcon, Llama, model_of  # noqa: E402

@@ -9,16 +9,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from experiments import run_plan  # noqa: E402
-from experiments.commandline import DONE, run  # noqa: E402
-from experiments.machine import device_outside_bytes  # noqa: E402
-from experiments.profile_sizes import SIZES  # noqa: E402
-from experiments.run_results import shortage_words  # noqa: E402
+from experiments.calibrating.measure_machine import device_outside_bytes  # noqa: E402
+from experiments.calibrating.profile_sizes import SIZES  # noqa: E402
+from experiments.cli.commandline import DONE, run  # noqa: E402
+from experiments.running.run_results import shortage_words  # noqa: E402
 from mistlab import catalog  # noqa: E402
-from mistlab.cluster import Cluster  # noqa: E402
-from mistlab.datafile import read_yaml, write_yaml  # noqa: E402
-from mistlab.errors import InputError  # noqa: E402
-from mistlab.job import load_job  # noqa: E402
-from mistlab.units import GIB_BYTES  # noqa: E402
+from mistlab.machine.cluster import Cluster  # noqa: E402
+from mistlab.values.datafile import read_yaml, write_yaml  # noqa: E402
+from mistlab.values.errors import InputError  # noqa: E402
+from mistlab.values.job import load_job  # noqa: E402
+from mistlab.values.units import GIB_BYTES  # noqa: E402
 from runtime import session  # noqa: E402
 from runtime.devices import outside  # noqa: E402
 from runtime.devices.outside import Cap, outside_bytes  # noqa: E402

@@ -6,14 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.plan import Offload, Plan  # noqa: E402
-from mistlab.stages import StageBatch  # noqa: E402
 from mistlab.symbolic.stage_model import StageModel  # noqa: E402
-from mistlab.workload import Workload  # noqa: E402
+from mistlab.values.plan import Offload, Plan  # noqa: E402
+from mistlab.values.stages import StageBatch  # noqa: E402
+from mistlab.values.workload import Workload  # noqa: E402
 from runtime.comm.isolated import isolated  # noqa: E402
 from runtime.comm.topology import Connections  # noqa: E402
-from runtime.engine import optimizer  # noqa: E402
-from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.work import optimizer  # noqa: E402
 from tests.runtime.allocations import Allocations  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     CPU,

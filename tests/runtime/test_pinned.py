@@ -11,8 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from experiments import plan_worker, run_plan  # noqa: E402
-from experiments.commandline import DONE, run  # noqa: E402
+from experiments import run_plan  # noqa: E402
+from experiments.cli.commandline import DONE, run  # noqa: E402
+from experiments.running import plan_worker  # noqa: E402
 from runtime.checks.races.one_rank import standing_in  # noqa: E402
 from runtime.devices.pinned import PAGE_BYTES, kept, lend  # noqa: E402
 from tests.experiments.test_run_plan import plan_file  # noqa: E402

@@ -7,15 +7,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.plan import Plan  # noqa: E402
-from mistlab.workload import Workload  # noqa: E402
-from runtime.engine.modules import initial_tensor  # noqa: E402
-from runtime.engine.program import iterations  # noqa: E402
-from runtime.engine.races import without_wait  # noqa: E402
-from runtime.engine.ranks import StreamedRanks  # noqa: E402
-from runtime.engine.shape import StageShape  # noqa: E402
-from runtime.engine.simulated import Progress  # noqa: E402
+from mistlab.values.plan import Plan  # noqa: E402
+from mistlab.values.workload import Workload  # noqa: E402
+from runtime.engine.program.program import iterations  # noqa: E402
+from runtime.engine.program.shape import StageShape  # noqa: E402
+from runtime.engine.streams.races import without_wait  # noqa: E402
+from runtime.engine.streams.ranks import StreamedRanks  # noqa: E402
+from runtime.engine.streams.simulated import Progress  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
+from runtime.engine.work.modules import initial_tensor  # noqa: E402
 from tests.runtime import worlds  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     LEARNING_RATE,

@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from mistlab.plan import Plan  # noqa: E402
+from mistlab.values.plan import Plan  # noqa: E402
 from runtime.comm.group import Pending  # noqa: E402
-from runtime.engine.products import add_up_inside, adding_up  # noqa: E402
-from runtime.engine.ranks import StreamedRanks  # noqa: E402
-from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.streams.ranks import StreamedRanks  # noqa: E402
+from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.work.products import add_up_inside, adding_up  # noqa: E402
 from runtime.models.config import ModelConfig, config_of, structure_of  # noqa: E402
 from runtime.models.transformer import Block  # noqa: E402
 from tests.runtime.worlds import alone, sequences, stage, workload  # noqa: E402

@@ -10,25 +10,25 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab.calibration.operators import CLASS_OF_OPERATOR, OPERATORS_OF_CLASS  # noqa: E402
-from mistlab.compute import OperatorClass  # noqa: E402
 from mistlab.cost.layers import work_of  # noqa: E402
-from mistlab.errors import InputError  # noqa: E402
-from mistlab.model import ModelSpec  # noqa: E402
+from mistlab.machine.compute import OperatorClass  # noqa: E402
 from mistlab.symbolic.library import graph_of  # noqa: E402
 from mistlab.symbolic.sizes import size_columns  # noqa: E402
-from mistlab.workload import Workload  # noqa: E402
+from mistlab.values.errors import InputError  # noqa: E402
+from mistlab.values.model import ModelSpec  # noqa: E402
+from mistlab.values.workload import Workload  # noqa: E402
 from runtime.profiling.device import Devices, devices_of  # noqa: E402
-from runtime.profiling.interference import (  # noqa: E402
-    Lengths,
-    OverlapCase,
-    OverlapTiming,
-    overlap_cases,
-)
 from runtime.profiling.lanes import ThreadLanes  # noqa: E402
 from runtime.profiling.launches import launches  # noqa: E402
 from runtime.profiling.links import CollectiveCase, CopyCase, SendCase  # noqa: E402
 from runtime.profiling.operators import BlockSizes, block_operator, places_of  # noqa: E402
 from runtime.profiling.rank import group_sizes  # noqa: E402
+from runtime.profiling.side_by_side import (  # noqa: E402
+    Lengths,
+    OverlapCase,
+    OverlapTiming,
+    overlap_cases,
+)
 from runtime.profiling.timing import WARM_UPS, HostClock, Timing  # noqa: E402
 from runtime.profiling.world import World  # noqa: E402
 

@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from mistlab.plan import Plan
-from mistlab.workload import Workload
+from mistlab.values.plan import Plan
+from mistlab.values.workload import Workload
 from runtime.checks.races import one_rank
 from runtime.checks.races.clocked import ClockedDriver, ClockedEvent, ClockedStream
 from runtime.checks.races.judge import Judge, RaceFinding
@@ -19,9 +19,9 @@ from runtime.checks.races.one_rank import DEVICE, trace_of
 from runtime.checks.races.recorder import Recorder
 from runtime.checks.races.trace import HOST, Trace, Wait
 from runtime.checks.unlike import unlike_ranks
-from runtime.engine import buffers, program
 from runtime.engine.executor import Executor
-from runtime.engine.program import Op
+from runtime.engine.program import buffers, program
+from runtime.engine.program.program import Op
 from runtime.engine.training import Training
 from tests.runtime.worlds import (
     ON_HOST,

@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab.plan import Plan
-from mistlab.schedule import template_of
-from runtime.engine.program import Op, iterations
-from runtime.engine.races import path, races, unallocated, without_wait
-from runtime.engine.shape import StageShape
+from mistlab.schedule.slot_table import template_of
+from mistlab.values.plan import Plan
+from runtime.engine.program.program import Op, iterations
+from runtime.engine.program.shape import StageShape
+from runtime.engine.streams.races import path, races, unallocated, without_wait
 from simulators.build import build_graph
-from simulators.passes import StageTasks
+from simulators.pass_pattern import StageTasks
 from tests.runtime.worlds import MIXED, random_plan, stage
 
 ITERATIONS = 3

@@ -9,11 +9,11 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from mistlab.plan import Offload, Plan  # noqa: E402
+from mistlab.values.plan import Offload, Plan  # noqa: E402
 from runtime.comm.group import Alone  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
-from runtime.engine.saved import Saved, storage_of  # noqa: E402
-from runtime.engine.simulated import SimulatedStreams  # noqa: E402
+from runtime.engine.storage.saved import Saved, storage_of  # noqa: E402
+from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     TRAINING,
     begun,

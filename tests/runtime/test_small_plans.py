@@ -5,15 +5,15 @@ import pytest
 pytest.importorskip("torch")
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.job import Job
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.job import Job
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.workload import Workload
 from runtime.checks.small import MOST_BLOCKS, SmallPlan, small
 from runtime.checks.unlike import unlike_ranks
 from runtime.comm.topology import Topology
-from runtime.engine.program import iterations
-from runtime.engine.shape import StageShape
+from runtime.engine.program.program import iterations
+from runtime.engine.program.shape import StageShape
 from tests.runtime.worlds import random_plan
 
 LARGE = Plan(

@@ -4,12 +4,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.engine_memory import memory_of  # noqa: E402
-from mistlab.plan import Plan  # noqa: E402
-from mistlab.workload import Precision  # noqa: E402
-from runtime.engine.optimizer import Stepper  # noqa: E402
-from runtime.engine.program import Op  # noqa: E402
+from mistlab.engines.memory import memory_of  # noqa: E402
+from mistlab.values.plan import Plan  # noqa: E402
+from mistlab.values.workload import Precision  # noqa: E402
+from runtime.engine.program.program import Op  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
+from runtime.engine.work.optimizer import Stepper  # noqa: E402
 from runtime.profiling.counting import WorkCounter  # noqa: E402
 from tests.runtime.worlds import alone, run_step, stage, workload  # noqa: E402
 

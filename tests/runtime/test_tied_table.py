@@ -6,11 +6,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab.plan import Plan
+from mistlab.values.plan import Plan
 from runtime.checks.races.judge import Judge
 from runtime.checks.races.one_rank import trace_of
-from runtime.engine import executor, program
-from runtime.engine.program import Op
+from runtime.engine import executor
+from runtime.engine.program import program
+from runtime.engine.program.program import Op
 from tests.runtime.worlds import TRAINING, stage, workload
 
 WORK = workload(layers=2, batch=4, tied_embeddings=True)

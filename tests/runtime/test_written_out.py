@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from mistlab.plan import Plan  # noqa: E402
-from runtime.engine.written_out import _InPlace  # noqa: E402
+from mistlab.values.plan import Plan  # noqa: E402
+from runtime.engine.work.written_out import _InPlace  # noqa: E402
 from runtime.models.attention import written_out  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     alone,

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mistlab.model import ModelSpec
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.workload import Workload
+from mistlab.values.model import ModelSpec
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.workload import Workload
 from runtime.comm.group import Alone, Group
 from runtime.comm.threads import Meeting, ThreadGroup, run_threads
 from runtime.comm.topology import Connections, connected
 from runtime.engine.executor import Executor, Report
-from runtime.engine.modules import INITIAL_STD, TABLE, TIED, initial_tensor
-from runtime.engine.simulated import Progress, SimulatedStreams
+from runtime.engine.streams.simulated import Progress, SimulatedStreams
 from runtime.engine.training import Training
+from runtime.engine.work.modules import INITIAL_STD, TABLE, TIED, initial_tensor
 from runtime.models.families import model_of
 
 # A parameter before training, by name and shape, and whether embeddings are tied.

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from mistlab.cluster import Cluster
-from mistlab.model import ModelSpec
-from mistlab.plan import Engine, Plan
-from mistlab.predict import Prediction
-from mistlab.references import hardware_from
-from mistlab.search import PlanAndStagePredictor, Problem
-from mistlab.stages import StageBatch, StageCosts
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.model import ModelSpec
+from mistlab.values.plan import Engine, Plan
+from mistlab.values.prediction import Prediction
+from mistlab.values.references import hardware_from
+from mistlab.values.search import PlanAndStagePredictor, Problem
+from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.values.workload import Workload
 from simulators.symbolic import SymbolicPredictor
 
 # Plans that save no memory do not fit; those that save all they can do.

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mistlab.plan import Plan
-from mistlab.search import Budget
-from mistlab.space import space_of
-from searchers.aceso import Relief, bottlenecks, initial_plans
+from mistlab.values.plan import Plan
+from mistlab.values.search import Budget
+from mistlab.values.space import space_of
 from searchers.choices import Chooser, chosen_plan
 from searchers.ledger import Ledger
 from searchers.membership import Members, contains
-from searchers.moves import Resource, moves
+from searchers.strategies.aceso import Relief, bottlenecks, initial_plans
+from searchers.strategies.moves import Resource, moves
 from tests.searchers.problems import SMALL, TOO_SMALL, predictor_of
 
 FOUR = replace(SMALL, cluster=replace(SMALL.cluster, gpus_per_node=4))

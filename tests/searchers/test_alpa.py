@@ -7,15 +7,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mistlab.plan import Plan
-from mistlab.predict import Prediction
-from mistlab.search import Budget, Problem
-from mistlab.space import space_of
-from mistlab.stages import StageBatch
-from searchers.alpa import SPACING, alpa
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Prediction
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
+from mistlab.values.stages import StageBatch
 from searchers.choices import bare_stage
 from searchers.ledger import Ledger
 from searchers.meshes import layer_counts, pipelines
+from searchers.strategies.alpa import SPACING, alpa
 from tests.searchers.problems import SMALL, Counting, predictor_of
 
 FOUR = replace(SMALL, cluster=replace(SMALL.cluster, gpus_per_node=4))

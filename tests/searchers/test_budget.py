@@ -16,17 +16,17 @@ import pulp
 import pytest
 
 from mistlab import catalog
-from mistlab.search import Budget, Problem
-from mistlab.space import space_of
-from searchers import milp
-from searchers.aceso import initial_plans
-from searchers.bounds import work_of
-from searchers.groups import groups_of
-from searchers.join import join, places_by_stage
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
+from searchers.joining import milp
+from searchers.joining.candidates import Menus
+from searchers.joining.groups import groups_of
+from searchers.joining.least_work import work_of
+from searchers.joining.milp import join_by
+from searchers.joining.programme import join, places_by_stage
 from searchers.ledger import BudgetSpentError, Ledger
-from searchers.menu import Menus
-from searchers.milp import join_by
 from searchers.registry import SEARCHERS
+from searchers.strategies.aceso import initial_plans
 from searchers.strategy import StrategySearcher
 from tests.searchers.problems import SMALL, predictor_of
 from tests.searchers.test_contract import OWN_SPACES, every_searcher

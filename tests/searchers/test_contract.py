@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 
-from mistlab.job import Job
-from mistlab.search import Budget, Problem, SearchResult
-from mistlab.space import space_of
-from mistlab.value import to_mapping
+from mistlab.values.job import Job
+from mistlab.values.search import Budget, Problem, SearchResult
+from mistlab.values.space import space_of
+from mistlab.values.value import to_mapping
 from searchers.ledger import SHORT_LIST
 from searchers.membership import contains
 from searchers.registry import SEARCHERS

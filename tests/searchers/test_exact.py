@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from mistlab.predict import Prediction
-from mistlab.search import Budget, Problem, SearchResult
-from mistlab.space import SearchSpace, space_of
-from searchers.exhaustive import all_plans, count_plans
+from mistlab.values.prediction import Prediction
+from mistlab.values.search import Budget, Problem, SearchResult
+from mistlab.values.space import SearchSpace, space_of
 from searchers.membership import contains
 from searchers.registry import SEARCHERS
+from searchers.strategies.exhaustive import all_plans, count_plans
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.small import short_of_memory, small_problem

@@ -10,19 +10,19 @@ import pytest
 from joblib import parallel_config
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
 from mistlab.cost.pipeline import StageTimes, no_stages, prepended
-from mistlab.plan import Plan
-from mistlab.search import Budget, Problem
-from mistlab.space import OffloadRatios, SearchSpace, space_of
-from mistlab.workload import Workload
-from searchers.bounds import work_of
-from searchers.groups import Group, groups_of
-from searchers.join import join, join_hastily, places_by_stage
+from mistlab.machine.cluster import Cluster
+from mistlab.values.plan import Plan
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import OffloadRatios, SearchSpace, space_of
+from mistlab.values.workload import Workload
+from searchers.joining.candidate_table import undominated
+from searchers.joining.candidates import Menus, spread
+from searchers.joining.groups import Group, groups_of
+from searchers.joining.least_work import work_of
+from searchers.joining.milp import join_by
+from searchers.joining.programme import join, join_hastily, places_by_stage
 from searchers.ledger import Ledger
-from searchers.menu import Menus, spread
-from searchers.milp import join_by
-from searchers.options import undominated
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mistlab.errors import InputError
-from mistlab.job import Job
-from mistlab.plan import Engine, Offload, Plan, StagePlan
-from mistlab.space import SPACES, OffloadRatios, SearchSpace, space_of
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from mistlab.values.plan import Engine, Offload, Plan, StagePlan
+from mistlab.values.space import SPACES, OffloadRatios, SearchSpace, space_of
 from searchers.choices import Chooser, chosen_plan
 from searchers.membership import contains
-from searchers.optuna_search import key_names
+from searchers.strategies.optuna_search import key_names
 from tests.searchers.problems import SMALL
 
 FOUR = replace(SMALL, cluster=replace(SMALL.cluster, gpus_per_node=4))

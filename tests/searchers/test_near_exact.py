@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.search import Budget, Problem
-from mistlab.space import space_of
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
+from mistlab.values.workload import Workload
 from searchers.membership import contains
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher

@@ -8,10 +8,10 @@ from pathlib import Path
 import optuna
 import pytest
 
-from mistlab.errors import InputError
-from mistlab.search import Budget, SearchResult
-from mistlab.space import space_of
-from searchers.optuna_search import optuna_strategy
+from mistlab.values.errors import InputError
+from mistlab.values.search import Budget, SearchResult
+from mistlab.values.space import space_of
+from searchers.strategies.optuna_search import optuna_strategy
 from searchers.strategy import StrategySearcher
 from tests.searchers.problems import SMALL, Counting, predictor_of
 

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mistlab.search import Budget
-from mistlab.space import space_of
+from mistlab.values.search import Budget
+from mistlab.values.space import space_of
 from searchers.membership import contains
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher

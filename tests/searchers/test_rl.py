@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from mistlab.search import Budget
-from mistlab.space import space_of
+from mistlab.values.search import Budget
+from mistlab.values.space import space_of
 from searchers.registry import SEARCHERS
-from searchers.rl import Policy
+from searchers.strategies.rl import Policy
 from searchers.strategy import StrategySearcher
 from tests.searchers.problems import SMALL, predictor_of
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
 from mistlab.cost.arithmetic import model_flop, stage_flop
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 

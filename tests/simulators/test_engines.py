@@ -6,9 +6,9 @@ Plans that both engines can run: 3D, nothing offloaded, and Megatron overlapping
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.plan import Engine, Plan, StagePlan
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.plan import Engine, Plan, StagePlan
+from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 
 # Machine, model, attention, tensor-parallel ranks, replicas, stages, sequences of a micro-batch.

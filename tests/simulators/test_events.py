@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.interference import STREAMS, GroupSlowdowns, Interference
-from mistlab.pipeline import Order
-from mistlab.plan import Engine, Offload, Plan, StagePlan
-from mistlab.schedule import Departures, Sends
-from mistlab.stages import StageBatch
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.slowdowns import STREAMS, GroupSlowdowns, Interference
+from mistlab.schedule.orders import Order
+from mistlab.schedule.slot_table import Departures, Sends
+from mistlab.values.plan import Engine, Offload, Plan, StagePlan
+from mistlab.values.stages import StageBatch
+from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, PlayedTask, Simulation
 from simulators.symbolic import SymbolicPredictor
 

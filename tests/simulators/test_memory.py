@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.plan import Offload, Plan, StagePlan
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.transfers import Line
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.transfers import Line
-from mistlab.workload import Workload
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.memory import MemoryOverTime, memory_of
 from simulators.symbolic import SymbolicPredictor

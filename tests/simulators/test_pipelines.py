@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.pipeline import Order
-from mistlab.plan import Engine
-from mistlab.schedule import Sends, Template, template_of
+from mistlab.schedule.orders import Order
+from mistlab.schedule.slot_table import Sends, Template, template_of
+from mistlab.values.plan import Engine
 from simulators.build import build_graph
-from simulators.passes import StageTasks
+from simulators.pass_pattern import StageTasks
 from simulators.play import ALONE, play
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mistlab.cost.interference import overlapped
-from mistlab.interference import STREAMS
-from mistlab.schedule import Action
+from mistlab.cost.side_by_side import overlapped
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slot_table import Action
 from simulators.graph import StalledError, TaskGraph
 from simulators.play import ALONE, play
 

@@ -7,12 +7,12 @@ from dataclasses import fields, replace
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.errors import InputError, UncalibratedError
-from mistlab.model import ModelSpec
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.predict import Prediction, Predictor
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import InputError, UncalibratedError
+from mistlab.values.model import ModelSpec
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.prediction import Prediction, Predictor
+from mistlab.values.workload import Workload
 from simulators.registry import PREDICTORS
 
 WORK = Workload(

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.plan import Engine, Plan, StagePlan
-from mistlab.units import MIB_BYTES
-from mistlab.workload import Attention, Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.plan import Engine, Plan, StagePlan
+from mistlab.values.units import MIB_BYTES
+from mistlab.values.workload import Attention, Workload
 from simulators.symbolic import SymbolicPredictor
 
 HARDWARE = catalog.hardware("l4-24gb")

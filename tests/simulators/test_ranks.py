@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
 from mistlab.cost.tasks import TaskModel
-from mistlab.interference import STREAMS
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.schedule import template_of
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slot_table import template_of
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.workload import Workload
 from simulators.build import build_graph
 from simulators.events import stages_of
 from simulators.graph import TaskGraph

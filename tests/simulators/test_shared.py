@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.errors import FieldError
-from mistlab.interference import GroupSlowdowns, Interference
-from mistlab.plan import Engine, Offload, Plan, StagePlan
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.slowdowns import GroupSlowdowns, Interference
+from mistlab.values.errors import FieldError
+from mistlab.values.plan import Engine, Offload, Plan, StagePlan
+from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.symbolic import SymbolicPredictor
 

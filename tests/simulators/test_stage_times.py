@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mistlab.plan import Offload, Plan
-from mistlab.schedule import Action
+from mistlab.schedule.slot_table import Action
+from mistlab.values.plan import Offload, Plan
 from simulators.events import EventSimulator
 from simulators.graph import TaskGraph
 from simulators.play import Times

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
 from mistlab.cost.bounds import UNMEASURED_HALF_WIDTH, bounds_of
-from mistlab.engines import EngineCalibration, MeasuredAt
-from mistlab.errors import InputError
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.predict import Prediction, compared
-from mistlab.stages import StageBatch, StageFigures
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.workload import Workload
+from mistlab.values.errors import InputError
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.prediction import Prediction, compared
+from mistlab.values.stages import StageBatch, StageFigures
+from mistlab.values.workload import Workload
 from simulators import symbolic
 from simulators.symbolic import SymbolicPredictor
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.plan import Engine, Offload, Plan, StagePlan
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.plan import Engine, Offload, Plan, StagePlan
+from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.timeline import MICROSECONDS, trace_of, trace_text
 

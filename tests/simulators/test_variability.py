@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cluster import Cluster
-from mistlab.errors import FieldError
-from mistlab.plan import Offload, Plan, StagePlan
-from mistlab.workload import Workload
+from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import FieldError
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.variability import Quantiles, Variability
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from runtime.checks.collectives.calls import Call, RankCalls, Step
-from runtime.engine.streams import LANES
+from runtime.engine.streams.lanes import LANES
 
 Groups = Sequence[tuple[str, tuple[int, ...]]]
 # With more tasks in all, ranks that do not end together are not played one by one.

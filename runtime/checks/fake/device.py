@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mistlab.plan import Plan
-from mistlab.workload import Workload
+from mistlab.values.plan import Plan
+from mistlab.values.workload import Workload
 from runtime.checks.fake.cuda_ways import CudaWays
 from runtime.checks.fake.driver import FakeDriver
 from runtime.checks.fake.group import fake_maker
@@ -21,8 +21,8 @@ from runtime.checks.fake.sham import SHAM, has_own_thread, register
 from runtime.checks.fake.watch import WaitFinding, Watch
 from runtime.comm.topology import connected
 from runtime.devices.table import DRIVERS
-from runtime.engine.device_streams import streams_of
 from runtime.engine.executor import Batches, Executor
+from runtime.engine.streams.device_streams import streams_of
 from runtime.engine.training import Training
 
 # The first makes what lasts, the second takes the step of the first.

@@ -12,10 +12,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from mistlab.units import GIB_BYTES
+from mistlab.values.units import GIB_BYTES
 from runtime.checks.fake.watch import Watch
 from runtime.devices.driver import DevicePeaks
-from runtime.engine.saved import storage_of
+from runtime.engine.storage.saved import storage_of
 
 # Devices, memory of each, and what a run has had of it at most: all made up.
 DEVICES, MEMORY_BYTES, PEAK_BYTES = 8, 80 * GIB_BYTES, GIB_BYTES

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import backend_registration
 
-from mistlab.errors import InputError
+from mistlab.values.errors import InputError
 
 SHAM = "sham"
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 import runtime
 from runtime.engine.executor import Executor
-from runtime.engine.program import Op
+from runtime.engine.program.program import Op
 
 Kind = Literal[
     "value read",

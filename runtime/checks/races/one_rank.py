@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from mistlab.plan import Plan
-from mistlab.workload import Workload
+from mistlab.values.plan import Plan
+from mistlab.values.workload import Workload
 from runtime.checks.races.clocked import ClockedDriver, ClockedStream
 from runtime.checks.races.loop import loops
 from runtime.checks.races.memory import Memory
@@ -16,9 +16,9 @@ from runtime.checks.races.trace import Trace
 from runtime.comm.topology import Connections, connected
 from runtime.devices.driver import Driver
 from runtime.devices.table import DRIVERS
-from runtime.engine.cuda import CudaStreams
 from runtime.engine.executor import Batches, Executor
-from runtime.engine.streams import LANES
+from runtime.engine.streams.cuda import CudaStreams
+from runtime.engine.streams.lanes import LANES
 from runtime.engine.training import Training
 
 DEVICE = torch.device("cpu")

@@ -1,0 +1,1 @@
+"""Machines measured, and hardware files fitted to the measurements."""

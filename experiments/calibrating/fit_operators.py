@@ -1,0 +1,116 @@
+"""Steps that fit how fast a GPU computes: the rates of operators, and the time of a launch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from experiments.calibrating.fits import (
+    DIGEST_CHARACTERS,
+    Fitted,
+    Residual,
+    Step,
+    calibrated,
+    report_dropped,
+)
+from mistlab.calibration import launches, operators
+from mistlab.calibration.attention import read_attention_table
+from mistlab.machine.compute import OPERATOR_CLASSES, Compute, OperatorClass, Rate
+from mistlab.machine.hardware import Hardware
+from mistlab.values.errors import InputError
+from mistlab.values.units import MICROSECONDS
+
+FUSED_ATTENTION: tuple[OperatorClass, ...] = ("attention_forward", "attention_backward")
+
+
+def operator_rates(
+    path: Path,
+    table_hardware: str | None,
+    *,
+    without_weight_gradients: bool,
+    attention: tuple[Path, str | None] | None,
+    attention_tflops: Sequence[float] | None,
+) -> Step:
+    """The rates of operators; attention's own kernels from their own table, as given, or as they
+    were."""
+
+    def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
+        table = operators.read_operator_table(
+            path,
+            hardware.gpu.peak_tflops,
+            hardware=table_hardware,
+            without_weight_gradients=without_weight_gradients,
+        )
+        report_dropped(table.origin.duplicates, "repeat another byte for byte")
+        report_dropped(table.failed, "failed")
+        rates = {name: operators.fit(rows, name) for name, rows in table.classes.items()}
+        before = hardware.compute
+        if before is not None:
+            rates |= {name: before.rate(name) for name in FUSED_ATTENTION}
+        notes = [table_hardware or "unnamed"]
+        if attention is not None:
+            origin, kernels = read_attention_table(
+                attention[0], hardware.gpu.peak_tflops, campaign=attention[1]
+            )
+            rates |= {rate.operators: rate for rate in kernels}
+            digest = origin.sha256[:DIGEST_CHARACTERS]
+            notes.append(f"attention's kernels from {attention[0].name} (sha256 {digest})")
+        elif attention_tflops is not None:
+            given = zip(FUSED_ATTENTION, attention_tflops, strict=True)
+            rates |= {name: Rate(operators=name, tflops=tflops) for name, tflops in given}
+            notes.append("fused attention as given")
+        elif before is None:
+            message = (
+                f"{path}: says nothing of fused attention: give --attention TABLE.csv, "
+                "--attention-tflops FORWARD BACKWARD, or --borrow a hardware that has them"
+            )
+            raise InputError(message)
+        fitted = Fitted(
+            group="compute",
+            table=path,
+            sha256=table.origin.sha256,
+            note=", ".join(notes),
+            residuals=tuple(
+                Residual(
+                    what=f"{name}, widths left out",
+                    rows=len(rows),
+                    held_out=operators.error_of_left_out_widths(rows, name),
+                )
+                for name, rows in table.classes.items()
+            ),
+            duplicates=table.origin.duplicates,
+            spread=table.spread,
+        )
+        value = Compute(
+            rates=tuple(rates[name] for name in OPERATOR_CLASSES),
+            launch_us=before.launch_us if before is not None else 0.0,
+        )
+        return calibrated(hardware, "compute", value, fitted, more=False), fitted
+
+    return step
+
+
+def launch_time(path: Path, table_hardware: str | None) -> Step:
+    """The host's time to launch one kernel."""
+
+    def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
+        rows = launches.read_launch_table(path, hardware=table_hardware)
+        report_dropped(rows.origin.duplicates, "repeat another byte for byte")
+        if hardware.compute is None:
+            message = f"{path}: {hardware.name} has no rates of operators yet: give --operators too"
+            raise InputError(message)
+        residual = Residual(
+            what="launches, row left out", rows=len(rows), held_out=launches.mean_error(rows)
+        )
+        fitted = Fitted(
+            group="compute",
+            table=path,
+            sha256=rows.origin.sha256,
+            note=table_hardware or "launches",
+            residuals=(residual,),
+            duplicates=rows.origin.duplicates,
+        )
+        launch_us = round(launches.launch_s(rows) / MICROSECONDS, 2)
+        value = replace(hardware.compute, launch_us=launch_us)
+        return calibrated(hardware, "compute", value, fitted, more=True), fitted
+
+    return step

@@ -1,0 +1,55 @@
+"""Tables of measurements that grow row by row, so that what was measured is not measured again."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mistlab.values.errors import InputError
+
+Key = Mapping[str, object]
+
+
+@dataclass(slots=True, kw_only=True)
+class ResumedTable:
+    """A CSV of one row for each key; ``keys`` and ``values`` are its columns."""
+
+    path: Path
+    keys: tuple[str, ...]
+    values: tuple[str, ...]
+    _rows: dict[tuple[str, ...], Mapping[str, str]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        header = ",".join((*self.keys, *self.values))
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        # A line that was cut off while it was written is measured again.
+        text = text[: text.rfind("\n") + 1] or f"{header}\n"
+        if text.partition("\n")[0] != header:
+            message = f"{self.path}: has other columns than {header}: give another --tables"
+            raise InputError(message)
+        self.path.write_text(text, encoding="utf-8")
+        for row in csv.DictReader(text.splitlines()):
+            self._rows[self._texts(row)] = row
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, str]]:
+        """What was measured."""
+        return [*self._rows.values()]
+
+    def has(self, key: Key) -> bool:
+        """Whether a key was measured."""
+        return self._texts(key) in self._rows
+
+    def add(self, key: Key, values: Mapping[str, object]) -> None:
+        """Write a measurement down."""
+        row = {name: str(value) for name, value in {**key, **values}.items()}
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            cells = [row[name] for name in (*self.keys, *self.values)]
+            csv.writer(file, lineterminator="\n").writerow(cells)
+        self._rows[self._texts(row)] = row
+
+    def _texts(self, key: Key) -> tuple[str, ...]:
+        return tuple(str(key[name]) for name in self.keys)

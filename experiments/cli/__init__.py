@@ -1,0 +1,1 @@
+"""What commands have in common: options, errors, progress, folders of results."""

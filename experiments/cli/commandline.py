@@ -1,0 +1,181 @@
+"""What every command has in common: its options, its exit status, and errors without tracebacks.
+
+Exit status 0 is done, 1 no answer, 2 wrong usage.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import FieldError, InputError
+from mistlab.values.references import hardware_from, model_from
+from mistlab.values.workload import Workload
+
+DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+# What a command may need beyond the base, and the extra that brings it.
+EXTRAS: Mapping[str, str] = {"cbcbox": "cbc", "torch": "runtime", "transformers": "huggingface"}
+# What the base brings, and a machine that only trains may lack.
+BASE = frozenset(
+    ("cmaes", "highspy", "joblib", "matplotlib", "optuna", "pulp", "scipy", "simpy", "sqlalchemy")
+)
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--model": {"help": "catalogue name, or path of a traced model's JSON or of a model's YAML"},
+    "--hardware": {"help": "catalogue name, or path of a hardware file"},
+    "--nodes": {"type": int, "help": "nodes of the cluster"},
+    "--gpus-per-node": {"type": int, "help": "GPUs used of each node"},
+    "--sequence-length": {"type": int, "help": "tokens of a sequence"},
+    "--global-batch": {"type": int, "help": "sequences of a step"},
+    "--attention": {"choices": ("flash", "math"), "help": "fused, or product by product"},
+    "--precision": {"choices": ("fp16", "bf16", "fp32"), "help": "arithmetic of the training"},
+    "--space": {"help": "which plans may be chosen, by name: 3d, mist, wide, ..."},
+    "--engine": {
+        "choices": ("mistlab", "megatron", "deepspeed"),
+        "help": "whose schedule runs the plans, in place of the space's own; no other offloads",
+    },
+    "--seed": {"type": int, "help": "seed of everything drawn at random"},
+    "--out": {"type": Path, "metavar": "DIR", "help": "folder for results"},
+    "--json": {"action": "store_true", "help": "one JSON object on standard output, nothing else"},
+    "--quick": {"action": "store_true", "help": "a small version, for a first look"},
+}
+
+
+# What is looked at where nothing else is said, by option.
+PROBLEM: Mapping[str, Any] = {
+    "model": "gpt3-2.7b",
+    "hardware": "l4-24gb",
+    "nodes": 1,
+    "gpus_per_node": 4,
+    "sequence_length": 4096,
+    "global_batch": 8,
+    "attention": "flash",
+    "precision": "fp16",
+}
+
+
+class NoAnswerError(InputError):
+    """A question that is well put and has no answer: nothing fits, a plan is refused."""
+
+
+def parser_of(command: str, description: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser with the common options named in ``defaults``, each with its default."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments.{command}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for name, default in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        about = dict(OPTIONS[option])
+        if default is not None and "action" not in about:
+            about["help"] = f"{about['help']} (default: {default})"
+        parser.add_argument(option, default=default, **about)
+    return parser
+
+
+def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run a command and return its exit status; what went wrong goes to standard error."""
+    try:
+        status = main(arguments)
+        sys.stdout.flush()
+    except InputError as error:
+        return _complain(error, NO_ANSWER if isinstance(error, NoAnswerError) else WRONG_USAGE)
+    except ModuleNotFoundError as error:
+        return _complain(_missing(error), WRONG_USAGE)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; nothing more may be written to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_ANSWER
+    except OSError as error:
+        # A disk that is full, a file that may not be read.
+        return _complain(error, NO_ANSWER)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status
+
+
+@contextmanager
+def about(what: Path | str) -> Iterator[None]:
+    """Let an error of the block begin with what it is about, such as a file."""
+    try:
+        yield
+    except InputError as error:
+        message = f"{what}: {error}"
+        raise InputError(message) from None
+
+
+def problem_of(options: argparse.Namespace) -> tuple[Workload, Cluster]:
+    """The workload and the cluster that the common options describe."""
+    with as_options():
+        workload = Workload(
+            model=model_from(options.model, Path()),
+            sequence_length=options.sequence_length,
+            global_batch=options.global_batch,
+            attention=options.attention,
+            precision=options.precision,
+        )
+        cluster = Cluster(
+            hardware=hardware_from(options.hardware, Path()),
+            nodes=options.nodes,
+            gpus_per_node=options.gpus_per_node,
+        )
+        cluster.peak_flop_per_s(workload.precision)
+    return workload, cluster
+
+
+@contextmanager
+def as_options(prefix: str = "") -> Iterator[None]:
+    """Let an error about a field name the option that gave it."""
+    try:
+        yield
+    except FieldError as error:
+        field = error.path.rpartition(".")[2].replace("_", "-")
+        message = f"--{prefix}{field}: {error.problem}"
+        raise InputError(message) from None
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One object on one line of standard output."""
+    print(json.dumps(value, allow_nan=False))
+
+
+def progress(text: str) -> None:
+    """A line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def writable(path: Path, what: str, option: str = "--out") -> Path:
+    """The path of a result, its folder made; refused where nothing can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        problem = "it is a folder" if path.is_dir() else None
+        if not os.access(path.parent, os.W_OK):
+            problem = "its folder may not be changed"
+    except OSError as error:
+        problem = error.strerror
+    if problem is not None:
+        message = f"{option} {path}: cannot be written: {problem}: give another {what}"
+        raise InputError(message)
+    return path
+
+
+def _missing(error: ModuleNotFoundError) -> Exception:
+    package = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(package)
+    if extra is None and package not in BASE:
+        raise error
+    what = package if extra is None else f"'.[{extra}]'"
+    return InputError(f"{package} is not installed, and this command needs it: pip install {what}")
+
+
+def _complain(error: Exception, status: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return status

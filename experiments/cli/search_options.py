@@ -1,0 +1,90 @@
+"""The options of commands that search, and what they stand for."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from experiments.cli.commandline import PROBLEM, as_options, parser_of, problem_of
+from mistlab.values.errors import InputError, near_matches
+from mistlab.values.plan import Engine
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import OffloadRatios, SearchSpace, space_of
+from searchers.meshes import pipelines
+from searchers.registry import SEARCHERS
+
+# These are grids over spaces of their own, whatever the others choose from.
+OWN_SPACES = ("megatron", "deepspeed")
+
+
+def search_parser(
+    command: str, description: str | None, **defaults: Any
+) -> argparse.ArgumentParser:
+    """The options that say what to find a plan for, where, and with what budget."""
+    parser = parser_of(
+        command,
+        description,
+        **PROBLEM,
+        space="mist",
+        engine=None,
+        seed=0,
+        **defaults,
+    )
+    parser.add_argument("--budget-seconds", type=float, help="seconds that a searcher may take")
+    parser.add_argument(
+        "--budget-evaluations",
+        type=int,
+        help="plans that a searcher may ask about, 1,000 stage candidates as one",
+    )
+    return parser
+
+
+def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
+    """The problem and the space of the options; what no plan can divide is refused."""
+    space = space_called(options.space, options.engine)
+    workload, cluster = problem_of(options)
+    problem = Problem(workload=workload, cluster=cluster)
+    if next(pipelines(problem, space), None) is None:
+        message = (
+            f"--global-batch {workload.global_batch} on {cluster.num_gpus} GPUs: space "
+            f"{space.name} has no plan that divides both: give a batch that data-parallel degrees "
+            "times micro-batches divide, another number of GPUs, or --space wide"
+        )
+        raise InputError(message)
+    return problem, space
+
+
+def space_called(name: str, engine: Engine | None) -> SearchSpace:
+    """A space by name, with another engine if one is given; only mistlab's own offloads."""
+    try:
+        space = space_of(name)
+    except InputError as error:
+        message = f"--space: {error}"
+        raise InputError(message) from None
+    if engine is None or engine == space.engine:
+        return space
+    offload = space.offload if engine == "mistlab" else OffloadRatios()
+    return replace(space, engine=engine, offload=offload)
+
+
+def space_for(searcher: str, space: SearchSpace) -> SearchSpace:
+    """The space that a searcher chooses from where others choose from ``space``."""
+    return space_of(searcher) if searcher in OWN_SPACES else space
+
+
+def searchers_called(names: Sequence[str]) -> list[str]:
+    """Names of searchers, each once; an unknown one is refused."""
+    for name in names:
+        if name not in SEARCHERS:
+            message = f"searcher {name!r} is unknown{near_matches(name, SEARCHERS)}"
+            raise InputError(message)
+    return list(dict.fromkeys(names))
+
+
+def budget_of(options: argparse.Namespace, default: Budget) -> Budget:
+    """The budget that was asked for, or the default where none was."""
+    evaluations, seconds = options.budget_evaluations, options.budget_seconds
+    if evaluations is None and seconds is None:
+        return default
+    with as_options("budget-"):
+        return Budget(evaluations=evaluations, seconds=seconds)

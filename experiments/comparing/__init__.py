@@ -1,0 +1,1 @@
+"""Searches compared with one another, and the plans that they find explained."""

@@ -1,0 +1,259 @@
+"""A problem on which searchers are tried: all ask one predictor, one simulator plays answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Self
+
+from mistlab.cost.memory import allocator_of, room_bytes
+from mistlab.values.job import Job
+from mistlab.values.plan import Engine, Plan
+from mistlab.values.prediction import Prediction
+from mistlab.values.search import Budget, PlanAndStagePredictor, Problem, SearchResult
+from mistlab.values.space import SearchSpace
+from mistlab.values.stages import StageBatch, StageCosts
+from searchers.choices import Chooser, chosen_plan
+from searchers.ledger import Ledger
+from searchers.registry import SEARCHERS
+from searchers.strategy import INTERRUPTED, StrategySearcher
+from simulators.events import EventSimulator
+from simulators.symbolic import SymbolicPredictor
+
+# What an engineer would try, which speedups are over.
+BASELINE = "megatron"
+
+# The share of a time by which the closed form and the event simulator differ on 95 % of plans
+# (docs/results/cross-check.md): plans that differ by less may be in another order when played.
+TOLD_APART = 0.027
+# Rivals with more tasks than this together, some five seconds' worth, are not played.
+MOST_TASKS = 500_000
+# A block's tasks in each micro-batch: its passes, and what is communicated and swapped for it.
+TASKS_A_BLOCK = 6
+
+# A front is thinned out when so many points have gathered.
+MOST_POINTS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Point:
+    """A plan that a search asked about: its time, and what its fullest GPU must hold."""
+
+    iteration_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedRival:
+    """A plan hardly slower than the best one as predicted, and its seconds as the event simulator
+    plays it; None where it has too many tasks."""
+
+    plan: Plan
+    prediction: Prediction
+    simulated_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One searcher's result, and what the event simulator says of it.
+
+    ``front`` are the plans it asked about that no other beats in both time and memory. ``rivals``
+    are those that the two predictors may see in another order. ``is_played`` says that the answer
+    is not the best plan as predicted but the rival that is clearly faster when played.
+    """
+
+    searcher: str
+    space: SearchSpace
+    result: SearchResult
+    simulated_s: float | None
+    front: tuple[Point, ...]
+    rivals: tuple[PlayedRival, ...] = ()
+    playing_s: float = 0.0
+    is_played: bool = False
+
+    @property
+    def answer(self) -> tuple[Plan, Prediction] | None:
+        """The best plan that fits."""
+        if self.is_played and self.faster is not None:
+            return self.faster.plan, self.faster.prediction
+        plan, prediction = self.result.plan, self.result.prediction
+        if plan is None or prediction is None or not prediction.fits:
+            return None
+        return plan, prediction
+
+    @property
+    def answer_simulated_s(self) -> float | None:
+        """Seconds of the answer as the event simulator plays it."""
+        return self.faster.simulated_s if self.is_played and self.faster else self.simulated_s
+
+    @property
+    def faster(self) -> PlayedRival | None:
+        """The rival that is fastest when played, if that is faster than the best plan as
+        predicted."""
+        if self.simulated_s is None:
+            return None
+        played = [
+            (rival.simulated_s, place)
+            for place, rival in enumerate(self.rivals)
+            if rival.simulated_s is not None and rival.simulated_s < self.simulated_s
+        ]
+        return self.rivals[min(played)[1]] if played else None
+
+    @property
+    def faster_by(self) -> float:
+        """The share of its played time by which the best plan is beaten when played."""
+        if self.simulated_s is None or self.faster is None or self.faster.simulated_s is None:
+            return 0.0
+        return 1 - self.faster.simulated_s / self.simulated_s
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it was stopped before it had ended by itself or by its budget."""
+        return self.result.reason == INTERRUPTED
+
+
+@dataclass(slots=True, kw_only=True)
+class Watched:
+    """A predictor that remembers the front of the plans that it was asked about."""
+
+    predictor: PlanAndStagePredictor
+    outside_bytes: float
+    points: list[Point] = field(default_factory=list)
+
+    def predict(self, plan: Plan) -> Prediction:
+        """What the plan costs."""
+        return self.predict_many([plan])[0]
+
+    def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
+        """What each plan costs, in order."""
+        predictions = self.predictor.predict_many(plans)
+        self.points += [
+            Point(
+                iteration_s=prediction.iteration_s,
+                memory_bytes=round(fullest_bytes(prediction) + self.outside_bytes),
+            )
+            for prediction in predictions
+        ]
+        if len(self.points) > MOST_POINTS:
+            self.points = list(front_of(self.points))
+        return predictions
+
+    def stage_costs(self, batch: StageBatch, *, engine: Engine = "mistlab") -> StageCosts:
+        """What each candidate for a stage costs."""
+        return self.predictor.stage_costs(batch, engine=engine)
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """A problem, and whom all searchers ask about it."""
+
+    problem: Problem
+    predictor: SymbolicPredictor
+    simulator: EventSimulator
+    _simulated_s: dict[Plan, float] = field(default_factory=dict, init=False)
+
+    @classmethod
+    def of(cls, problem: Problem) -> Self:
+        """The bench of a problem."""
+        workload, cluster = problem.workload, problem.cluster
+        return cls(
+            problem=problem,
+            predictor=SymbolicPredictor(workload=workload, cluster=cluster),
+            simulator=EventSimulator(workload=workload, cluster=cluster),
+        )
+
+    @property
+    def outside_bytes(self) -> float:
+        """Bytes of a GPU that are not torch's."""
+        return allocator_of(self.problem.cluster).outside_bytes
+
+    @property
+    def room_bytes(self) -> float:
+        """Bytes of a GPU that torch's allocator may hold."""
+        return room_bytes(self.problem.cluster)
+
+    def job(self, plan: Plan) -> Job:
+        """A plan with what it is for."""
+        return Job(workload=self.problem.workload, cluster=self.problem.cluster, plan=plan)
+
+    def warm_up(self, space: SearchSpace) -> None:
+        """Compile what a space's engine needs, so that no searcher's clock runs meanwhile."""
+        plan = chosen_plan(self.problem, space, Chooser(lambda _, options: 0))
+        if plan is not None:
+            self.predictor.predict(plan)
+            self.predictor.stage_costs(StageBatch.of_plan(plan), engine=space.engine)
+
+    def search(
+        self,
+        name: str,
+        space: SearchSpace,
+        budget: Budget,
+        seed: int,
+        listener: Callable[[Ledger], None],
+    ) -> Entry:
+        """Let one searcher search."""
+        watched = Watched(predictor=self.predictor, outside_bytes=self.outside_bytes)
+        searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=watched, listener=listener)
+        result = searcher.search(self.problem, space, budget, seed)
+        return Entry(
+            searcher=name,
+            space=space,
+            result=result,
+            simulated_s=None,
+            front=front_of(watched.points),
+        )
+
+    def played(self, entry: Entry) -> Entry:
+        """An entry with what the event simulator says of its plan and of the rivals that may be
+        faster when played; equal plans are played once."""
+        plan, prediction = entry.result.plan, entry.result.prediction
+        if plan is None or prediction is None or entry.simulated_s is not None:
+            return entry
+        began_s = perf_counter()
+        near = [
+            rival
+            for rival in entry.result.rivals
+            if rival.prediction.iteration_s <= prediction.iteration_s * (1 + TOLD_APART)
+        ]
+        is_short = sum(_tasks(rival.plan) for rival in near) <= MOST_TASKS
+        return replace(
+            entry,
+            simulated_s=self._seconds(plan),
+            rivals=tuple(
+                PlayedRival(
+                    plan=rival.plan,
+                    prediction=rival.prediction,
+                    simulated_s=self._seconds(rival.plan) if is_short else None,
+                )
+                for rival in near
+            ),
+            playing_s=perf_counter() - began_s,
+        )
+
+    def _seconds(self, plan: Plan) -> float:
+        if plan not in self._simulated_s:
+            self._simulated_s[plan] = self.simulator.simulate(plan).iteration_s
+        return self._simulated_s[plan]
+
+
+def decided(entry: Entry) -> Entry:
+    """An entry whose answer is the rival that is clearly faster when played, if there is one."""
+    return replace(entry, is_played=entry.faster_by > TOLD_APART)
+
+
+def _tasks(plan: Plan) -> int:
+    """About how many tasks an iteration has at most."""
+    return TASKS_A_BLOCK * plan.micro_batches * plan.layers
+
+
+def fullest_bytes(prediction: Prediction) -> int:
+    """What torch's allocator holds on the fullest GPU."""
+    return max(stage.peak_reserved_bytes for stage in prediction.stages)
+
+
+def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Those that no other beats in both time and memory, fastest first."""
+    front: list[Point] = []
+    for point in sorted(points):
+        if not front or point.memory_bytes < front[-1].memory_bytes:
+            front.append(point)
+    return tuple(front)

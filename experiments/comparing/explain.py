@@ -1,0 +1,260 @@
+"""Why a plan won: what limits its stages, why the next one lost, what did not fit.
+
+An iteration is taken apart into terms that add up to it: the slowest stage's computation and
+exposed communication over all micro-batches, the other stages that a micro-batch passes through,
+and the rest (first and last micro-batches, the optimizer's step, sends, what an iteration takes
+besides).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, Self
+
+import numpy as np
+
+from experiments.comparing.bench import BASELINE, Bench, Entry
+from experiments.comparing.neighbours import neighbours
+from mistlab.cost.memory import host_bytes_of_fullest_node
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Comparison, Prediction, compared
+
+# A stage is limited by communication where so much of its time nothing else hides it.
+TELLING_SHARE = 0.1
+
+Limit = Literal["compute", "exposed communication", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLimit:
+    """What keeps a stage from being faster.
+
+    ``memory`` where saving less would make the plan faster, and the stage has no room for it.
+    """
+
+    limit: Limit
+    compute_s: float
+    exposed_communication_s: float
+    share_of_slowest: float
+    memory_bytes: int
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """An iteration taken apart, or the difference of two."""
+
+    computation_s: float
+    exposed_communication_s: float
+    other_stages_s: float
+    rest_s: float
+
+    @classmethod
+    def of(cls, plan: Plan, prediction: Prediction) -> Self:
+        """The terms of a plan."""
+        slowest = prediction.stages[slowest_stage(prediction)]
+        exposed_s = plan.micro_batches * slowest.exposed_communication_s
+        steady_s = plan.micro_batches * slowest.stable_s
+        others_s = sum(stage.stable_s for stage in prediction.stages) - slowest.stable_s
+        return cls(
+            computation_s=steady_s - exposed_s,
+            exposed_communication_s=exposed_s,
+            other_stages_s=others_s,
+            rest_s=prediction.iteration_s - steady_s - others_s,
+        )
+
+    def __sub__(self, other: Self) -> Self:
+        names = [entry.name for entry in fields(self)]
+        return type(self)(**{name: getattr(self, name) - getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loser:
+    """A plan that another one beats: by how much, whether the bounds tell them apart, and where.
+
+    ``slowest_stage`` is its own; ``longer_by`` is how much longer each of its terms is.
+    """
+
+    searcher: str
+    comparison: Comparison
+    slowest_stage: int
+    longer_by: Terms
+
+    @classmethod
+    def of(cls, best: Entry, other: Entry) -> Self:
+        """An entry beside the best one; both have answers."""
+        assert best.answer is not None
+        assert other.answer is not None
+        return cls(
+            searcher=other.searcher,
+            comparison=compared(best.answer[1], other.answer[1]),
+            slowest_stage=slowest_stage(other.answer[1]),
+            longer_by=Terms.of(*other.answer) - Terms.of(*best.answer),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A plan next to the best one that would be faster and does not fit.
+
+    ``stage`` and ``phase`` are where most is missing, ``memory_class`` what takes more room there
+    than in the best plan; of host memory there is neither phase nor stage.
+    """
+
+    change: str
+    faster_by_s: float
+    stage: int | None
+    phase: str | None
+    memory_class: str
+    over_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """All reasons for the best plan; None where there is nothing to tell.
+
+    ``baseline`` is the Megatron grid's plan beside it, ``same`` who else found it.
+    ``missed`` is a change that would make the plan faster and fit: no search proved it best.
+    """
+
+    searcher: str
+    stages: tuple[StageLimit, ...]
+    runner_up: Loser | None
+    baseline: Comparison | None
+    same: tuple[str, ...]
+    rejected: Rejected | None
+    missed: str | None
+
+
+def best_of(entries: Sequence[Entry]) -> Entry | None:
+    """The entry whose plan is fastest; the first of several."""
+    answered = [entry for entry in entries if entry.answer is not None]
+    return min(answered, key=_predicted_s, default=None)
+
+
+def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
+    """Why the best plan of all entries is the best."""
+    assert best.answer is not None
+    plan, prediction = best.answer
+    around = neighbours(plan, bench.problem, best.space)
+    predictions = bench.predictor.predict_many([one.plan for one in around])
+    faster = sorted(
+        (
+            (found.iteration_s, one.change, one.plan, found)
+            for one, found in zip(around, predictions, strict=True)
+            if found.iteration_s < prediction.iteration_s
+        ),
+        key=lambda found: found[:2],
+    )
+    rejected = [
+        _rejected(change, (plan, prediction), (other, found), bench)
+        for _, change, other, found in faster
+        if not found.fits
+    ]
+    short = {
+        index
+        for *_, found in faster
+        for index, stage in enumerate(found.stages)
+        if stage.peak_reserved_bytes > bench.room_bytes
+    }
+    others = [entry for entry in entries if entry is not best and entry.answer is not None]
+    return Why(
+        searcher=best.searcher,
+        stages=_limits(prediction, short, bench),
+        runner_up=_runner_up(best, others),
+        baseline=_baseline(prediction, others),
+        same=tuple(entry.searcher for entry in others if entry.result.plan == plan),
+        rejected=rejected[0] if rejected else None,
+        missed=next((change for _, change, _, found in faster if found.fits), None),
+    )
+
+
+def slowest_stage(prediction: Prediction) -> int:
+    """The stage whose micro-batches take longest."""
+    stable = [stage.stable_s for stage in prediction.stages]
+    return stable.index(max(stable))
+
+
+def _runner_up(best: Entry, others: Sequence[Entry]) -> Loser | None:
+    """The next best plan that is another one, of the same space if there is one."""
+    losers = [entry for entry in others if entry.result.plan != best.result.plan]
+    alike = [entry for entry in losers if entry.space == best.space]
+    runner_up = min(alike or losers, key=_predicted_s, default=None)
+    return None if runner_up is None else Loser.of(best, runner_up)
+
+
+def _baseline(best: Prediction, others: Sequence[Entry]) -> Comparison | None:
+    answers = [entry.answer for entry in others if entry.searcher == BASELINE]
+    return compared(best, answers[0][1]) if answers and answers[0] else None
+
+
+def _predicted_s(entry: Entry) -> float:
+    assert entry.answer is not None
+    return entry.answer[1].iteration_s
+
+
+def _limits(prediction: Prediction, short: set[int], bench: Bench) -> tuple[StageLimit, ...]:
+    slowest_s = max(stage.stable_s for stage in prediction.stages)
+    limits = []
+    for index, stage in enumerate(prediction.stages):
+        exposed_s = stage.exposed_communication_s
+        limit: Limit = "compute"
+        if index in short:
+            limit = "memory"
+        elif exposed_s > TELLING_SHARE * stage.stable_s:
+            limit = "exposed communication"
+        limits.append(
+            StageLimit(
+                limit=limit,
+                compute_s=stage.stable_s - exposed_s,
+                exposed_communication_s=exposed_s,
+                share_of_slowest=stage.stable_s / slowest_s,
+                memory_bytes=stage.peak_reserved_bytes,
+                room_bytes=round(bench.room_bytes),
+            )
+        )
+    return tuple(limits)
+
+
+def _rejected(
+    change: str, best: tuple[Plan, Prediction], other: tuple[Plan, Prediction], bench: Bench
+) -> Rejected:
+    (_, prediction), (plan, found) = best, other
+    over = [stage.peak_reserved_bytes - bench.room_bytes for stage in found.stages]
+    place = int(np.argmax(over))
+    faster_by_s = prediction.iteration_s - found.iteration_s
+    if over[place] <= 0:
+        return Rejected(
+            change=change,
+            faster_by_s=faster_by_s,
+            stage=None,
+            phase=None,
+            memory_class="host memory",
+            over_bytes=round(
+                host_bytes_of(plan, found, bench) - bench.problem.cluster.host_memory_bytes
+            ),
+        )
+    here, there = prediction.stages[place], found.stages[place]
+    phases = {
+        entry.name: getattr(there.memory_by_phase, entry.name)
+        for entry in fields(there.memory_by_phase)
+    }
+    grown = {
+        entry.name: getattr(there.memory, entry.name) - getattr(here.memory, entry.name)
+        for entry in fields(there.memory)
+    }
+    return Rejected(
+        change=change,
+        faster_by_s=faster_by_s,
+        stage=place,
+        phase=max(phases, key=lambda name: phases[name]),
+        memory_class=max(grown, key=lambda name: grown[name]),
+        over_bytes=round(over[place]),
+    )
+
+
+def host_bytes_of(plan: Plan, prediction: Prediction, bench: Bench) -> float:
+    """Bytes in host memory of the node that holds most."""
+    cluster = bench.problem.cluster
+    gpus = np.array([stage.num_gpus for stage in plan.stages])
+    held = np.array([stage.host_bytes for stage in prediction.stages])
+    return host_bytes_of_fullest_node(held / np.minimum(gpus, cluster.gpus_per_node), gpus, cluster)

@@ -1,0 +1,223 @@
+"""What searches found, in words and tables that a person reads."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from experiments.comparing.bench import TOLD_APART, Entry
+from experiments.comparing.explain import Loser, Rejected, StageLimit, Why
+from experiments.comparing.smallest import Smallest
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.prediction import Comparison, Prediction
+from mistlab.values.units import GIB_BYTES
+from mistlab.values.value import to_mapping
+
+# Below this many milliseconds a difference is not worth a word.
+NEGLIGIBLE_S = 5e-4
+
+HEAD = (
+    *("searcher", "engine", "space", "predicted s", "simulated s", "over Megatron"),
+    *("plans", "stages", "wall s", "headroom GiB", "status", "gap"),
+)
+NUMBERS = range(3, 10)
+
+TERMS: Mapping[str, str] = {
+    "computation_s": "computation of the slowest stage",
+    "exposed_communication_s": "exposed communication of the slowest stage",
+    "other_stages_s": "passing through the other stages",
+    "rest_s": "first and last micro-batches, step and sends",
+}
+
+
+def cells_of(row: Mapping[str, Any]) -> list[str]:
+    """A row's cells, under ``HEAD``."""
+    return [
+        row["searcher"],
+        row["engine"],
+        row["space"],
+        _number(row["predicted_s"], ".3f"),
+        _number(row["simulated_s"], ".3f"),
+        _number(row["speedup"], ".2f", "x"),
+        f"{row['plan_evaluations']:,}",
+        f"{row['stage_evaluations']:,}",
+        f"{row['wall_s']:.2f}",
+        _number(row["headroom_bytes"] and row["headroom_bytes"] / GIB_BYTES, ".2f"),
+        row["status"],
+        _number(row["gap"], ".2%"),
+    ]
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """All rows, fastest first, and why some have no plan."""
+    cells = [list(HEAD), *map(cells_of, by_time(rows))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if place in NUMBERS else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+    return "\n".join([*lines, *reasons(rows)])
+
+
+def reasons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What searchers say about how they ended."""
+    return [f"{row['searcher']}: {row['reason']}" for row in rows if row["reason"]]
+
+
+def by_time(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows, fastest first, those without a plan at the end."""
+    return sorted(rows, key=lambda row: row["predicted_s"] or float("inf"))
+
+
+def plan_words(plan: Plan) -> list[str]:
+    """A plan, a line for the whole and one for each stage."""
+    stages = _count(plan.num_stages, "stage")
+    lines = [f"engine {plan.engine}, {stages}, {_count(plan.micro_batches, 'micro-batch')}"]
+    first = 0
+    for index, stage in enumerate(plan.stages):
+        lines.append(f"stage {index}: {_stage_words(stage, first)}")
+        first += stage.layers
+    return lines
+
+
+def _stage_words(stage: StagePlan, first: int) -> str:
+    parts = [
+        f"blocks {first} to {first + stage.layers - 1}",
+        f"{stage.data_parallel} data x {stage.tensor_parallel} tensor parallel",
+        f"micro-batch {stage.micro_batch}",
+        f"ZeRO-{stage.zero}",
+        f"{stage.checkpointed_layers} of {stage.layers} blocks recomputed",
+    ]
+    ratios = {entry.name: getattr(stage.offload, entry.name) for entry in fields(Offload)}
+    offloaded = [f"{ratio:.1%} of {kind}" for kind, ratio in ratios.items() if ratio]
+    parts.append(f"offloads {', '.join(offloaded)}" if offloaded else "offloads nothing")
+    return ", ".join(parts)
+
+
+def prediction_words(prediction: Prediction, simulated_s: float | None) -> str:
+    """What an iteration takes."""
+    events = "" if simulated_s is None else f"; event simulator: {simulated_s:.3f} s"
+    return (
+        f"{prediction.iteration_s:.3f} s an iteration ({prediction.iteration_s_low:.3f} to "
+        f"{prediction.iteration_s_high:.3f}), {prediction.tokens_per_s:,.0f} tokens/s, "
+        f"{prediction.mfu:.0%} of the peak{events}"
+    )
+
+
+def rival_words(entry: Entry) -> list[str]:
+    """What playing the rivals of the best plan says of it."""
+    if not entry.rivals or entry.simulated_s is None:
+        return []
+    count = _count(len(entry.rivals), "plan")
+    within = f"{count} predicted within {TOLD_APART:.2%} of {entry.searcher}'s best"
+    if any(rival.simulated_s is None for rival in entry.rivals):
+        return [f"{within}: too many tasks to play them."]
+    told = f"{within}, played in {entry.playing_s:.1f} s with it"
+    rival = entry.faster
+    if rival is None or rival.simulated_s is None:
+        return [f"{told}: none is faster when played."]
+    order = (
+        f"one takes {rival.simulated_s:.3f} s (predicted {rival.prediction.iteration_s:.3f}), "
+        f"{entry.faster_by:.2%} less than the best ({entry.simulated_s:.3f} s)"
+    )
+    if entry.is_played:
+        return [f"{told}: {order}, more than the predictors differ by: it is the answer."]
+    return [f"{told}: {order}, which is within what the predictors differ by."]
+
+
+def why_words(why: Why) -> list[str]:
+    """All reasons, a line each."""
+    lines = [_limit_words(index, stage) for index, stage in enumerate(why.stages)]
+    if why.same:
+        lines.append(f"The same plan was found by {', '.join(why.same)}.")
+    if why.runner_up is not None:
+        lines += _loser_words(why.runner_up)
+    if why.baseline is not None:
+        lines.append(_baseline_words(why.baseline))
+    if why.rejected is None:
+        lines.append("No neighbour that saves less memory is faster and lacks room.")
+    else:
+        lines.append(_rejected_words(why.rejected))
+    if why.missed is not None:
+        lines.append(f"Not the best of its space: {why.missed} is faster, and fits.")
+    return lines
+
+
+def _limit_words(index: int, stage: StageLimit) -> str:
+    steady_s = stage.compute_s + stage.exposed_communication_s
+    return (
+        f"Stage {index} is limited by {stage.limit}: {steady_s:.3f} s a micro-batch "
+        f"({stage.share_of_slowest:.0%} of the slowest stage), {stage.exposed_communication_s:.3f} "
+        f"of it exposed communication; {stage.memory_bytes / GIB_BYTES:.2f} of "
+        f"{stage.room_bytes / GIB_BYTES:.2f} GiB."
+    )
+
+
+def _loser_words(loser: Loser) -> Iterator[str]:
+    verdict = _verdict(loser.comparison)
+    yield (
+        f"The runner-up, by {loser.searcher}, takes {loser.comparison.ratio - 1:.2%} longer, "
+        f"{verdict}."
+    )
+    terms = sorted(to_mapping(loser.longer_by).items(), key=lambda term: -abs(term[1]))
+    told = [
+        f"{TERMS[name]} {seconds:+.3f} s" for name, seconds in terms if abs(seconds) > NEGLIGIBLE_S
+    ]
+    if told:
+        yield f"Its slowest stage is {loser.slowest_stage}; it differs by {', '.join(told)}."
+
+
+def _baseline_words(comparison: Comparison) -> str:
+    return (
+        f"The Megatron grid's plan takes {comparison.ratio:.2f} times as long, "
+        f"{_verdict(comparison)}."
+    )
+
+
+def _verdict(comparison: Comparison) -> str:
+    return ("beyond" if comparison.exceeds_bounds else "within") + " what the bounds tell apart"
+
+
+def _rejected_words(rejected: Rejected) -> str:
+    begin = (
+        f"Nearest plan that does not fit: {rejected.change}, {rejected.faster_by_s:.3f} s faster"
+    )
+    over = f"{rejected.over_bytes / GIB_BYTES:.2f} GiB"
+    if rejected.stage is None:
+        return f"{begin}; the fullest node lacks {over} of host memory."
+    return (
+        f"{begin}; stage {rejected.stage} lacks {over} in its {rejected.phase} phase, "
+        f"for {rejected.memory_class}."
+    )
+
+
+def smallest_words(smallest: Smallest, space: str) -> list[str]:
+    """Why there is no answer, and what would give one."""
+    gpu, room = smallest.memory_bytes / GIB_BYTES, smallest.limit_bytes / GIB_BYTES
+    host, host_room = smallest.host_bytes / GIB_BYTES, smallest.host_limit_bytes / GIB_BYTES
+    needs = (
+        f"{gpu:.1f} GiB of a GPU's {room:.1f} and {host:,.1f} GiB of a node's {host_room:,.1f} of "
+        "host memory"
+    )
+    if smallest.prediction.fits:
+        found = "No searcher found a plan that fits within its budget, but there is one"
+        return [f"{found}, of {needs}: give a larger --budget-evaluations or --budget-seconds."]
+    remedies = smallest.remedies or (
+        "nothing that was tried: more GPUs, more host memory or a smaller batch, up to 32 times",
+    )
+    return [
+        f"No plan of space {space} fits: the one that comes nearest needs {needs}.",
+        f"{smallest.class_bytes / GIB_BYTES:.1f} GiB of the GPU's are {smallest.memory_class}.",
+        f"What would make a plan fit: {'; or '.join(remedies)}.",
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{plural if number != 1 else ''}"

@@ -1,0 +1,201 @@
+"""When nothing fits: the plan that needs least, and what would make one fit.
+
+For every mesh that all stages can have, even stages that recompute all blocks are tried with the
+smallest micro-batches, at each ZeRO level, with nothing, everything or one kind offloaded as far as
+the space allows; from the best of these, blocks move between stages and one kind's ratio changes
+while that helps. What is proposed has been tried.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+
+from experiments.comparing.bench import Bench, fullest_bytes
+from experiments.comparing.explain import host_bytes_of
+from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
+from mistlab.values.prediction import Prediction
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.units import GIB_BYTES
+from searchers.meshes import (
+    Pipeline,
+    equal_pipelines,
+    even_layers,
+    layer_counts,
+    pipelines,
+    zero_levels,
+)
+
+# Pipelines of unequal meshes to look at.
+SOME = 100
+# Up to so many doublings of GPUs or host memory, and halvings of the batch, are tried.
+DOUBLINGS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smallest:
+    """The plan that comes nearest to fitting.
+
+    ``memory_class`` holds most of the fullest GPU's peak; host bytes are of the fullest node.
+    ``remedies`` are changes with which a plan fits.
+    """
+
+    plan: Plan
+    prediction: Prediction
+    memory_bytes: int
+    limit_bytes: int
+    memory_class: str
+    class_bytes: int
+    host_bytes: int
+    host_limit_bytes: int
+    remedies: tuple[str, ...]
+
+
+def smallest(bench: Bench, space: SearchSpace) -> Smallest:
+    """The plan of a space that comes nearest to fitting."""
+    plan, prediction = _nearest(bench, space)
+    fullest = max(prediction.stages, key=lambda stage: stage.peak_reserved_bytes)
+    held = {entry.name: getattr(fullest.memory, entry.name) for entry in fields(fullest.memory)}
+    memory_class = max(held, key=lambda name: held[name])
+    cluster = bench.problem.cluster
+    return Smallest(
+        plan=plan,
+        prediction=prediction,
+        memory_bytes=round(fullest_bytes(prediction) + bench.outside_bytes),
+        limit_bytes=cluster.memory_bytes,
+        memory_class=memory_class,
+        class_bytes=held[memory_class],
+        host_bytes=round(host_bytes_of(plan, prediction, bench)),
+        host_limit_bytes=cluster.host_memory_bytes,
+        remedies=() if prediction.fits else tuple(_remedies(bench.problem, space)),
+    )
+
+
+def _nearest(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]:
+    candidates = [
+        plan
+        for pipeline in _smallest_pipelines(bench.problem, space)
+        for plan in _saving(pipeline, bench.problem.workload.model.layers, space)
+    ]
+    best = _best(candidates, bench)
+    while not best[1].fits:
+        better = _best([best[0], *_moved(*best, space), *_offloading(best[0], space)], bench)
+        if better[0] == best[0]:
+            break
+        best = better
+    return best
+
+
+def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
+    """The one with most micro-batches for each mesh; a few others where none has equal meshes."""
+    smallest: dict[tuple[int, int], Pipeline] = {}
+    for pipeline in equal_pipelines(problem, space):
+        mesh = pipeline.meshes[0]
+        known = smallest.setdefault((mesh.data_parallel, mesh.tensor_parallel), pipeline)
+        if pipeline.micro_batches > known.micro_batches:
+            smallest[mesh.data_parallel, mesh.tensor_parallel] = pipeline
+    return [*smallest.values()] or [*islice(pipelines(problem, space), SOME)]
+
+
+def _best(plans: Sequence[Plan], bench: Bench) -> tuple[Plan, Prediction]:
+    """The plan whose fullest GPU or host has least too much; the first of several."""
+    found = zip(plans, bench.predictor.predict_many(plans), strict=True)
+    return min(found, key=lambda one: _fullness(one, bench))
+
+
+def _fullness(one: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
+    """Shares of the room that are taken, those of plans that fit first."""
+    plan, prediction = one
+    host = host_bytes_of(plan, prediction, bench) / bench.problem.cluster.host_memory_bytes
+    return not prediction.fits, max(fullest_bytes(prediction) / bench.room_bytes, host)
+
+
+def _saving(pipeline: Pipeline, layers: int, space: SearchSpace) -> Iterator[Plan]:
+    """Ways to save as much memory as can be."""
+    degrees = {mesh.data_parallel for mesh in pipeline.meshes}
+    levels = zero_levels(space, max(degrees), in_pipeline=pipeline.num_stages > 1)
+    for level in levels:
+        for offload in _offloads(space):
+            stages = tuple(
+                StagePlan(
+                    layers=own,
+                    data_parallel=mesh.data_parallel,
+                    tensor_parallel=mesh.tensor_parallel,
+                    micro_batch=mesh.micro_batch,
+                    zero=level if mesh.data_parallel > 1 else levels[0],
+                    checkpointed_layers=own,
+                    offload=offload,
+                )
+                for mesh, own in zip(
+                    pipeline.meshes, even_layers(layers, pipeline.num_stages), strict=True
+                )
+            )
+            yield Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=stages)
+
+
+def _offloads(space: SearchSpace) -> list[Offload]:
+    most = {entry.name: max(getattr(space.offload, entry.name)) for entry in fields(Offload)}
+    single = [Offload(**{name: ratio}) for name, ratio in most.items()]
+    return list(dict.fromkeys([NO_OFFLOAD, *single, Offload(**most)]))
+
+
+def _moved(plan: Plan, prediction: Prediction, space: SearchSpace) -> Iterator[Plan]:
+    """The plan with one block moved from its fullest stage to another."""
+    if space.layers_off_balance == 0:
+        return
+    allowed = layer_counts(plan.layers, plan.num_stages, space)
+    peaks = [stage.peak_reserved_bytes for stage in prediction.stages]
+    source = peaks.index(max(peaks))
+    for target, stage in enumerate(plan.stages):
+        if target != source and {plan.stages[source].layers - 1, stage.layers + 1} <= {*allowed}:
+            stages = list(plan.stages)
+            stages[source], stages[target] = _sized(stages[source], -1), _sized(stage, 1)
+            yield replace(plan, stages=tuple(stages))
+
+
+def _offloading(plan: Plan, space: SearchSpace) -> Iterator[Plan]:
+    """The plan with another ratio of one kind on every stage."""
+    for kind in (entry.name for entry in fields(Offload)):
+        for ratio in getattr(space.offload, kind):
+            stages = tuple(
+                replace(stage, offload=replace(stage.offload, **{kind: ratio}))
+                for stage in plan.stages
+            )
+            yield replace(plan, stages=stages)
+
+
+def _sized(stage: StagePlan, change: int) -> StagePlan:
+    layers = stage.layers + change
+    return replace(stage, layers=layers, checkpointed_layers=layers)
+
+
+def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
+    """Changes with which a plan fits, each the smallest of its kind that was tried."""
+    for change in (_more_gpus, _more_host_memory, _smaller_batch):
+        for doubling in range(1, DOUBLINGS + 1):
+            words, other = change(problem, 2**doubling)
+            if next(pipelines(other, space), None) is not None:
+                _, prediction = _nearest(Bench.of(other), space)
+                if prediction.fits:
+                    yield words
+                    break
+
+
+def _more_gpus(problem: Problem, times: int) -> tuple[str, Problem]:
+    nodes = times * problem.cluster.nodes
+    cluster = replace(problem.cluster, nodes=nodes)
+    return f"{cluster.num_gpus} GPUs (--nodes {nodes})", replace(problem, cluster=cluster)
+
+
+def _more_host_memory(problem: Problem, times: int) -> tuple[str, Problem]:
+    memory_gib = times * problem.cluster.host_memory_bytes / GIB_BYTES
+    cluster = replace(problem.cluster, host_memory_gib=memory_gib)
+    return f"{memory_gib:,.0f} GiB of host memory a node", replace(problem, cluster=cluster)
+
+
+def _smaller_batch(problem: Problem, times: int) -> tuple[str, Problem]:
+    batch = max(1, problem.workload.global_batch // times)
+    workload = replace(problem.workload, global_batch=batch)
+    return f"a global batch of {batch} (--global-batch {batch})", replace(
+        problem, workload=workload
+    )

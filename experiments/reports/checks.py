@@ -1,0 +1,135 @@
+"""What the runs of a report must share, whatever is predicted of them: losses, clocks, machines.
+
+Strict runs of twins must have equal losses, and equal norms of gradients where they tell them. Of
+runs that are timed only the first loss must be equal: gradients of fused attention add up in any
+order there (docs/decisions/0010-equal-losses.md).
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from experiments.calibrating.moved_clocks import moved_words
+from experiments.reports.plans import ReportPlan
+from experiments.reports.rows import median_s
+from experiments.running.plan_runs import Said
+from mistlab.values.measurement import Clocks
+from mistlab.values.value import from_mapping
+
+# Of a loss: more than twice what two roundings of every gradient of the queries make of it, and
+# less than a gradient does that is lost (tests/runtime/test_equal_losses.py).
+LOSS_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """A plan with its tasks side by side, and one after another."""
+
+    plan: str
+    overlapped_s: float
+    serialised_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Runs that must have equal losses and have not, and how."""
+
+    plans: tuple[str, ...]
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """What is compared between runs: ``strict`` and ``timed`` are groups of twins that were,
+    ``failed_checks`` are those that did not run."""
+
+    strict: int
+    timed: int
+    differences: tuple[Difference, ...]
+    failed_checks: tuple[Difference, ...]
+    overlaps: tuple[Overlap, ...]
+    moved_clocks: tuple[Difference, ...]
+    machines: tuple[str, ...]
+
+
+def checks_of(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> Checks:
+    """All that ran by now."""
+    checks = [plan for plan in plans if plan.is_check]
+    timed = [plan for plan in plans if not plan.is_check]
+    strict_twins, timed_twins = (_twins(some, said) for some in (checks, timed))
+    found = [_difference(names, said, is_strict=True) for names in strict_twins]
+    found += [_difference(names, said, is_strict=False) for names in timed_twins]
+    return Checks(
+        strict=len(strict_twins),
+        timed=len(timed_twins),
+        differences=tuple(one for one in found if one is not None),
+        failed_checks=tuple(
+            Difference(plans=(plan.name,), words=said[plan.name]["error"])
+            for plan in checks
+            if "error" in said.get(plan.name, {})
+        ),
+        overlaps=_overlaps(plans, said),
+        moved_clocks=_moved_clocks(said),
+        machines=tuple(sorted({words for one in said.values() if (words := machine_of(one))})),
+    )
+
+
+def machine_of(said: Said) -> str:
+    """What measurements that mix have in common, of a run; empty where it does not tell."""
+    of = said.get("environment", {})
+    words = (of.get("device"), of.get("torch"), of.get("cuda"))
+    named = zip(("", "torch ", "CUDA "), words, strict=True)
+    return ", ".join(f"{name}{word}" for name, word in named if word)
+
+
+def _twins(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> list[tuple[str, ...]]:
+    """Groups of plans that differ in offloading or in overlapping alone, and that ran."""
+    groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for plan in plans:
+        if "losses" in said.get(plan.name, {}):
+            groups[plan.twins].append(plan.name)
+    return [tuple(names) for names in groups.values() if len(names) > 1]
+
+
+def _difference(
+    names: tuple[str, ...], said: Mapping[str, Said], *, is_strict: bool
+) -> Difference | None:
+    runs = [said[name] for name in names]
+    norms = {str(run.get("gradient_norms")) for run in runs}
+    if is_strict:
+        if len({str(run["losses"]) for run in runs}) > 1:
+            return Difference(plans=names, words="losses differ in strict runs")
+        return Difference(plans=names, words="gradients differ") if len(norms) > 1 else None
+    first, *others = [_numbers(run["losses"]) for run in runs]
+    if any(other[:1] != first[:1] for other in others):
+        return Difference(plans=names, words="the first losses differ")
+    pairs = [pair for other in others for pair in zip(first, other, strict=True)]
+    drifts = [abs(two / one - 1) for one, two in pairs]
+    if all(drift <= LOSS_TOLERANCE for drift in drifts):
+        return None
+    return Difference(plans=names, words=f"losses differ by {max(drifts):.1e}")
+
+
+def _numbers(losses: Sequence[float | None]) -> list[float]:
+    """Losses; a stage without the head has none."""
+    return [loss for loss in losses if loss is not None]
+
+
+def _overlaps(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> tuple[Overlap, ...]:
+    """The plans that were timed both ways."""
+    serialised = [plan for plan in plans if plan.is_serialised and not plan.is_check]
+    pairs = [(replace(plan, is_serialised=False).name, plan.name) for plan in serialised]
+    return tuple(
+        Overlap(plan=one, overlapped_s=median_s(said[one]), serialised_s=median_s(said[other]))
+        for one, other in pairs
+        if all("iteration_s" in said.get(name, {}) for name in (one, other))
+    )
+
+
+def _moved_clocks(said: Mapping[str, Said]) -> tuple[Difference, ...]:
+    found = []
+    for name, one in said.items():
+        clocks = [from_mapping(Clocks, reading) for reading in one.get("clocks", ())]
+        words = moved_words(clocks[0], clocks[-1]) if clocks else ""
+        found += [Difference(plans=(name,), words=words)] if words else []
+    return tuple(found)

@@ -1,0 +1,208 @@
+"""The plans that a report on one GPU runs, in their order: data, and how a row becomes a job.
+
+A row is a model, tokens of a sequence, GB of a card whose memory is imitated, a micro-batch and how
+many of them, blocks computed again, and ratios of weights, gradients, optimizer state and
+activations in host memory. Rows that differ in ratios alone must have equal losses. Of pipelines,
+rows are of each stage, and stages run by themselves.
+
+What is most likely to be wrong comes first: activations that leave and come back behind
+computation. Short strict runs compare losses bit by bit, with plans that keep everything and with
+tasks one after another; then the plans that offload activations are timed, then the machine is
+profiled, and the others follow.
+"""
+
+from dataclasses import dataclass
+
+from mistlab import catalog
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.hardware import Hardware
+from mistlab.values.job import Job
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.workload import Workload
+
+Ratios = tuple[float, float, float, float]
+Row = tuple[str, int, int, int, int, int, Ratios]
+
+# What torch can use of cards that are sold with so many GB.
+CAPS_GIB = {24: 22.0, 40: 39.4, 80: 79.1}
+
+NONE: Ratios = (0, 0, 0, 0)
+STATES: Ratios = (0, 0, 1, 0)
+ACTIVATIONS: Ratios = (0, 0, 0, 0.5)
+HALVES: Ratios = (0.5, 0.5, 0.5, 0.5)
+
+# Run strictly for a few steps, whatever is offloaded: as they are, and one task after another.
+CHECKED: tuple[Row, ...] = (
+    ("gpt3-1.3b", 2048, 80, 2, 4, 12, NONE),
+    ("gpt3-1.3b", 2048, 80, 2, 4, 12, ACTIVATIONS),
+    ("gpt3-1.3b", 2048, 80, 2, 4, 12, HALVES),
+)
+CHECKED_SERIALISED: tuple[Row, ...] = CHECKED[1:]
+# The first stages of pipelines have the most micro-batches in flight; they have gradients to
+# compare, no losses.
+CHECKED_PIPELINES: tuple[tuple[int, Row], ...] = (
+    (4, ("llama-2.7b", 2048, 80, 1, 8, 4, NONE)),
+    (4, ("llama-2.7b", 2048, 80, 1, 8, 4, ACTIVATIONS)),
+)
+
+# One number is fitted to these, the sustained share of arithmetic, and the allocator's two.
+FITTED: tuple[Row, ...] = (
+    ("gpt3-1.3b", 2048, 80, 2, 4, 0, NONE),
+    ("gpt3-1.3b", 2048, 40, 4, 2, 24, STATES),
+    ("gpt3-2.7b", 2048, 80, 1, 4, 16, NONE),
+    ("gpt3-2.7b", 2048, 80, 2, 2, 32, STATES),
+)
+UNSEEN: tuple[Row, ...] = (
+    ("gpt3-1.3b", 2048, 24, 1, 4, 24, STATES),
+    ("gpt3-1.3b", 2048, 24, 1, 4, 12, STATES),
+    ("gpt3-1.3b", 2048, 24, 2, 4, 24, STATES),
+    ("gpt3-1.3b", 2048, 24, 2, 4, 24, (0, 0, 0.75, 0)),
+    ("gpt3-1.3b", 2048, 24, 1, 4, 18, (0, 0.5, 1, 0)),
+    ("gpt3-1.3b", 2048, 24, 1, 4, 24, (0.5, 0, 1, 0)),
+    ("gpt3-1.3b", 2048, 40, 1, 4, 0, NONE),
+    ("gpt3-1.3b", 2048, 40, 1, 4, 0, (0, 0, 0.5, 0)),
+    ("gpt3-1.3b", 2048, 40, 2, 4, 24, NONE),
+    ("gpt3-1.3b", 2048, 40, 2, 4, 24, (0, 0, 0.37, 0)),
+    ("gpt3-1.3b", 2048, 40, 2, 2, 12, STATES),
+    ("gpt3-1.3b", 2048, 80, 4, 2, 0, NONE),
+    ("gpt3-1.3b", 2048, 80, 4, 2, 12, NONE),
+    ("gpt3-1.3b", 4096, 80, 2, 2, 12, NONE),
+    ("gpt3-1.3b", 4096, 80, 2, 2, 12, (0, 0, 0, 0.25)),
+    ("gpt3-2.7b", 2048, 24, 1, 4, 32, STATES),
+    ("gpt3-2.7b", 2048, 24, 1, 4, 32, (0, 0.5, 1, 0)),
+    ("gpt3-2.7b", 2048, 24, 1, 4, 32, (0.5, 0.5, 1, 0)),
+    ("gpt3-2.7b", 2048, 40, 1, 4, 16, STATES),
+    ("gpt3-2.7b", 2048, 40, 1, 4, 16, (0, 0, 0.75, 0)),
+    ("gpt3-2.7b", 2048, 40, 2, 4, 32, STATES),
+    ("gpt3-2.7b", 2048, 40, 2, 4, 32, (0.5, 0.5, 1, 0)),
+    ("gpt3-2.7b", 2048, 80, 2, 4, 16, NONE),
+    ("gpt3-2.7b", 2048, 80, 2, 4, 16, STATES),
+    ("gpt3-2.7b", 2048, 80, 2, 4, 16, (0, 0, 0.5, 0.25)),
+    ("gpt3-2.7b", 4096, 80, 1, 4, 16, NONE),
+    ("gpt3-2.7b", 4096, 80, 1, 4, 32, NONE),
+    ("llama-2.7b", 2048, 40, 1, 4, 32, STATES),
+    ("llama-2.7b", 2048, 40, 1, 4, 16, STATES),
+    ("llama-2.7b", 2048, 80, 2, 4, 16, NONE),
+    ("llama-2.7b", 2048, 80, 2, 4, 32, NONE),
+    ("gpt3-7b", 2048, 40, 1, 2, 32, (0, 0.5, 1, 0)),
+    ("gpt3-7b", 2048, 80, 1, 4, 32, (0, 0, 0.75, 0)),
+    ("gpt3-7b", 2048, 80, 2, 4, 32, (0, 0, 0.75, 0)),
+    ("gpt3-7b", 2048, 80, 2, 4, 24, STATES),
+    ("llama-7b", 2048, 80, 1, 4, 32, STATES),
+)
+# Of those, the ones that run again with one task after another, to see what overlapping gains.
+SERIALISED: tuple[Row, ...] = (
+    ("gpt3-1.3b", 2048, 24, 1, 4, 24, (0.5, 0, 1, 0)),
+    ("gpt3-2.7b", 2048, 80, 2, 4, 16, STATES),
+    ("gpt3-2.7b", 2048, 80, 2, 4, 16, (0, 0, 0.5, 0.25)),
+)
+# Pipelines of so many equal stages, of which some run by themselves.
+PIPELINES: tuple[tuple[int, tuple[int, ...], Row], ...] = (
+    (4, (0, 2, 3), ("gpt3-7b", 2048, 24, 1, 8, 4, STATES)),
+    (4, (0, 2, 3), ("gpt3-7b", 2048, 40, 2, 8, 4, (0, 0, 0.5, 0.25))),
+    (4, (0, 2, 3), ("gpt3-7b", 2048, 80, 2, 8, 0, NONE)),
+    (4, (0, 3), ("gpt3-22b", 2048, 80, 1, 8, 6, STATES)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportPlan:
+    """A row and how it is run: fitted to, or compared, or compared with itself serialised; or as
+    one ``stage`` of equal ``num_stages``, by itself. A ``is_check`` is not timed: its losses, or
+    the gradients of a stage that has none, must be those of its twins to the bit."""
+
+    row: Row
+    is_fitted: bool = False
+    is_serialised: bool = False
+    is_check: bool = False
+    num_stages: int = 1
+    stage: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its file's stem, and its row's key."""
+        model, sequence, cap, batch, batches, again, ratios = self.row
+        offload = "-".join(f"{ratio:g}" for ratio in ratios)
+        parts = [f"{model}-s{sequence}-{cap}gb-b{batch}x{batches}-c{again}-o{offload}"]
+        parts += [] if self.stage is None else [f"stage{self.stage}of{self.num_stages}"]
+        parts += ["check"] if self.is_check else []
+        parts += ["serialised"] if self.is_serialised else []
+        return "-".join(parts)
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.row[0]
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether a prediction stands beside its figures in the report."""
+        return not (self.is_fitted or self.is_serialised or self.is_check)
+
+    @property
+    def comes_first(self) -> bool:
+        """Whether it runs before the machine is profiled."""
+        return self.is_check or self.row[-1][-1] > 0
+
+    @property
+    def twins(self) -> tuple[object, ...]:
+        """What plans share that differ in offloading alone, whatever their memory's cap, and in
+        whether tasks overlap."""
+        model, sequence, _, *others, _ = self.row
+        return (model, sequence, *others, self.num_stages, self.stage, self.is_check)
+
+    def job(self, hardware: Hardware) -> Job:
+        """The plan on a GPU of a hardware for each stage, their memory capped."""
+        model, sequence, cap, batch, batches, again, ratios = self.row
+        spec = catalog.model(model)
+        weights, gradients, optimizer, activations = ratios
+        stage = StagePlan(
+            layers=spec.layers // self.num_stages,
+            data_parallel=1,
+            tensor_parallel=1,
+            micro_batch=batch,
+            checkpointed_layers=again,
+            offload=Offload(
+                weights=weights,
+                gradients=gradients,
+                optimizer=optimizer,
+                activations=activations,
+            ),
+        )
+        return Job(
+            workload=Workload(
+                model=spec,
+                sequence_length=sequence,
+                global_batch=batch * batches,
+                attention="flash",
+                precision="bf16",
+            ),
+            cluster=Cluster(
+                hardware=hardware,
+                nodes=self.num_stages,
+                gpus_per_node=1,
+                memory_gib=CAPS_GIB[cap],
+            ),
+            plan=Plan(micro_batches=batches, stages=(stage,) * self.num_stages),
+        )
+
+
+_CHECKS = (
+    *(ReportPlan(row=row, is_check=True) for row in CHECKED),
+    *(ReportPlan(row=row, is_check=True, is_serialised=True) for row in CHECKED_SERIALISED),
+    *(
+        ReportPlan(row=row, is_check=True, num_stages=stages, stage=0)
+        for stages, row in CHECKED_PIPELINES
+    ),
+)
+_TIMED = (
+    *(ReportPlan(row=row, is_fitted=True) for row in FITTED),
+    *(ReportPlan(row=row) for row in UNSEEN),
+    *(ReportPlan(row=row, is_serialised=True) for row in SERIALISED),
+    *(
+        ReportPlan(row=row, num_stages=stages, stage=stage)
+        for stages, alone, row in PIPELINES
+        for stage in alone
+    ),
+)
+PLANS = (*_CHECKS, *sorted(_TIMED, key=lambda plan: not plan.comes_first))

@@ -1,0 +1,43 @@
+"""Runs plan after plan in one process, so that what starting takes is paid once.
+
+Each line of standard input is a list of ``run_plan``'s arguments as JSON; each run ends with a line
+on standard output: its exit status and, with ``--json``, what it said. Host memory that a run has
+pinned is lent to the next one. A process in which a run failed is not used again.
+"""
+
+import gc
+import io
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+
+from experiments import run_plan
+from experiments.cli.commandline import DONE, run
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until there are no more lines, or one fails."""
+    assert not arguments, "everything comes by standard input"
+    from runtime.devices.pinned import kept  # noqa: PLC0415 (needs torch)
+
+    with kept():
+        return _run_all()
+
+
+def _run_all() -> int:
+    for line in sys.stdin:
+        said = io.StringIO()
+        with redirect_stdout(said):
+            status = run(run_plan.main, json.loads(line))
+        result = json.loads(said.getvalue()) if status == DONE else None
+        print(json.dumps({"status": status, "said": result}), flush=True)
+        if status != DONE:
+            return status
+        # Executors refer to themselves; the next run needs their memory.
+        gc.collect()
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, sys.argv[1:]))

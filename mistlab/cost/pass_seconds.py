@@ -1,0 +1,174 @@
+"""How long a stage's passes take: sums over the slots of each phase.
+
+Inside a pass a layer computes in every slot. The slots outside, where nothing computes and
+neighbours are still fetched or evicted, are shared: what the pass before leaves over and what the
+next one fetches run side by side. A stage turns round at its first layers, from a backward pass to
+a forward, and at its last ones.
+
+Axes: C candidates, S distinct strategies, K kinds of slots; the four streams last.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.side_by_side import overlapped
+from mistlab.cost.tasks import TaskSeconds
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slot_kinds import NOTHING
+from mistlab.schedule.slot_table import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase, Task
+
+Values = NDArray[np.float64]
+# Kinds of slots (K, 3), as in ``SLOT_KINDS``: columns for the three layers of a slot.
+Kinds = NDArray[np.int64]
+LOWER, HERE, UPPER = range(3)
+# Which kinds of slots (K), and the phases whose tasks run side by side in them.
+Slots = tuple[NDArray[np.bool_], tuple[Phase, ...]]
+# Seconds (C) of each of several sums, from lengths (K', S) of some of the kinds of slots (K).
+Lengths = tuple[Values, NDArray[np.bool_]]
+Sums = Callable[[Sequence[Lengths]], Sequence[Values]]
+
+COMPUTE = STREAMS.index("compute")
+_FETCHING = (("P", "<"), ("U", None))
+_NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassSeconds:
+    """Seconds (C) inside the passes of each phase, and outside of them.
+
+    ``last_computed`` is inside the last backward pass, without reductions that go on after it.
+    ``opening`` comes before a steady forward pass by itself, ``first_opening`` before the first
+    one, ``last_closing`` after the last backward.
+    """
+
+    inside: Mapping[Phase, Values]
+    last_computed: Values
+    opening: Values
+    first_opening: Values
+    last_closing: Values
+    turn_at_first_layer: Values
+    turn_at_last_layer: Values
+
+
+def pass_seconds(seconds: TaskSeconds, kinds: Kinds, summed: Sums) -> PassSeconds:
+    """The passes of stages whose slots are ``summed``."""
+    work = _Work(seconds, kinds)
+    inside = kinds[:, HERE] != NOTHING
+    below = ~inside & (kinds[:, UPPER] != NOTHING)
+    above = ~inside & ~below
+    slots: Sequence[Slots] = [
+        *((inside, (phase,)) for phase in PHASES),
+        *((below, (phase,)) for phase in ("forward", "first_forward", "last_backward")),
+        *((where, ("forward", "backward")) for where in (below, above)),
+    ]
+    computed = work.lengths([(inside, ("last_backward",))], _NOT_REDUCING)
+    last_computed, *lasting = summed([*computed, *work.lengths(slots)])
+    opening, first_opening, last_closing, at_first_layer, at_last_layer = lasting[len(PHASES) :]
+    return PassSeconds(
+        inside=dict(zip(PHASES, lasting, strict=False)),
+        last_computed=last_computed,
+        opening=opening,
+        first_opening=first_opening,
+        last_closing=last_closing,
+        turn_at_first_layer=at_first_layer,
+        turn_at_last_layer=at_last_layer,
+    )
+
+
+def reduces_in_place(seconds: TaskSeconds) -> NDArray[np.bool_]:
+    """Which strategies (S) go on computing while gradients of layers passed are being reduced."""
+    in_place = (seconds.zero < SHARDED_GRADIENTS) & (seconds.columns["offload_gradients"] == 0)
+    return np.asarray(in_place)
+
+
+class _Work:
+    """What the streams do in each phase's slots of each kind."""
+
+    def __init__(self, seconds: TaskSeconds, kinds: Kinds) -> None:
+        self.seconds = seconds
+        self.kinds = kinds
+        self._padded: dict[tuple[str, str, int], Values] = {}
+        self.alone = {phase: self._alone(phase) for phase in PHASES}
+        self.fetched = {phase: self._fetched_s(phase) for phase in PHASES}
+
+    def lengths(self, slots: Sequence[Slots], awaited: Sequence[str] = STREAMS) -> list[Lengths]:
+        """Seconds (K', S) of each of some slots until the ``awaited`` streams are done."""
+        # Small tables take as long as large ones: all go through together.
+        alone = [sum(self.alone[phase][where] for phase in phases) for where, phases in slots]
+        fetched = [
+            np.maximum.reduce([self.fetched[phase][where] for phase in phases])
+            for where, phases in slots
+        ]
+        ends = np.cumsum([len(least) for least in fetched])[:-1]
+        lasting = _slot_seconds(self.seconds, np.concatenate(alone), awaited)
+        parts = np.split(np.maximum(lasting, np.concatenate(fetched)), ends)
+        return [(part, where) for part, (where, _) in zip(parts, slots, strict=True)]
+
+    def _alone(self, phase: Phase) -> Values:
+        """Seconds (K, S, 4) that each stream's tasks in a phase's slots take by themselves."""
+        seconds, template = self.seconds, self.seconds.model.template
+        alone = np.zeros((len(self.kinds), len(seconds.zero), len(STREAMS)))
+        for task in template.phases[phase]:
+            layers = self.kinds[:, _place(task, phase, template.depth)]
+            alone[:, :, STREAMS.index(task.stream)] += self._of_task(task)[layers]
+        if phase != "step":
+            # The layer that computes waits for its tensor-parallel collectives, copies go on.
+            waiting = seconds.tensor_s["forward" if "forward" in phase else "backward"]
+            alone[:, :, COMPUTE] += of_layers(waiting, self.kinds[:, HERE])
+        return alone
+
+    def _of_task(self, task: Task) -> Values:
+        """Seconds (T + 1, S) of a task of layers of each type, and of no layer."""
+        key = task.kind, task.direction or "", task.from_zero
+        if key not in self._padded:
+            of_type = self.seconds.alone(task.kind, task.direction or "")
+            if task.from_zero:
+                of_type = np.where(self.seconds.zero >= task.from_zero, of_type, 0.0)
+            self._padded[key] = _with_nothing(of_type)
+        return self._padded[key]
+
+    def _fetched_s(self, phase: Phase) -> Values:
+        """Seconds (K, S) until the next layer's weights are swapped in and then gathered.
+
+        Fetched further ahead, the two are in slots of their own.
+        """
+        seconds, template = self.seconds, self.seconds.model.template
+        rows = [row for row in template.phases[phase] if (row.kind, row.direction) in _FETCHING]
+        if len(rows) < len(_FETCHING) or template.depth != 1:
+            return np.zeros((len(self.kinds), len(seconds.zero)))
+        swapped = seconds.alone("P", "<")
+        both = swapped + seconds.alone("U", "")
+        both = np.where((seconds.zero >= SHARDED_WEIGHTS) & (swapped > 0), both, 0.0)
+        return of_layers(both, self.kinds[:, _place(rows[0], phase, template.depth)])
+
+
+def of_layers(of_type: Values, layers: NDArray[np.int64]) -> Values:
+    """Seconds (K, S) of layers of these types, from those of all types (T, S)."""
+    return np.asarray(_with_nothing(of_type)[layers])
+
+
+def _with_nothing(of_type: Values) -> Values:
+    return np.concatenate([of_type, np.zeros((1, of_type.shape[1]))])
+
+
+def _slot_seconds(seconds: TaskSeconds, alone: Values, awaited: Sequence[str]) -> Values:
+    """Seconds (K, S) of slots until the ``awaited`` streams are done."""
+    if seconds.model.template.depth == 0:
+        return np.asarray(alone.sum(axis=-1))
+    lengths = np.empty(alone.shape[:2])
+    for rows, factors in seconds.factors():
+        part = alone[:, rows]
+        flat = overlapped(part.reshape(-1, len(STREAMS)), factors, awaited)
+        lengths[:, rows] = flat.reshape(part.shape[:2])
+    return lengths
+
+
+def _place(task: Task, phase: Phase, depth: int) -> int:
+    """Which of a slot's three layers a task is for."""
+    if task.place == "here" or depth == 0:
+        return HERE
+    upwards = "backward" not in phase
+    return UPPER if (task.place == "ahead") == upwards else LOWER

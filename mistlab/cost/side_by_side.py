@@ -1,0 +1,69 @@
+"""How long work on the four streams takes while it runs side by side.
+
+While a set of streams is busy, each of them runs slower by a factor that depends on the set and on
+the group of GPUs that communicates; when one is done, the others go on under the factors of the
+smaller set. What comes out lies between the longest part and the sum of all.
+
+Axes: C cases; the four streams last, in the order of ``mistlab.machine.slowdowns.STREAMS``.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.machine.slowdowns import STREAMS, GroupSlowdowns
+
+BITS = np.array([1, 2, 4, 8])
+
+# Cases worked on together: few enough that what is computed between stays in the cache.
+BLOCK = 8192
+
+Factors = NDArray[np.float64]
+
+
+def factors_of(group: GroupSlowdowns) -> Factors:
+    """Factors (16, 4) by the set of busy streams, a bit for each stream."""
+    table = np.ones((16, len(STREAMS)))
+    for slowdown in group.slowdowns:
+        chosen = [STREAMS.index(stream) for stream in slowdown.streams]
+        table[BITS[chosen].sum(), chosen] = slowdown.factors
+    return table
+
+
+def overlapped(
+    alone: NDArray[np.float64], factors: Factors, awaited: Sequence[str] = STREAMS
+) -> NDArray[np.float64]:
+    """Seconds (C) of work that would take ``alone`` (C, 4) by itself, until the ``awaited`` streams
+    are done with theirs."""
+    chosen = np.array([STREAMS.index(stream) for stream in awaited])
+    by_stream = np.ascontiguousarray(factors.T)
+    # What nothing runs beside takes as long as it does by itself.
+    elapsed = alone[:, chosen].sum(axis=1)
+    several = np.flatnonzero((alone > 0).sum(axis=1) > 1)
+    for start in range(0, len(several), BLOCK):
+        block = several[start : start + BLOCK]
+        elapsed[block] = _elapsed(np.ascontiguousarray(alone[block].T), by_stream, chosen)
+    return np.asarray(elapsed)
+
+
+def _elapsed(
+    alone: NDArray[np.float64], factors: Factors, awaited: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Seconds (C) of ``alone`` (4, C) under factors (4, 16): streams first, for speed."""
+    left = alone
+    elapsed = np.zeros(alone.shape[1])
+    for _ in STREAMS:
+        busy = left > 0
+        slowed = factors.take(_sets(busy), axis=1)
+        ends = np.where(busy, left * slowed, np.inf)
+        first = ends.min(axis=0)
+        step = np.where(np.isfinite(first), first, 0.0)
+        left = np.where(ends <= step, 0.0, np.maximum(left - step / slowed, 0.0))
+        elapsed += np.where(busy[awaited].any(axis=0), step, 0.0)
+    return np.asarray(np.clip(elapsed, alone[awaited].max(axis=0), alone.sum(axis=0)))
+
+
+def _sets(busy: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    bits = busy.view(np.uint8)
+    return np.asarray(bits[0] | bits[1] << 1 | bits[2] << 2 | bits[3] << 3)

@@ -1,0 +1,1 @@
+"""A cluster and its hardware: what the datasheet says, and what was measured on it."""

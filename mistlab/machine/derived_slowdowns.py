@@ -1,0 +1,78 @@
+"""Slowdowns for a shape of communicating group that was not measured, from the shapes that were.
+
+What a shape changes is how fast the streams get through their work together, and how they share
+that speed. Both are followed over the size of the group; factors come from them. Each set of busy
+streams is treated by itself:
+
+    u_j   the work of stream j, in the time that a copy of its length would take alone
+    f_j   its factor, so 1 / f_j is its speed
+    C     what the copies and the communication get through together: the sum of u_j / f_j
+
+Logarithms of the f_j and of C are averaged over the measured shapes, with a slope in the size; the
+f_j are then scaled together until they get C through. Compute has no part in C.
+
+Axes: G measured shapes; J streams of a set.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.machine.slowdowns import SHARED_SETS, GroupSlowdowns, Slowdown
+
+# A shape at twice the size counts for 1/e^2 of one at the same size.
+NEAR_DOUBLINGS = 0.5
+# Slopes are damped as if by this much measured weight: none is trusted far from all shapes.
+DAMPING = 0.02
+
+Values = NDArray[np.float64]
+
+
+def derived(
+    groups: Sequence[GroupSlowdowns], *, gpus_in_node: int, nodes: int, shared_links: bool
+) -> GroupSlowdowns:
+    """The slowdowns of a shape from those of others, which cross nodes as it does if any do."""
+    alike = [group for group in groups if (group.nodes > 1) == (nodes > 1)] or groups
+    influence = _influence([(g.gpus_in_node, g.nodes) for g in alike], (gpus_in_node, nodes))
+    slowdowns = []
+    for streams in SHARED_SETS:
+        factors = np.array([group.factors(streams) for group in alike])
+        work = [_work(streams, g.gpus_in_node * g.nodes, shared_links) for g in alike]
+        capacities = np.sum(work / factors, axis=1)
+        expected = np.exp(influence @ np.log(factors))
+        capacity = np.exp(influence @ np.log(capacities))
+        of_shape = _work(streams, gpus_in_node * nodes, shared_links)
+        scaled = expected * np.where(of_shape > 0, np.sum(of_shape / expected) / capacity, 1)
+        slowdowns.append(
+            Slowdown(streams=streams, factors=tuple(float(f) for f in np.maximum(scaled, 1)))
+        )
+    return GroupSlowdowns(gpus_in_node=gpus_in_node, nodes=nodes, slowdowns=tuple(slowdowns))
+
+
+def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Values:
+    """Work (J) for each second alone: of the links of one direction, where links are shared.
+
+    Communication uses both directions, and sends all but the GPU's own part of a message.
+    """
+    copies = sum(stream in ("host_to_device", "device_to_host") for stream in streams)
+    traffic = (1 - 1 / gpus) if shared_links and copies else 1
+    work = {"compute": 0, "gpu_to_gpu": traffic * max(copies, 1)}
+    return np.array([work.get(stream, 1) for stream in streams], dtype=np.float64)
+
+
+def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Values:
+    """What a value measured on each shape (G) adds to the value expected of another."""
+    sizes, size = _sizes(measured), _sizes([shape])[0]
+    doublings = np.abs(np.log2(np.array(measured) / shape)).sum(axis=1)
+    near = np.exp(-doublings / NEAR_DOUBLINGS)
+    mean = near / near.sum()
+    centred = sizes - mean @ sizes
+    weighted = near * centred.T
+    slopes = np.linalg.solve(weighted @ centred + DAMPING * np.eye(len(size)), weighted)
+    # Weighted, the centred sizes add up to nothing: what all values have in common makes no slope.
+    return np.asarray(mean + (size - mean @ sizes) @ slopes)
+
+
+def _sizes(shapes: Iterable[tuple[int, int]]) -> Values:
+    return np.array([(gpus / 2, np.log2(nodes)) for gpus, nodes in shapes])

@@ -1,0 +1,83 @@
+"""How much work on the four streams slows down when it runs side by side: the fitted factors.
+
+``mistlab.cost.side_by_side`` turns them into times.
+"""
+
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from mistlab.values.errors import refuse
+from mistlab.values.value import bounded, check_fields
+
+STREAMS = ("compute", "gpu_to_gpu", "host_to_device", "device_to_host")
+
+# Every set of streams that can slow one another down, smaller ones first.
+SHARED_SETS = tuple(chosen for size in (2, 3, 4) for chosen in combinations(STREAMS, size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """The factors of one set of busy streams, in the order of ``streams``."""
+
+    streams: tuple[str, ...]
+    factors: tuple[float, ...] = field(metadata=bounded(minimum=1))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.streams not in SHARED_SETS:
+            problem = (
+                f"{', '.join(self.streams)}: give two to four of {', '.join(STREAMS)}, in order"
+            )
+            refuse("streams", problem)
+        if len(self.factors) != len(self.streams):
+            problem = f"{len(self.factors)} for {len(self.streams)} streams: give one for each"
+            refuse("factors", problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSlowdowns:
+    """The slowdowns while groups of GPUs of one shape communicate."""
+
+    gpus_in_node: int = field(metadata=bounded(minimum=1))
+    nodes: int = field(metadata=bounded(minimum=1))
+    slowdowns: tuple[Slowdown, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def factors(self, streams: tuple[str, ...]) -> tuple[float, ...]:
+        """The factors of a set of busy streams; 1 for a set that has no slowdown."""
+        for slowdown in self.slowdowns:
+            if slowdown.streams == streams:
+                return slowdown.factors
+        return (1.0,) * len(streams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interference:
+    """The slowdowns of a machine, for each shape of communicating group that was measured.
+
+    ``shared_links``: GPUs reach one another over the links that also carry copies to and from the
+    host, as PCIe does, and not over links of their own, as NVLink.
+    """
+
+    shared_links: bool = False
+    groups: tuple[GroupSlowdowns, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.groups:
+            problem = "is empty: give at least one shape of group"
+            refuse("groups", problem)
+
+    def of_group(self, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
+        """The slowdowns of a shape: as measured, or derived from those of other shapes."""
+        for group in self.groups:
+            if (group.gpus_in_node, group.nodes) == (gpus_in_node, nodes):
+                return group
+        # Not on top: hardware files are read without numpy.
+        from mistlab.machine.derived_slowdowns import derived  # noqa: PLC0415
+
+        return derived(
+            self.groups, gpus_in_node=gpus_in_node, nodes=nodes, shared_links=self.shared_links
+        )

@@ -1,0 +1,127 @@
+"""Files of plain data: YAML that people write, JSON that programs write.
+
+Reading gives mappings, lists, texts and numbers, or an ``InputError`` that begins with the file's
+name. Texts are UTF-8.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from mistlab.values.errors import InputError, refuse
+from mistlab.values.field_checks import shown
+
+# libyaml reads ten times faster, but not every build of PyYAML carries it.
+if TYPE_CHECKING or not yaml.__with_libyaml__:
+    from yaml import SafeLoader
+else:
+    from yaml import CSafeLoader as SafeLoader
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    return parse_yaml(_read_text(path), str(path))
+
+
+def parse_yaml(text: str, name: str) -> dict[str, Any]:
+    """The mapping in a YAML text; ``name`` is that of its file, for messages."""
+    return _parsed(_load_yaml, text, name)
+
+
+def format_yaml(mapping: Mapping[str, Any]) -> str:
+    """A mapping as YAML text, keys in their order."""
+    text: str = yaml.dump(
+        dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
+    )
+    return text
+
+
+def write_yaml(mapping: Mapping[str, Any], path: Path) -> None:
+    """Write a mapping to a YAML file."""
+    path.write_text(format_yaml(mapping), encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file."""
+    return _parsed(json.loads, _read_text(path), str(path))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        problem = "there is no such file: check the path"
+    except IsADirectoryError:
+        problem = "is a folder: give a file in it"
+    except UnicodeDecodeError as error:
+        problem = f"is not text in UTF-8 (byte {error.start}): give a text file"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    message = f"{path}: {problem}"
+    raise InputError(message)
+
+
+def _parsed(load: Callable[[str], Any], text: str, name: str) -> dict[str, Any]:
+    try:
+        content = load(text) if text.strip() else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = f"{place}{error.problem}: correct the YAML there"
+    except json.JSONDecodeError as error:
+        problem = f"line {error.lineno}, column {error.colno}: {error.msg}: write the file again"
+    except yaml.reader.ReaderError as error:
+        problem = f"character {error.position} is not printable: give a text file"
+    except RecursionError:
+        problem = "is nested too deeply: write at most a few levels"
+    except InputError as error:
+        problem = str(error)
+    except ValueError as error:
+        problem = f"{error}: correct the value"
+    else:
+        if isinstance(content, dict):
+            return content
+        problem = _not_a_mapping(content)
+    message = f"{name}: {problem}"
+    raise InputError(message)
+
+
+def _not_a_mapping(content: object) -> str:
+    if content is None:
+        return "is empty: write at least one key"
+    return f"holds {shown(content)}, not a mapping: write 'key: value' lines"
+
+
+class _Loader(SafeLoader):
+    """Refuses a key that stands twice in one mapping, which YAML's own loader lets win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                place = f"line {key.start_mark.line + 1}, column {key.start_mark.column + 1}"
+                refuse(place, f"key {key.value!r} stands twice in one mapping: remove one of them")
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a list of plain values on one line.
+
+    Not libyaml's writer: its line breaks differ, and texts must be equal on every machine.
+    """
+
+    def represent_sequence(
+        self, tag: str, sequence: Iterable[Any], flow_style: bool | None = None
+    ) -> yaml.SequenceNode:
+        items = list(sequence)
+        is_plain = all(isinstance(item, str | int | float) for item in items)
+        return super().represent_sequence(tag, items, flow_style=is_plain or flow_style)
+
+
+def _load_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)

@@ -1,0 +1,191 @@
+"""A job: everything that one plan file says, and the checks across its parts.
+
+A plan file names its model and its hardware; ``mistlab.values.references`` turns names and paths
+into values and back.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.whole_runs import highest_zero
+from mistlab.values.datafile import read_yaml, write_yaml
+from mistlab.values.errors import FieldError, InputError, refuse
+from mistlab.values.model import ModelSpec
+from mistlab.values.plan import NO_OFFLOAD, Plan
+from mistlab.values.references import hardware_from, model_from, plain_hardware, plain_model
+from mistlab.values.value import check_fields, from_mapping, to_mapping
+from mistlab.values.workload import Workload
+
+HERE = Path()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to train, on what and how: well formed together, though it may not fit in memory."""
+
+    workload: Workload
+    cluster: Cluster
+    plan: Plan
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        problems = [problem for check in _CHECKS if (problem := check(self)) is not None]
+        if problems:
+            first, *others = problems
+            refuse(first.path, "; ".join([first.problem, *map(str, others)]))
+
+
+def load_job(path: Path | str) -> Job:
+    """Read a plan file; paths in it are relative to its folder. Errors begin with its name."""
+    path = Path(path)
+    mapping = read_yaml(path)
+    try:
+        return job_from_mapping(mapping, path.parent)
+    except InputError as error:
+        message = f"{path}: {error}"
+        raise InputError(message) from None
+
+
+def dump_job(job: Job, path: Path | str) -> None:
+    """Write a plan file, so that ``load_job`` gives an equal job back."""
+    path = Path(path)
+    write_yaml(job_to_mapping(job, path.parent), path)
+
+
+def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
+    """Decode a job from the content of a plan file that lies in ``folder``."""
+    if not isinstance(mapping, Mapping):
+        return from_mapping(Job, mapping)
+    resolved = dict(mapping)
+    for section, key, value_from in (
+        ("workload", "model", model_from),
+        ("cluster", "hardware", hardware_from),
+    ):
+        content = mapping.get(section)
+        if isinstance(content, Mapping) and key in content:
+            resolved[section] = {**content, key: value_from(content[key], folder)}
+    return from_mapping(Job, resolved)
+
+
+def job_to_mapping(job: Job, folder: Path = HERE) -> dict[str, Any]:
+    """A job as the content of a plan file that will lie in ``folder``; defaults are left out."""
+    mapping = to_mapping(job, omit_defaults=True)
+    mapping["workload"]["model"] = plain_model(job.workload.model, folder)
+    mapping["cluster"]["hardware"] = plain_hardware(job.cluster.hardware)
+    return mapping
+
+
+def _model_problem(job: Job) -> FieldError | None:
+    model = job.workload.model
+    if model.family != "custom" or model.graph_file is not None:
+        return None
+    problem = "missing: a custom model needs the path of its traced layers"
+    return FieldError("workload.model.graph_file", problem)
+
+
+def _precision_problem(job: Job) -> FieldError | None:
+    try:
+        job.cluster.peak_flop_per_s(job.workload.precision)
+    except FieldError as error:
+        return error.within("workload")
+    return None
+
+
+def _layers_problem(job: Job) -> FieldError | None:
+    planned, layers = job.plan.layers, job.workload.model.layers
+    if planned == layers:
+        return None
+    excess = planned - layers
+    remedy = f"take {excess} away from" if excess > 0 else f"give the remaining {-excess} to"
+    problem = f"layers sum to {planned}, the model has {layers}: {remedy} a stage"
+    return FieldError("plan.stages", problem)
+
+
+def _batch_problem(job: Job) -> FieldError | None:
+    micro_batches, batch = job.plan.micro_batches, job.workload.global_batch
+    for index, stage in enumerate(job.plan.stages):
+        others = stage.data_parallel * micro_batches
+        product = stage.micro_batch * others
+        if product == batch:
+            continue
+        remedy = (
+            f"give {batch // others}"
+            if batch % others == 0
+            else f"data_parallel x micro_batches = {others} must divide {batch}"
+        )
+        problem = (
+            f"{stage.micro_batch} x data_parallel {stage.data_parallel} x micro_batches "
+            f"{micro_batches} = {product}, global_batch is {batch}: {remedy}"
+        )
+        return FieldError(f"plan.stages[{index}].micro_batch", problem)
+    return None
+
+
+def _tensor_parallel_problem(job: Job) -> FieldError | None:
+    model = job.workload.model
+    for index, stage in enumerate(job.plan.stages):
+        problem = degree_problem(model, stage.tensor_parallel)
+        if problem:
+            return FieldError(f"plan.stages[{index}].tensor_parallel", problem)
+    return None
+
+
+def degree_problem(model: ModelSpec, degree: int) -> str:
+    """Why a model cannot be split over so many ranks; empty if it can."""
+    if model.tensor_parallel_degrees is not None:
+        if degree in model.tensor_parallel_degrees:
+            return ""
+        can = ", ".join(map(str, model.tensor_parallel_degrees))
+        return f"{degree}, but the traced model's own code can be split to {can}: give one of these"
+    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn": model.ffn}
+    for name, size in sizes.items():
+        if size % degree:
+            return f"{degree} does not divide {name} {size}: give a divisor of {size}"
+    return ""
+
+
+def _engine_problem(job: Job) -> FieldError | None:
+    """What the baselines' own schedules cannot do."""
+    engine, in_pipeline = job.plan.engine, job.plan.num_stages > 1
+    if engine == "mistlab":
+        return None
+    highest = highest_zero(engine, in_pipeline=in_pipeline)
+    for index, stage in enumerate(job.plan.stages):
+        where = f"plan.stages[{index}]"
+        if stage.zero > highest:
+            pipeline = " in a pipeline" if engine == "deepspeed" else ""
+            problem = (
+                f"{stage.zero}, but engine {engine} shards optimizer state alone{pipeline}: give "
+                f"0 or {highest}"
+            )
+            return FieldError(f"{where}.zero", problem)
+        if stage.offload != NO_OFFLOAD:
+            problem = f"engine {engine} keeps everything on the GPU: leave it out, or give mistlab"
+            return FieldError(f"{where}.offload", problem)
+    return None
+
+
+def _num_gpus_problem(job: Job) -> FieldError | None:
+    used, present = job.plan.num_gpus, job.cluster.num_gpus
+    if used <= present:
+        return None
+    problem = (
+        f"take {used} GPUs, the cluster has {present}: lower data_parallel or "
+        "tensor_parallel, or raise cluster.nodes or cluster.gpus_per_node"
+    )
+    return FieldError("plan.stages", problem)
+
+
+# Each finds at most one problem, and a job is refused with all of them.
+_CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
+    _model_problem,
+    _precision_problem,
+    _layers_problem,
+    _batch_problem,
+    _tensor_parallel_problem,
+    _engine_problem,
+    _num_gpus_problem,
+)

@@ -1,0 +1,98 @@
+"""What a plan costs, as measured: names and units of ``mistlab.values.prediction``."""
+
+from dataclasses import dataclass, field
+
+from mistlab.values.errors import refuse
+from mistlab.values.plan import Engine
+from mistlab.values.value import bounded, check_fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where a measurement was made; what was not found out is empty."""
+
+    device: str
+    num_devices: int = field(metadata=bounded(minimum=1))
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""
+    driver: str = ""
+    revision: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """A GPU's clocks at a moment, how fast its multiprocessors may run, and its power's limit."""
+
+    sm_mhz: float = field(metadata=bounded(above=0))
+    memory_mhz: float = field(metadata=bounded(above=0))
+    most_sm_mhz: float | None = field(default=None, metadata=bounded(above=0))
+    power_limit_w: float | None = field(default=None, metadata=bounded(above=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def words(self) -> str:
+        """The numbers with their units."""
+        most = "" if self.most_sm_mhz is None else f" of {self.most_sm_mhz:g}"
+        power = "" if self.power_limit_w is None else f", at most {self.power_limit_w:g} W"
+        return f"SM {self.sm_mhz:g}{most} MHz, memory {self.memory_mhz:g} MHz{power}"
+
+    def moved_from(self, earlier: "Clocks") -> float:
+        """The largest relative change since an earlier moment."""
+        sm, memory = self.sm_mhz / earlier.sm_mhz, self.memory_mhz / earlier.memory_mhz
+        return max(abs(sm - 1), abs(memory - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMeasurement:
+    """One stage as ``StagePrediction`` has it; None where the run did not tell."""
+
+    stable_s: float | None = field(default=None, metadata=bounded(minimum=0))
+    delta_forward_s: float | None = None
+    delta_backward_s: float | None = None
+    step_s: float | None = field(default=None, metadata=bounded(minimum=0))
+    exposed_communication_s: float | None = field(default=None, metadata=bounded(minimum=0))
+    peak_allocated_bytes: int | None = field(default=None, metadata=bounded(minimum=0))
+    peak_reserved_bytes: int | None = field(default=None, metadata=bounded(minimum=0))
+    host_bytes: int | None = field(default=None, metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Iterations of a plan that were run; a run out of memory does not fit and has no samples.
+
+    ``iteration_s`` is the median of ``samples_s``, the bounds hold 90 % of them. ``clocks`` are the
+    first GPU's before and after the samples, where its driver tells.
+    """
+
+    iteration_s: float | None = field(metadata=bounded(above=0))
+    iteration_s_low: float | None = field(metadata=bounded(above=0))
+    iteration_s_high: float | None = field(metadata=bounded(above=0))
+    tokens_per_s: float | None = field(metadata=bounded(above=0))
+    mfu: float | None = field(metadata=bounded(minimum=0))
+    fits: bool
+    engine: Engine
+    stages: tuple[StageMeasurement, ...]
+    samples_s: tuple[float, ...] = field(metadata=bounded(above=0))
+    environment: Environment
+    clocks: tuple[Clocks, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.fits != bool(self.samples_s):
+            remedy = "at least one sample" if self.fits else "no samples, or fits: true"
+            problem = f"{len(self.samples_s)} samples with fits {self.fits}: give {remedy}"
+            refuse("samples_s", problem)
+        for name in ("iteration_s", "iteration_s_low", "iteration_s_high", "tokens_per_s", "mfu"):
+            if (getattr(self, name) is None) == self.fits:
+                remedy = "give its value" if self.fits else "leave it null"
+                problem = f"{getattr(self, name)} with fits {self.fits}: {remedy}"
+                refuse(name, problem)

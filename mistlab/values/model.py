@@ -1,0 +1,182 @@
+"""The shape of a transformer: ``ModelSpec``, and what each family fills in.
+
+The Llama rule for the feed-forward width is that of LLaMA (arXiv 2302.13971): two thirds of four
+times the hidden size, rounded up to a multiple of 256.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from mistlab.values.errors import refuse, within
+from mistlab.values.value import bounded, check_field, check_fields, from_mapping, ratio
+
+Family = Literal["gpt", "llama", "falcon", "custom"]
+MlpType = Literal["mlp", "gated_mlp"]
+Norm = Literal["layernorm", "rmsnorm"]
+Activation = Literal["gelu", "gelu_tanh", "silu"]
+PositionEmbedding = Literal["absolute", "rotary", "none"]
+
+VOCAB_MULTIPLE = 128
+LLAMA_FFN_MULTIPLE = 256
+# Of rotary position embedding as it was published (Su et al. 2021, arXiv 2104.09864).
+ROTARY_BASE = 10_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model's shape, every field concrete; ``of`` and ``from_mapping`` fill omitted ones.
+
+    ``ffn`` is the inner width of the feed-forward network (of the gate too, where there is one),
+    ``rotary_fraction`` the share of a head's channels that rotary embedding turns, the slowest of
+    them by a radian in about ``rotary_base`` positions. A custom model
+    has its layers in ``graph_file``, the JSON of its trace, and ``tensor_parallel_degrees``
+    are those that its own code can be split to; None stands for all that divide heads and widths.
+    """
+
+    name: str = ""
+    family: Family
+    hidden: int = field(metadata=bounded(minimum=1))
+    layers: int = field(metadata=bounded(minimum=1))
+    heads: int = field(metadata=bounded(minimum=1))
+    kv_heads: int = field(metadata=bounded(minimum=1))
+    head_dim: int = field(metadata=bounded(minimum=1))
+    ffn: int = field(metadata=bounded(minimum=1))
+    mlp_type: MlpType
+    vocab: int = field(metadata=bounded(minimum=1))
+    norm: Norm
+    activation: Activation
+    parallel_block: bool
+    position_embedding: PositionEmbedding
+    rotary_fraction: float = field(metadata=ratio())
+    rotary_base: float = field(default=ROTARY_BASE, metadata=bounded(above=0))
+    tied_embeddings: bool
+    biases: bool
+    dropout: float = field(metadata=ratio())
+    graph_file: str | None = None
+    tensor_parallel_degrees: tuple[int, ...] | None = field(
+        default=None, metadata=bounded(minimum=1)
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self._check_attention()
+        self._check_rotary()
+        if self.mlp_type == "gated_mlp" and self.activation != "silu":
+            problem = f"{self.activation!r} cannot gate a gated_mlp: give silu, or mlp_type: mlp"
+            refuse("activation", problem)
+        if self.graph_file is not None and self.family != "custom":
+            problem = f"{self.graph_file!r} is given for family {self.family}: give family: custom"
+            refuse("graph_file", problem)
+
+    @classmethod
+    def of(cls, *, family: Family, hidden: int, layers: int, heads: int, **others: Any) -> Self:
+        """A model of a family, which fills the fields that are not given."""
+        given = {"family": family, "hidden": hidden, "layers": layers, "heads": heads, **others}
+        return cls.from_mapping(given)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], where: str = "") -> Self:
+        """Decode a model from plain data; omitted fields take the family's defaults."""
+        with within(where):
+            return from_mapping(cls, _completed(mapping))
+
+    @property
+    def rotated_channels(self) -> int:
+        """How many channels of a head rotary embedding turns."""
+        return round(self.head_dim * self.rotary_fraction)
+
+    def padded_vocab(self, tensor_parallel: int) -> int:
+        """The vocabulary as trained: itself if it splits evenly, else the next padded size."""
+        if self.vocab % tensor_parallel == 0:
+            return self.vocab
+        multiple = VOCAB_MULTIPLE * tensor_parallel
+        return -(-self.vocab // multiple) * multiple
+
+    def _check_attention(self) -> None:
+        if self.heads % self.kv_heads:
+            problem = f"{self.kv_heads} does not divide heads {self.heads}: give a divisor of heads"
+            refuse("kv_heads", problem)
+
+    def _check_rotary(self) -> None:
+        is_rotary = self.position_embedding == "rotary"
+        if is_rotary != (self.rotary_fraction > 0):
+            remedy = "a share above 0" if is_rotary else "0, or position_embedding: rotary"
+            problem = (
+                f"{self.rotary_fraction:g} does not go with position_embedding "
+                f"{self.position_embedding}: give {remedy}"
+            )
+            refuse("rotary_fraction", problem)
+        if not is_rotary and self.rotary_base != ROTARY_BASE:
+            problem = (
+                f"{self.rotary_base:g} does not go with position_embedding "
+                f"{self.position_embedding}: leave it out, or give position_embedding: rotary"
+            )
+            refuse("rotary_base", problem)
+        channels = self.head_dim * self.rotary_fraction
+        if self.rotated_channels % 2 or not math.isclose(channels, self.rotated_channels):
+            problem = (
+                f"{self.rotary_fraction:g} of head_dim {self.head_dim} is {channels:g} channels, "
+                "which do not pair up: give a share that makes an even number"
+            )
+            refuse("rotary_fraction", problem)
+
+
+_GPT: Mapping[str, Any] = {
+    "mlp_type": "mlp",
+    "vocab": 50304,
+    "norm": "layernorm",
+    "activation": "gelu_tanh",
+    "parallel_block": False,
+    "position_embedding": "absolute",
+    "tied_embeddings": False,
+    "biases": False,
+    "dropout": 0.0,
+}
+_LLAMA = {
+    **_GPT,
+    "mlp_type": "gated_mlp",
+    "norm": "rmsnorm",
+    "activation": "silu",
+    "position_embedding": "rotary",
+}
+_FALCON = {**_GPT, "position_embedding": "rotary", "parallel_block": True}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gpt": _GPT,
+    "llama": _LLAMA,
+    "falcon": _FALCON,
+    "custom": _GPT,
+}
+
+
+def _completed(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping with its family's defaults; without what they depend on, as it is."""
+    if not isinstance(given, Mapping) or not {"family", "hidden", "heads"} <= given.keys():
+        return given
+    family = check_field(ModelSpec, "family", given["family"])
+    hidden = check_field(ModelSpec, "hidden", given["hidden"])
+    heads = check_field(ModelSpec, "heads", given["heads"])
+    filled = {**_DEFAULTS[family], **given}
+    filled.setdefault("kv_heads", heads)
+    if "head_dim" not in filled:
+        filled["head_dim"] = _head_dim(hidden, heads)
+    filled.setdefault("ffn", _llama_ffn(hidden) if _is_gated(filled) else 4 * hidden)
+    is_rotary = filled["position_embedding"] == "rotary"
+    filled.setdefault("rotary_fraction", 1.0 if is_rotary else 0.0)
+    return filled
+
+
+def _head_dim(hidden: int, heads: int) -> int:
+    if hidden % heads:
+        problem = f"{heads} does not divide hidden {hidden}: give head_dim, or a divisor of hidden"
+        refuse("heads", problem)
+    return hidden // heads
+
+
+def _is_gated(filled: Mapping[str, Any]) -> bool:
+    return bool(filled["mlp_type"] == "gated_mlp")
+
+
+def _llama_ffn(hidden: int) -> int:
+    return -(-(8 * hidden // 3) // LLAMA_FFN_MULTIPLE) * LLAMA_FFN_MULTIPLE

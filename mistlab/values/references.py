@@ -1,0 +1,130 @@
+"""How a plan file names its model and hardware: a catalogue name, a path, or a mapping.
+
+A path holds a slash or ends as its files do, and is relative to the folder of the plan file.
+"""
+
+import os.path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mistlab import catalog
+from mistlab.machine.hardware import Hardware
+from mistlab.values.datafile import read_json, read_yaml
+from mistlab.values.errors import FieldError, InputError, refuse, within
+from mistlab.values.field_checks import shown
+from mistlab.values.model import ModelSpec
+from mistlab.values.value import from_mapping, to_mapping
+
+MODEL = "workload.model"
+HARDWARE = "cluster.hardware"
+
+
+def model_from(plain: object, folder: Path) -> ModelSpec:
+    """The model that ``workload.model`` stands for in a plan file of this folder."""
+    if isinstance(plain, ModelSpec):
+        return plain
+    if isinstance(plain, Mapping):
+        spec = ModelSpec.from_mapping(plain, MODEL)
+        if spec.graph_file is None:
+            return spec
+        return replace(spec, graph_file=_joined(folder, spec.graph_file))
+    if not isinstance(plain, str):
+        problem = f"{shown(plain)} is not a model: give a catalogue name, a path or a mapping"
+        refuse(MODEL, problem)
+    if plain.endswith((".yaml", ".yml")):
+        return _model_file(_joined(folder, plain))
+    if _is_path(plain, (".json",)):
+        return _traced_model(_joined(folder, plain))
+    with within("workload"):
+        return catalog.model(plain)
+
+
+def plain_model(model: ModelSpec, folder: Path) -> Any:
+    """What ``workload.model`` says of a model in a plan file of this folder."""
+    if model.name in catalog.model_names() and model == catalog.model(model.name):
+        return model.name
+    if model.graph_file is None:
+        return to_mapping(model, omit_defaults=True)
+    path = _relative(model.graph_file, folder)
+    if _is_traced(model):
+        return path if _is_path(path, (".json",)) else f"./{path}"
+    return {**to_mapping(model, omit_defaults=True), "graph_file": path}
+
+
+def hardware_from(plain: object, folder: Path) -> Hardware:
+    """The hardware that ``cluster.hardware`` stands for in a plan file of this folder."""
+    if isinstance(plain, Hardware):
+        return plain
+    if isinstance(plain, Mapping):
+        return from_mapping(Hardware, plain, HARDWARE)
+    if not isinstance(plain, str):
+        problem = f"{shown(plain)} is not hardware: give a catalogue name, a path or a mapping"
+        refuse(HARDWARE, problem)
+    if _is_path(plain, (".yaml", ".yml")):
+        return _hardware_file(_joined(folder, plain))
+    with within("cluster"):
+        return catalog.hardware(plain)
+
+
+def plain_hardware(hardware: Hardware) -> Any:
+    """What ``cluster.hardware`` says of a hardware: the mapping itself if no catalogue has it.
+
+    A plan file that is written carries the numbers of a hardware file, since the file may change.
+    """
+    if hardware.name in catalog.hardware_names() and hardware == catalog.hardware(hardware.name):
+        return hardware.name
+    return to_mapping(hardware, omit_defaults=True)
+
+
+def _model_file(path: str) -> ModelSpec:
+    with _in_file(MODEL, path):
+        return model_from(read_yaml(Path(path)), Path(path).parent)
+
+
+def _traced_model(path: str) -> ModelSpec:
+    with _in_file(MODEL, path):
+        content = read_json(Path(path))
+        if "spec" not in content:
+            refuse("spec", "missing: give the JSON that tracing a model writes")
+        return replace(ModelSpec.from_mapping(content["spec"], "spec"), graph_file=path)
+
+
+def _is_traced(model: ModelSpec) -> bool:
+    """Whether the model is what its own file says; a changed copy of it is not."""
+    assert model.graph_file is not None
+    try:
+        return _traced_model(model.graph_file) == model
+    except InputError:
+        return False
+
+
+def _hardware_file(path: str) -> Hardware:
+    with _in_file(HARDWARE, path):
+        return from_mapping(Hardware, read_yaml(Path(path)))
+
+
+@contextmanager
+def _in_file(holder: str, path: str) -> Iterator[None]:
+    """Let an error say which key of the plan file named the file that it is about."""
+    try:
+        yield
+    except FieldError as error:
+        raise FieldError(holder, f"{path}: {error}") from None
+    except InputError as error:
+        raise FieldError(holder, str(error)) from None
+
+
+def _is_path(text: str, endings: tuple[str, ...]) -> bool:
+    return "/" in text or text.endswith(endings)
+
+
+def _joined(folder: Path, path: str) -> str:
+    return os.path.normpath(folder / path)
+
+
+def _relative(path: str, folder: Path) -> str:
+    """A path as seen from a folder; an absolute one stays, and loads back from anywhere."""
+    return path if Path(path).is_absolute() else os.path.relpath(path, folder)

@@ -1,0 +1,149 @@
+"""Which plans a search may choose from, and the spaces that have names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from mistlab.values.errors import InputError, near_matches, refuse
+from mistlab.values.plan import Engine
+from mistlab.values.value import bounded, check_fields, ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadRatios:
+    """The ratios that each kind of offloading may take."""
+
+    weights: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
+    gradients: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
+    optimizer: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
+    activations: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_not_empty(self)
+
+    @property
+    def kinds(self) -> tuple[tuple[float, ...], ...]:
+        """The distinct ratios of weights, gradients, optimizer state and activations, in order."""
+        every = (self.weights, self.gradients, self.optimizer, self.activations)
+        return tuple(tuple(sorted(set(kind))) for kind in every)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """Allowed degrees, ratios and features; None allows every degree that divides.
+
+    A plan takes all GPUs, and each of its stages lies inside one node or fills whole ones. Without
+    ``partial_checkpointing`` a stage recomputes none or all of its blocks. Without
+    ``unequal_stages`` stages are alike: the same ZeRO level, ratios and number of recomputed blocks
+    (as far as they have so many), and even shares of the blocks. With it a stage's blocks may be
+    ``layers_off_balance`` fewer or more than an even share, any number with None; degrees may
+    differ too with ``unequal_meshes``. A single rank shards nothing: of the ZeRO levels it takes
+    the lowest.
+    """
+
+    name: str
+    engine: Engine = "mistlab"
+    data_parallel: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
+    tensor_parallel: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
+    tensor_parallel_in_node: bool = True
+    pipeline: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
+    micro_batches: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
+    micro_batch: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
+    zero: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=3))
+    offload: OffloadRatios = field(default_factory=OffloadRatios)
+    partial_checkpointing: bool = False
+    unequal_stages: bool = False
+    layers_off_balance: int | None = field(default=0, metadata=bounded(minimum=0))
+    unequal_meshes: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_not_empty(self)
+        if not self.unequal_stages and (self.unequal_meshes or self.layers_off_balance != 0):
+            problem = (
+                "False does not go with unequal_meshes or layers_off_balance: stages that are "
+                "alike have equal meshes and even shares: give True, or leave both out"
+            )
+            refuse("unequal_stages", problem)
+
+
+def space_of(name: str) -> SearchSpace:
+    """The space of a name; an unknown one is refused with those that there are.
+
+    >>> space_of("mist").layers_off_balance
+    2
+    """
+    if name in SPACES:
+        return SPACES[name]
+    message = f"space {name!r} is unknown{near_matches(name, SPACES)}"
+    raise InputError(message)
+
+
+def _check_not_empty(value: OffloadRatios | SearchSpace) -> None:
+    for entry in fields(value):
+        if getattr(value, entry.name) == ():
+            problem = "is empty: give at least one choice"
+            refuse(entry.name, problem)
+
+
+_POWERS = tuple(2**i for i in range(14))
+_EIGHTHS = tuple(i / 8 for i in range(9))
+
+# The published space, grown feature by feature (Mist, EuroSys 2025). Degrees and micro-batches are
+# powers of two, and so is the number of micro-batches if the global batch is one.
+_3D = SearchSpace(
+    name="3d",
+    data_parallel=_POWERS,
+    tensor_parallel=_POWERS,
+    micro_batch=(1, 2, 4),
+    zero=(1,),
+)
+_ZERO = replace(_3D, name="+zero", zero=(1, 2, 3))
+_CHECKPOINTING = replace(_ZERO, name="+checkpointing", partial_checkpointing=True)
+_OFFLOAD = replace(
+    _CHECKPOINTING,
+    name="+offload",
+    offload=OffloadRatios(
+        weights=_EIGHTHS, gradients=_EIGHTHS, optimizer=_EIGHTHS, activations=_EIGHTHS
+    ),
+)
+_MIST = replace(_OFFLOAD, name="mist", unequal_stages=True, layers_off_balance=2)
+_WIDE = replace(
+    _MIST,
+    name="wide",
+    data_parallel=None,
+    tensor_parallel=None,
+    tensor_parallel_in_node=False,
+    micro_batch=None,
+    zero=(0, 1, 2, 3),
+    layers_off_balance=None,
+    unequal_meshes=True,
+)
+# What users of other systems choose from, on the engine that comes closest to theirs.
+_MEGATRON = SearchSpace(
+    name="megatron",
+    engine="megatron",
+    tensor_parallel=_POWERS,
+    micro_batch=(1, 2, 4, 8, 16),
+    zero=(0, 1),
+)
+_DEEPSPEED = replace(
+    _MEGATRON, name="deepspeed", engine="deepspeed", tensor_parallel=(1,), zero=(0, 1, 2, 3)
+)
+_ACESO = SearchSpace(
+    name="aceso",
+    engine="megatron",
+    data_parallel=_POWERS,
+    tensor_parallel=_POWERS,
+    partial_checkpointing=True,
+    unequal_stages=True,
+    layers_off_balance=None,
+    unequal_meshes=True,
+)
+_ALPA = replace(_ACESO, name="alpa", partial_checkpointing=False)
+
+SPACES: Mapping[str, SearchSpace] = {
+    **{space.name: space for space in (_3D, _ZERO, _CHECKPOINTING, _OFFLOAD, _MIST, _WIDE)},
+    "+imbalance": _MIST,
+    **{space.name: space for space in (_MEGATRON, _DEEPSPEED, _ACESO, _ALPA)},
+}

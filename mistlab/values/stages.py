@@ -1,0 +1,240 @@
+"""Columns of stage candidates, what each of them holds and does, and what it costs.
+
+Axes: C candidates. Every column has length C.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.schedule.orders import in_flight
+from mistlab.symbolic.symbols import CHOICES, SIZES
+from mistlab.values.plan import Plan
+
+Column = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageBatch:
+    """Candidates for one stage, each a row: its plan and its place in the pipeline.
+
+    ``in_flight`` counts the micro-batches whose activations are held at once, the running one
+    among them. ``has_embedding`` and ``has_head`` are 1 on the first and the last stage, else 0.
+    Ranks fill nodes in order; the stage's begin at ``first_rank``.
+    """
+
+    layers: Column
+    data_parallel: Column
+    tensor_parallel: Column
+    micro_batch: Column
+    zero: Column
+    checkpointed_layers: Column
+    offload_weights: Column
+    offload_gradients: Column
+    offload_optimizer: Column
+    offload_activations: Column
+    in_flight: Column
+    has_embedding: Column
+    has_head: Column
+    first_rank: Column
+
+    def __post_init__(self) -> None:
+        lengths = {entry.name: len(getattr(self, entry.name)) for entry in fields(self)}
+        assert len(set(lengths.values())) == 1, f"columns of unlike lengths: {lengths}"
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Self:
+        """The stages of a plan, in order, under one forward and one backward pass in turn."""
+        return cls.of_plans([plan])
+
+    @classmethod
+    def of_plans(cls, plans: Sequence[Plan]) -> Self:
+        """The stages of plans, one plan after another."""
+        return cls.of_rows([row for plan in plans for row in rows_of(plan)])
+
+    @classmethod
+    def of_rows(cls, rows: Sequence["StageRow"]) -> Self:
+        """Candidates from their rows."""
+        columns = zip(*rows, strict=True)
+        return cls(
+            **{
+                entry.name: np.array(column)
+                for entry, column in zip(fields(cls), columns, strict=True)
+            }
+        )
+
+    @classmethod
+    def joined(cls, batches: Sequence["StageBatch"]) -> Self:
+        """The candidates of several batches, one after another."""
+        return cls(
+            **{e.name: np.concatenate([getattr(b, e.name) for b in batches]) for e in fields(cls)}
+        )
+
+    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
+        """Some of the candidates."""
+        return type(self)(**{e.name: getattr(self, e.name)[rows] for e in fields(self)})
+
+    @property
+    def by_symbol(self) -> Mapping[str, Column]:
+        """The columns under the short names that expressions use."""
+        names = {column: symbol for symbol, column in {**SIZES, **CHOICES}.items()}
+        return {
+            names[entry.name]: getattr(self, entry.name)
+            for entry in fields(self)
+            if entry.name in names
+        }
+
+
+# A candidate, in the order of ``StageBatch``'s columns.
+StageRow = tuple[float, ...]
+
+
+def rows_of(plan: Plan) -> list[StageRow]:
+    """The stages of a plan, in order."""
+    rows: list[StageRow] = []
+    first_rank, last = 0, plan.num_stages - 1
+    for index, stage in enumerate(plan.stages):
+        offload = stage.offload
+        rows.append(
+            (
+                *(stage.layers, stage.data_parallel, stage.tensor_parallel, stage.micro_batch),
+                *(stage.zero, stage.checkpointed_layers, offload.weights, offload.gradients),
+                *(offload.optimizer, offload.activations),
+                in_flight(index, plan.num_stages, plan.micro_batches),
+                *(int(index == 0), int(index == last), first_rank),
+            )
+        )
+        first_rank += stage.num_gpus
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagePeaks:
+    """What decides whether each candidate fits; as in ``StageFigures``."""
+
+    feasible: NDArray[np.bool_]
+    held_bytes: NDArray[np.float64]
+    largest_parameters: NDArray[np.float64]
+    head_parameters: NDArray[np.float64]
+    forward_peak_bytes: NDArray[np.float64]
+    backward_peak_bytes: NDArray[np.float64]
+    step_peak_bytes: NDArray[np.float64]
+    host_bytes: NDArray[np.float64]
+
+    @property
+    def peak_bytes(self) -> NDArray[np.float64]:
+        """The highest of the three peaks."""
+        return _highest(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageFigures:
+    """What each candidate holds and does: bytes of one rank, work of one micro-batch on it.
+
+    ``feasible`` is false where the sizes do not divide: the other figures then mean nothing. The
+    peaks hold everything: states, buffers, activations and temporaries; that of the step holds what
+    it needs by itself, wherever it is hidden. ``moved_bytes`` are read
+    and written by kernels, ``collective_bytes`` are messages between tensor-parallel ranks.
+    ``held_bytes`` are there throughout: states and buffers. ``largest_parameters`` and
+    ``head_parameters`` are of the largest layer and of the head.
+    """
+
+    feasible: NDArray[np.bool_]
+    parameters: NDArray[np.float64]
+    weights_bytes: NDArray[np.float64]
+    gradients_bytes: NDArray[np.float64]
+    optimizer_bytes: NDArray[np.float64]
+    activations_bytes: NDArray[np.float64]
+    buffers_bytes: NDArray[np.float64]
+    step_buffer_bytes: NDArray[np.float64]
+    logits_bytes: NDArray[np.float64]
+    held_bytes: NDArray[np.float64]
+    largest_parameters: NDArray[np.float64]
+    head_parameters: NDArray[np.float64]
+    forward_peak_bytes: NDArray[np.float64]
+    backward_peak_bytes: NDArray[np.float64]
+    step_peak_bytes: NDArray[np.float64]
+    host_bytes: NDArray[np.float64]
+    forward_flop: NDArray[np.float64]
+    backward_flop: NDArray[np.float64]
+    forward_moved_bytes: NDArray[np.float64]
+    backward_moved_bytes: NDArray[np.float64]
+    forward_collective_bytes: NDArray[np.float64]
+    backward_collective_bytes: NDArray[np.float64]
+
+    @property
+    def peak_bytes(self) -> NDArray[np.float64]:
+        """The highest of the three peaks."""
+        return _highest(self)
+
+
+def _highest(peaks: StagePeaks | StageFigures) -> NDArray[np.float64]:
+    passes = np.maximum(peaks.forward_peak_bytes, peaks.backward_peak_bytes)
+    return np.asarray(np.maximum(passes, peaks.step_peak_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageSeconds:
+    """What each candidate takes: a steady forward and backward of one micro-batch, and the rest.
+
+    ``through`` is from when a micro-batch arrives until it can go on: without what the stage
+    fetches before and finishes after it.
+    The deltas are what the first forward and the last backward take beyond the steady ones, the
+    optimizer's step included; of them, ``within`` is what makes the pass itself longer, while the
+    rest may come before the micro-batch or after it. ``point_to_point_s`` is to the next stage and
+    back where that is not part of the passes. ``step_s`` is the step's arithmetic alone, wherever
+    it is hidden, and ``exposed_communication_s`` what a steady micro-batch takes beyond its
+    computation.
+    """
+
+    forward_s: NDArray[np.float64]
+    backward_s: NDArray[np.float64]
+    through_forward_s: NDArray[np.float64]
+    through_backward_s: NDArray[np.float64]
+    delta_forward_s: NDArray[np.float64]
+    delta_backward_s: NDArray[np.float64]
+    within_forward_s: NDArray[np.float64]
+    within_backward_s: NDArray[np.float64]
+    point_to_point_s: NDArray[np.float64]
+    step_s: NDArray[np.float64]
+    exposed_communication_s: NDArray[np.float64]
+
+    @property
+    def stable_s(self) -> NDArray[np.float64]:
+        """A steady forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageCosts:
+    """What each candidate costs: its times, and bytes of its fullest GPU.
+
+    ``fits`` is false where memory is short or the sizes do not divide; ``host_bytes`` are of one
+    rank.
+    """
+
+    seconds: StageSeconds
+    fits: NDArray[np.bool_]
+    peak_allocated_bytes: NDArray[np.float64]
+    peak_reserved_bytes: NDArray[np.float64]
+    host_bytes: NDArray[np.float64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Candidates that were asked about in parts, one part after another."""
+        columns = {
+            entry.name: np.concatenate([getattr(part, entry.name) for part in parts])
+            for entry in fields(cls)
+            if entry.name != "seconds"
+        }
+        seconds = {
+            entry.name: np.concatenate([getattr(part.seconds, entry.name) for part in parts])
+            for entry in fields(StageSeconds)
+        }
+        return cls(seconds=StageSeconds(**seconds), **columns)

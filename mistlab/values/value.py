@@ -1,0 +1,153 @@
+"""Values: frozen dataclasses that check their fields, and their way to and from plain mappings.
+
+A value calls ``check_fields`` in its ``__post_init__``; annotations say what a field holds,
+``field(metadata=bounded(...))`` where its numbers lie. Supported are int, float, bool, str,
+``Literal`` of texts, other values, ``tuple[X, ...]`` and ``X | None``. No validation library does
+this: a bool must not pass for an int, messages must carry a remedy, importing must stay cheap.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from mistlab.values.errors import FieldError, near_matches, refuse, within
+from mistlab.values.field_checks import Bounds, Check, check_of, optional_part, shown, wanted
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Value = TypeVar("Value", bound="DataclassInstance")
+Metadata = Mapping[str, Bounds]
+_BOUNDS = "bounds"
+
+
+def bounded(
+    *, minimum: float | None = None, above: float | None = None, maximum: float | None = None
+) -> Metadata:
+    """Metadata of a field whose numbers have bounds: at least, greater than, at most."""
+    return {_BOUNDS: Bounds(minimum=minimum, above=above, maximum=maximum)}
+
+
+def ratio() -> Metadata:
+    """Metadata of a field whose numbers are shares of a whole, from 0 to 1."""
+    return {_BOUNDS: Bounds(minimum=0, maximum=1, noun="a ratio")}
+
+
+def check_fields(value: "DataclassInstance") -> None:
+    """Check every field of a value under construction, and store numbers as Python's own.
+
+    Raises ``FieldError`` for the first field that its annotation or bounds refuse.
+    """
+    name = ""
+    try:
+        for name, check in _checks(type(value)):
+            given = getattr(value, name)
+            checked = check(given)
+            if checked is not given:
+                object.__setattr__(value, name, checked)
+    except FieldError as error:
+        raise error.within(name) from None
+
+
+def check_field(kind: "type[DataclassInstance]", name: str, given: object) -> Any:
+    """What a value of this type would store in one field; raises ``FieldError`` as it would."""
+    return _checked(name, dict(_checks(kind))[name], given)
+
+
+def from_mapping(kind: type[Value], plain: object, where: str = "") -> Value:
+    """Decode a value from the mappings, lists, texts and numbers of a YAML or JSON file.
+
+    ``where`` is the path of the mapping in its file, for messages. Values that stand in the mapping
+    already decoded are taken as they are.
+    """
+    with within(where):
+        return _decoded_value(kind, plain)
+
+
+def to_mapping(value: "DataclassInstance", *, omit_defaults: bool = False) -> dict[str, Any]:
+    """A value as plain data, keys in the order of its fields; ``from_mapping`` inverts it."""
+    return {
+        field.name: _plain(content, omit_defaults)
+        for field in fields(value)
+        for content in (getattr(value, field.name),)
+        if not (omit_defaults and _has_default(field) and content == _default(field))
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FieldType:
+    annotation: Any
+    bounds: Bounds
+    required: bool
+
+
+@cache
+def _field_types(kind: "type[DataclassInstance]") -> Mapping[str, _FieldType]:
+    hints = get_type_hints(kind)
+    return {
+        field.name: _FieldType(
+            annotation=hints[field.name],
+            bounds=field.metadata.get(_BOUNDS, Bounds()),
+            required=not _has_default(field),
+        )
+        for field in fields(kind)
+    }
+
+
+@cache
+def _checks(kind: "type[DataclassInstance]") -> tuple[tuple[str, Check], ...]:
+    types = _field_types(kind)
+    return tuple((name, check_of(entry.annotation, entry.bounds)) for name, entry in types.items())
+
+
+def _checked(name: str, check: Check, given: object) -> Any:
+    try:
+        return check(given)
+    except FieldError as error:
+        raise error.within(name) from None
+
+
+def _decoded_value(kind: type[Value], plain: object) -> Value:
+    types = _field_types(kind)
+    if not isinstance(plain, Mapping):
+        message = f"{shown(plain)} is not a mapping: give the keys {', '.join(types)}"
+        refuse("", message)
+    for key in plain:
+        if key not in types:
+            refuse(str(key), f"unknown key{near_matches(key, types)}")
+    for name, entry in types.items():
+        if entry.required and name not in plain:
+            missing = f"missing: give {wanted(entry.annotation, entry.bounds)}"
+            refuse(name, missing)
+    return kind(**{name: _decoded(types[name].annotation, plain[name], name) for name in plain})
+
+
+def _decoded(annotation: Any, plain: Any, path: str) -> Any:
+    """Plain data in the shape that the annotation asks for; what has another is left to checks."""
+    if is_dataclass(annotation) and isinstance(plain, Mapping):
+        assert isinstance(annotation, type)
+        return from_mapping(annotation, plain, path)
+    origin = get_origin(annotation)
+    if origin is tuple and isinstance(plain, list | tuple):
+        item = get_args(annotation)[0]
+        return tuple(_decoded(item, entry, f"{path}[{i}]") for i, entry in enumerate(plain))
+    if plain is not None and type(None) in get_args(annotation):
+        return _decoded(optional_part(annotation), plain, path)
+    return plain
+
+
+def _plain(content: Any, omit_defaults: bool) -> Any:
+    if is_dataclass(content) and not isinstance(content, type):
+        return to_mapping(content, omit_defaults=omit_defaults)
+    if isinstance(content, tuple):
+        return [_plain(item, omit_defaults) for item in content]
+    return content
+
+
+def _has_default(field: Field[Any]) -> bool:
+    return field.default is not MISSING or field.default_factory is not MISSING
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()

@@ -1,0 +1,34 @@
+"""What is trained: a model, its batch and its arithmetic."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mistlab.values.model import ModelSpec
+from mistlab.values.value import bounded, check_fields
+
+Attention = Literal["flash", "math"]
+Precision = Literal["fp16", "bf16", "fp32"]
+Optimizer = Literal["adamw"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One training step: ``global_batch`` sequences of ``sequence_length`` tokens.
+
+    ``attention`` is fused (flash) or computed product by product (math).
+    """
+
+    model: ModelSpec
+    sequence_length: int = field(metadata=bounded(minimum=1))
+    global_batch: int = field(metadata=bounded(minimum=1))
+    attention: Attention
+    precision: Precision
+    optimizer: Optimizer = "adamw"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one step."""
+        return self.sequence_length * self.global_batch

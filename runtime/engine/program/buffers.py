@@ -1,0 +1,151 @@
+"""The buffers that each kind of task reads and writes: all that the order of tasks follows from.
+
+A buffer is a name with a layer, or with an entry of a ring. Weights, gradients and optimizer state
+that stay somewhere have a part on the device and a part on the host.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mistlab.schedule.slot_table import Phase
+from runtime.engine.program.shape import StageShape
+
+Buffer = tuple[str | int, ...]
+Buffers = tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touched:
+    """What a task of a layer touches in a phase, with its entry of the rings."""
+
+    shape: StageShape
+    layer: int
+    entry: int
+    phase: Phase
+    micro_batch: int
+
+    def by(self, name: str) -> tuple[Buffers, Buffers]:
+        """What a task of that name reads, and what it writes."""
+        return _TOUCHES[name](self)
+
+    @property
+    def weights(self) -> Buffer:
+        """Where the layer's weights are whole."""
+        rings = self.shape.rings_weights(self.layer)
+        return ("weight slot", self.entry) if rings else ("weights", self.layer)
+
+    @property
+    def gradients(self) -> Buffer:
+        """Where a backward pass adds its gradients."""
+        rings = self.shape.rings_gradients(self.layer)
+        return ("gradient slot", self.entry) if rings else ("gradients", self.layer)
+
+    @property
+    def sums(self) -> Buffer:
+        """Where those of micro-batches add up."""
+        if self.shape.zero < 2:
+            return self.gradients
+        offloads = self.shape.offload_of(self.layer).gradients > 0
+        return ("sum slot", self.entry) if offloads else ("gradients", self.layer)
+
+    @property
+    def state(self) -> Buffer:
+        """Where optimizer state is while it is fetched."""
+        return ("optimizer slot", self.entry)
+
+    @property
+    def exchange(self) -> Buffer:
+        """Where gradients are on the host for a step there, and after it weights."""
+        return ("exchange", self.layer)
+
+    @property
+    def away(self) -> Buffer:
+        """Where activations are on the host."""
+        return ("host activations", self.layer, self.shape.held(self.micro_batch))
+
+    def kept(self, what: str) -> Buffers:
+        """Where a layer's weights or gradients stay, on both sides of their cut."""
+        return (what, self.layer), (f"host {what}", self.layer)
+
+    def borrowed(self, what: str) -> Buffers:
+        """The embedding's weights or gradients, where the head uses its table."""
+        return ((what, self.shape.first_layer),) if self.shape.borrows_table(self.layer) else ()
+
+    def forward(self) -> tuple[Buffers, Buffers]:
+        """F: compute waits before it lets go of what left the same entry before, whosever it was.
+
+        Embedding and head send nothing away, and take an entry all the same.
+        """
+        leaves = self.shape.offload.activations > 0
+        reads = (self.weights, *self.borrowed("weights"))
+        return reads, ((("leaving", self.entry),) if leaves else ())
+
+    def backward(self) -> tuple[Buffers, Buffers]:
+        """B."""
+        returns = self.shape.offload_of(self.layer).activations > 0
+        reads: Buffers = (("returned", self.entry),) if returns else ()
+        reads = (self.weights, *self.borrowed("weights"), *reads)
+        writes = (self.gradients, *self.borrowed("gradients"))
+        return reads, (*writes, *self._squares(reduced=False))
+
+    def step(self) -> tuple[Buffers, Buffers]:
+        """S."""
+        reads: Buffers = (("report",),) if self.shape.clips else ()
+        state = (self.state,) if self.shape.stages_tail(self.layer) else ()
+        writes = (self.weights, *self._resident(), *state)
+        return (self.sums, *reads), (*writes, ("optimizer", self.layer))
+
+    def step_on_host(self) -> tuple[Buffers, Buffers]:
+        """The host's part of a step."""
+        reads: Buffers = (("report",),) if self.shape.clips else ()
+        return reads, (self.exchange, ("host optimizer", self.layer))
+
+    def leave_for_step(self) -> tuple[Buffers, Buffers]:
+        """O>: the optimizer state itself, or gradients to a step on the host."""
+        if self.shape.steps_on_host:
+            return (self.sums,), (self.exchange,)
+        return (self.state,), (("host optimizer", self.layer),)
+
+    def come_for_step(self) -> tuple[Buffers, Buffers]:
+        """O<: the optimizer state itself, or weights from a step on the host."""
+        if self.shape.steps_on_host:
+            return (), (self.exchange, self.weights, *self._resident())
+        return (("host optimizer", self.layer),), (self.state,)
+
+    def gather(self) -> tuple[Buffers, Buffers]:
+        """U: of weights that a swap has put in their place, or of those that are kept."""
+        swapped = self.shape.offload_of(self.layer).weights > 0
+        return (() if swapped else (("weights", self.layer),)), (self.weights,)
+
+    def reduce(self) -> tuple[Buffers, Buffers]:
+        """R."""
+        return (), (self.gradients, self.sums, *self._squares(reduced=True))
+
+    def _resident(self) -> Buffers:
+        """Where weights are kept that are gathered into a ring."""
+        offloads = self.shape.offload_of(self.layer).weights > 0
+        keeps = self.shape.rings_weights(self.layer) and not offloads
+        return (("weights", self.layer),) if keeps else ()
+
+    def _squares(self, *, reduced: bool) -> Buffers:
+        """The norm is taken by whoever touches a layer's gradients last."""
+        is_last = self.phase == "last_backward" and reduced == (self.shape.data_parallel > 1)
+        return (("squares", self.layer),) if is_last else ()
+
+
+_TOUCHES: Mapping[str, Callable[[Touched], tuple[Buffers, Buffers]]] = {
+    "F": Touched.forward,
+    "B": Touched.backward,
+    "S": Touched.step,
+    "host step": Touched.step_on_host,
+    "U": Touched.gather,
+    "R": Touched.reduce,
+    "P<": lambda t: (t.kept("weights"), (t.weights,)),
+    "P>": lambda t: ((t.weights,), t.kept("weights")),
+    "G<": lambda t: (t.kept("gradients"), (t.sums,)),
+    "G>": lambda t: ((t.sums,), t.kept("gradients")),
+    "O<": Touched.come_for_step,
+    "O>": Touched.leave_for_step,
+    "A<": lambda t: ((t.away,), (("returned", t.entry),)),
+    "A>": lambda t: ((("leaving", t.entry),), (t.away,)),
+}

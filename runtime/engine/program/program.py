@@ -1,0 +1,280 @@
+"""The tasks of an iteration of a stage in the order that the host issues them: the slot table.
+
+A task says which buffers it reads and writes (``runtime.engine.program.buffers``); what it waits
+for follows from that alone (``runtime.engine.program.hazards``). Layers count through the whole
+model, as in ``simulators``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mistlab.schedule.orders import pipeline_order
+from mistlab.schedule.slot_table import Action, Kind, Phase, Task, Template, template_of
+from runtime.engine.program.buffers import Buffers, Touched
+from runtime.engine.program.hazards import Hazards
+from runtime.engine.program.shape import RING, StageShape
+from runtime.engine.streams.lanes import Lane
+
+# The host's part of a step: a task of its lane, whatever the name of its action.
+_HOST = "host step"
+_HOST_STEP = Task(stream="compute", kind="S", place="ahead")
+# What of a first forward a flush does.
+_STEPPING = ("open", "S", _HOST, "O<", "O>", "G<", "close")
+# Tasks into memory that was allocated when they were issued.
+_AFTER_COMPUTE = ("Y", "A<", "tied")
+# Besides the slot table's tasks: the sum of a table of tokens that two layers share, and the end of
+# its memory; the sum of losses and norms; the coming and going of the room in which optimizer state
+# is staged, the end of activations that left.
+Extra = Literal["tied", "drop table", "report", "open", "close", "let go"]
+# Issued first in a slot is what makes room in a ring, then what fills it, last what computes.
+_TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B")
+# Weights that the host steps may keep whoever issues waiting: there computation goes before them.
+_TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", "B")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """A task as the host issues it.
+
+    ``entry`` is its entry of the layers' rings, ``turn`` its pass's of what goes between stages.
+    ``waits`` are the tasks on other lanes whose ends it waits for, counted back from itself: 1 is
+    the task issued just before.
+    """
+
+    task: Action | Extra
+    lane: Lane
+    phase: Phase
+    entry: int = 0
+    turn: int = 0
+    reads: Buffers = ()
+    writes: Buffers = ()
+    waits: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Kind and direction of a table's task; the name of another."""
+        if isinstance(self.task, str):
+            return self.task
+        return _HOST if self.lane == "host" else _name(self.task)
+
+    @property
+    def layer(self) -> int:
+        """The layer of a table's task."""
+        assert isinstance(self.task, Action)
+        assert self.task.layer is not None
+        return self.task.layer
+
+    @property
+    def micro_batch(self) -> int:
+        """The micro-batch of a table's task."""
+        assert isinstance(self.task, Action)
+        return self.task.micro_batch
+
+
+def iterations(shape: StageShape, count: int) -> list[list[Op]]:
+    """The programs of successive iterations; all after the first are alike."""
+    hazards = Hazards()
+    return [[_ordered(op, hazards) for op in _Tasks(shape).iteration()] for _ in range(count)]
+
+
+def flush(shape: StageShape) -> list[Op]:
+    """The program that only steps the layers, after everything before it has ended."""
+    hazards = Hazards()
+    return [
+        _ordered(op, hazards)
+        for op in _Tasks(shape).iteration()
+        if op.phase == "first_forward" and op.name in _STEPPING
+    ]
+
+
+def _ordered(op: Op, hazards: Hazards) -> Op:
+    # What gets memory that compute has let go of must not write it before compute is past that.
+    after: Lane | None = "compute" if op.name in _AFTER_COMPUTE else None
+    return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
+
+
+class _Tasks:
+    """One iteration's tasks without their waits."""
+
+    def __init__(self, shape: StageShape) -> None:
+        self.shape = shape
+        template = template_of("mistlab")
+        self.template = _stepping_on_host(template) if shape.steps_on_host else template
+
+    def iteration(self) -> Iterator[Op]:
+        shape = self.shape
+        orders = pipeline_order(shape.num_stages, shape.micro_batches)[shape.stage]
+        yield from self._receive(orders[0], 0)
+        for number, action in enumerate(orders):
+            # What the next pass needs may come while this one computes.
+            if number + 1 < len(orders):
+                yield from self._receive(orders[number + 1], number + 1)
+            yield from self._pass(action, number)
+            yield from self._send(action, number)
+        yield from self._end()
+
+    def _end(self) -> Iterator[Op]:
+        shape = self.shape
+        layers = range(shape.first_layer, shape.last_layer + 1)
+        squares: Buffers = tuple(("squares", layer) for layer in layers)
+        if shape.ties:
+            ends = {shape.first_layer, shape.last_layer} - set(shape.blocks)
+            tables: Buffers = (*(("gradients", layer) for layer in sorted(ends)), ("squares", -1))
+            yield self._reduction("tied", writes=(*tables, ("table",)))
+            yield Op(task="drop table", lane="compute", phase="step", writes=(("table",),))
+            squares = (*squares, ("squares", -1))
+        yield self._reduction("report", reads=(*squares, ("losses",)), writes=(("report",),))
+
+    def _reduction(self, task: Extra, *, reads: Buffers = (), writes: Buffers) -> Op:
+        return Op(task=task, lane="reduce_scatter", phase="step", reads=reads, writes=writes)
+
+    def _pass(self, action: Action, number: int) -> Iterator[Op]:
+        phase = _phase(action, self.shape.micro_batches)
+        depth, count = self.template.depth, self.shape.num_layers
+        offsets = {"ahead": depth, "here": 0, "behind": -depth}
+        if phase == "first_forward":
+            yield from self._host_steps(action, number)
+            yield from self._room("open")
+        if action.kind == "B" and self.shape.offload.activations > 0:
+            # What has left since the last forward makes room for what comes back.
+            yield self._memory("let go", "leaving", phase)
+        for slot in range(-depth, count + depth):
+            rows = [(row, slot + offsets[row.place]) for row in self.template.phases[phase]]
+            # Lanes keep the table's order.
+            for row, position in sorted(rows, key=self._turn):
+                is_inside = 0 <= position < count
+                if is_inside and self.shape.has(row, self._layer(action, position)):
+                    yield self._op(row, position, action, number)
+        if phase == "first_forward":
+            yield from self._room("close")
+
+    def _room(self, task: Extra) -> Iterator[Op]:
+        if self.shape.stages_tail(self.shape.blocks.start):
+            yield self._memory(task, "optimizer slot", "first_forward")
+
+    def _memory(self, task: Extra, ring: str, phase: Phase) -> Op:
+        """Memory comes and goes while compute is the current lane."""
+        entries: Buffers = tuple((ring, entry) for entry in range(RING))
+        return Op(task=task, lane="compute", phase=phase, writes=entries)
+
+    def _turn(self, found: tuple[Task, int]) -> int:
+        row, _ = found
+        turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
+        return turns.index(_name(row) if _name(row) in turns else row.stream)
+
+    def _host_steps(self, action: Action, number: int) -> Iterator[Op]:
+        """All at once, since each begins as soon as its gradients are there."""
+        for position in range(self.shape.num_layers):
+            if self.shape.steps_tail(self._layer(action, position)):
+                yield self._op(_HOST_STEP, position, action, number, lane="host")
+
+    def _layer(self, action: Action, position: int) -> int:
+        if action.kind == "F":
+            return self.shape.first_layer + position
+        return self.shape.last_layer - position
+
+    def _op(
+        self, row: Task, position: int, action: Action, number: int, lane: Lane | None = None
+    ) -> Op:
+        layer, phase = self._layer(action, position), _phase(action, self.shape.micro_batches)
+        entry = (number * self.shape.num_layers + position) % RING
+        touched = Touched(
+            shape=self.shape,
+            layer=layer,
+            entry=entry,
+            phase=phase,
+            micro_batch=action.micro_batch,
+        )
+        reads, writes = touched.by(_HOST if lane == "host" else _name(row))
+        if row.kind in ("F", "B"):
+            more = self._at_the_ends(position, action, number)
+            reads, writes = (*reads, *more[0]), (*writes, *more[1])
+        return Op(
+            task=replace(action, kind=row.kind, direction=row.direction, layer=layer),
+            lane=lane or _lane(row),
+            phase=phase,
+            entry=entry,
+            turn=number % RING,
+            reads=reads,
+            writes=writes,
+        )
+
+    def _at_the_ends(self, position: int, action: Action, number: int) -> tuple[Buffers, Buffers]:
+        """What the first and the last layer of a pass touch besides."""
+        reads: Buffers = ()
+        writes: Buffers = ()
+        if position == 0 and self._has_neighbour(action, receives=True):
+            reads = (("inbox", number % RING),)
+        if position == self.shape.num_layers - 1 and self._has_neighbour(action, receives=False):
+            writes = (("outbox", number % RING),)
+        if self._layer(action, position) == self.shape.last_layer and self.shape.has_head:
+            if action.kind == "F":
+                writes = (*writes, ("losses",))
+            elif self.shape.clips:
+                # Gradients are scaled as the last report says.
+                reads = (("report",),)
+        return reads, writes
+
+    def _has_neighbour(self, action: Action, *, receives: bool) -> bool:
+        """Whether a pass gets its input from another stage, or gives its outcome to one."""
+        if (action.kind == "F") == receives:
+            return self.shape.stage > 0
+        return not self.shape.has_head
+
+    def _receive(self, action: Action, number: int) -> Iterator[Op]:
+        if self._has_neighbour(action, receives=True):
+            lane: Lane = "receive_forward" if action.kind == "F" else "receive_backward"
+            yield self._transfer("Y", lane, action, number, writes=(("inbox", number % RING),))
+
+    def _send(self, action: Action, number: int) -> Iterator[Op]:
+        if self._has_neighbour(action, receives=False):
+            lane: Lane = "send_forward" if action.kind == "F" else "send_backward"
+            yield self._transfer("X", lane, action, number, reads=(("outbox", number % RING),))
+
+    def _transfer(
+        self,
+        kind: Kind,
+        lane: Lane,
+        action: Action,
+        number: int,
+        *,
+        reads: Buffers = (),
+        writes: Buffers = (),
+    ) -> Op:
+        above = (action.kind == "F") == (kind == "X")
+        layer = self.shape.last_layer if above else self.shape.first_layer
+        return Op(
+            task=replace(action, kind=kind, layer=layer),
+            lane=lane,
+            phase=_phase(action, self.shape.micro_batches),
+            turn=number % RING,
+            reads=reads,
+            writes=writes,
+        )
+
+
+def _stepping_on_host(template: Template) -> Template:
+    """Gradients leave during the last backward, where the table has optimizer state leave later."""
+    phases = dict(template.phases)
+    leaves = next(row for row in phases["first_forward"] if (row.kind, row.direction) == ("O", ">"))
+    phases["first_forward"] = tuple(row for row in phases["first_forward"] if row is not leaves)
+    # Before gradients are put away that are offloaded themselves.
+    phases["last_backward"] = (replace(leaves, place="behind"), *phases["last_backward"])
+    return replace(template, phases=phases)
+
+
+def _name(task: Task | Action) -> str:
+    return f"{task.kind}{task.direction or ''}"
+
+
+def _lane(row: Task) -> Lane:
+    if row.stream != "gpu_to_gpu":
+        return row.stream
+    return "all_gather" if row.kind == "U" else "reduce_scatter"
+
+
+def _phase(action: Action, micro_batches: int) -> Phase:
+    if action.kind == "F":
+        return "first_forward" if action.micro_batch == 0 else "forward"
+    return "last_backward" if action.micro_batch == micro_batches - 1 else "backward"

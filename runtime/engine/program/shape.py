@@ -1,0 +1,126 @@
+"""What of a plan decides which tasks a stage has, and what comes and goes."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from mistlab.schedule.orders import in_flight
+from mistlab.schedule.slot_table import Task
+from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
+
+# Layers that a stage passes, counted over all passes, take the entries of rings in turn.
+RING = 2
+
+
+def shares_table(plan: Plan) -> bool:
+    """Whether tied embeddings are one table: in a plan of one stage that keeps its weights whole.
+
+    Where weights or gradients come and go layer by layer, each layer has its own.
+    """
+    (first, *others) = plan.stages
+    return not others and (first.data_parallel == 1 or first.zero <= 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageShape:
+    """What decides which tasks a stage has. A level of ZeRO means nothing to a single rank.
+
+    Embedding and head have one table, ``shares_table``, or one each that ``ties`` keeps alike.
+    """
+
+    stage: int
+    num_stages: int
+    micro_batches: int
+    first_layer: int
+    num_layers: int
+    blocks: range
+    zero: int
+    data_parallel: int
+    offload: Offload
+    clips: bool
+    ties: bool
+    shares_table: bool
+    steps_on_host: bool
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        stage: int,
+        *,
+        clips: bool = False,
+        tied: bool = False,
+        steps_on_host: bool = False,
+    ) -> Self:
+        """The shape of one of a plan's stages."""
+        own, before = plan.stages[stage], sum(s.layers for s in plan.stages[:stage])
+        is_first, is_last = stage == 0, stage == plan.num_stages - 1
+        zero = own.zero if own.data_parallel > 1 else 0
+        shares = tied and shares_table(plan)
+        return cls(
+            stage=stage,
+            num_stages=plan.num_stages,
+            micro_batches=plan.micro_batches,
+            first_layer=0 if is_first else before + 1,
+            num_layers=own.layers + is_first + is_last,
+            blocks=range(before + 1, before + 1 + own.layers),
+            zero=zero,
+            data_parallel=own.data_parallel,
+            offload=own.offload,
+            clips=clips,
+            ties=tied and (is_first or is_last) and not shares,
+            shares_table=shares,
+            steps_on_host=steps_on_host,
+        )
+
+    @property
+    def last_layer(self) -> int:
+        """The stage's last layer."""
+        return self.first_layer + self.num_layers - 1
+
+    def held(self, micro_batch: int) -> int:
+        """Which of the micro-batches in flight one is."""
+        return micro_batch % in_flight(self.stage, self.num_stages, self.micro_batches)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the stage computes the loss."""
+        return self.stage == self.num_stages - 1
+
+    def offload_of(self, layer: int) -> Offload:
+        """The ratios of a layer; those of the embedding and the head are zero."""
+        return self.offload if layer in self.blocks else NO_OFFLOAD
+
+    def borrows_table(self, layer: int) -> bool:
+        """Whether a layer is the head that uses the embedding's table."""
+        return self.shares_table and layer == self.last_layer
+
+    def rings_weights(self, layer: int) -> bool:
+        """Whether a layer's weights come and go, so that they are whole in a ring only."""
+        return self.zero >= 3 or self.offload_of(layer).weights > 0
+
+    def rings_gradients(self, layer: int) -> bool:
+        """Whether a layer's gradients come and go."""
+        return self.zero >= 2 or self.offload_of(layer).gradients > 0
+
+    def steps_tail(self, layer: int) -> bool:
+        """Whether the host steps a part of a layer."""
+        return self.steps_on_host and self.offload_of(layer).optimizer > 0
+
+    def stages_tail(self, layer: int) -> bool:
+        """Whether a part of a layer's optimizer state is fetched to be stepped."""
+        return not self.steps_on_host and self.offload_of(layer).optimizer > 0
+
+    def has(self, row: Task, layer: int) -> bool:
+        """Whether a row of the table is a task of this layer."""
+        if row.kind in ("U", "R"):
+            return self.data_parallel > 1 and self.zero >= row.from_zero
+        if row.direction is None:
+            return True
+        offload = self.offload_of(layer)
+        ratios = {
+            "P": offload.weights,
+            "G": offload.gradients,
+            "O": offload.optimizer,
+            "A": offload.activations,
+        }
+        return ratios[row.kind] > 0

@@ -1,0 +1,57 @@
+"""Activations and their gradients on their way between stages: X and Y."""
+
+import torch
+from torch import Tensor
+
+from runtime.comm.group import Pending
+from runtime.comm.topology import Connections, link_of
+from runtime.engine.program.program import Op
+from runtime.engine.program.shape import RING
+from runtime.engine.streams.lanes import Streams, Work
+
+
+class Boundary:
+    """What comes from and goes to neighbouring stages; two of each are under way at most."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        streams: Streams,
+    ) -> None:
+        self.connections = connections
+        self.shape, self.dtype, self.device = shape, dtype, device
+        self.streams = streams
+        self.inbox: list[Tensor | None] = [None] * RING
+        self.outbox: list[Tensor | None] = [None] * RING
+
+    def receive(self, op: Op) -> Work:
+        """Room for what comes, and the work of receiving it."""
+        tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        self.streams.spoil(tensor)
+        self.inbox[op.turn] = tensor
+        return lambda: self._exchange(op, tensor, receives=True)
+
+    def send(self, op: Op) -> Work:
+        """The work of sending what is in the outbox."""
+        tensor = self.outbox[op.turn]
+        assert tensor is not None
+        return lambda: self._exchange(op, tensor, receives=False)
+
+    def taken(self, turn: int) -> Tensor:
+        """What has come."""
+        tensor = self.inbox[turn]
+        assert tensor is not None
+        self.inbox[turn] = None
+        return tensor
+
+    def _exchange(self, op: Op, tensor: Tensor, *, receives: bool) -> Pending | None:
+        connections = self.connections
+        name = link_of(op.lane, connections.place.stage)
+        group, ranks = connections.links[name]
+        sent, received = connections.topology.traffic(connections.rank, name)
+        transfers = received if receives else sent
+        messages = [(tensor[t.begin : t.end], ranks.index(t.peer)) for t in transfers]
+        return group.exchange([], messages) if receives else group.exchange(messages, [])

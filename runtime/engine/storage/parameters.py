@@ -1,0 +1,163 @@
+"""A rank's flat vectors as parts of the model's tensors: first weights, norms, tied tables."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from mistlab.values.workload import Workload
+from runtime.comm.group import Pending, then
+from runtime.comm.topology import Connections
+from runtime.engine.program.shape import StageShape
+from runtime.engine.storage.layout import Entry
+from runtime.engine.storage.pieces import Piece, part_of, pieces_of
+from runtime.engine.storage.state import StageState
+from runtime.engine.streams.lanes import Work
+from runtime.engine.work.modules import TABLE, TIED, LayerModule
+from runtime.engine.work.norm import Squares
+
+
+class Parameters:
+    """Who holds what of each parameter."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        shape: StageShape,
+        state: StageState,
+        layers: Mapping[int, LayerModule],
+        connections: Connections,
+    ) -> None:
+        self.shape, self.state, self.layers = shape, state, layers
+        self.connections = connections
+        self.device = next(iter(state.layers.values())).step.device
+        self.tied = workload.model.tied_embeddings and not shape.shares_table
+        self.table_numel = workload.model.vocab * workload.model.hidden
+        self._table: Tensor | None = None
+
+    def set_masters(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
+        """Take a layer's unsplit tensors as master weights."""
+        layout = self.state.layers[layer].layout
+        flat = torch.zeros(layout.numel, device=next(iter(tensors.values())).device)
+        views = layout.views(flat)
+        for name, part in self.layers[layer].part_of(tensors, self.connections.tensor).items():
+            views[name].copy_(part)
+        own = flat[layout.own] if self.shape.zero >= 1 else flat
+        self.state.layers[layer].optimizer[0].store(own)
+
+    def pieces(self, layer: int) -> Iterator[Piece]:
+        """The boxes of the model's tensors that the rank steps of a layer; each is on the device,
+        or each on the host, as far as the optimizer's state is."""
+        one, ranks = self.layers[layer], self.connections.tensor
+        begin, end = self._stepped(layer)
+        kept = begin + self.state.layers[layer].optimizer[0].kept
+        for entry in self.state.layers[layer].layout.entries:
+            path, _, leaf = entry.name.rpartition(".")
+            part = part_of(
+                *(one.module.get_submodule(path), leaf, entry.shape),
+                rank=ranks.rank,
+                ranks=ranks.size,
+                used=one.whole_shapes[entry.name][0],
+            )
+            for first, last in ((begin, kept), (kept, end)):
+                low, high = max(first, entry.offset), min(last, entry.offset + entry.numel)
+                yield from pieces_of(
+                    *(one.prefix + entry.name, entry.shape, part),
+                    *(low - entry.offset, high - entry.offset, low - begin),
+                )
+
+    def values(self, layer: int, kind: int, piece: Piece) -> Tensor:
+        """Where a piece's masters (0) or moments (1, 2) are, on the device or on the host."""
+        split = self.state.layers[layer].optimizer[kind]
+        begin, flat = piece.begin, split.resident
+        if begin >= split.kept:
+            begin, flat = begin - split.kept, split.tail
+        return flat[begin : begin + piece.numel].view(piece.sizes)
+
+    def counted(self) -> dict[int, list[slice]]:
+        """Of what the rank steps of each layer, the ranges that no other rank counts."""
+        place = self.connections.place
+        if self.shape.zero == 0 and place.data > 0:
+            return {layer: [] for layer in self.layers}
+        return {layer: self._counted(layer) for layer in self.layers}
+
+    def add_up(self, squares: Squares) -> Work:
+        """Give embedding and head the sum of both's gradients of the table that they share.
+
+        Whatever degrees and levels of ZeRO the two have, a rank's part is a range of the table's
+        rows one after another: ranks add theirs to a whole table, and take it out again. That is
+        compute's memory, until ``drop_table``.
+        """
+        group, place = self.connections.tied, self.connections.place
+        assert group is not None
+        self._table = whole = torch.empty(self.table_numel, device=self.device)
+        parts = [(gradients, slice(at, at + len(gradients))) for gradients, at in self._tables()]
+        holds = self.shape.zero > 0 or place.data == 0
+
+        def work() -> Pending | None:
+            whole.zero_()
+            for gradients, at in parts:
+                if holds:
+                    whole[at] += gradients
+            return then(group.all_reduce(whole), take)
+
+        def take() -> None:
+            for gradients, at in parts:
+                gradients.copy_(whole[at])
+            squares.take_table(whole, counts=self.connections.rank == 0)
+
+        return work
+
+    def drop_table(self) -> None:
+        """Let go of the whole table: compute has waited for its use."""
+        self._table = None
+
+    def _counted(self, layer: int) -> list[slice]:
+        module, begin, end = self.layers[layer], *self._stepped(layer)
+        whole = module.whole_shapes
+        found = []
+        for entry in self.state.layers[layer].layout.entries:
+            is_split = entry.numel < torch.Size(whole[entry.name]).numel()
+            is_mine = is_split or self.connections.place.tensor == 0
+            if is_mine and not (self.tied and module.prefix + entry.name in (TABLE, TIED)):
+                low, high = max(begin, entry.offset), min(end, entry.offset + entry.numel)
+                if low < high:
+                    found.append(slice(low - begin, high - begin))
+        return found
+
+    def _tables(self) -> Iterator[tuple[Tensor, int]]:
+        """The rank's gradients of the table, and where in the whole table they begin."""
+        for layer, module in self.layers.items():
+            for entry in self.state.layers[layer].layout.entries:
+                if module.prefix + entry.name in (TABLE, TIED):
+                    begin, end = self._stepped(layer)
+                    low = max(begin, entry.offset)
+                    high = min(end, entry.offset + self._used(entry))
+                    gradients = self.state.stepped_gradients(layer, 0)
+                    first = self.connections.place.tensor * entry.numel - entry.offset
+                    if low < high:
+                        yield gradients[low - begin : high - begin], first + low
+
+    def _used(self, entry: Entry) -> int:
+        """Elements of this rank's part of the table that are no padding."""
+        return min(entry.numel, self.table_numel - self.connections.place.tensor * entry.numel)
+
+    def stepped(self, layer: int, kind: int) -> Tensor:
+        """A copy of what the rank steps of a layer on the host: masters (0) or moments (1, 2)."""
+        split = self.state.layers[layer].optimizer[kind]
+        return torch.cat([split.resident.cpu(), split.tail])
+
+    def writes(self, piece: Piece) -> bool:
+        """Whether this rank is the one that writes a piece, where several have it; of two tied
+        tables the embedding's is written."""
+        if self.tied and piece.name == TIED:
+            return False
+        place = self.connections.place
+        is_first = self.shape.zero > 0 or place.data == 0
+        return is_first and (piece.is_split or place.tensor == 0)
+
+    def _stepped(self, layer: int) -> tuple[int, int]:
+        """The range of a layer's flat vector that the rank steps."""
+        layout = self.state.layers[layer].layout
+        own = layout.own if self.shape.zero >= 1 else slice(0, layout.numel)
+        return own.start, own.stop

@@ -1,0 +1,113 @@
+"""Where a layer's parameters find their weights and gradients: views of flat vectors, made once.
+
+Weights and gradients that come and go are whole in an entry of a ring, now in the one and now in
+the other; parameters follow them there.
+
+Gradients of matrices add up while a layer runs backward. Vectors are many and small, and each would
+be a kernel of its own: autograd leaves their gradients with them, and one kernel adds them all.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from runtime.engine.program.shape import RING
+from runtime.engine.storage.layout import Layout
+from runtime.engine.storage.state import StageState
+
+# The table that the head may borrow, as the embedding calls it.
+OWN_TABLE = "tokens.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Place:
+    """A flat vector, and a layer's parameters in it; ``vectors`` are those of one dimension."""
+
+    whole: Tensor
+    views: tuple[Tensor, ...]
+    vectors: list[Tensor]
+
+    @classmethod
+    def of(cls, layout: Layout, whole: Tensor) -> Self:
+        """Find the parameters."""
+        views = tuple(layout.views(whole).values())
+        return cls(whole=whole, views=views, vectors=[one for one in views if one.dim() == 1])
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Layer:
+    """A layer's own parameters; where they may be, by entry of the rings; where they are."""
+
+    parameters: tuple[nn.Parameter, ...]
+    vectors: list[nn.Parameter]
+    weights: list[_Place]
+    gradients: list[_Place]
+    weights_now: _Place
+    gradients_now: _Place | None = None
+
+
+class Places:
+    """The places of a stage's parameters."""
+
+    def __init__(self, state: StageState, modules: dict[int, nn.Module]) -> None:
+        self._layers = {layer: _adopt(state, layer, module) for layer, module in modules.items()}
+        shape = state.shape
+        if shape.shares_table:
+            modules[shape.last_layer].get_submodule("projection").weight = modules[
+                shape.first_layer
+            ].get_parameter(OWN_TABLE)
+            # The head adds to the table's gradients first.
+            self.take_gradients(shape.first_layer, 0)
+
+    def take_weights(self, layer: int, entry: int) -> Tensor:
+        """Let a layer's parameters be where its weights are whole: in the vector returned."""
+        one = self._layers[layer]
+        place = one.weights[entry]
+        if place is not one.weights_now:
+            for parameter, view in zip(one.parameters, place.views, strict=True):
+                parameter.data = view
+            one.weights_now = place
+        return place.whole
+
+    def take_gradients(self, layer: int, entry: int) -> Tensor:
+        """Let a layer's gradients add up where they belong: in the vector returned."""
+        one = self._layers[layer]
+        place = one.gradients[entry]
+        if place is not one.gradients_now:
+            for parameter, view in zip(one.parameters, place.views, strict=True):
+                parameter.grad = view if view.dim() > 1 else None
+            one.gradients_now = place
+        return place.whole
+
+    def add_vectors(self, layer: int) -> None:
+        """Add the gradients of a layer's vectors, which a backward pass has left with them, to
+        their sums."""
+        one = self._layers[layer]
+        if one.vectors:
+            assert one.gradients_now is not None
+            gradients = [vector.grad for vector in one.vectors if vector.grad is not None]
+            torch._foreach_add_(one.gradients_now.vectors, gradients)
+            for vector in one.vectors:
+                vector.grad = None
+
+
+def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
+    """Put real parameters in place of a module's shapes."""
+    layout, shape = state.layers[layer].layout, state.shape
+    weights = [_Place.of(layout, state.whole_weights(layer, entry)) for entry in range(RING)]
+    gradients = [_Place.of(layout, state.whole_gradients(layer, entry)) for entry in range(RING)]
+    parameters = []
+    for entry, view in zip(layout.entries, weights[0].views, strict=True):
+        path, _, leaf = entry.name.rpartition(".")
+        parameters.append(nn.Parameter(view.data))
+        setattr(module.get_submodule(path), leaf, parameters[-1])
+    # What stays is at one place, whatever the entry.
+    return _Layer(
+        parameters=tuple(parameters),
+        vectors=[one for one in parameters if one.dim() == 1],
+        weights=weights if shape.rings_weights(layer) else weights[:1] * RING,
+        gradients=gradients if shape.rings_gradients(layer) else gradients[:1] * RING,
+        weights_now=weights[0],
+    )

@@ -1,0 +1,161 @@
+"""Streams of a GPU: a stream for each lane, compute being the current one."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from runtime.comm.group import Pending
+from runtime.devices.driver import Driver, Stream
+from runtime.devices.driver import Event as DeviceEvent
+from runtime.engine.streams.host_lane import HostEvent, HostLane, Span
+from runtime.engine.streams.lanes import LANES, Event, Lane, Work
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Ran:
+    """Work on a stream: its start and its end, None once the host has waited for them."""
+
+    start: DeviceEvent | None
+    end: DeviceEvent | None
+
+
+class CudaStreams:
+    """Lanes of a GPU. With ``serialises`` every work waits for the one before, whatever its lane.
+
+    Who issues never waits here but in ``synchronize`` and ``spans``, and where work needs what the
+    host's lane has not come to yet. Events that ``spans`` has read are used again: what they were
+    of has ended, and nobody needs to wait for it.
+    """
+
+    def __init__(self, device: torch.device, driver: Driver, *, serialises: bool = False) -> None:
+        self._device, self._driver = device, driver
+        self._serialises = serialises
+        compute = driver.current_stream(device)
+        # Where both are ready transfers go first: what computes later waits for what they bring.
+        self._streams: dict[Lane, Stream] = {
+            lane: compute if lane == "compute" else driver.stream(device, urgent=True)
+            for lane in LANES
+        }
+        self._host = HostLane(driver.threads("host lane"), self._aside)
+        self._last: Event | None = None
+        self._log: list[_Ran | HostEvent] = []
+        self._free: list[DeviceEvent] = []
+        # What ``beside`` gives to a collective, and what it gets back.
+        self._made, self._reduced = driver.event(), driver.event()
+        self._born_s = perf_counter()
+        self._began = driver.event()
+        self._anchor()
+
+    def stream(self, lane: Lane) -> Stream:
+        """The stream of a lane."""
+        return self._streams[lane]
+
+    def submit(self, lane: Lane, work: Work, waits: Sequence[Event]) -> Event:
+        """Issue work on a stream."""
+        if self._serialises and self._last is not None:
+            waits = (*waits, self._last)
+        if lane == "host":
+            ends = [event.end for event in waits if isinstance(event, _Ran)]
+            self._last = self._host.submit(work, [end for end in ends if end is not None])
+        else:
+            self._last = self._launch(lane, work, waits)
+        self._log.append(self._last)
+        return self._last
+
+    def _launch(self, lane: Lane, work: Work, waits: Sequence[Event]) -> _Ran:
+        stream = self._streams[lane]
+        for event in waits:
+            if isinstance(event, Future):
+                event.result()
+            elif event.end is not None:
+                stream.wait_event(event.end)
+        start = self._mark(stream)
+        if lane == "compute":
+            self.settle(work())
+        else:
+            with self._driver.using(stream), torch.no_grad():
+                self.settle(work())
+        return _Ran(start=start, end=self._mark(stream))
+
+    def settle(self, pending: Pending | None) -> None:
+        """Nothing to wait for: collectives run in the order of the stream."""
+        assert pending is None
+
+    def beside(self, collective: Work, work: Callable[[], object]) -> None:
+        """Run a collective on its lane behind what compute has been given, and work on compute.
+
+        Two events serve all such collectives: a stream that waits for an event waits for what had
+        been recorded when it was told to.
+        """
+        if self._serialises:
+            self.settle(collective())
+            work()
+            return
+        compute, lane = self._streams["compute"], self._streams["tensor_parallel"]
+        self._made.record(compute)
+        lane.wait_event(self._made)
+        with self._driver.using(lane):
+            self.settle(collective())
+        self._reduced.record(lane)
+        work()
+        compute.wait_event(self._reduced)
+
+    def synchronize(self) -> None:
+        """Let the host wait for everything."""
+        for event in self._log:
+            if isinstance(event, Future):
+                event.result()
+        self._driver.synchronize(self._device)
+
+    def spoil(self, tensor: Tensor) -> None:
+        """Nothing is checked here."""
+
+    def spans(self) -> list[Span]:
+        """When each work ran, in the order of submission, in seconds since these streams began."""
+        self.synchronize()
+        spans = [self._span(ran) for ran in self._log]
+        self._log.clear()
+        self._anchor()
+        return spans
+
+    def close(self) -> None:
+        """Let the host lane's thread end; the device does what was issued."""
+        self._host.close()
+
+    def _anchor(self) -> None:
+        """Note one moment by the device's clock and by the host's.
+
+        Times of events are 32-bit milliseconds since another event: measured from a moment that is
+        hours back they would lose their resolution.
+        """
+        self._began.record(self._streams["compute"])
+        self._began.synchronize()
+        self._began_s = perf_counter() - self._born_s
+
+    def _span(self, ran: _Ran | HostEvent) -> Span:
+        if isinstance(ran, Future):
+            start_s, end_s = ran.result()
+            return start_s - self._born_s, end_s - self._born_s
+        assert ran.start is not None
+        assert ran.end is not None
+        events = (ran.start, ran.end)
+        ran.start = ran.end = None
+        self._free += events
+        start_s, end_s = (self._began.elapsed_time(event) / 1e3 for event in events)
+        return self._began_s + start_s, self._began_s + end_s
+
+    def _mark(self, stream: Stream) -> DeviceEvent:
+        event = self._free.pop() if self._free else self._driver.event()
+        event.record(stream)
+        return event
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        self._driver.choose(self._device)
+        with self._driver.using(self._streams["host"]):
+            yield

@@ -1,0 +1,16 @@
+"""The streams that a device has."""
+
+import torch
+
+from runtime.devices.table import driver_of
+from runtime.engine.streams.cuda import CudaStreams
+from runtime.engine.streams.lanes import Streams
+from runtime.engine.streams.simulated import SimulatedStreams
+
+
+def streams_of(device: torch.device, *, serialises: bool = False) -> Streams:
+    """Its own, or on a CPU simulated ones; with ``serialises`` one task runs after another."""
+    driver = driver_of(device)
+    if driver is None:
+        return SimulatedStreams(spoils=False)
+    return CudaStreams(device, driver, serialises=serialises)

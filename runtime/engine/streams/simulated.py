@@ -1,0 +1,183 @@
+"""Streams that this process plays itself: correct programs cannot tell how far lanes have come.
+
+Compute runs at once, on the host. Other lanes hold their work back: ``eager`` runs what can run
+at once, ``lazy`` runs nothing before somebody waits for it, ``random`` does a bit of both, by seed.
+What may no longer be read is overwritten with NaN.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from runtime.comm.group import Pending
+from runtime.engine.streams.lanes import LANES, Event, Lane, Work
+
+Progress = Literal["eager", "lazy", "random"]
+
+
+def _done() -> None:
+    """In place of work that has run."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Item:
+    lane: Lane
+    work: Work
+    waits: Sequence["_Item"]
+    pending: Pending | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.ended_s is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedStreams:
+    """Lanes as queues of calls; an event is the queued item itself."""
+
+    progress: Progress = "eager"
+    seed: int = 0
+    spoils: bool = True
+    _queues: dict[Lane, deque[_Item]] = field(
+        default_factory=lambda: {lane: deque() for lane in LANES}, init=False
+    )
+    _draw: random.Random = field(init=False)
+    _log: list[_Item] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._draw = random.Random(self.seed)
+
+    def submit(self, lane: Lane, work: Work, waits: Sequence[Event]) -> Event:
+        """Queue work; compute waits and runs now."""
+        item = _Item(lane=lane, work=work, waits=waits)
+        self._log.append(item)
+        self._queues[lane].append(item)
+        if lane == "compute":
+            for event in waits:
+                self._reach(event)
+            self._advance_some()
+            self._reach(item)
+        else:
+            self._advance_some()
+        return item
+
+    def settle(self, pending: Pending | None) -> None:
+        """Wait for a collective; the other lanes go on meanwhile, as those of a device do."""
+        if pending is None:
+            return
+        while not pending.is_ready():
+            if not self._advance_all():
+                pending.wait_a_moment()
+        pending.finish()
+
+    def beside(self, collective: Work, work: Callable[[], object]) -> None:
+        """Start a collective, do the work, wait for the collective."""
+        pending = collective()
+        work()
+        self.settle(pending)
+
+    def synchronize(self) -> None:
+        """Run everything."""
+        for queue in self._queues.values():
+            while queue:
+                self._reach(queue[-1])
+
+    def spoil(self, tensor: Tensor) -> None:
+        """Fill with NaN, whatever type the bytes are read as."""
+        if self.spoils:
+            tensor.view(torch.uint8).fill_(255)
+
+    def spans(self) -> list[tuple[float, float]]:
+        """When each work ran, in the order of submission."""
+        self.synchronize()
+        spans = []
+        for item in self._log:
+            assert item.started_s is not None
+            assert item.ended_s is not None
+            spans.append((item.started_s, item.ended_s))
+        self._log.clear()
+        return spans
+
+    def close(self) -> None:
+        """Forget what was queued, and what it holds."""
+        for queue in self._queues.values():
+            queue.clear()
+        self._log.clear()
+
+    def _advance_some(self) -> None:
+        if self.progress == "eager":
+            while self._advance_all():
+                pass
+        elif self.progress == "random":
+            for lane in self._draw.sample(LANES, len(LANES)):
+                while self._draw.random() < 0.5 and self._advance(lane):
+                    pass
+
+    def _advance_all(self) -> bool:
+        """Take each lane a step further if it can go; whether any could."""
+        advanced = [self._advance(lane) for lane, queue in self._queues.items() if queue]
+        return any(advanced)
+
+    def _advance(self, lane: Lane) -> bool:
+        queue = self._queues[lane]
+        if not queue or lane == "compute":
+            return False
+        item = queue[0]
+        started = False
+        if item.started_s is None:
+            if not all(event.is_done for event in item.waits):
+                return False
+            self._start(item)
+            started = True
+        if item.pending is not None:
+            if not item.pending.is_ready():
+                return started
+            item.pending.finish()
+        self._end(item)
+        return True
+
+    def _reach(self, event: _Item) -> None:
+        """Run a lane up to an event, and what it waits for before."""
+        queue = self._queues[event.lane]
+        while not event.is_done:
+            item = queue[0]
+            if item.started_s is None:
+                for before in item.waits:
+                    self._reach(before)
+            # Waiting for one collective may have brought this lane further.
+            if item.is_done:
+                continue
+            if item.started_s is None:
+                self._start(item)
+            if item.pending is not None:
+                self._await(item)
+            if not item.is_done:
+                self._end(item)
+
+    def _await(self, item: _Item) -> None:
+        assert item.pending is not None
+        while not item.is_done and not item.pending.is_ready():
+            if not self._advance_all():
+                item.pending.wait_a_moment()
+        if not item.is_done:
+            item.pending.finish()
+
+    def _start(self, item: _Item) -> None:
+        item.started_s = perf_counter()
+        # Work holds tensors, and the log holds items: what has run lets go of them.
+        work, item.work = item.work, _done
+        with torch.no_grad() if item.lane != "compute" else torch.enable_grad():
+            item.pending = work()
+
+    def _end(self, item: _Item) -> None:
+        head = self._queues[item.lane].popleft()
+        assert head is item
+        item.ended_s = perf_counter()

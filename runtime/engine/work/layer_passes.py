@@ -1,0 +1,217 @@
+"""Forward and backward of single layers, each an autograd graph of its own: F, B and A.
+
+No graph reaches from one layer to the next. A layer of which nothing moves until its backward pass
+runs as it would anywhere. What another one saves is taken apart: its input enters through a
+boundary that hands its gradient over, and nothing refers to the input but what the layer has saved.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from runtime.devices.table import driver_of
+from runtime.engine.storage.host_pool import HostPool
+from runtime.engine.storage.places import Places
+from runtime.engine.storage.saved import Saved, storage_of
+from runtime.engine.storage.state import StageState
+from runtime.engine.streams.lanes import Streams, Work
+
+
+class _Boundary(torch.autograd.Function):
+    """Hands the gradient of a layer's input over, without a leaf that would hold the input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, _anchor: Tensor, handed: list[Tensor]) -> Tensor:
+        ctx.handed = handed
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+        ctx.handed.append(gradient)
+        return None, None, None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Kept:
+    """A layer of a micro-batch between its passes; ``again`` gives the input to compute it from.
+
+    What it keeps is ``saved``, or it is autograd's and only counted. The gradient of its input is
+    handed over, or it is that of ``entered``.
+    """
+
+    targets: Tensor | None
+    saved: Saved | None = None
+    counted_bytes: int = 0
+    edge: GradientEdge | None = None
+    entered: Tensor | None = None
+    handed: list[Tensor] = field(default_factory=list)
+    again: Callable[[], Tensor] | None = None
+    away: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """What of it is on the device."""
+        return self.counted_bytes if self.saved is None else self.saved.size_bytes
+
+
+class Passes:
+    """Runs a stage's layers; keeps what they save."""
+
+    def __init__(
+        self,
+        state: StageState,
+        modules: dict[int, nn.Module],
+        checkpointed: range,
+        streams: Streams,
+        device: torch.device,
+    ) -> None:
+        self.state = state
+        self.modules = modules
+        self.checkpointed = checkpointed
+        self.streams = streams
+        self.device = device
+        self.kept: dict[tuple[int, int], _Kept] = {}
+        self.leaving: list[list[Tensor]] = [[], []]
+        self.host = HostPool(pins_for=driver_of(device))
+        self.carried_bytes = 0.0
+        # What is kept on the device for backward passes to come, now and at its most.
+        self.held_bytes = 0
+        self.peak_bytes = 0
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._constants = {
+            layer: frozenset(storage_of(buffer) for buffer in module.buffers())
+            for layer, module in modules.items()
+        }
+        self._places = Places(state, modules)
+        # Bytes that a layer keeps of a micro-batch, as counted once, where nothing of it moves.
+        self._sizes: dict[int, int] = {}
+
+    def forward(
+        self, layer: int, micro_batch: int, entry: int, x: Tensor, targets: Tensor | None
+    ) -> Tensor:
+        """A layer's output, or the head's loss."""
+        # What left the ring's entry before has been copied: compute has waited for that.
+        self.leaving[entry].clear()
+        kept = self.kept[layer, micro_batch] = _Kept(targets=targets)
+        if layer in self._sizes:
+            kept.counted_bytes = self._sizes[layer]
+            y = self._plainly(layer, x, kept)
+        else:
+            y = self._taken_apart(layer, entry, x, kept)
+        self.held_bytes += kept.size_bytes
+        staged = self.state.staging.size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes + staged)
+        return y.detach()
+
+    def backward(self, layer: int, micro_batch: int, entry: int, gradient: Tensor) -> Tensor | None:
+        """Add the gradients of a layer's weights up; the gradient of its input, if it has one."""
+        kept = self.kept.pop((layer, micro_batch))
+        self.held_bytes -= kept.size_bytes
+        if kept.saved is not None:
+            kept.saved.move_weights(self._places.take_weights(layer, entry))
+        self._collect(layer, micro_batch, entry)
+        if kept.again is not None:
+            self._plainly(layer, kept.again(), kept)
+        assert kept.edge is not None
+        torch.autograd.backward([kept.edge], [gradient])
+        self._places.add_vectors(layer)
+        if kept.entered is not None:
+            return kept.entered.grad
+        return kept.handed[0] if kept.handed else None
+
+    def leave(self, layer: int, micro_batch: int, entry: int) -> Work:
+        """Take storages away to the host, as many as the ratio says over layers so far."""
+        kept, shape = self.kept[layer, micro_batch], self.state.shape
+        saved = kept.saved
+        assert saved is not None
+        if layer == shape.blocks.start:
+            self.carried_bytes = 0.0
+        self.carried_bytes += shape.offload.activations * saved.size_bytes
+        moves = []
+        for number in saved.largest(self.carried_bytes):
+            storage = saved.leave(number)
+            copy = self.host.take((layer, shape.held(micro_batch), number), storage.numel())
+            kept.away.append((number, copy))
+            moves.append((storage, copy))
+            self.carried_bytes -= storage.numel()
+            self.held_bytes -= storage.numel()
+        self.leaving[entry] = [storage for storage, _ in moves]
+
+        def work() -> None:
+            for storage, copy in moves:
+                copy.copy_(storage, non_blocking=True)
+                self.streams.spoil(storage)
+
+        return work
+
+    def let_go(self) -> None:
+        """Drop what has left: compute has waited for that."""
+        for leaving in self.leaving:
+            leaving.clear()
+
+    def come_back(self, layer: int, micro_batch: int) -> Work:
+        """Bring a layer's storages back to the device."""
+        kept = self.kept[layer, micro_batch]
+        saved = kept.saved
+        assert saved is not None
+        moves = []
+        for number, copy in kept.away:
+            storage = torch.empty_like(copy, device=self.device)
+            self.streams.spoil(storage)
+            saved.come_back(number, storage)
+            self.held_bytes += storage.numel()
+            moves.append((storage, copy))
+        kept.away.clear()
+
+        def work() -> None:
+            for storage, copy in moves:
+                storage.copy_(copy, non_blocking=True)
+                self.streams.spoil(copy)
+
+        return work
+
+    def _plainly(self, layer: int, x: Tensor, kept: _Kept) -> Tensor:
+        """Let autograd keep what the layer saves."""
+        if x.is_floating_point():
+            x = kept.entered = x.detach().requires_grad_()
+        y = self._run(layer, x, kept.targets)
+        kept.edge = get_gradient_edge(y)
+        return y
+
+    def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: _Kept) -> Tensor:
+        """Keep what the layer saves, and count it; of a layer that is computed again, the input."""
+        weights = self._places.take_weights(layer, entry)
+        saved = kept.saved = Saved(weights=weights, constants=self._constants[layer])
+        if layer in self.checkpointed:
+            kept.again = saved.keep(x)
+            with torch.no_grad():
+                return self._run(layer, x, kept.targets)
+        with saved.hooks():
+            if x.is_floating_point():
+                x = _Boundary.apply(x, self._anchor, kept.handed)
+            y = self._run(layer, x, kept.targets)
+        kept.edge = get_gradient_edge(y)
+        shape = self.state.shape
+        if not shape.rings_weights(layer) and shape.offload_of(layer).activations == 0:
+            self._sizes[layer] = saved.size_bytes
+        return y
+
+    def _run(self, layer: int, x: Tensor, targets: Tensor | None) -> Tensor:
+        module = self.modules[layer]
+        y: Tensor = module(x) if targets is None else module(x, targets)
+        return y
+
+    def _collect(self, layer: int, micro_batch: int, entry: int) -> None:
+        """Let a layer's gradients add up where they belong."""
+        shape, gradients = self.state.shape, self._places.take_gradients(layer, entry)
+        adds_to_fetched = shape.zero < 2 and shape.offload_of(layer).gradients > 0
+        has_begun = shape.shares_table and layer == shape.first_layer
+        if shape.zero >= 2 or (micro_batch == 0 and not adds_to_fetched and not has_begun):
+            gradients.zero_()
+        if shape.borrows_table(layer) and micro_batch == 0:
+            # The head's come first.
+            self._places.take_gradients(shape.first_layer, 0).zero_()

@@ -1,0 +1,150 @@
+"""Candidates for a stage as columns: how each saves memory, and what it takes.
+
+Axes: F candidates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.pipeline import StageTimes
+from mistlab.values.plan import Offload, StagePlan
+from searchers.meshes import Mesh
+
+Column = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grain:
+    """How far apart candidates must be to be told apart; ``host_bytes`` is None where host memory
+    does not count."""
+
+    steady_s: float = 0.0
+    once_s: float = 0.0
+    host_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Options:
+    """Ways to run one stage that fit; ``host_bytes`` are of one rank."""
+
+    zero: Column
+    checkpointed_layers: Column
+    weights: Column
+    gradients: Column
+    optimizer: Column
+    activations: Column
+    forward_s: Column
+    backward_s: Column
+    through_forward_s: Column
+    through_backward_s: Column
+    delta_forward_s: Column
+    delta_backward_s: Column
+    within_forward_s: Column
+    within_backward_s: Column
+    point_to_point_s: Column
+    host_bytes: Column
+
+    def __len__(self) -> int:
+        return len(self.zero)
+
+    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
+        """Some of the candidates."""
+        return type(self)(**{e.name: getattr(self, e.name)[rows] for e in fields(self)})
+
+    def and_also(self, others: Self) -> Self:
+        """These and others."""
+        return type(self)(
+            **{
+                e.name: np.concatenate([getattr(self, e.name), getattr(others, e.name)])
+                for e in fields(self)
+            }
+        )
+
+    @property
+    def strategies(self) -> NDArray[np.float64]:
+        """ZeRO levels and ratios (F, 5)."""
+        kinds = (self.zero, self.weights, self.gradients, self.optimizer, self.activations)
+        return np.stack(kinds, axis=1)
+
+    @property
+    def stable_s(self) -> Column:
+        """A steady forward and backward."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def once_s(self) -> Column:
+        """What the first and the last micro-batch take beyond steady ones."""
+        times = self.times
+        within_s = times.within_forward_s + times.within_backward_s
+        first_s = times.through_forward_s - times.forward_s
+        return np.asarray(times.begin_s + first_s + within_s + times.end_s)
+
+    @property
+    def times(self) -> StageTimes:
+        """The times alone."""
+        return StageTimes(**{e.name: getattr(self, e.name) for e in fields(StageTimes)})
+
+    def stage_plan(self, row: int, mesh: Mesh, layers: int) -> StagePlan:
+        """One candidate as a stage of a plan."""
+        return StagePlan(
+            layers=layers,
+            data_parallel=mesh.data_parallel,
+            tensor_parallel=mesh.tensor_parallel,
+            micro_batch=mesh.micro_batch,
+            zero=int(self.zero[row]),
+            checkpointed_layers=int(self.checkpointed_layers[row]),
+            offload=Offload(
+                **{
+                    kind: float(getattr(self, kind)[row])
+                    for kind in ("weights", "gradients", "optimizer", "activations")
+                }
+            ),
+        )
+
+
+def fastest(options: Options, grain: Grain) -> Options:
+    """The candidates that no other is at least as fast as in every respect, and takes less host
+    memory where that counts. Transfers depend on the mesh alone."""
+    times = options.times
+    steady = (
+        *(times.forward_s, times.backward_s),
+        *(times.through_forward_s, times.through_backward_s),
+    )
+    once = (times.begin_s, times.end_s, times.within_forward_s, times.within_backward_s)
+    columns = [
+        *(_grains(column, grain.steady_s) for column in steady),
+        *(_grains(column, grain.once_s) for column in once),
+    ]
+    if grain.host_bytes is not None:
+        columns.append(_grains(options.host_bytes, grain.host_bytes))
+    return options.chosen(undominated(columns))
+
+
+def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
+    """Of candidates for a stage that is a whole pipeline, the fastest few of different strategies:
+    there is only one time to compare."""
+    seconds = micro_batches * options.stable_s + options.once_s
+    in_order = np.argsort(seconds, kind="stable")
+    first_of_each = np.unique(options.strategies[in_order], axis=0, return_index=True)[1]
+    return options.chosen(in_order[np.sort(first_of_each)[:count]])
+
+
+def _grains(column: Column, grain: float) -> Column:
+    return np.ceil(column / grain) if grain else column
+
+
+def undominated(columns: Sequence[Column]) -> NDArray[np.intp]:
+    """The rows that no other row is at most as large as in all columns; of equal ones the first."""
+    points = np.stack(columns, axis=1).astype(np.float64)
+    # Whoever dominates a point has a smaller sum, or comes first among equals.
+    left = np.lexsort((np.arange(len(points)), points.sum(axis=1)))
+    kept = []
+    while len(left):
+        first, left = left[0], left[1:]
+        kept.append(first)
+        left = left[(points[left] < points[first]).any(axis=1)]
+    return np.array(kept, dtype=np.intp)

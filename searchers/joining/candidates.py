@@ -1,0 +1,286 @@
+"""What a stage may be: every way to save memory on a mesh, and those of them that can be best.
+
+A stage's place in the pipeline decides how much it must hold, and whether it has the embedding or
+the head; its cost depends on nothing else of the pipeline. Nodes are alike, so of the first rank
+only the place inside a node matters.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import product
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.pipeline import StageTimes
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.stages import StageBatch, StageCosts
+from searchers.joining.candidate_table import Column, Grain, Options, fastest, fastest_alone
+from searchers.joining.groups import Group
+from searchers.joining.least_work import Work
+from searchers.ledger import Ledger
+from searchers.meshes import Mesh, checkpoint_counts, zero_levels
+
+# Rows asked for at once.
+TOGETHER = 1 << 19
+
+# Coarse to fine, candidates that differ by less than this share of an iteration are as good as one
+# another.
+FINEST = 2e-4
+# Near how many candidates better ones are looked for where only one time counts.
+BESIDE = 16
+
+# The ratios that one kind of offloading may take.
+Ratios = Sequence[float]
+# ZeRO level and ratios of weights, gradients, optimizer state and activations (rows, 5).
+Strategies = NDArray[np.float64]
+
+
+class Place(NamedTuple):
+    """A stage of so many blocks at some place of a pipeline."""
+
+    mesh: Mesh
+    place_in_node: int
+    layers: int
+    in_flight: int
+    is_first: bool
+    is_last: bool
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the stage is the whole pipeline."""
+        return self.is_first and self.is_last
+
+
+@dataclass(slots=True, kw_only=True)
+class Menus:
+    """The candidates for stages of a group of pipelines that can be part of the fastest one.
+
+    ``work`` bounds what the other stages take. ``with_host`` keeps those that are slower and take
+    less host memory. With ``coarse_to_fine`` ratios are looked at in steps of a half; ``refine``
+    then takes ever smaller ones near the best: many times faster, and not sure to find all.
+    """
+
+    problem: Problem
+    space: SearchSpace
+    ledger: Ledger
+    group: Group
+    work: Mapping[Mesh, Work]
+    with_host: bool = False
+    coarse_to_fine: bool = False
+    _found: dict[Place, Options] = field(default_factory=dict, init=False)
+
+    def __getitem__(self, place: Place) -> Options:
+        """The best candidates for a place that was prepared."""
+        return self._found[place]
+
+    def prepare(self, places: Iterable[Place], limit_s: float) -> None:
+        """Work out candidates for places, of pipelines that take less than a limit; it may only
+        fall from one time to the next."""
+        alike: dict[tuple[bool, tuple[int, ...]], list[Place]] = defaultdict(list)
+        for place in sorted(set(places) - self._found.keys()):
+            alike[place.is_alone, self._zero_levels(place)].append(place)
+        every = self.space.offload.kinds
+        for (is_alone, levels), some in alike.items():
+            ratios = coarse(every, is_alone=is_alone) if self.coarse_to_fine else every
+            strategies = np.array([*product(map(float, levels), *ratios)])
+            self._found |= zip(some, self._evaluated(some, strategies, limit_s), strict=True)
+
+    def refine(self, places: Iterable[Place], limit_s: float) -> None:
+        """Look at ratios near the best of those so far, in ever smaller steps, for places that were
+        prepared."""
+        for some in _by_mesh(places):
+            self._refine(some, self.space.offload.kinds, limit_s)
+
+    def _refine(self, places: Sequence[Place], ratios: Sequence[Ratios], limit_s: float) -> None:
+        seen: set[tuple[float, ...]] = set()
+        step = max(len(kind) - 1 for kind in ratios) // 4 or 1
+        gone_on: set[tuple[float, ...]] = set()
+        while step:
+            best = {
+                strategy
+                for place in places
+                for strategy in map(tuple, self._found[place].strategies.tolist())
+            } - gone_on
+            gone_on |= best
+            new = {near for one in best for near in neighbours(one, ratios, step)} - seen
+            if not new:
+                step, gone_on = step // 2, set()
+                continue
+            seen |= new
+            others = self._evaluated(places, np.array(sorted(new)), limit_s)
+            for place, other in zip(places, others, strict=True):
+                self.ledger.check_time()
+                both = self._found[place].and_also(other)
+                self._found[place] = self._fastest(place, both, limit_s)
+
+    def _zero_levels(self, place: Place) -> tuple[int, ...]:
+        return zero_levels(self.space, place.mesh.data_parallel, in_pipeline=not place.is_alone)
+
+    def _evaluated(
+        self, places: Sequence[Place], strategies: Strategies, limit_s: float
+    ) -> list[Options]:
+        """The best of some strategies, with any number of recomputed blocks, for each place."""
+        found: list[Options | None] = [None] * len(places)
+        for part in _parts(places, self.space, len(strategies)):
+            rows = _Rows(part, strategies)
+            costs = self.ledger.stage_costs(rows.batch(), engine=self.space.engine)
+            for number, options in rows.options(costs, self.problem):
+                self.ledger.check_time()
+                hopeful = options.chosen(self._least_s(places[number], options) < limit_s)
+                before = found[number]
+                both = hopeful if before is None else before.and_also(hopeful)
+                found[number] = self._fastest(places[number], both, limit_s)
+        return [options for options in found if options is not None]
+
+    def _fastest(self, place: Place, options: Options, limit_s: float) -> Options:
+        if place.is_alone:
+            count = BESIDE if self.coarse_to_fine else 1
+            return fastest_alone(options, self.group.micro_batches, count)
+        finest_s = FINEST * limit_s if self.coarse_to_fine and limit_s < np.inf else 0.0
+        host_bytes = None
+        if self.with_host:
+            share = FINEST if finest_s else 0.0
+            host_bytes = share * self.problem.cluster.host_memory_bytes
+        steady_s = finest_s / self.group.micro_batches
+        return fastest(options, Grain(steady_s=steady_s, once_s=finest_s, host_bytes=host_bytes))
+
+    def _least_s(self, place: Place, options: Options) -> Column:
+        """What a pipeline with a candidate takes at least: it hides at most half its passes ahead
+        of what the other stages take."""
+        layers = self.problem.workload.model.layers - place.layers
+        others_s = self.group.least_stages_s(self.work, layers)
+        hidden_s = (place.in_flight - 1) / 2 * options.stable_s
+        own_s = self.group.micro_batches * options.stable_s
+        return np.asarray(options.once_s + own_s + np.maximum(others_s - hidden_s, 0.0))
+
+
+def coarse(ratios: Sequence[Ratios], *, is_alone: bool) -> tuple[Ratios, ...]:
+    """Of the ratios of weights, gradients, optimizer state and activations the first and the last,
+    of the latter two one between as well. A stage that is alone has no others to make up for it:
+    of its ratios there are twice as many."""
+    parts = (2, 2, 4, 4) if is_alone else (1, 1, 2, 2)
+    return tuple(spread(kind, count) for kind, count in zip(ratios, parts, strict=True))
+
+
+def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
+    """The first of the choices, the last, and those that divide the rest into so many parts."""
+    last = len(choices) - 1
+    return [choices[place] for place in sorted({last * part // parts for part in range(parts + 1)})]
+
+
+def _by_mesh(places: Iterable[Place]) -> Iterable[list[Place]]:
+    """The places of each mesh, whole pipelines apart."""
+    found: dict[tuple[Mesh, bool], list[Place]] = defaultdict(list)
+    for place in sorted(places):
+        found[place.mesh, place.is_alone].append(place)
+    return found.values()
+
+
+def neighbours(
+    strategy: tuple[float, ...], ratios: Sequence[Ratios], step: int
+) -> Iterator[tuple[float, ...]]:
+    """The strategies that differ in one ratio, by so many places among those that it may take, or
+    in two that go up and down, which need about as much memory."""
+    level, *own = strategy
+    here = [allowed.index(ratio) for allowed, ratio in zip(ratios, own, strict=True)]
+    for up, down in product(range(len(here) + 1), repeat=2):
+        # The last is no ratio: nothing goes up, or nothing down.
+        there = here[:]
+        for kind, by in ((up, step), (down, -step)):
+            if kind < len(here):
+                there[kind] += by
+        is_inside = all(0 <= p < len(allowed) for p, allowed in zip(there, ratios, strict=True))
+        if is_inside and up != down:
+            yield (level, *(allowed[p] for p, allowed in zip(there, ratios, strict=True)))
+
+
+# The number of a place, the place, and numbers of blocks that are computed again.
+_Part = list[tuple[int, Place, NDArray[np.int64]]]
+
+
+def _parts(places: Sequence[Place], space: SearchSpace, strategies: int) -> Iterator[_Part]:
+    """Places with their numbers of recomputed blocks, few enough at a time."""
+    most = max(1, TOGETHER // max(1, strategies))
+    part: _Part = []
+    room = most
+    for number, place in enumerate(places):
+        counts = np.array(checkpoint_counts(space, place.layers))
+        for start in range(0, len(counts), most):
+            some = counts[start : start + most]
+            if len(some) > room and part:
+                yield part
+                part, room = [], most
+            part.append((number, place, some))
+            room -= len(some)
+    if part:
+        yield part
+
+
+class _Rows:
+    """Strategies, each at all places of a part: rows of one strategy follow one another."""
+
+    def __init__(self, part: _Part, strategies: Strategies) -> None:
+        self.part = part
+        self.strategies = strategies
+        self.counts = [len(counts) for _, _, counts in part]
+
+    def batch(self) -> StageBatch:
+        """The candidates."""
+        each = np.sum(self.counts)
+        zero, weights, gradients, optimizer, activations = (
+            np.repeat(column, each) for column in self.strategies.T
+        )
+        return StageBatch(
+            layers=self._of_place("layers"),
+            data_parallel=self._of_place("mesh.data_parallel"),
+            tensor_parallel=self._of_place("mesh.tensor_parallel"),
+            micro_batch=self._of_place("mesh.micro_batch"),
+            zero=zero.astype(np.int64),
+            checkpointed_layers=np.tile(
+                np.concatenate([counts for _, _, counts in self.part]), len(self.strategies)
+            ),
+            offload_weights=weights,
+            offload_gradients=gradients,
+            offload_optimizer=optimizer,
+            offload_activations=activations,
+            in_flight=self._of_place("in_flight"),
+            has_embedding=self._of_place("is_first"),
+            has_head=self._of_place("is_last"),
+            first_rank=self._of_place("place_in_node"),
+        )
+
+    def options(self, costs: StageCosts, problem: Problem) -> Iterator[tuple[int, Options]]:
+        """For each place, its number and the candidates that fit."""
+        cluster = problem.cluster
+        gpus_of_node = np.minimum(self._of_place("mesh.num_gpus"), cluster.gpus_per_node)
+        fits = costs.fits & (costs.host_bytes * gpus_of_node <= cluster.host_memory_bytes)
+        by_strategy = fits.reshape(len(self.strategies), -1)
+        seconds, first = costs.seconds, 0
+        for number, _, counts in self.part:
+            rows, columns = np.nonzero(by_strategy[:, first : first + len(counts)])
+            flat = rows * by_strategy.shape[1] + first + columns
+            zero, weights, gradients, optimizer, activations = self.strategies[rows].T
+            yield (
+                number,
+                Options(
+                    zero=zero,
+                    checkpointed_layers=counts[columns],
+                    weights=weights,
+                    gradients=gradients,
+                    optimizer=optimizer,
+                    activations=activations,
+                    **{e.name: getattr(seconds, e.name)[flat] for e in fields(StageTimes)},
+                    host_bytes=costs.host_bytes[flat],
+                ),
+            )
+            first += len(counts)
+
+    def _of_place(self, name: str) -> NDArray[np.int64]:
+        value = attrgetter(name)
+        values = np.array([int(value(place)) for _, place, _ in self.part])
+        return np.tile(np.repeat(values, self.counts), len(self.strategies))

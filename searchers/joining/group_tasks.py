@@ -1,0 +1,180 @@
+"""Searching groups of pipelines, one after another or side by side.
+
+joblib's context says where: nothing here in one process, ``parallel_config(n_jobs=2)`` in processes
+of this machine, another backend on a Ray or Dask cluster.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from joblib import Parallel, delayed
+
+from mistlab.values.plan import Plan
+from mistlab.values.search import Budget, PlanAndStagePredictor, Problem
+from mistlab.values.space import SearchSpace
+from searchers.joining.candidates import Menus, Place
+from searchers.joining.groups import Group
+from searchers.joining.least_work import Work
+from searchers.joining.programme import join_hastily, near_best
+from searchers.ledger import SHORT_LIST, BudgetSpentError, Clock, Ledger
+from searchers.meshes import Mesh
+
+# Joins the stages of a group to the fastest pipeline that takes less than a limit: its time as the
+# chains have it, and the plan.
+Joiner = Callable[[Menus, float], tuple[float, Plan] | None]
+
+# How much slower than the best plan a group may be, with coarse ratios, to be looked at closely: a
+# stage alone, stages of equally many GPUs, and stages of any, of which there are many.
+NEAR_ALONE = 1.15
+NEAR = 1.05
+NEAR_UNEQUAL = 1.02
+# How often the pipelines near the best are looked at more closely.
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTask:
+    """A group of pipelines, and the time below which its plans are wanted."""
+
+    problem: Problem
+    space: SearchSpace
+    group: Group
+    work: Mapping[Mesh, Work]
+    join: Joiner
+    limit_s: float
+    coarse_to_fine: bool
+
+    def solved(self, ledger: Ledger) -> float:
+        """The time of the best plan, as the chains have it, once the ledger has seen it; the limit
+        if there is none."""
+        # Stages of one node share its host memory: it is followed once a plan does not fit for it.
+        # Without a plan to beat, everything must be looked at.
+        is_hasty = self.coarse_to_fine and self.limit_s < inf
+        work = self._likely_work(ledger) if is_hasty else self.work
+        for with_host in (False, True):
+            found = self._joined(self._menus(ledger, work, with_host=with_host))
+            if found is None:
+                break
+            seconds, plan = found
+            if ledger.predict([plan])[0].fits:
+                return seconds
+        return self.limit_s
+
+    def _menus(self, ledger: Ledger, work: Mapping[Mesh, Work], *, with_host: bool) -> Menus:
+        return Menus(
+            problem=self.problem,
+            space=self.space,
+            ledger=ledger,
+            group=self.group,
+            work=work,
+            with_host=with_host,
+            coarse_to_fine=self.coarse_to_fine,
+        )
+
+    def _likely_work(self, ledger: Ledger) -> Mapping[Mesh, Work]:
+        """What meshes take of stages in the middle of a pipeline with half an even share of the
+        blocks and coarse ratios: on the whole hardly any pipeline is better off. Meshes on which
+        nothing fits are not looked at."""
+        layers, gpus = self.problem.workload.model.layers, self.problem.cluster.num_gpus
+        places = {
+            mesh: Place(
+                mesh=mesh,
+                place_in_node=0,
+                layers=max(1, layers * mesh.num_gpus // gpus // 2),
+                in_flight=min(self.group.micro_batches, max(1, gpus // mesh.num_gpus // 2)),
+                is_first=False,
+                is_last=False,
+            )
+            for mesh in self.group.meshes
+        }
+        menus = self._menus(ledger, self.work, with_host=False)
+        menus.prepare(places.values(), inf)
+        return {
+            mesh: Work(
+                block_s=float(menus[place].stable_s.min(initial=inf)) / place.layers,
+                ends_s=self.work[mesh].ends_s,
+            )
+            for mesh, place in places.items()
+        }
+
+    @property
+    def _near(self) -> float:
+        if self.group.num_stages == 1:
+            return NEAR_ALONE
+        return NEAR_UNEQUAL if self.group.has_unequal_sizes else NEAR
+
+    def _joined(self, menus: Menus) -> tuple[float, Plan] | None:
+        if not self.coarse_to_fine:
+            return self.join(menus, self.limit_s)
+        quick = self._refined(menus)
+        if quick is None:
+            return None
+        limit_s = min(self.limit_s, quick[0])
+        found = None if self.join is join_hastily else self.join(menus, limit_s)
+        return quick if found is None and quick[0] < self.limit_s else found
+
+    def _refined(self, menus: Menus) -> tuple[float, Plan] | None:
+        """A quick answer, once the stages of pipelines near it have been looked at closely."""
+        refined: set[Place] = set()
+        limit_s = self._near * self.limit_s
+        found = None
+        for _ in range(ROUNDS):
+            near = near_best(menus, limit_s)
+            if not near:
+                break
+            found = near[0][:2]
+            # The budget may end before there is a better one; the others are its rivals.
+            menus.ledger.predict([plan for _, plan, _ in near[:SHORT_LIST]])
+            limit_s = min(limit_s, self._near * found[0])
+            places = {place for *_, of_plan in near for place in of_plan}
+            if places <= refined:
+                break
+            menus.refine(places - refined, min(self.limit_s, found[0]))
+            refined |= places
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What a process found, and what it asked its predictor."""
+
+    seconds: float
+    nearest: Sequence[Plan]
+    stage_evaluations: int
+    is_spent: bool
+
+
+def solved(tasks: Sequence[GroupTask], ledger: Ledger) -> list[float]:
+    """The times of the best plans of tasks, all of which the ledger has seen."""
+    if len(tasks) <= 1:
+        return [task.solved(ledger) for task in tasks]
+    budget = ledger.budget_left
+    answers: Iterable[_Answer] = Parallel()(
+        delayed(_answer)(task, ledger.predictor, budget, ledger.clock) for task in tasks
+    )
+    seconds = []
+    for answer in answers:
+        ledger.count(stages=answer.stage_evaluations)
+        ledger.predict(answer.nearest)
+        if answer.is_spent:
+            raise BudgetSpentError
+        seconds.append(answer.seconds)
+    return seconds
+
+
+def _answer(
+    task: GroupTask, predictor: PlanAndStagePredictor, budget: Budget, clock: Clock
+) -> _Answer:
+    ledger = Ledger(predictor=predictor, budget=budget, clock=clock)
+    seconds, is_spent = task.limit_s, False
+    try:
+        seconds = task.solved(ledger)
+    except BudgetSpentError:
+        is_spent = True
+    return _Answer(
+        seconds=seconds,
+        nearest=[one.plan for one in ledger.nearest],
+        stage_evaluations=ledger.stage_evaluations,
+        is_spent=is_spent,
+    )

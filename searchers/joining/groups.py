@@ -1,0 +1,123 @@
+"""The pipelines of a space in groups that can be searched one by one."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.joining.least_work import Work
+from searchers.meshes import Mesh, Pipeline, allows, meshes, micro_batch_counts
+
+# Less than any number of blocks, also with what more stages add to it.
+NONE = -(1 << 60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Pipelines of so many micro-batches, with stages of any of the meshes.
+
+    ``num_stages`` is None where meshes are of different sizes and their number is left open.
+    """
+
+    micro_batches: int
+    meshes: tuple[Mesh, ...]
+    num_stages: int | None
+
+    def equal_pipelines(self, problem: Problem) -> Iterator[Pipeline]:
+        """Those whose stages have one mesh."""
+        for mesh in self.meshes:
+            num_stages, rest = divmod(problem.cluster.num_gpus, mesh.num_gpus)
+            is_one = num_stages <= problem.workload.model.layers and self._allows(num_stages)
+            if not rest and is_one:
+                yield Pipeline(micro_batches=self.micro_batches, meshes=(mesh,) * num_stages)
+
+    def _allows(self, num_stages: int) -> bool:
+        return self.num_stages in (None, num_stages)
+
+    @property
+    def has_unequal_sizes(self) -> bool:
+        """Whether its meshes differ in their numbers of GPUs."""
+        return len({mesh.num_gpus for mesh in self.meshes}) > 1
+
+    def least_s(self, problem: Problem, work: Mapping[Mesh, Work]) -> float:
+        """What all of them take at least: the slowest stage takes an even share or more in each
+        micro-batch. Of what the stages after it take it can hide half its passes ahead, the
+        forwards or the backwards; the rest is on top."""
+        layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
+        ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)
+        slowest_s = (self.least_gpu_s(work, layers) + ends_s) / gpus
+        stages = self.num_stages or min(layers, gpus)
+        ahead = min(self.micro_batches, stages) - 1
+        through_s = self.least_stages_s(work, layers) + ends_s / self._largest
+        return through_s + (self.micro_batches - 1 - ahead / 2) * slowest_s
+
+    def least_gpu_s(self, work: Mapping[Mesh, Work], layers: int) -> float:
+        """GPU-seconds that a micro-batch takes in so many blocks at least."""
+        return layers * min(work[mesh].block_s * mesh.num_gpus for mesh in self.meshes)
+
+    def least_stages_s(self, work: Mapping[Mesh, Work], layers: int) -> float:
+        """What stages of so many blocks together take at least in one micro-batch."""
+        return self.least_gpu_s(work, layers) / self._largest
+
+    def most_blocks(self, problem: Problem, work: Mapping[Mesh, Work], each_s: float) -> list[int]:
+        """How many blocks stages on so many GPUs (0 to all) can have at most, if each takes less
+        than ``each_s`` for a micro-batch; negative where no meshes use up the GPUs."""
+        layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
+        of_size: dict[int, int] = {}
+        for mesh in self.meshes:
+            own = work[mesh].blocks_within(each_s, layers)
+            if own:
+                of_size[mesh.num_gpus] = max(own, of_size.get(mesh.num_gpus, 0))
+        most = [0]
+        for number in range(1, gpus + 1):
+            ways = [own + most[number - size] for size, own in of_size.items() if size <= number]
+            most.append(max(ways, default=NONE))
+        return most
+
+    @property
+    def _largest(self) -> int:
+        return max(mesh.num_gpus for mesh in self.meshes)
+
+
+def groups_of(
+    problem: Problem, space: SearchSpace, *, equal_sizes: bool = False
+) -> Iterator[Group]:
+    """All pipelines of the space, or those whose stages have equally many GPUs."""
+    for micro_batches in micro_batch_counts(problem, space):
+        choices = meshes(problem, space, micro_batches)
+        if space.unequal_meshes and not equal_sizes:
+            together = [(tuple(choices), count) for count in _stage_counts(problem, space)]
+        else:
+            together = [
+                (alike, problem.cluster.num_gpus // size)
+                for size in sorted({mesh.num_gpus for mesh in choices})
+                for alike in _alike(space, [mesh for mesh in choices if mesh.num_gpus == size])
+            ]
+        for alike, count in together:
+            group = Group(micro_batches=micro_batches, meshes=alike, num_stages=count)
+            if alike and (count is None or _is_pipeline(problem, space, alike, count)):
+                yield group
+
+
+def _alike(space: SearchSpace, choices: list[Mesh]) -> list[tuple[Mesh, ...]]:
+    """Meshes that stages of one pipeline may have."""
+    return [tuple(choices)] if space.unequal_meshes else [(mesh,) for mesh in choices]
+
+
+def _is_pipeline(
+    problem: Problem, space: SearchSpace, choices: tuple[Mesh, ...], num_stages: int
+) -> bool:
+    sizes = [mesh.num_gpus for mesh in choices]
+    gpus = problem.cluster.num_gpus
+    return (
+        allows(space.pipeline, num_stages)
+        and num_stages <= problem.workload.model.layers
+        and min(sizes) * num_stages <= gpus <= max(sizes) * num_stages
+    )
+
+
+def _stage_counts(problem: Problem, space: SearchSpace) -> list[int | None]:
+    """Numbers of stages, where it matters which."""
+    if space.layers_off_balance is None and space.pipeline is None:
+        return [None]
+    return list(range(1, problem.cluster.num_gpus + 1))

@@ -1,0 +1,66 @@
+"""What stages take in one micro-batch at least, however a plan saves memory.
+
+A stage that recomputes, shards and offloads nothing has nothing beside its computation, and no slot
+is shorter than what is computed in it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.stages import StageBatch
+from searchers.ledger import Ledger
+from searchers.meshes import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Seconds of a micro-batch on a mesh: of a block, and of both ends of the model."""
+
+    block_s: float
+    ends_s: float
+
+    def blocks_within(self, seconds: float, layers: int) -> int:
+        """How many of so many blocks a stage can have that takes less than some seconds."""
+        if layers * self.block_s < seconds:
+            return layers
+        if self.block_s == math.inf:
+            return 0
+        return max(0, math.ceil(seconds / self.block_s) - 1)
+
+
+def work_of(
+    problem: Problem, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
+) -> dict[Mesh, Work]:
+    """The work of each mesh, from stages of one block, of two, and of one with both ends."""
+    layers, ends = (np.repeat(column, len(meshes)) for column in ([1, 2, 1], [0, 0, 1]))
+    nothing = np.zeros(len(layers), dtype=np.int64)
+    columns = {
+        name: np.tile([getattr(mesh, name) for mesh in meshes], 3)
+        for name in ("data_parallel", "tensor_parallel", "micro_batch")
+    }
+    batch = StageBatch(
+        layers=layers,
+        **columns,
+        zero=nothing,
+        checkpointed_layers=nothing,
+        offload_weights=nothing,
+        offload_gradients=nothing,
+        offload_optimizer=nothing,
+        offload_activations=nothing,
+        in_flight=nothing + 1,
+        has_embedding=ends,
+        has_head=ends,
+        first_rank=nothing,
+    )
+    stable_s = ledger.stage_costs(batch, engine=space.engine).seconds.stable_s
+    one_s, two_s, with_ends_s = stable_s.reshape(3, -1)
+    block_s = two_s - one_s
+    return {
+        mesh: Work(block_s=float(block), ends_s=max(0.0, float(ends)))
+        for mesh, block, ends in zip(meshes, block_s, with_ends_s - block_s, strict=True)
+    }

@@ -1,0 +1,116 @@
+"""Partial pipelines in columns: what each has taken, its chains, and what it was made of.
+
+Axes: K partial pipelines.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.pipeline import Chains, no_stages
+from searchers.joining.candidate_table import undominated
+from searchers.joining.candidates import Place
+
+# Blocks and GPUs that the stages of a partial pipeline have taken.
+Taken = tuple[int, int]
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Partials:
+    """Partial pipelines of equally many stages, those that have taken the same side by side: which
+    stage was put in front of which pipeline of ``behind`` (K).
+
+    ``host_bytes`` are those on the node of the foremost stage, as long as it has GPUs left.
+    """
+
+    layers: Rows
+    gpus: Rows
+    chains: Chains
+    host_bytes: NDArray[np.float64]
+    # Of each, what it was made of: a stage, its row on the menu, the partial pipeline behind it.
+    places: tuple[Place, ...]
+    place: Rows
+    option: Rows
+    behind: "Partials | None"
+    row_behind: Rows
+
+    @classmethod
+    def nothing(cls) -> Self:
+        """The one without stages."""
+        none = np.zeros(1, dtype=np.intp)
+        return cls(
+            layers=none,
+            gpus=none,
+            chains=no_stages(1),
+            host_bytes=np.zeros(1),
+            places=(),
+            place=none,
+            option=none,
+            behind=None,
+            row_behind=none,
+        )
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def chosen(self, rows: Rows | NDArray[np.bool_]) -> Self:
+        """Some of them."""
+        return replace(
+            self,
+            layers=self.layers[rows],
+            gpus=self.gpus[rows],
+            chains=chosen_chains(self.chains, rows),
+            host_bytes=self.host_bytes[rows],
+            place=self.place[rows],
+            option=self.option[rows],
+            row_behind=self.row_behind[rows],
+        )
+
+    def by_taken(self) -> Iterator[tuple[Taken, slice]]:
+        """What some of them have taken, and where those are."""
+        changes = (self.layers[1:] != self.layers[:-1]) | (self.gpus[1:] != self.gpus[:-1])
+        bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self)]
+        for start, end in pairwise(bounds):
+            if end > start:
+                yield (int(self.layers[start]), int(self.gpus[start])), slice(start, end)
+
+    def undominated(self, rows: Rows) -> Rows:
+        """Those of some that have taken the same which none of them is nowhere worse than."""
+        columns = [getattr(self.chains, entry.name)[rows] for entry in fields(Chains)]
+        return rows[undominated([*columns, self.host_bytes[rows]])]
+
+    def stages(self, row: int) -> Iterator[tuple[Place, int]]:
+        """The stages of one, each with its row on the menu, the foremost first."""
+        if self.behind is not None:
+            yield self.places[int(self.place[row])], int(self.option[row])
+            yield from self.behind.stages(int(self.row_behind[row]))
+
+
+def joined(parts: Sequence[Partials]) -> Partials:
+    """Parts of one table, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    chains = [part.chains for part in parts]
+    return Partials(
+        layers=np.concatenate([part.layers for part in parts]),
+        gpus=np.concatenate([part.gpus for part in parts]),
+        chains=Chains(
+            **{e.name: np.concatenate([getattr(c, e.name) for c in chains]) for e in fields(Chains)}
+        ),
+        host_bytes=np.concatenate([part.host_bytes for part in parts]),
+        places=parts[0].places,
+        place=np.concatenate([part.place for part in parts]),
+        option=np.concatenate([part.option for part in parts]),
+        behind=parts[0].behind,
+        row_behind=np.concatenate([part.row_behind for part in parts]),
+    )
+
+
+def chosen_chains(chains: Chains, rows: Rows | NDArray[np.bool_]) -> Chains:
+    """Some of the chains."""
+    return Chains(**{e.name: getattr(chains, e.name)[rows] for e in fields(Chains)})

@@ -1,0 +1,329 @@
+"""Stages joined to the best pipeline by a dynamic programme, from the last stage to the first.
+
+A partial pipeline is known by its stages, blocks and GPUs, and by the chains that these mean to
+stages in front of them (``mistlab.cost.pipeline``). Chains only grow with those behind them, so a
+partial pipeline that is nowhere better than another one can be left out, and so can one that no
+completion brings below what is known already.
+
+Axes: K partial pipelines, P places, O options of all places.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.pipeline import StageTimes, prepended
+from mistlab.values.plan import Plan
+from searchers.joining.candidates import Menus, Place
+from searchers.joining.partials import Partials, Rows, Taken, chosen_chains, joined
+from searchers.meshes import Mesh, layer_counts, lies_well
+
+# How many partial pipelines that have taken the same go on in haste.
+BEAM = 16
+# How many pipelines are near the best.
+FEW = 16
+# Partial pipelines that are put together at once.
+TOGETHER = 1 << 16
+
+
+def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
+    """The fastest pipeline of a group that takes less than a limit, if there is one, and its time
+    as the chains have it."""
+    return _Join(menus=menus).fastest(limit_s)
+
+
+def join_hastily(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
+    """The same with a few of the partial pipelines alone, which is mostly as good."""
+    return _Join(menus=menus, beam=BEAM).fastest(limit_s)
+
+
+def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[Place, ...]]]:
+    """The fastest few pipelines that ``join_hastily`` comes across, which differ in more than how
+    they save memory: their times, plans and stages, fastest first."""
+    # Of those that have taken the same some may leave a host too little: without a plan to beat,
+    # none of them is left out.
+    beam = None if menus.with_host and limit_s == np.inf else BEAM
+    return _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
+
+
+def places_by_stage(menus: Menus, limit_s: float) -> list[list[Place]]:
+    """What each stage of the pipelines of a group may be, the last stage first; their number must
+    be given. Menus are prepared for all of them."""
+    stages = _Join(menus=menus).places_by_stage(limit_s)
+    menus.prepare([place for places in stages for place in places], limit_s)
+    return stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Join:
+    menus: Menus
+    beam: int | None = None
+
+    def fastest(self, limit_s: float) -> tuple[float, Plan] | None:
+        found = self.pipelines(limit_s, 1)
+        return found[0][:2] if found else None
+
+    def pipelines(self, limit_s: float, count: int) -> list[tuple[float, Plan, tuple[Place, ...]]]:
+        """The fastest few pipelines with different places, their times and plans."""
+        found: dict[tuple[Place, ...], tuple[float, Partials, int]] = {}
+        partials = Partials.nothing()
+        for after in range(self._most_stages):
+            partials = self._extended(partials, after, limit_s)
+            is_whole = partials.gpus == self._all[1]
+            whole = partials.chosen(is_whole)
+            for row in np.argsort(whole.chains.whole, kind="stable").tolist():
+                seconds = float(whole.chains.whole[row])
+                if seconds >= limit_s:
+                    break
+                places = tuple(place for place, _ in whole.stages(row))
+                if places in found:
+                    continue
+                found[places] = seconds, whole, row
+                if len(found) > count:
+                    del found[max(found, key=lambda places: found[places][0])]
+                if len(found) == count:
+                    limit_s = max(seconds for seconds, _, _ in found.values())
+            partials = self._worth(partials.chosen(~is_whole), limit_s)
+            if not len(partials):
+                break
+        in_order = sorted(found.items(), key=lambda entry: entry[1][0])
+        return [
+            (seconds, self._plan(whole, row), places) for places, (seconds, whole, row) in in_order
+        ]
+
+    def _worth(self, partials: Partials, limit_s: float) -> Partials:
+        """Those that may be part of the fastest pipeline."""
+        least_s = self._least_s(partials)
+        kept = [np.empty(0, dtype=np.intp)]
+        for _, here in partials.by_taken():
+            self.menus.ledger.check_time()
+            rows = here.start + np.flatnonzero(least_s[here] < limit_s)
+            if self.beam is not None:
+                rows = rows[np.argsort(least_s[rows], kind="stable")[: self.beam]]
+            if len(rows):
+                kept.append(partials.undominated(rows))
+        return partials.chosen(np.concatenate(kept))
+
+    def places_by_stage(self, limit_s: float) -> list[list[Place]]:
+        """What each stage may be, the last stage first."""
+        taken: Iterable[Taken] = [(0, 0)]
+        stages = []
+        for after in range(self._most_stages):
+            steps = list(self._steps(taken, after, limit_s))
+            stages.append(sorted({place for _, place in steps}))
+            taken = {_with(before, place) for before, place in steps}
+        return stages
+
+    @property
+    def _all(self) -> Taken:
+        problem = self.menus.problem
+        return problem.workload.model.layers, problem.cluster.num_gpus
+
+    @property
+    def _most_stages(self) -> int:
+        layers, gpus = self._all
+        smallest = min(mesh.num_gpus for mesh in self.menus.group.meshes)
+        return self.menus.group.num_stages or min(layers, gpus // smallest)
+
+    def _extended(self, partials: Partials, after: int, limit_s: float) -> Partials:
+        """Each partial pipeline with each possible stage in front of it, as far as they may become
+        a pipeline that takes less than a limit."""
+        where = dict(partials.by_taken())
+        steps = sorted(self._steps(where, after, limit_s), key=lambda step: _with(*step))
+        places = sorted({place for _, place in steps})
+        self.menus.prepare(places, limit_s)
+        options = _Options.of(self.menus, places, limit_s)
+        number = {place: row for row, place in enumerate(places)}
+        place = np.array([number[place] for _, place in steps], dtype=np.intp)
+        first = np.array([where[taken].start for taken, _ in steps], dtype=np.intp)
+        behind = np.array([where[taken].stop for taken, _ in steps], dtype=np.intp) - first
+        sizes = behind * options.counts[place]
+        found = []
+        for some in _parts(sizes):
+            self.menus.ledger.check_time()
+            step, nth = _each(some, sizes[some])
+            option, row = np.divmod(nth, behind[step])
+            option += options.starts[place[step]]
+            part = self._in_front(options, option, partials, first[step] + row, after)
+            found.append(part.chosen(self._least_s(part) < limit_s))
+        return joined(found)
+
+    def _steps(
+        self, partials: Iterable[Taken], after: int, limit_s: float
+    ) -> Iterator[tuple[Taken, Place]]:
+        """What has taken so much, with each stage in front of it that is not too slow and leaves
+        the others no more than they can do."""
+        problem, group, work = self.menus.problem, self.menus.group, self.menus.work
+        layers, gpus = self._all
+        each_s = limit_s / group.micro_batches
+        most = group.most_blocks(problem, work, each_s)
+        own = {mesh: work[mesh].blocks_within(each_s, layers) for mesh in group.meshes}
+        for taken in partials:
+            self.menus.ledger.check_time()
+            for mesh in group.meshes:
+                first_rank = gpus - taken[1] - mesh.num_gpus
+                if not (own[mesh] and self._may_be(first_rank, mesh, after)):
+                    continue
+                left = layers - taken[0]
+                for count in self._layer_counts(left, after, is_first=first_rank == 0):
+                    if left - most[first_rank] <= count <= own[mesh]:
+                        yield taken, self._place(mesh, count, first_rank, after)
+
+    def _may_be(self, first_rank: int, mesh: Mesh, after: int) -> bool:
+        """Whether a stage on a mesh can begin at a rank."""
+        num_stages, cluster = self.menus.group.num_stages, self.menus.problem.cluster
+        if first_rank < 0 or not lies_well(first_rank, mesh.num_gpus, cluster):
+            return False
+        return num_stages is None or (first_rank == 0) == (after == num_stages - 1)
+
+    def _place(self, mesh: Mesh, layers: int, first_rank: int, after: int) -> Place:
+        return Place(
+            mesh=mesh,
+            layers=layers,
+            in_flight=min(self.menus.group.micro_batches, after + 1),
+            place_in_node=first_rank % self.menus.problem.cluster.gpus_per_node,
+            is_first=first_rank == 0,
+            is_last=after == 0,
+        )
+
+    def _layer_counts(self, left: int, after: int, *, is_first: bool) -> Sequence[int]:
+        if self.menus.group.num_stages is None:
+            return [left] if is_first else range(1, left)
+        counts = layer_counts(self._all[0], self.menus.group.num_stages, self.menus.space)
+        others = self.menus.group.num_stages - after - 1
+        return [
+            count for count in counts if others * counts[0] <= left - count <= others * counts[-1]
+        ]
+
+    def _in_front(
+        self,
+        options: "_Options",
+        option: Rows,
+        behind: Partials,
+        row_behind: Rows,
+        after: int,
+    ) -> Partials:
+        """Candidates for stages (K), each in front of a partial pipeline (K) of so many stages."""
+        place = options.place[option]
+        chains = prepended(
+            StageTimes(
+                **{e.name: getattr(options.times, e.name)[option] for e in fields(StageTimes)}
+            ),
+            chosen_chains(behind.chains, row_behind),
+            np.full(len(option), self.menus.group.micro_batches),
+            after + 1,
+        )
+        partials = Partials(
+            layers=behind.layers[row_behind] + options.layers[place],
+            gpus=behind.gpus[row_behind] + options.gpus[place],
+            chains=chains,
+            host_bytes=np.zeros(len(option)),
+            places=options.places,
+            place=place,
+            option=options.row[option],
+            behind=behind,
+            row_behind=row_behind,
+        )
+        return self._with_host(partials, options, option) if self.menus.with_host else partials
+
+    def _with_host(self, partials: Partials, options: "_Options", option: Rows) -> Partials:
+        """Those whose stages on one node leave its host memory enough."""
+        cluster, gpus = self.menus.problem.cluster, options.gpus[partials.place]
+        place_in_node = np.array([place.place_in_node for place in options.places])[partials.place]
+        held = options.host_bytes[option] * np.minimum(gpus, cluster.gpus_per_node)
+        assert partials.behind is not None
+        shares_node = (place_in_node + gpus) % cluster.gpus_per_node > 0
+        held += shares_node * partials.behind.host_bytes[partials.row_behind]
+        partials = replace(partials, host_bytes=held * (place_in_node > 0))
+        return partials.chosen(held <= cluster.host_memory_bytes)
+
+    def _least_s(self, partials: Partials) -> NDArray[np.float64]:
+        """What no completion falls below (K): the slowest stage that is left takes an even share of
+        the blocks, and hides at most half its passes ahead of those behind it."""
+        group, work, chains = self.menus.group, self.menus.work, partials.chains
+        layers, gpus = self._all[0] - partials.layers, self._all[1] - partials.gpus
+        slowest_s = group.least_gpu_s(work, 1) * layers / np.maximum(gpus, 1)
+        ahead = min(group.micro_batches, self._most_stages) - 1
+        behind = np.maximum(chains.around_first - ahead / 2 * slowest_s, 0.0)
+        return np.asarray(
+            np.maximum.reduce(
+                [
+                    chains.through + group.least_stages_s(work, 1) * layers,
+                    chains.whole,
+                    group.micro_batches * slowest_s + behind,
+                ]
+            )
+        )
+
+    def _plan(self, partials: Partials, row: int) -> Plan:
+        stages = tuple(
+            self.menus[place].stage_plan(option, place.mesh, place.layers)
+            for place, option in partials.stages(row)
+        )
+        return Plan(
+            engine=self.menus.space.engine,
+            micro_batches=self.menus.group.micro_batches,
+            stages=stages,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Options:
+    """The candidates for some places (P) one after another (O): those of a place begin at its
+    ``starts`` and are as many as its ``counts``; ``row`` is their row on its menu."""
+
+    places: tuple[Place, ...]
+    layers: Rows
+    gpus: Rows
+    starts: Rows
+    counts: Rows
+    times: StageTimes
+    host_bytes: NDArray[np.float64]
+    place: Rows
+    row: Rows
+
+    @classmethod
+    def of(cls, menus: Menus, places: Sequence[Place], limit_s: float) -> Self:
+        """Those of pipelines that take less than a limit."""
+        found = [menus[place] for place in places]
+        rows = [
+            np.flatnonzero(menus.group.micro_batches * options.stable_s < limit_s)
+            for options in found
+        ]
+        counts = np.array([len(some) for some in rows], dtype=np.intp)
+
+        def column(name: str) -> NDArray[np.float64]:
+            parts = [getattr(own, name)[some] for own, some in zip(found, rows, strict=True)]
+            return np.concatenate([np.empty(0), *parts])
+
+        return cls(
+            places=tuple(places),
+            layers=np.array([place.layers for place in places], dtype=np.intp),
+            gpus=np.array([place.mesh.num_gpus for place in places], dtype=np.intp),
+            starts=np.cumsum(counts) - counts,
+            counts=counts,
+            times=StageTimes(**{e.name: column(e.name) for e in fields(StageTimes)}),
+            host_bytes=column("host_bytes"),
+            place=np.repeat(np.arange(len(places)), counts),
+            row=np.concatenate([np.empty(0, dtype=np.intp), *rows]),
+        )
+
+
+def _parts(sizes: Rows) -> Iterator[Rows]:
+    """Numbers of steps of so many partial pipelines each, few enough at a time; one part at
+    least."""
+    part = np.cumsum(sizes) // TOGETHER
+    yield from np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(part)) + 1)
+
+
+def _each(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
+    """Each number as often as its size says, and how often it has come before."""
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(numbers, sizes), np.arange(sizes.sum()) - np.repeat(before, sizes)
+
+
+def _with(taken: Taken, place: Place) -> Taken:
+    return taken[0] + place.layers, taken[1] + place.mesh.num_gpus

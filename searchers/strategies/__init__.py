@@ -1,0 +1,1 @@
+"""Ways to look for the best plan: one strategy a file."""

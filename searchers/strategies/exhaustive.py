@@ -1,0 +1,141 @@
+"""Every plan of a space, one by one, where there are few enough: what the others are checked with.
+
+Plans are predicted whole, so nothing is shared with the searchers that put them together.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, product
+from math import prod
+
+import numpy as np
+
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.choices import alike
+from searchers.ledger import Ledger
+from searchers.meshes import (
+    Mesh,
+    Pipeline,
+    checkpoint_counts,
+    even_layers,
+    layer_counts,
+    pipelines,
+    zero_levels,
+)
+from searchers.strategy import Ending
+
+# A minute's worth of predictions, about.
+MOST_PLANS = 200_000
+TOGETHER = 4096
+
+
+def exhaustive(
+    problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
+) -> Ending:
+    """Predict every plan, or refuse with how many there are."""
+    left = ledger.evaluations_left
+    most = MOST_PLANS if left is None else min(MOST_PLANS, left)
+    plans = count_plans(problem, space, most)
+    if plans > most:
+        count = f"{plans:,}" if plans <= MOST_PLANS else f"more than {MOST_PLANS:,}"
+        reason = f"space {space.name} has {count} plans, and at most {most:,} may be predicted"
+        return Ending(status="REFUSED", reason=reason)
+    every = all_plans(problem, space)
+    while some := list(islice(every, TOGETHER)):
+        ledger.predict(some)
+    if ledger.best is None:
+        return Ending(status="INFEASIBLE")
+    return Ending(status="OPTIMAL", lower_bound_s=ledger.best_s)
+
+
+def count_plans(problem: Problem, space: SearchSpace, most: int | None = None) -> int:
+    """How many plans a space has; counting ends once there are more than ``most``."""
+    total = 0
+    for pipeline in pipelines(problem, space):
+        total += _ways(problem, space, pipeline)
+        if most is not None and total > most:
+            break
+    return total
+
+
+def all_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
+    """Every plan of a space."""
+    layers = problem.workload.model.layers
+    for pipeline in pipelines(problem, space):
+        for stages in _stages(layers, space, pipeline):
+            yield Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=stages)
+
+
+def _stages(layers: int, space: SearchSpace, pipeline: Pipeline) -> Iterator[tuple[StagePlan, ...]]:
+    meshes = pipeline.meshes
+    in_pipeline = len(meshes) > 1
+    if not space.unequal_stages:
+        shares = even_layers(layers, len(meshes))
+        for first in _one_stage(space, meshes[0], shares[0], in_pipeline=in_pipeline):
+            yield tuple(alike(first, own) for own in shares)
+        return
+    for shares in _splits(layers, len(meshes), layer_counts(layers, len(meshes), space)):
+        menus = (
+            list(_one_stage(space, mesh, own, in_pipeline=in_pipeline))
+            for mesh, own in zip(meshes, shares, strict=True)
+        )
+        yield from product(*menus)
+
+
+def _one_stage(
+    space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool
+) -> Iterator[StagePlan]:
+    offloads = [
+        Offload(weights=weights, gradients=gradients, optimizer=optimizer, activations=activations)
+        for weights, gradients, optimizer, activations in product(*space.offload.kinds)
+    ]
+    levels = zero_levels(space, mesh.data_parallel, in_pipeline=in_pipeline)
+    counts = sorted(set(checkpoint_counts(space, layers)))
+    for zero, recomputed, offload in product(levels, counts, offloads):
+        yield StagePlan(
+            layers=layers,
+            data_parallel=mesh.data_parallel,
+            tensor_parallel=mesh.tensor_parallel,
+            micro_batch=mesh.micro_batch,
+            zero=zero,
+            checkpointed_layers=recomputed,
+            offload=offload,
+        )
+
+
+def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every way to share blocks out."""
+    if stages == 0:
+        if layers == 0:
+            yield ()
+        return
+    for own in counts:
+        if own <= layers:
+            for others in _splits(layers - own, stages - 1, counts):
+                yield (own, *others)
+
+
+def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
+    """How many plans a pipeline has: a sum over splits of products over stages, by convolution."""
+    layers, stages = problem.workload.model.layers, pipeline.num_stages
+    if not space.unequal_stages:
+        return _ways_of_stage(space, pipeline, 0, even_layers(layers, stages)[0])
+    counts = layer_counts(layers, stages, space)
+    by_layers = {0: 1}
+    for stage in range(stages):
+        of_stage = {own: _ways_of_stage(space, pipeline, stage, own) for own in counts}
+        after: dict[int, int] = {}
+        for taken, ways in by_layers.items():
+            for own, own_ways in of_stage.items():
+                if taken + own <= layers:
+                    after[taken + own] = after.get(taken + own, 0) + ways * own_ways
+        by_layers = after
+    return by_layers.get(layers, 0)
+
+
+def _ways_of_stage(space: SearchSpace, pipeline: Pipeline, stage: int, layers: int) -> int:
+    degree = pipeline.meshes[stage].data_parallel
+    levels = zero_levels(space, degree, in_pipeline=pipeline.num_stages > 1)
+    ways = len(levels) * len(set(checkpoint_counts(space, layers)))
+    return ways * prod(map(len, space.offload.kinds))

@@ -1,0 +1,192 @@
+"""Changes of one stage's plan that trade one resource for another, as Aceso's primitives do.
+
+Each move gives plans that take less of a resource on a stage; most of them take more of another, or
+more elsewhere. Which of them a space allows is not decided here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Literal
+
+from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.space import SearchSpace
+from searchers.choices import alike
+
+Resource = Literal["compute", "communication", "memory", "host"]
+Move = Callable[[Plan, int, SearchSpace], Iterator[Plan]]
+
+
+def moves(plan: Plan, stage: int, resource: Resource, space: SearchSpace) -> Iterator[Plan]:
+    """Plans in which the stage takes less of the resource."""
+    for move in _MOVES[resource]:
+        yield from move(plan, stage, space)
+
+
+def _with_stages(plan: Plan, changes: Mapping[int, StagePlan]) -> Plan:
+    return replace(plan, stages=tuple(changes.get(i, s) for i, s in enumerate(plan.stages)))
+
+
+def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> Plan:
+    """The plan with one stage's savings changed, or those of all where they must be alike."""
+    if space.unequal_stages:
+        return _with_stages(plan, {stage: changed})
+    largest = _resized(changed, plan.stages[0].layers)
+    return replace(plan, stages=tuple(alike(largest, other.layers) for other in plan.stages))
+
+
+def _recompute(sign: int) -> Move:
+    """More or fewer blocks recomputed: by one, a quarter or half of what can be, or all."""
+
+    def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
+        own = plan.stages[stage]
+        most = own.layers - own.checkpointed_layers if sign > 0 else own.checkpointed_layers
+        for step in sorted({1, most // 4, most // 2, most} - {0}):
+            if step <= most:
+                count = own.checkpointed_layers + sign * step
+                yield _saving(plan, stage, replace(own, checkpointed_layers=count), space)
+
+    return move
+
+
+def _shard(sign: int) -> Move:
+    """A higher or a lower ZeRO level."""
+
+    def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
+        own = plan.stages[stage]
+        levels = [level for level in sorted(set(space.zero)) if (level - own.zero) * sign > 0]
+        for level in levels:
+            yield _saving(plan, stage, replace(own, zero=level), space)
+
+    return move
+
+
+def _offload(sign: int) -> Move:
+    """More or less of one kind in host memory."""
+
+    def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
+        own = plan.stages[stage]
+        for kind in fields(Offload):
+            ratios = sorted(set(getattr(space.offload, kind.name)))
+            now = ratios.index(getattr(own.offload, kind.name))
+            others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
+            # The next ratio and the last.
+            for ratio in dict.fromkeys([*others[:1], *others[-1:]]):
+                offload = replace(own.offload, **{kind.name: ratio})
+                yield _saving(plan, stage, replace(own, offload=offload), space)
+
+    return move
+
+
+def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
+    """Blocks to a neighbour, or through those between to the first or the last stage."""
+    own, last = plan.stages[stage], plan.num_stages - 1
+    for place in sorted({stage - 1, stage + 1, 0, last} - {stage, -1, plan.num_stages}):
+        other = plan.stages[place]
+        for step in sorted({1, 2, own.layers // 4} - {0}):
+            if step < own.layers:
+                smaller = _resized(own, own.layers - step)
+                larger = _resized(other, other.layers + step)
+                yield _with_stages(plan, {stage: smaller, place: larger})
+
+
+def _resized(stage: StagePlan, layers: int) -> StagePlan:
+    """A stage of so many blocks that recomputes as many, or all if it did."""
+    recomputed = stage.checkpointed_layers
+    if recomputed == stage.layers:
+        return replace(stage, layers=layers, checkpointed_layers=layers)
+    return replace(stage, layers=layers, checkpointed_layers=min(recomputed, layers))
+
+
+def _micro_batch(factor: float) -> Move:
+    """Micro-batches of all stages larger or smaller, and fewer or more of them."""
+
+    def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
+        del stage, space
+        count = plan.micro_batches / factor
+        sizes = [own.micro_batch * factor for own in plan.stages]
+        if all(map(_is_count, (count, *sizes))):
+            stages = tuple(
+                replace(own, micro_batch=int(size))
+                for own, size in zip(plan.stages, sizes, strict=True)
+            )
+            yield replace(plan, micro_batches=int(count), stages=stages)
+
+    return move
+
+
+def _split(tensor: float) -> Move:
+    """More tensor and less data parallelism on the same GPUs, or the other way round; where all
+    stages change, the number of micro-batches may make up for it."""
+
+    def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
+        if space.unequal_meshes:
+            own = plan.stages[stage]
+            for changed in _remeshed(own, own.data_parallel / tensor, own.tensor_parallel * tensor):
+                yield _with_stages(plan, {stage: changed})
+            return
+        for count in (plan.micro_batches, plan.micro_batches * tensor):
+            stages = [
+                changed
+                for own in plan.stages
+                for changed in _remeshed(
+                    replace(own, micro_batch=own.micro_batch * plan.micro_batches),
+                    own.data_parallel / tensor,
+                    own.tensor_parallel * tensor,
+                    micro_batches=count,
+                )
+            ]
+            if len(stages) == plan.num_stages and _is_count(count):
+                yield replace(plan, micro_batches=int(count), stages=tuple(stages))
+
+    return move
+
+
+def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
+    """GPUs of another stage: as many as the stage has, or half of the other's."""
+    if not space.unequal_meshes:
+        return
+    own = plan.stages[stage]
+    for place, other in enumerate(plan.stages):
+        for taken in sorted({own.num_gpus, other.num_gpus // 2}):
+            if place != stage and 0 < taken < other.num_gpus:
+                for larger in _resized_mesh(own, own.num_gpus + taken):
+                    for smaller in _resized_mesh(other, other.num_gpus - taken):
+                        yield _with_stages(plan, {stage: larger, place: smaller})
+
+
+def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
+    """A stage on so many GPUs, by data or by tensor parallelism."""
+    yield from _remeshed(stage, gpus / stage.tensor_parallel, stage.tensor_parallel)
+    yield from _remeshed(stage, stage.data_parallel, gpus / stage.data_parallel)
+
+
+def _remeshed(
+    stage: StagePlan, data: float, tensor: float, *, micro_batches: float = 1
+) -> Iterator[StagePlan]:
+    """The stage with other degrees, its sequences in so many micro-batches, if all are whole."""
+    micro_batch = stage.micro_batch * stage.data_parallel / (data * micro_batches)
+    if all(map(_is_count, (data, tensor, micro_batch))):
+        yield replace(
+            stage,
+            data_parallel=int(data),
+            tensor_parallel=int(tensor),
+            micro_batch=int(micro_batch),
+        )
+
+
+def _is_count(number: float) -> bool:
+    return number >= 1 and number == int(number)
+
+
+_MOVES: Mapping[Resource, tuple[Move, ...]] = {
+    "compute": (_recompute(-1), _give_layers, _take_gpus, _micro_batch(2), _split(2), _split(0.5)),
+    "communication": (
+        *(_offload(-1), _shard(-1), _split(0.5), _split(2)),
+        *(_micro_batch(2), _micro_batch(0.5), _give_layers, _take_gpus),
+    ),
+    "memory": (
+        *(_recompute(1), _shard(1), _offload(1), _micro_batch(0.5)),
+        *(_split(2), _split(0.5), _give_layers, _take_gpus),
+    ),
+    "host": (_offload(-1), _shard(1), _give_layers),
+}

@@ -1,0 +1,241 @@
+"""A search as an Optuna study: ask for several trials, predict their plans together, tell."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.util import find_spec
+from itertools import zip_longest
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
+from optuna.samplers import BaseSampler, CmaEsSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from mistlab.values.errors import InputError, near_matches
+from mistlab.values.plan import Plan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.value import to_mapping
+from searchers.choices import Chooser, chosen_plan
+from searchers.ledger import Ledger
+from searchers.strategies.optuna_search import key_names
+from searchers.strategies.scores import Score, Scores
+from searchers.strategy import Ending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """A sampler of a seed, for plans of so many keys.
+
+    One that needs all keys is given those too that a plan does not ask for; one that knows no
+    constraints is told longer times instead.
+    """
+
+    of_seed: Callable[[int, int], BaseSampler]
+    needs_all_keys: bool = False
+    knows_constraints: bool = True
+
+
+def _cmaes(seed: int, keys: int) -> BaseSampler:
+    """CMA-ES, with a diagonal covariance where a whole one takes longer to decompose than plans to
+    predict (Ros & Hansen 2008)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return CmaEsSampler(seed=seed, use_separable_cma=keys > MOST_KEYS)
+
+
+SAMPLERS: Mapping[str, Sampler] = {
+    "tpe": Sampler(of_seed=lambda seed, _: TPESampler(seed=seed)),
+    "cmaes": Sampler(of_seed=_cmaes, needs_all_keys=True, knows_constraints=False),
+    "nsgaii": Sampler(of_seed=lambda seed, _: NSGAIISampler(seed=seed), needs_all_keys=True),
+    "random": Sampler(of_seed=lambda seed, _: RandomSampler(seed=seed)),
+}
+# Keys up to which CMA-ES learns how they go together.
+MOST_KEYS = 200
+TOGETHER = 16
+# Batches without a new plan after which there is nothing left to draw.
+SETTLED = 8
+# What a storage raises that is locked, damaged or not a study, by its kind.
+_STORAGE_ERRORS = (SQLAlchemyError, StorageInternalError, OSError, ValueError, LookupError)
+
+
+class StudyLostError(InputError):
+    """A study that cannot be read or written, and what to do."""
+
+
+def sample(
+    problem: Problem,
+    space: SearchSpace,
+    ledger: Ledger,
+    draw: np.random.Generator,
+    *,
+    sampler: str,
+    storage: str | None,
+) -> Ending:
+    """Draw until the budget is spent or nothing new is drawn.
+
+    A study that cannot be opened is an ``InputError``; one that is lost later ends the search.
+    """
+    with _quiet():
+        study = _opened(problem, space, draw, sampler=sampler, storage=storage)
+        scores = Scores(ledger=ledger, cluster=problem.cluster)
+        try:
+            ledger.predict(study.best_plans())
+            while scores.repeats < SETTLED:
+                _draw_together(study, scores)
+        except StudyLostError as lost:
+            return Ending(reason=str(lost))
+    return Ending()
+
+
+def _draw_together(study: "PlanStudy", scores: Scores) -> None:
+    left = scores.ledger.evaluations_left
+    trials: list[Trial] = []
+    plans: list[Plan | None] = []
+    try:
+        for _ in range(TOGETHER if left is None else min(TOGETHER, left)):
+            scores.ledger.check_time()
+            trials.append(study.ask())
+            plans.append(study.plan_of(_asking(trials[-1])))
+        scores.of(plans)
+    finally:
+        # However the search ends, the study is told of all that was predicted.
+        found = [None if plan is None else scores.known.get(plan) for plan in plans]
+        study.tell(trials, found)
+
+
+def _asking(trial: Trial) -> Callable[[str], float]:
+    return lambda name: trial.suggest_float(name, 0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStudy:
+    """A study whose trials are vectors of keys, each of which means a plan.
+
+    A plan's time is the trial's value, what it is over the memory its constraint.
+    """
+
+    problem: Problem
+    space: SearchSpace
+    study: optuna.Study
+    keys: Mapping[str, BaseDistribution]
+    storage: str | None
+    knows_constraints: bool
+
+    def ask(self) -> Trial:
+        """A new trial."""
+        with _storage_errors(self.storage):
+            return self.study.ask(dict(self.keys))
+
+    def tell(self, trials: Sequence[Trial], scores: Sequence[Score | None]) -> None:
+        """End trials; those without a score, also for want of one, have failed."""
+        with _storage_errors(self.storage):
+            for trial, score in zip_longest(trials, scores):
+                if score is None:
+                    self.study.tell(trial, state=TrialState.FAIL)
+                    continue
+                trial.set_user_attr("fits", score.excess == 0)
+                if self.knows_constraints:
+                    trial.set_constraint("memory", score.excess)
+                    self.study.tell(trial, score.iteration_s)
+                else:
+                    self.study.tell(trial, score.penalised_s)
+
+    def plan_of(self, key: Callable[[str], float]) -> Plan | None:
+        """The plan that keys mean."""
+        chooser = Chooser(lambda name, options: min(int(key(name) * options), options - 1))
+        return chosen_plan(self.problem, self.space, chooser)
+
+    def best_plans(self) -> list[Plan]:
+        """The fastest plan that fits among the trials so far, if there is one."""
+        with _storage_errors(self.storage):
+            trials = self.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+        fitting = [trial for trial in trials if trial.user_attrs["fits"]]
+        best = min(fitting, key=lambda trial: (trial.value, trial.number), default=None)
+        plan = None if best is None else self.plan_of(best.params.__getitem__)
+        return [] if plan is None else [plan]
+
+
+def _opened(
+    problem: Problem,
+    space: SearchSpace,
+    draw: np.random.Generator,
+    *,
+    sampler: str,
+    storage: str | None,
+) -> PlanStudy:
+    chosen = _sampler(sampler)
+    with _storage_errors(storage):
+        study = optuna.create_study(
+            study_name=_name(problem, space, sampler),
+            storage=_storage(storage),
+            load_if_exists=True,
+        )
+        # A study that goes on does not draw what it drew at first.
+        seed = (int(draw.integers(2**31)) + len(study.get_trials(deepcopy=False))) % 2**31
+    names = key_names(problem, space)
+    study.sampler = chosen.of_seed(seed, len(names))
+    return PlanStudy(
+        problem=problem,
+        space=space,
+        study=study,
+        keys={name: FloatDistribution(0, 1) for name in names if chosen.needs_all_keys},
+        storage=storage,
+        knows_constraints=chosen.knows_constraints,
+    )
+
+
+def _sampler(name: str) -> Sampler:
+    if name not in SAMPLERS:
+        message = f"sampler {name!r} is unknown{near_matches(name, SAMPLERS)}"
+        raise InputError(message)
+    if name == "cmaes" and find_spec("cmaes") is None:
+        message = "sampler 'cmaes' needs a package that is not installed: pip install cmaes"
+        raise InputError(message)
+    return SAMPLERS[name]
+
+
+def _name(problem: Problem, space: SearchSpace, sampler: str) -> str:
+    """Equal for equal problems, spaces and samplers only."""
+    plain = json.dumps([to_mapping(problem), to_mapping(space)], sort_keys=True)
+    return f"{sampler} {space.name} {sha256(plain.encode()).hexdigest()[:16]}"
+
+
+def _storage(storage: str | None) -> BaseStorage | str | None:
+    if storage is None or "://" in storage:
+        return storage
+    return JournalStorage(JournalFileBackend(storage))
+
+
+@contextmanager
+def _storage_errors(storage: str | None) -> Iterator[None]:
+    try:
+        yield
+    except _STORAGE_ERRORS as error:
+        if storage is None:
+            raise
+        first_line = str(error).partition("\n")[0]
+        message = (
+            f"storage {storage!r}: {first_line}: if another process holds it, wait for that to "
+            "end; if it is damaged, move it away, and a new study is made"
+        )
+        raise StudyLostError(message) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Optuna tells of every study and trial; its errors still come through."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)

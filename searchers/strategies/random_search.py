@@ -1,0 +1,25 @@
+"""Plans drawn at random from the space: what every other strategy must beat."""
+
+import numpy as np
+
+from mistlab.values.plan import Plan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.choices import Chooser, chosen_plan
+from searchers.ledger import Ledger
+from searchers.strategy import Ending
+
+TOGETHER = 64
+
+
+def random_search(
+    problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
+) -> Ending:
+    """Draw until the budget is spent."""
+    chooser = Chooser(lambda _, options: int(draw.integers(options)))
+    while True:
+        drawn: list[Plan | None] = []
+        while len(drawn) < TOGETHER:
+            ledger.check_time()
+            drawn.append(chosen_plan(problem, space, chooser))
+        ledger.predict([plan for plan in drawn if plan is not None])

@@ -1,0 +1,77 @@
+"""How good plans are to a strategy that learns from those that do not fit too."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mistlab.cost.memory import host_bytes_of_fullest_node, room_bytes
+from mistlab.machine.cluster import Cluster
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Prediction
+from searchers.ledger import BudgetSpentError, Ledger
+
+# How many times as long a plan counts for each GPU's memory that it is over.
+_TIMES_A_MEMORY = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Score:
+    """What a plan that does not fit is over, as a share of memory, and its time; less is better."""
+
+    excess: float
+    iteration_s: float
+
+    @property
+    def penalised_s(self) -> float:
+        """One number: twice the time of a plan that does not fit, and more the more it is over."""
+        if self.excess == 0:
+            return self.iteration_s
+        return self.iteration_s * (2 + _TIMES_A_MEMORY * self.excess)
+
+
+def score_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> Score:
+    """The score of a plan as predicted."""
+    excess = 0.0 if prediction.fits else _excess(plan, prediction, cluster)
+    return Score(excess=excess, iteration_s=prediction.iteration_s)
+
+
+def _excess(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
+    room = room_bytes(cluster)
+    over = [max(0.0, stage.peak_reserved_bytes / room - 1) for stage in prediction.stages]
+    gpus = np.array([stage.num_gpus for stage in plan.stages])
+    of_stage = np.array([stage.host_bytes for stage in prediction.stages])
+    of_rank = of_stage / np.minimum(gpus, cluster.gpus_per_node)
+    host = host_bytes_of_fullest_node(of_rank, gpus, cluster) / cluster.host_memory_bytes
+    # Where sizes do not divide, bytes mean nothing: as bad as a GPU's memory too much.
+    return sum(over) + max(0.0, host - 1) or 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Scores:
+    """Scores of the plans that a strategy draws, each predicted once.
+
+    ``repeats`` counts the latest calls that had no plan which was not known already.
+    """
+
+    ledger: Ledger
+    cluster: Cluster
+    known: dict[Plan, Score] = field(default_factory=dict)
+    repeats: int = 0
+
+    def of(self, plans: Sequence[Plan | None]) -> list[Score | None]:
+        """The score of each plan, None for None. Raises ``BudgetSpentError``."""
+        drawn = dict.fromkeys(plan for plan in plans if plan is not None)
+        new = [plan for plan in drawn if plan not in self.known]
+        self.repeats = 0 if new else self.repeats + 1
+        try:
+            self._keep(new, self.ledger.predict(new))
+        except BudgetSpentError as spent:
+            self._keep(new, spent.predictions)
+            raise
+        return [None if plan is None else self.known[plan] for plan in plans]
+
+    def _keep(self, plans: Sequence[Plan], predictions: Sequence[Prediction]) -> None:
+        # The budget may have ended before all were predicted.
+        for plan, prediction in zip(plans, predictions, strict=False):
+            self.known[plan] = score_of(plan, prediction, self.cluster)
