@@ -12,7 +12,7 @@ from mistlab.cost.bounds import Bounds, bounds_of
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes, room_bytes
 from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.cost.stage import FEW_ROWS, StageCostModel
+from mistlab.cost.stage import FEW_ROWS, StageTimeModel
 from mistlab.cost.tasks import TaskModel
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.slot_table import NO_DEPARTURES, Departures, template_of
@@ -58,7 +58,7 @@ class SymbolicPredictor:
     workload: Workload
     cluster: Cluster
     _memory: dict[Engine, StageModel] = field(default_factory=dict, init=False)
-    _times: dict[Schedule, StageCostModel] = field(default_factory=dict, init=False)
+    _times: dict[Schedule, StageTimeModel] = field(default_factory=dict, init=False)
     _bounds: dict[Engine, Bounds] = field(default_factory=dict, init=False)
     _known: dict[Schedule, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
@@ -190,7 +190,7 @@ class SymbolicPredictor:
             host_bytes=figures.host_bytes,
         )
 
-    def _model(self, schedule: Schedule) -> StageCostModel:
+    def _model(self, schedule: Schedule) -> StageTimeModel:
         if schedule not in self._times:
             template = template_of(
                 schedule.engine,
@@ -205,7 +205,7 @@ class SymbolicPredictor:
                 template,
                 step_moved=schedule.departures.step_moved,
             )
-            self._times[schedule] = StageCostModel(tasks=tasks)
+            self._times[schedule] = StageTimeModel(tasks=tasks)
         return self._times[schedule]
 
     def _calibration(self, engine: Engine) -> Bounds:

@@ -53,7 +53,7 @@ FEW_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageCostModel:
+class StageTimeModel:
     """The times of a workload's stages on a cluster under one engine's schedule."""
 
     tasks: TaskModel

@@ -8,7 +8,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.side_by_side import overlapped
-from mistlab.cost.stage import StageCostModel
+from mistlab.cost.stage import StageTimeModel
 from mistlab.cost.tasks import STRATEGY, TaskModel
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
@@ -29,9 +29,9 @@ CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=2, gpus_per_node=8
 
 def model_of(
     engine: str = "mistlab", cluster: Cluster = CLUSTER, **options: object
-) -> StageCostModel:
+) -> StageTimeModel:
     template = template_of(engine, **options)  # type: ignore[arg-type]
-    return StageCostModel(
+    return StageTimeModel(
         tasks=TaskModel.of(WORK, cluster, engine, template)  # type: ignore[arg-type]
     )
 
@@ -60,7 +60,7 @@ def candidates(rows: int, seed: int = 0) -> StageBatch:
 Work = dict[int, tuple[np.ndarray, float]]
 
 
-def walked(model: StageCostModel, batch: StageBatch, row: int, phase: str) -> tuple[Work, int]:
+def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tuple[Work, int]:
     """The slots of one candidate, and how many layers there are."""
     tasks, template = model.tasks, model.tasks.template
     seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in STRATEGY})
