@@ -33,7 +33,7 @@ from mistlab.values.workload import Workload
 Values = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
-STRATEGY = (
+TASK_COLUMNS = (
     *("data_parallel", "tensor_parallel", "micro_batch", "zero", "first_rank"),
     *("offload_weights", "offload_gradients", "offload_optimizer", "offload_activations"),
 )

@@ -37,7 +37,7 @@ BESIDE = 16
 # The ratios that one kind of offloading may take.
 Ratios = Sequence[float]
 # ZeRO level and ratios of weights, gradients, optimizer state and activations (rows, 5).
-Strategies = NDArray[np.float64]
+Savings = NDArray[np.float64]
 
 
 class Place(NamedTuple):
@@ -122,7 +122,7 @@ class Menus:
         return zero_levels(self.space, place.mesh.data_parallel, in_pipeline=not place.is_alone)
 
     def _evaluated(
-        self, places: Sequence[Place], strategies: Strategies, limit_s: float
+        self, places: Sequence[Place], strategies: Savings, limit_s: float
     ) -> list[Options]:
         """The best of some strategies, with any number of recomputed blocks, for each place."""
         found: list[Options | None] = [None] * len(places)
@@ -224,7 +224,7 @@ def _parts(places: Sequence[Place], space: SearchSpace, strategies: int) -> Iter
 class _Rows:
     """Strategies, each at all places of a part: rows of one strategy follow one another."""
 
-    def __init__(self, part: _Part, strategies: Strategies) -> None:
+    def __init__(self, part: _Part, strategies: Savings) -> None:
         self.part = part
         self.strategies = strategies
         self.counts = [len(counts) for _, _, counts in part]

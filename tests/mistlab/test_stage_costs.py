@@ -9,7 +9,7 @@ import pytest
 from mistlab import catalog
 from mistlab.cost.side_by_side import overlapped
 from mistlab.cost.stage import StageTimeModel
-from mistlab.cost.tasks import STRATEGY, TaskModel
+from mistlab.cost.tasks import TASK_COLUMNS, TaskModel
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_table import template_of
@@ -63,7 +63,7 @@ Work = dict[int, tuple[np.ndarray, float]]
 def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tuple[Work, int]:
     """The slots of one candidate, and how many layers there are."""
     tasks, template = model.tasks, model.tasks.template
-    seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in STRATEGY})
+    seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in TASK_COLUMNS})
     plain = batch.layers[row] - batch.checkpointed_layers[row]
     types = (
         [0] * batch.has_embedding[row]
@@ -97,7 +97,7 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     model, batch = model_of(depth=depth), candidates(60)
     found = model(batch)
     for row in range(len(batch)):
-        strategy = {name: getattr(batch, name)[row : row + 1] for name in STRATEGY}
+        strategy = {name: getattr(batch, name)[row : row + 1] for name in TASK_COLUMNS}
         seconds = model.tasks.seconds(strategy)
         ((_, factors),) = seconds.factors()
 
