@@ -20,7 +20,7 @@ Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPosition:
     """Where a rank is in a plan."""
 
     stage: int
@@ -44,12 +44,12 @@ class Topology:
     plan: Plan
     tied: bool = True
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> RankPosition:
         """Where a rank is."""
         for stage, own in enumerate(self.plan.stages):
             if rank < own.num_gpus:
                 data, tensor = divmod(rank, own.tensor_parallel)
-                return Place(stage=stage, data=data, tensor=tensor)
+                return RankPosition(stage=stage, data=data, tensor=tensor)
             rank -= own.num_gpus
         raise AssertionError
 
@@ -153,7 +153,7 @@ class Connections:
     links: dict[str, tuple[Link, list[int]]]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RankPosition:
         """Where the rank is."""
         return self.topology.place(self.rank)
 

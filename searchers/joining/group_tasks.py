@@ -13,7 +13,7 @@ from joblib import Parallel, delayed
 from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, PlanAndStagePredictor, Problem
 from mistlab.values.space import SearchSpace
-from searchers.joining.candidates import Menus, Place
+from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.groups import Group
 from searchers.joining.least_work import Work
 from searchers.joining.programme import join_hastily, near_best
@@ -78,7 +78,7 @@ class GroupTask:
         nothing fits are not looked at."""
         layers, gpus = self.problem.workload.model.layers, self.problem.cluster.num_gpus
         places = {
-            mesh: Place(
+            mesh: StagePosition(
                 mesh=mesh,
                 place_in_node=0,
                 layers=max(1, layers * mesh.num_gpus // gpus // 2),
@@ -116,7 +116,7 @@ class GroupTask:
 
     def _refined(self, menus: Menus) -> tuple[float, Plan] | None:
         """A quick answer, once the stages of pipelines near it have been looked at closely."""
-        refined: set[Place] = set()
+        refined: set[StagePosition] = set()
         limit_s = self._near * self.limit_s
         found = None
         for _ in range(ROUNDS):

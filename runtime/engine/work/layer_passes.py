@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from runtime.devices.table import driver_of
 from runtime.engine.storage.host_pool import HostPool
-from runtime.engine.storage.places import Places
+from runtime.engine.storage.places import ParameterPlaces
 from runtime.engine.storage.saved import Saved, storage_of
 from runtime.engine.storage.state import StageState
 from runtime.engine.streams.lanes import Streams, Work
@@ -86,7 +86,7 @@ class Passes:
             layer: frozenset(storage_of(buffer) for buffer in module.buffers())
             for layer, module in modules.items()
         }
-        self._places = Places(state, modules)
+        self._places = ParameterPlaces(state, modules)
         # Bytes that a layer keeps of a micro-batch, as counted once, where nothing of it moves.
         self._sizes: dict[int, int] = {}
 
