@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.arithmetic import model_flop, stage_flop
-from mistlab.cost.bounds import Bounds, bounds_of
+from mistlab.cost.bounds import PredictionBounds, bounds_of
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes, room_bytes
 from mistlab.cost.pipeline import StageTimes, iteration_s
@@ -59,7 +59,7 @@ class SymbolicPredictor:
     cluster: Cluster
     _memory: dict[Engine, StageModel] = field(default_factory=dict, init=False)
     _times: dict[EngineMode, StageTimeModel] = field(default_factory=dict, init=False)
-    _bounds: dict[Engine, Bounds] = field(default_factory=dict, init=False)
+    _bounds: dict[Engine, PredictionBounds] = field(default_factory=dict, init=False)
     _known: dict[EngineMode, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
     def predict(self, plan: Plan) -> Prediction:
@@ -208,7 +208,7 @@ class SymbolicPredictor:
             self._times[schedule] = StageTimeModel(tasks=tasks)
         return self._times[schedule]
 
-    def _calibration(self, engine: Engine) -> Bounds:
+    def _calibration(self, engine: Engine) -> PredictionBounds:
         if engine not in self._bounds:
             self._bounds[engine] = bounds_of(self.workload, self.cluster, engine)
         return self._bounds[engine]
