@@ -12,7 +12,7 @@ import torch
 
 from mistlab.values.plan import Plan
 from runtime.comm.connecting import enter, greet
-from runtime.comm.group import Alone, Group, Link
+from runtime.comm.group import Alone, Channel, Group
 from runtime.engine.program.shape import shares_table
 
 CPU = torch.device("cpu")
@@ -150,7 +150,7 @@ class Connections:
     reduce: Group
     world: Group
     tied: Group | None
-    links: dict[str, tuple[Link, list[int]]]
+    links: dict[str, tuple[Channel, list[int]]]
 
     @property
     def place(self) -> RankPosition:
@@ -173,7 +173,7 @@ def connected(
     """
     topology = Topology(plan=plan, tied=tied)
     own: dict[str, Group] = {}
-    links: dict[str, tuple[Link, list[int]]] = {}
+    links: dict[str, tuple[Channel, list[int]]] = {}
     for name, ranks in topology.groups():
         group = make(name, ranks)
         if rank not in ranks:
