@@ -21,7 +21,7 @@ from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch, StageCosts
 from searchers.joining.candidate_table import Column, Grain, Options, fastest, fastest_alone
 from searchers.joining.groups import Group
-from searchers.joining.least_work import Work
+from searchers.joining.least_work import LeastWork
 from searchers.ledger import Ledger
 from searchers.meshes import Mesh, checkpoint_counts, zero_levels
 
@@ -69,7 +69,7 @@ class Menus:
     space: SearchSpace
     ledger: Ledger
     group: Group
-    work: Mapping[Mesh, Work]
+    work: Mapping[Mesh, LeastWork]
     with_host: bool = False
     coarse_to_fine: bool = False
     _found: dict[StagePosition, Options] = field(default_factory=dict, init=False)
