@@ -39,12 +39,12 @@ def export(executor: Executor, workload: Workload, path: Path) -> None:
 
 
 # Shape, where its bytes begin, and how many they are.
-_Place = tuple[tuple[int, ...], int, int]
+_TensorBytes = tuple[tuple[int, ...], int, int]
 
 
-def _header(workload: Workload) -> tuple[bytes, dict[str, _Place]]:
+def _header(workload: Workload) -> tuple[bytes, dict[str, _TensorBytes]]:
     kind = TYPE_OF_PRECISION[workload.precision]
-    places: dict[str, _Place] = {}
+    places: dict[str, _TensorBytes] = {}
     begin = 0
     with torch.device("meta"):
         named = [(name, tuple(p.shape)) for name, p in model_of(workload).named_parameters()]
@@ -66,7 +66,7 @@ def _header(workload: Workload) -> tuple[bytes, dict[str, _Place]]:
 
 
 def _write(
-    executor: Executor, workload: Workload, path: Path, start: int, places: dict[str, _Place]
+    executor: Executor, workload: Workload, path: Path, start: int, places: dict[str, _TensorBytes]
 ) -> None:
     kind, parameters = TYPE_OF_PRECISION[workload.precision], executor.parameters
     # Bits alone are copied: NumPy has no bfloat16.

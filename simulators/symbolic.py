@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.arithmetic import model_flop, stage_flop
-from mistlab.cost.bounds import Bounds, bounds_of
+from mistlab.cost.bounds import PredictionBounds, bounds_of
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes, room_bytes
 from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.cost.stage import FEW_ROWS, StageCostModel
+from mistlab.cost.stage import FEW_ROWS, StageTimeModel
 from mistlab.cost.tasks import TaskModel
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.slot_table import NO_DEPARTURES, Departures, template_of
@@ -40,7 +40,7 @@ STAGES_AT_ONCE = FEW_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class EngineMode:
     """Whose slot table, whether it overlaps communication, and what departs from the engine."""
 
     engine: Engine
@@ -58,9 +58,9 @@ class SymbolicPredictor:
     workload: Workload
     cluster: Cluster
     _memory: dict[Engine, StageModel] = field(default_factory=dict, init=False)
-    _times: dict[Schedule, StageCostModel] = field(default_factory=dict, init=False)
-    _bounds: dict[Engine, Bounds] = field(default_factory=dict, init=False)
-    _known: dict[Schedule, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
+    _times: dict[EngineMode, StageTimeModel] = field(default_factory=dict, init=False)
+    _bounds: dict[Engine, PredictionBounds] = field(default_factory=dict, init=False)
+    _known: dict[EngineMode, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
     def predict(self, plan: Plan) -> Prediction:
         """What the plan costs."""
@@ -70,7 +70,7 @@ class SymbolicPredictor:
         """What each plan costs, in order; each kind of stage is worked out once."""
         found: dict[int, Prediction] = {}
         # Plans of one schedule and number of stages go through together.
-        together: dict[tuple[Schedule, int], list[int]] = defaultdict(list)
+        together: dict[tuple[EngineMode, int], list[int]] = defaultdict(list)
         for place, plan in enumerate(plans):
             together[_schedule_of(plan), plan.num_stages].append(place)
         for (schedule, _), places in together.items():
@@ -92,7 +92,7 @@ class SymbolicPredictor:
         self, batch: StageBatch, *, engine: Engine = "mistlab", overlap_communication: bool = True
     ) -> StageCosts:
         """What each candidate for a stage costs."""
-        schedule = Schedule(engine=engine, overlap_communication=overlap_communication)
+        schedule = EngineMode(engine=engine, overlap_communication=overlap_communication)
         return self._costs(schedule, batch, self._stages(engine).peaks(batch))
 
     def iterations(
@@ -109,13 +109,13 @@ class SymbolicPredictor:
 
         ``departures`` are what published runs did otherwise than the engine.
         """
-        schedule = Schedule(
+        schedule = EngineMode(
             engine=engine, overlap_communication=overlap_communication, departures=departures
         )
         seconds = self._model(schedule)(batch)
         return iteration_s(_table(seconds, len(micro_batches)), micro_batches)
 
-    def _predict_alike(self, schedule: Schedule, plans: Sequence[Plan]) -> Iterator[Prediction]:
+    def _predict_alike(self, schedule: EngineMode, plans: Sequence[Plan]) -> Iterator[Prediction]:
         """What plans of one schedule and number of stages cost."""
         stages = self._stages_of(schedule, [row for plan in plans for row in rows_of(plan)])
         iterations = _iterations(stages, [plan.micro_batches for plan in plans])
@@ -155,7 +155,7 @@ class SymbolicPredictor:
             stages=tuple(stage.prediction for stage in stages),
         )
 
-    def _stages_of(self, schedule: Schedule, rows: Sequence[StageRow]) -> list[KnownStage]:
+    def _stages_of(self, schedule: EngineMode, rows: Sequence[StageRow]) -> list[KnownStage]:
         """The stages of some rows, each worked out the first time that it is asked for."""
         known = self._known.setdefault(schedule, {})
         new = list(dict.fromkeys(row for row in rows if row not in known))
@@ -167,7 +167,7 @@ class SymbolicPredictor:
             known.clear()
         return found
 
-    def _worked_out(self, schedule: Schedule, batch: StageBatch) -> Iterator[KnownStage]:
+    def _worked_out(self, schedule: EngineMode, batch: StageBatch) -> Iterator[KnownStage]:
         figures = self._stages(schedule.engine).figures(batch)
         costs = self._costs(schedule, batch, figures)
         gpus = np.minimum(batch.data_parallel * batch.tensor_parallel, self.cluster.gpus_per_node)
@@ -179,7 +179,7 @@ class SymbolicPredictor:
         return self._memory[engine]
 
     def _costs(
-        self, schedule: Schedule, batch: StageBatch, figures: StageFigures | StagePeaks
+        self, schedule: EngineMode, batch: StageBatch, figures: StageFigures | StagePeaks
     ) -> StageCosts:
         reserved = reserved_bytes(figures, batch, self.cluster, schedule.engine)
         return StageCosts(
@@ -190,7 +190,7 @@ class SymbolicPredictor:
             host_bytes=figures.host_bytes,
         )
 
-    def _model(self, schedule: Schedule) -> StageCostModel:
+    def _model(self, schedule: EngineMode) -> StageTimeModel:
         if schedule not in self._times:
             template = template_of(
                 schedule.engine,
@@ -205,17 +205,17 @@ class SymbolicPredictor:
                 template,
                 step_moved=schedule.departures.step_moved,
             )
-            self._times[schedule] = StageCostModel(tasks=tasks)
+            self._times[schedule] = StageTimeModel(tasks=tasks)
         return self._times[schedule]
 
-    def _calibration(self, engine: Engine) -> Bounds:
+    def _calibration(self, engine: Engine) -> PredictionBounds:
         if engine not in self._bounds:
             self._bounds[engine] = bounds_of(self.workload, self.cluster, engine)
         return self._bounds[engine]
 
 
-def _schedule_of(plan: Plan) -> Schedule:
-    return Schedule(engine=plan.engine, overlap_communication=plan.overlap_communication)
+def _schedule_of(plan: Plan) -> EngineMode:
+    return EngineMode(engine=plan.engine, overlap_communication=plan.overlap_communication)
 
 
 def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> list[float]:

@@ -20,7 +20,7 @@ SLACK = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class PredictionBounds:
     """The bounds of one workload's plans under one engine."""
 
     engine: Engine
@@ -75,10 +75,10 @@ def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
     return (near + (far - near) * share) * (1 + beyond / 2)
 
 
-def bounds_of(workload: Workload, cluster: Cluster, engine: Engine) -> Bounds:
+def bounds_of(workload: Workload, cluster: Cluster, engine: Engine) -> PredictionBounds:
     """The bounds of a workload's plans on a cluster."""
     calibrations = {c.engine: c for c in cluster.hardware.engines or ()}
-    return Bounds(
+    return PredictionBounds(
         engine=engine,
         calibration=calibrations.get(engine),
         hidden=workload.model.hidden,

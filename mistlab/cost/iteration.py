@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mistlab.cost.bounds import Bounds
+from mistlab.cost.bounds import PredictionBounds
 from mistlab.machine.cluster import Cluster
 from mistlab.values.workload import Workload
 
@@ -15,7 +15,7 @@ def iteration_figures(
     flop: float,
     workload: Workload,
     cluster: Cluster,
-    bounds: Bounds,
+    bounds: PredictionBounds,
 ) -> Mapping[str, Any]:
     """The figures of a ``Prediction`` that go with its iteration's ``seconds`` on all GPUs, which
     do ``flop`` operations."""

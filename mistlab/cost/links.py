@@ -42,13 +42,13 @@ RATE_OF_TREES = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class LinkTime:
     """Seconds of a message: a latency, and the seconds of each byte; or by another way,
     ``instead``, where that is faster."""
 
     latency_s: float
     s_per_byte: float
-    instead: "Link | None" = None
+    instead: "LinkTime | None" = None
 
     def __call__(self, size_bytes: Values, messages: int = 1) -> Values:
         """Seconds (C) of ``messages`` that are ``size_bytes`` (C) in all; nothing takes no time."""
@@ -64,18 +64,18 @@ class _Measured:
 
     gpus_in_node: int
     nodes: int
-    link: Link
+    link: LinkTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
+class LinkTimes:
     """The links of one cluster."""
 
     cluster: Cluster
     transfers: Transfers
 
     @classmethod
-    def of(cls, cluster: Cluster) -> "Links":
+    def of(cls, cluster: Cluster) -> "LinkTimes":
         """The links as calibrated; refuses hardware whose transfers were never measured."""
         transfers = cluster.hardware.transfers
         if transfers is None:
@@ -86,11 +86,11 @@ class Links:
             raise UncalibratedError(message)
         return cls(cluster=cluster, transfers=transfers)
 
-    def collective(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> Link:
+    def collective(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> LinkTime:
         """The link of a collective over groups of this shape."""
         ranks = gpus_in_node * nodes
         if ranks == 1:
-            return Link(latency_s=0.0, s_per_byte=0.0)
+            return LinkTime(latency_s=0.0, s_per_byte=0.0)
         measured = [
             one for group in self.transfers.groups if (one := _measured(group, kind)) is not None
         ]
@@ -112,9 +112,9 @@ class Links:
         if near is not None:
             beyond_s = near.link.latency_s - self._ring_s(kind, near.gpus_in_node, near.nodes)
 
-        def link(hops_s: float, s_per_byte: float, instead: Link | None = None) -> Link:
+        def link(hops_s: float, s_per_byte: float, instead: LinkTime | None = None) -> LinkTime:
             latency_s = max(0.0, beyond_s + hops_s)
-            return Link(latency_s=latency_s, s_per_byte=s_per_byte, instead=instead)
+            return LinkTime(latency_s=latency_s, s_per_byte=s_per_byte, instead=instead)
 
         tree = None
         if kind == "all_reduce" and nodes > 1:
@@ -155,7 +155,7 @@ class Links:
         rate = self.cluster.hardware.node.intra_node_gbytes_per_s
         return NVLINK_HOP_S if rate > FASTEST_PCIE_GBYTES_PER_S else PCIE_HOP_S
 
-    def send(self, *, across_nodes: bool, at_once: int) -> Link:
+    def send(self, *, across_nodes: bool, at_once: int) -> LinkTime:
         """From a GPU to one of the next stage, while ``at_once`` GPUs of its node do the same."""
         cluster = self.cluster
         line = self.transfers.across_nodes if across_nodes else self.transfers.in_node
@@ -167,14 +167,14 @@ class Links:
             rate = cluster.intra_node_bytes_per_s
         if across_nodes:
             rate = min(rate, cluster.inter_node_bytes_per_s / at_once)
-        return Link(latency_s=line.latency_s if line else 0.0, s_per_byte=1 / rate)
+        return LinkTime(latency_s=line.latency_s if line else 0.0, s_per_byte=1 / rate)
 
     def part_of_network(self, at_once: int) -> float:
         """What part of a node's network sends of ``at_once`` of its GPUs take."""
         link = self.send(across_nodes=True, at_once=at_once)
         return at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)
 
-    def copy(self, direction: Copy) -> Link:
+    def copy(self, direction: Copy) -> LinkTime:
         """Between a GPU and its host, on all GPUs of the node at once."""
         measured = [g for g in self.transfers.groups if getattr(g, direction) is not None]
         if not measured:
@@ -186,7 +186,7 @@ class Links:
         busy = self.cluster.gpus_per_node
         near = min(measured, key=lambda g: (g.nodes, abs(math.log(g.gpus_in_node / busy))))
         line: Line = getattr(near, direction)
-        return Link(latency_s=line.latency_s, s_per_byte=1 / line.bytes_per_s)
+        return LinkTime(latency_s=line.latency_s, s_per_byte=1 / line.bytes_per_s)
 
     def _override(self, *, across_nodes: bool) -> float:
         """The rate that a plan file gives for a link, against the hardware's own."""
@@ -216,7 +216,7 @@ def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
     return _Measured(
         gpus_in_node=group.gpus_in_node,
         nodes=group.nodes,
-        link=Link(
+        link=LinkTime(
             latency_s=share * sum(line.latency_s for line in parts),
             s_per_byte=share * sum(1 / line.bytes_per_s for line in parts),
         ),

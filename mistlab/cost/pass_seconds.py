@@ -55,7 +55,7 @@ class PassSeconds:
 
 def pass_seconds(seconds: TaskSeconds, kinds: Kinds, summed: Sums) -> PassSeconds:
     """The passes of stages whose slots are ``summed``."""
-    work = _Work(seconds, kinds)
+    work = _SlotWork(seconds, kinds)
     inside = kinds[:, HERE] != NOTHING
     below = ~inside & (kinds[:, UPPER] != NOTHING)
     above = ~inside & ~below
@@ -84,7 +84,7 @@ def reduces_in_place(seconds: TaskSeconds) -> NDArray[np.bool_]:
     return np.asarray(in_place)
 
 
-class _Work:
+class _SlotWork:
     """What the streams do in each phase's slots of each kind."""
 
     def __init__(self, seconds: TaskSeconds, kinds: Kinds) -> None:

@@ -25,7 +25,7 @@ from mistlab.cost.pass_seconds import (
     reduces_in_place,
 )
 from mistlab.cost.side_by_side import BITS
-from mistlab.cost.tasks import STRATEGY, TaskModel, TaskSeconds
+from mistlab.cost.tasks import TASK_COLUMNS, TaskModel, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_kinds import SLOT_KINDS, slot_counts
 from mistlab.symbolic.distinct import Distinct, distinct_rows
@@ -53,14 +53,14 @@ FEW_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageCostModel:
+class StageTimeModel:
     """The times of a workload's stages on a cluster under one engine's schedule."""
 
     tasks: TaskModel
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
         """The times of each candidate."""
-        strategies = distinct_rows([getattr(batch, name) for name in STRATEGY])
+        strategies = distinct_rows([getattr(batch, name) for name in TASK_COLUMNS])
         stages = distinct_rows([getattr(batch, name) for name in LAYERS_OF_STAGE])
         layers, checkpointed, embedding, head = stages.columns
         counts = slot_counts(
@@ -72,7 +72,7 @@ class StageCostModel:
         )
         occurring = np.flatnonzero(counts.any(axis=1))
         kinds, counts = _KINDS[occurring], counts[occurring]
-        seconds = self.tasks.seconds(dict(zip(STRATEGY, strategies.columns, strict=True)))
+        seconds = self.tasks.seconds(dict(zip(TASK_COLUMNS, strategies.columns, strict=True)))
 
         def summed(lengths: Sequence[Lengths]) -> Sequence[Values]:
             if len(batch) <= FEW_ROWS:

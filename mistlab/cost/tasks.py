@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.layers import LayerFigures, LayerModel, slowdown_of, work_of
-from mistlab.cost.links import Collective, Link, Links
+from mistlab.cost.links import Collective, LinkTime, LinkTimes
 from mistlab.cost.side_by_side import Factors, factors_of
 from mistlab.engines.memory import EngineMemory, memory_of
 from mistlab.machine.cluster import Cluster
@@ -33,7 +33,7 @@ from mistlab.values.workload import Workload
 Values = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
-STRATEGY = (
+TASK_COLUMNS = (
     *("data_parallel", "tensor_parallel", "micro_batch", "zero", "first_rank"),
     *("offload_weights", "offload_gradients", "offload_optimizer", "offload_activations"),
 )
@@ -73,7 +73,7 @@ class TaskModel:
     cluster: Cluster
     template: Template
     layers: LayerModel
-    links: Links
+    links: LinkTimes
     memory: EngineMemory
     step_s_a_parameter: float
     known_layers: Known[Mapping[str, LayerFigures]] = field(
@@ -82,7 +82,7 @@ class TaskModel:
     _factors: dict[tuple[int, int], Factors] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _collectives: dict[tuple[Collective, int, int], Link] = field(
+    _collectives: dict[tuple[Collective, int, int], LinkTime] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -115,7 +115,7 @@ class TaskModel:
                 compute=hardware.compute,
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
             ),
-            links=Links.of(cluster),
+            links=LinkTimes.of(cluster),
             memory=memory,
             step_s_a_parameter=moved * hardware.compute.rate("memory").s_per_byte,
         )
@@ -135,7 +135,7 @@ class TaskModel:
             self._factors[shape] = factors_of(group)
         return self._factors[shape]
 
-    def collective(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> Link:
+    def collective(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> LinkTime:
         """The link of a collective over groups of this shape."""
         key = kind, gpus_in_node, nodes
         if key not in self._collectives:

@@ -12,7 +12,7 @@ from mistlab.symbolic.maximum import largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class OperatorWork:
     """What one class of operators does in one phase, for one micro-batch on one rank."""
 
     operators: int
@@ -28,7 +28,7 @@ class LayerExpressions:
     the layer is computed again: its input. The peaks include what is kept.
     """
 
-    work: Mapping[tuple[Phase, Kind], Work]
+    work: Mapping[tuple[Phase, Kind], OperatorWork]
     parameters: sympy.Expr
     saved_bytes: sympy.Expr
     checkpointed_bytes: sympy.Expr
@@ -69,13 +69,13 @@ def expressions_of(graph: LayerGraph) -> LayerExpressions:
     )
 
 
-def _work(operators: list[Operator]) -> Work:
+def _work(operators: list[Operator]) -> OperatorWork:
     # A collective's message is read and written in place: it counts once.
     moved = [
         o.read_bytes if o.kind == "collective" else o.read_bytes + o.written_bytes
         for o in operators
     ]
-    return Work(
+    return OperatorWork(
         operators=len(operators),
         flop=sympy.Add(*(o.flop for o in operators)),
         moved_bytes=sympy.Add(*moved),

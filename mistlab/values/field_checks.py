@@ -21,7 +21,7 @@ SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class NumberRange:
     """Where a number must lie; ``minimum`` and ``maximum`` may be met, ``above`` may not."""
 
     minimum: float | None = None
@@ -56,7 +56,7 @@ class Bounds:
         return ""
 
 
-def check_of(annotation: Any, bounds: Bounds) -> Check:
+def check_of(annotation: Any, bounds: NumberRange) -> Check:
     """The check of a field with this annotation; bounds hold for the numbers in it."""
     if annotation in _NUMBERS:
         return _number_check(annotation, bounds)
@@ -71,7 +71,7 @@ def check_of(annotation: Any, bounds: Bounds) -> Check:
     return _optional_check(check_of(optional_part(annotation), bounds))
 
 
-def wanted(annotation: Any, bounds: Bounds) -> str:
+def wanted(annotation: Any, bounds: NumberRange) -> str:
     """What a field accepts, in words that follow "give"."""
     if annotation in _NUMBERS:
         return f"{_NUMBERS[annotation]}{bounds.text}"
@@ -114,7 +114,7 @@ def _refuse_number(value: Any, noun: str, give: str) -> NoReturn:
     refuse("", f"{shown(value)} is text in YAML, not {noun}: write {number} without quotes")
 
 
-def _number_check(kind: type[int] | type[float], bounds: Bounds) -> Check:
+def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
     give = wanted(kind, bounds)
     number_of = _whole if kind is int else _finite
     low = -sys.float_info.max if bounds.minimum is None else bounds.minimum
@@ -190,7 +190,7 @@ def _choice_check(choices: tuple[str, ...]) -> Check:
     return check
 
 
-def _tuple_check(annotation: Any, bounds: Bounds) -> Check:
+def _tuple_check(annotation: Any, bounds: NumberRange) -> Check:
     item_check = check_of(get_args(annotation)[0], bounds)
     give = wanted(annotation, bounds)
 

@@ -12,13 +12,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mistlab.values.errors import FieldError, near_matches, refuse, within
-from mistlab.values.field_checks import Bounds, Check, check_of, optional_part, shown, wanted
+from mistlab.values.field_checks import Check, NumberRange, check_of, optional_part, shown, wanted
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Value = TypeVar("Value", bound="DataclassInstance")
-Metadata = Mapping[str, Bounds]
+Metadata = Mapping[str, NumberRange]
 _BOUNDS = "bounds"
 
 
@@ -26,12 +26,12 @@ def bounded(
     *, minimum: float | None = None, above: float | None = None, maximum: float | None = None
 ) -> Metadata:
     """Metadata of a field whose numbers have bounds: at least, greater than, at most."""
-    return {_BOUNDS: Bounds(minimum=minimum, above=above, maximum=maximum)}
+    return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum)}
 
 
 def ratio() -> Metadata:
     """Metadata of a field whose numbers are shares of a whole, from 0 to 1."""
-    return {_BOUNDS: Bounds(minimum=0, maximum=1, noun="a ratio")}
+    return {_BOUNDS: NumberRange(minimum=0, maximum=1, noun="a ratio")}
 
 
 def check_fields(value: "DataclassInstance") -> None:
@@ -78,7 +78,7 @@ def to_mapping(value: "DataclassInstance", *, omit_defaults: bool = False) -> di
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FieldType:
     annotation: Any
-    bounds: Bounds
+    bounds: NumberRange
     required: bool
 
 
@@ -88,7 +88,7 @@ def _field_types(kind: "type[DataclassInstance]") -> Mapping[str, _FieldType]:
     return {
         field.name: _FieldType(
             annotation=hints[field.name],
-            bounds=field.metadata.get(_BOUNDS, Bounds()),
+            bounds=field.metadata.get(_BOUNDS, NumberRange()),
             required=not _has_default(field),
         )
         for field in fields(kind)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from runtime.comm.group import Group, Link, finished
+from runtime.comm.group import Channel, Group, finished
 
 
 def enter(groups: Iterable[Group], device: torch.device) -> None:
@@ -23,7 +23,7 @@ def enter(groups: Iterable[Group], device: torch.device) -> None:
 
 
 def greet(
-    link: Link, receivers: Sequence[int], senders: Sequence[int], device: torch.device
+    link: Channel, receivers: Sequence[int], senders: Sequence[int], device: torch.device
 ) -> None:
     """Send each receiver of a group a message, and get one from each sender."""
     if receivers or senders:

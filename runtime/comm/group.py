@@ -27,7 +27,7 @@ class Pending(Protocol):
         """Bring the result to its place; called once, when it is ready."""
 
 
-class Link(Protocol):
+class Channel(Protocol):
     """Ranks of neighbouring stages."""
 
     def exchange(
@@ -36,7 +36,7 @@ class Link(Protocol):
         """Send tensors to ranks, and receive tensors from some."""
 
 
-class Group(Link, Protocol):
+class Group(Channel, Protocol):
     """Ranks that communicate; every rank calls the same collectives in the same order."""
 
     @property

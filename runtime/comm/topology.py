@@ -12,7 +12,7 @@ import torch
 
 from mistlab.values.plan import Plan
 from runtime.comm.connecting import enter, greet
-from runtime.comm.group import Alone, Group, Link
+from runtime.comm.group import Alone, Channel, Group
 from runtime.engine.program.shape import shares_table
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPosition:
     """Where a rank is in a plan."""
 
     stage: int
@@ -44,12 +44,12 @@ class Topology:
     plan: Plan
     tied: bool = True
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> RankPosition:
         """Where a rank is."""
         for stage, own in enumerate(self.plan.stages):
             if rank < own.num_gpus:
                 data, tensor = divmod(rank, own.tensor_parallel)
-                return Place(stage=stage, data=data, tensor=tensor)
+                return RankPosition(stage=stage, data=data, tensor=tensor)
             rank -= own.num_gpus
         raise AssertionError
 
@@ -150,10 +150,10 @@ class Connections:
     reduce: Group
     world: Group
     tied: Group | None
-    links: dict[str, tuple[Link, list[int]]]
+    links: dict[str, tuple[Channel, list[int]]]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RankPosition:
         """Where the rank is."""
         return self.topology.place(self.rank)
 
@@ -173,7 +173,7 @@ def connected(
     """
     topology = Topology(plan=plan, tied=tied)
     own: dict[str, Group] = {}
-    links: dict[str, tuple[Link, list[int]]] = {}
+    links: dict[str, tuple[Channel, list[int]]] = {}
     for name, ranks in topology.groups():
         group = make(name, ranks)
         if rank not in ranks:

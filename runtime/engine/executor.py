@@ -22,7 +22,7 @@ from runtime.engine.storage.boundary import Boundary
 from runtime.engine.storage.layout import Layout
 from runtime.engine.storage.parameters import Parameters
 from runtime.engine.storage.state import StageState
-from runtime.engine.streams.lanes import Event, Streams, Work
+from runtime.engine.streams.lanes import Event, LaneWork, Streams
 from runtime.engine.streams.ranks import StreamedRanks
 from runtime.engine.training import Training
 from runtime.engine.work.layer_passes import Passes
@@ -101,7 +101,7 @@ class Executor:
         self.passes = Passes(self.state, modules, again, streams, device)
         micro_batch = (self.own.micro_batch, workload.sequence_length, workload.model.hidden)
         self.boundary = Boundary(connections, micro_batch, dtype, device, streams)
-        self._works: Mapping[str, Callable[[Op], Work]] = {
+        self._works: Mapping[str, Callable[[Op], LaneWork]] = {
             **self.swaps.works,
             "F": lambda op: lambda: self._forward(op),
             "B": lambda op: lambda: self._backward(op),

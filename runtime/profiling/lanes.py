@@ -9,13 +9,13 @@ import torch
 from mistlab.machine.slowdowns import STREAMS
 from runtime.devices.driver import Driver
 from runtime.devices.table import driver_of
-from runtime.profiling.timing import Work
+from runtime.profiling.timing import TimedWork
 
 
 class Lanes(Protocol):
     """Streams that do not wait for one another."""
 
-    def side_by_side(self, works: Sequence[Work]) -> None:
+    def side_by_side(self, works: Sequence[TimedWork]) -> None:
         """Start all at once; the caller's own stream goes on when all are done."""
 
 
@@ -26,7 +26,7 @@ class ThreadLanes:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(len(STREAMS))
 
-    def side_by_side(self, works: Sequence[Work]) -> None:
+    def side_by_side(self, works: Sequence[TimedWork]) -> None:
         """Start all at once, and wait for all."""
         for done in [self._threads.submit(work) for work in works]:
             done.result()
@@ -40,7 +40,7 @@ class StreamLanes:
         self._device, self._driver = device, driver
         self._streams = [driver.stream(device) for _ in STREAMS]
 
-    def side_by_side(self, works: Sequence[Work]) -> None:
+    def side_by_side(self, works: Sequence[TimedWork]) -> None:
         """Launch each behind what the current stream has done, and let it wait for all."""
         current, start = self._driver.current_stream(self._device), self._driver.event()
         start.record(current)

@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from runtime.profiling.rank import Rank
-from runtime.profiling.timing import Timing, Work
+from runtime.profiling.timing import TimedWork, Timing
 
 # torch 2.13 renames them, and warns of the names that 2.11 has.
 gather_into = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -71,7 +71,7 @@ class SendCase:
         return Timing.of([seconds / 2 for seconds in rank.slowest(both_s)])
 
 
-def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> Work:
+def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> TimedWork:
     """The work of a collective over this process's group."""
     group = rank.groups[gpus]
     whole = _values(size_bytes, rank, gpus)
@@ -80,7 +80,7 @@ def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> Work
     return lambda: run(whole, part, group)
 
 
-def copy(kind: Copy, size_bytes: int, rank: Rank) -> Work:
+def copy(kind: Copy, size_bytes: int, rank: Rank) -> TimedWork:
     """The work of a copy between this process's device and the host."""
     on_device = _values(size_bytes, rank)
     on_host = torch.empty(len(on_device), pin_memory=on_device.device.type != "cpu").fill_(1.0)

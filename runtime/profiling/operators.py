@@ -24,7 +24,7 @@ DROPOUT = 0.1
 SCALE = 0.1
 
 Shape = tuple[int, ...]
-Place = tuple[Callable[..., Tensor], tuple[Shape, ...]]
+OperatorCall = tuple[Callable[..., Tensor], tuple[Shape, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def fused_attention(
     return _timed(attended, (shape,) * 3, precision, clock, repetitions)
 
 
-def places_of(block: BlockSizes) -> Mapping[str, Place]:
+def places_of(block: BlockSizes) -> Mapping[str, OperatorCall]:
     """Each place's function, and the shapes of its operands."""
     batch, sequence, hidden = block.micro_batch, block.sequence_length, block.hidden
     of_heads = batch * block.heads

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from mistlab.values.workload import Precision
 from runtime.devices.table import driver_of
 from runtime.profiling.device import Devices
-from runtime.profiling.timing import Clock, Timing, Work, clock_of
+from runtime.profiling.timing import Clock, TimedWork, Timing, clock_of
 
 # How long a process waits for another before it gives up, and all end.
 PATIENCE = timedelta(minutes=2)
@@ -74,7 +74,7 @@ class Rank:
         if self.talk is not None:
             distributed.barrier(self.talk)
 
-    def timed(self, work: Work) -> Timing:
+    def timed(self, work: TimedWork) -> Timing:
         """Work that all processes do at once."""
         self.together()
         return Timing.of(self.slowest(self.clock.samples_s(work, self.repetitions)))

@@ -15,7 +15,7 @@ from runtime.models.config import TYPE_OF_PRECISION
 from runtime.profiling.lanes import lanes_of
 from runtime.profiling.links import collective, copy
 from runtime.profiling.rank import Rank
-from runtime.profiling.timing import Timing, Work
+from runtime.profiling.timing import TimedWork, Timing
 
 TRIAL_RUNS = 3
 
@@ -82,13 +82,13 @@ class StreamLoads:
             together=self._timed([work for work in works if work is not None]),
         )
 
-    def _load(self, make: Callable[[], Work], lengths: Lengths) -> tuple[Work, int]:
+    def _load(self, make: Callable[[], TimedWork], lengths: Lengths) -> tuple[TimedWork, int]:
         """A piece of work, and how many of it all processes take for a unit."""
         work = make()
         seconds = self._rank.slowest(self._rank.clock.samples_s(work, TRIAL_RUNS))
         return work, max(1, round(lengths.unit_s / Timing.of(seconds).median_s))
 
-    def _work(self, stream: int, level: int) -> Work | None:
+    def _work(self, stream: int, level: int) -> TimedWork | None:
         load = self._loads[stream]
         if not level or load is None:
             return None
@@ -100,11 +100,11 @@ class StreamLoads:
 
         return repeated
 
-    def _timed(self, works: list[Work]) -> Timing:
+    def _timed(self, works: list[TimedWork]) -> Timing:
         return self._rank.timed(lambda: self._lanes.side_by_side(works))
 
 
-def _products(size: int, rank: Rank) -> Work:
+def _products(size: int, rank: Rank) -> TimedWork:
     dtype = TYPE_OF_PRECISION[rank.precision]
     left, right = (torch.randn(size, size, device=rank.clock.device).to(dtype) for _ in range(2))
     result = torch.empty_like(left)

@@ -12,7 +12,7 @@ from mistlab.values.units import MIB_BYTES
 from runtime.devices.driver import Driver
 from runtime.devices.table import driver_of
 
-Work = Callable[[], object]
+TimedWork = Callable[[], object]
 
 WARM_UPS = 2
 # The GPU idles this long before each timed piece of work, so that the host has launched all of it.
@@ -46,7 +46,7 @@ class Clock(Protocol):
     def device(self) -> torch.device:
         """Where the work runs."""
 
-    def samples_s(self, work: Work, repetitions: int) -> list[float]:
+    def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
         """Seconds of each repetition, after warming up."""
 
     def wait(self) -> None:
@@ -60,7 +60,7 @@ class HostClock:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
 
-    def samples_s(self, work: Work, repetitions: int) -> list[float]:
+    def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
         """Seconds of each repetition, after warming up."""
         for _ in range(WARM_UPS):
             work()
@@ -83,7 +83,7 @@ class EventClock:
         self.device, self._driver = device, driver
         self._flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
 
-    def samples_s(self, work: Work, repetitions: int) -> list[float]:
+    def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
         """Seconds of each repetition, after warming up."""
         for _ in range(WARM_UPS):
             work()

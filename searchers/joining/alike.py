@@ -27,7 +27,7 @@ TOGETHER = 1 << 19
 # ZeRO level, ratios of weights, gradients, optimizer state and activations, blocks computed again.
 Candidates = NDArray[np.float64]
 # All of these but the last.
-Strategy = tuple[float, ...]
+SavingsRow = tuple[float, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class AlikeStages:
         smaller steps, each with any number of recomputed blocks."""
         zero, *ratios, _ = self.axes
         new = set(product(zero, *coarse(ratios, is_alone=self._is_alone)))
-        best_s: dict[Strategy, float] = {}
+        best_s: dict[SavingsRow, float] = {}
         step = max(len(kind) - 1 for kind in ratios) // 4 or 1
         while step:
             best_s |= self._show_strategies(sorted(new))
@@ -84,7 +84,7 @@ class AlikeStages:
     def _is_alone(self) -> bool:
         return self.pipeline.num_stages == 1
 
-    def _show_strategies(self, strategies: Sequence[Strategy]) -> dict[Strategy, float]:
+    def _show_strategies(self, strategies: Sequence[SavingsRow]) -> dict[SavingsRow, float]:
         """The best seconds of each strategy."""
         counts = self.axes[-1]
         candidates = [(*strategy, count) for strategy in strategies for count in counts]

@@ -21,7 +21,7 @@ from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch, StageCosts
 from searchers.joining.candidate_table import Column, Grain, Options, fastest, fastest_alone
 from searchers.joining.groups import Group
-from searchers.joining.least_work import Work
+from searchers.joining.least_work import LeastWork
 from searchers.ledger import Ledger
 from searchers.meshes import Mesh, checkpoint_counts, zero_levels
 
@@ -37,10 +37,10 @@ BESIDE = 16
 # The ratios that one kind of offloading may take.
 Ratios = Sequence[float]
 # ZeRO level and ratios of weights, gradients, optimizer state and activations (rows, 5).
-Strategies = NDArray[np.float64]
+Savings = NDArray[np.float64]
 
 
-class Place(NamedTuple):
+class StagePosition(NamedTuple):
     """A stage of so many blocks at some place of a pipeline."""
 
     mesh: Mesh
@@ -69,19 +69,19 @@ class Menus:
     space: SearchSpace
     ledger: Ledger
     group: Group
-    work: Mapping[Mesh, Work]
+    work: Mapping[Mesh, LeastWork]
     with_host: bool = False
     coarse_to_fine: bool = False
-    _found: dict[Place, Options] = field(default_factory=dict, init=False)
+    _found: dict[StagePosition, Options] = field(default_factory=dict, init=False)
 
-    def __getitem__(self, place: Place) -> Options:
+    def __getitem__(self, place: StagePosition) -> Options:
         """The best candidates for a place that was prepared."""
         return self._found[place]
 
-    def prepare(self, places: Iterable[Place], limit_s: float) -> None:
+    def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
         """Work out candidates for places, of pipelines that take less than a limit; it may only
         fall from one time to the next."""
-        alike: dict[tuple[bool, tuple[int, ...]], list[Place]] = defaultdict(list)
+        alike: dict[tuple[bool, tuple[int, ...]], list[StagePosition]] = defaultdict(list)
         for place in sorted(set(places) - self._found.keys()):
             alike[place.is_alone, self._zero_levels(place)].append(place)
         every = self.space.offload.kinds
@@ -90,13 +90,15 @@ class Menus:
             strategies = np.array([*product(map(float, levels), *ratios)])
             self._found |= zip(some, self._evaluated(some, strategies, limit_s), strict=True)
 
-    def refine(self, places: Iterable[Place], limit_s: float) -> None:
+    def refine(self, places: Iterable[StagePosition], limit_s: float) -> None:
         """Look at ratios near the best of those so far, in ever smaller steps, for places that were
         prepared."""
         for some in _by_mesh(places):
             self._refine(some, self.space.offload.kinds, limit_s)
 
-    def _refine(self, places: Sequence[Place], ratios: Sequence[Ratios], limit_s: float) -> None:
+    def _refine(
+        self, places: Sequence[StagePosition], ratios: Sequence[Ratios], limit_s: float
+    ) -> None:
         seen: set[tuple[float, ...]] = set()
         step = max(len(kind) - 1 for kind in ratios) // 4 or 1
         gone_on: set[tuple[float, ...]] = set()
@@ -118,11 +120,11 @@ class Menus:
                 both = self._found[place].and_also(other)
                 self._found[place] = self._fastest(place, both, limit_s)
 
-    def _zero_levels(self, place: Place) -> tuple[int, ...]:
+    def _zero_levels(self, place: StagePosition) -> tuple[int, ...]:
         return zero_levels(self.space, place.mesh.data_parallel, in_pipeline=not place.is_alone)
 
     def _evaluated(
-        self, places: Sequence[Place], strategies: Strategies, limit_s: float
+        self, places: Sequence[StagePosition], strategies: Savings, limit_s: float
     ) -> list[Options]:
         """The best of some strategies, with any number of recomputed blocks, for each place."""
         found: list[Options | None] = [None] * len(places)
@@ -137,7 +139,7 @@ class Menus:
                 found[number] = self._fastest(places[number], both, limit_s)
         return [options for options in found if options is not None]
 
-    def _fastest(self, place: Place, options: Options, limit_s: float) -> Options:
+    def _fastest(self, place: StagePosition, options: Options, limit_s: float) -> Options:
         if place.is_alone:
             count = BESIDE if self.coarse_to_fine else 1
             return fastest_alone(options, self.group.micro_batches, count)
@@ -149,7 +151,7 @@ class Menus:
         steady_s = finest_s / self.group.micro_batches
         return fastest(options, Grain(steady_s=steady_s, once_s=finest_s, host_bytes=host_bytes))
 
-    def _least_s(self, place: Place, options: Options) -> Column:
+    def _least_s(self, place: StagePosition, options: Options) -> Column:
         """What a pipeline with a candidate takes at least: it hides at most half its passes ahead
         of what the other stages take."""
         layers = self.problem.workload.model.layers - place.layers
@@ -173,9 +175,9 @@ def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
     return [choices[place] for place in sorted({last * part // parts for part in range(parts + 1)})]
 
 
-def _by_mesh(places: Iterable[Place]) -> Iterable[list[Place]]:
+def _by_mesh(places: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
     """The places of each mesh, whole pipelines apart."""
-    found: dict[tuple[Mesh, bool], list[Place]] = defaultdict(list)
+    found: dict[tuple[Mesh, bool], list[StagePosition]] = defaultdict(list)
     for place in sorted(places):
         found[place.mesh, place.is_alone].append(place)
     return found.values()
@@ -200,10 +202,10 @@ def neighbours(
 
 
 # The number of a place, the place, and numbers of blocks that are computed again.
-_Part = list[tuple[int, Place, NDArray[np.int64]]]
+_Part = list[tuple[int, StagePosition, NDArray[np.int64]]]
 
 
-def _parts(places: Sequence[Place], space: SearchSpace, strategies: int) -> Iterator[_Part]:
+def _parts(places: Sequence[StagePosition], space: SearchSpace, strategies: int) -> Iterator[_Part]:
     """Places with their numbers of recomputed blocks, few enough at a time."""
     most = max(1, TOGETHER // max(1, strategies))
     part: _Part = []
@@ -224,7 +226,7 @@ def _parts(places: Sequence[Place], space: SearchSpace, strategies: int) -> Iter
 class _Rows:
     """Strategies, each at all places of a part: rows of one strategy follow one another."""
 
-    def __init__(self, part: _Part, strategies: Strategies) -> None:
+    def __init__(self, part: _Part, strategies: Savings) -> None:
         self.part = part
         self.strategies = strategies
         self.counts = [len(counts) for _, _, counts in part]

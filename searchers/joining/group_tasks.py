@@ -13,9 +13,9 @@ from joblib import Parallel, delayed
 from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, PlanAndStagePredictor, Problem
 from mistlab.values.space import SearchSpace
-from searchers.joining.candidates import Menus, Place
+from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.groups import Group
-from searchers.joining.least_work import Work
+from searchers.joining.least_work import LeastWork
 from searchers.joining.programme import join_hastily, near_best
 from searchers.ledger import SHORT_LIST, BudgetSpentError, Clock, Ledger
 from searchers.meshes import Mesh
@@ -40,7 +40,7 @@ class GroupTask:
     problem: Problem
     space: SearchSpace
     group: Group
-    work: Mapping[Mesh, Work]
+    work: Mapping[Mesh, LeastWork]
     join: Joiner
     limit_s: float
     coarse_to_fine: bool
@@ -61,7 +61,7 @@ class GroupTask:
                 return seconds
         return self.limit_s
 
-    def _menus(self, ledger: Ledger, work: Mapping[Mesh, Work], *, with_host: bool) -> Menus:
+    def _menus(self, ledger: Ledger, work: Mapping[Mesh, LeastWork], *, with_host: bool) -> Menus:
         return Menus(
             problem=self.problem,
             space=self.space,
@@ -72,13 +72,13 @@ class GroupTask:
             coarse_to_fine=self.coarse_to_fine,
         )
 
-    def _likely_work(self, ledger: Ledger) -> Mapping[Mesh, Work]:
+    def _likely_work(self, ledger: Ledger) -> Mapping[Mesh, LeastWork]:
         """What meshes take of stages in the middle of a pipeline with half an even share of the
         blocks and coarse ratios: on the whole hardly any pipeline is better off. Meshes on which
         nothing fits are not looked at."""
         layers, gpus = self.problem.workload.model.layers, self.problem.cluster.num_gpus
         places = {
-            mesh: Place(
+            mesh: StagePosition(
                 mesh=mesh,
                 place_in_node=0,
                 layers=max(1, layers * mesh.num_gpus // gpus // 2),
@@ -91,7 +91,7 @@ class GroupTask:
         menus = self._menus(ledger, self.work, with_host=False)
         menus.prepare(places.values(), inf)
         return {
-            mesh: Work(
+            mesh: LeastWork(
                 block_s=float(menus[place].stable_s.min(initial=inf)) / place.layers,
                 ends_s=self.work[mesh].ends_s,
             )
@@ -116,7 +116,7 @@ class GroupTask:
 
     def _refined(self, menus: Menus) -> tuple[float, Plan] | None:
         """A quick answer, once the stages of pipelines near it have been looked at closely."""
-        refined: set[Place] = set()
+        refined: set[StagePosition] = set()
         limit_s = self._near * self.limit_s
         found = None
         for _ in range(ROUNDS):

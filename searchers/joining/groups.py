@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from searchers.joining.least_work import Work
+from searchers.joining.least_work import LeastWork
 from searchers.meshes import Mesh, Pipeline, allows, meshes, micro_batch_counts
 
 # Less than any number of blocks, also with what more stages add to it.
@@ -39,7 +39,7 @@ class Group:
         """Whether its meshes differ in their numbers of GPUs."""
         return len({mesh.num_gpus for mesh in self.meshes}) > 1
 
-    def least_s(self, problem: Problem, work: Mapping[Mesh, Work]) -> float:
+    def least_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
         """What all of them take at least: the slowest stage takes an even share or more in each
         micro-batch. Of what the stages after it take it can hide half its passes ahead, the
         forwards or the backwards; the rest is on top."""
@@ -51,15 +51,17 @@ class Group:
         through_s = self.least_stages_s(work, layers) + ends_s / self._largest
         return through_s + (self.micro_batches - 1 - ahead / 2) * slowest_s
 
-    def least_gpu_s(self, work: Mapping[Mesh, Work], layers: int) -> float:
+    def least_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
         """GPU-seconds that a micro-batch takes in so many blocks at least."""
         return layers * min(work[mesh].block_s * mesh.num_gpus for mesh in self.meshes)
 
-    def least_stages_s(self, work: Mapping[Mesh, Work], layers: int) -> float:
+    def least_stages_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
         """What stages of so many blocks together take at least in one micro-batch."""
         return self.least_gpu_s(work, layers) / self._largest
 
-    def most_blocks(self, problem: Problem, work: Mapping[Mesh, Work], each_s: float) -> list[int]:
+    def most_blocks(
+        self, problem: Problem, work: Mapping[Mesh, LeastWork], each_s: float
+    ) -> list[int]:
         """How many blocks stages on so many GPUs (0 to all) can have at most, if each takes less
         than ``each_s`` for a micro-batch; negative where no meshes use up the GPUs."""
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus

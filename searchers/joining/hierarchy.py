@@ -17,7 +17,7 @@ from searchers.joining.alike import AlikeStages
 from searchers.joining.candidates import BESIDE
 from searchers.joining.group_tasks import NEAR, GroupTask, Joiner, solved
 from searchers.joining.groups import Group, groups_of
-from searchers.joining.least_work import Work, work_of
+from searchers.joining.least_work import LeastWork, work_of
 from searchers.joining.programme import join_hastily
 from searchers.ledger import Ledger
 from searchers.meshes import Mesh, Pipeline
@@ -35,7 +35,7 @@ class Hierarchy:
     problem: Problem
     space: SearchSpace
     ledger: Ledger
-    work: Mapping[Mesh, Work]
+    work: Mapping[Mesh, LeastWork]
     least_s: Mapping[Group, float]
     _alike_s: dict[Pipeline, float] = field(default_factory=dict, init=False)
 

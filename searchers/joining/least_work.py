@@ -18,7 +18,7 @@ from searchers.meshes import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class LeastWork:
     """Seconds of a micro-batch on a mesh: of a block, and of both ends of the model."""
 
     block_s: float
@@ -35,7 +35,7 @@ class Work:
 
 def work_of(
     problem: Problem, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
-) -> dict[Mesh, Work]:
+) -> dict[Mesh, LeastWork]:
     """The work of each mesh, from stages of one block, of two, and of one with both ends."""
     layers, ends = (np.repeat(column, len(meshes)) for column in ([1, 2, 1], [0, 0, 1]))
     nothing = np.zeros(len(layers), dtype=np.int64)
@@ -61,6 +61,6 @@ def work_of(
     one_s, two_s, with_ends_s = stable_s.reshape(3, -1)
     block_s = two_s - one_s
     return {
-        mesh: Work(block_s=float(block), ends_s=max(0.0, float(ends)))
+        mesh: LeastWork(block_s=float(block), ends_s=max(0.0, float(ends)))
         for mesh, block, ends in zip(meshes, block_s, with_ends_s - block_s, strict=True)
     }

@@ -14,7 +14,7 @@ import pulp
 
 from mistlab.cost.pipeline import CROSSINGS, Rounds
 from mistlab.values.plan import Plan
-from searchers.joining.candidates import Menus, Place
+from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.programme import join as join_exactly
 from searchers.joining.programme import join_hastily, places_by_stage
 
@@ -72,7 +72,7 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
 class _Stage:
     """One stage's candidates, a variable for each, and what the chosen one takes."""
 
-    candidates: Sequence[tuple[Place, int]]
+    candidates: Sequence[tuple[StagePosition, int]]
     chosen: Sequence[pulp.LpVariable]
     times: Mapping[str, Expression]
     layers: Expression
@@ -114,7 +114,9 @@ def _from_in_front(chains: _Chains, there_and_back_s: Expression) -> _Chains:
 class _Programme:
     """The programme of a group of pipelines, and the way back from its solution to a plan."""
 
-    def __init__(self, menus: Menus, stages: Sequence[Sequence[Place]], limit_s: float) -> None:
+    def __init__(
+        self, menus: Menus, stages: Sequence[Sequence[StagePosition]], limit_s: float
+    ) -> None:
         self.menus = menus
         self.problem = pulp.LpProblem("stages", pulp.LpMinimize)
         self.micro_batches = menus.group.micro_batches
@@ -157,7 +159,7 @@ class _Programme:
         )
         return float(pulp.value(self.iteration_s)), plan
 
-    def _stage(self, after: int, places: Sequence[Place]) -> _Stage:
+    def _stage(self, after: int, places: Sequence[StagePosition]) -> _Stage:
         self.menus.ledger.check_time()
         candidates = [(place, row) for place in places for row in range(len(self.menus[place]))]
         chosen = [

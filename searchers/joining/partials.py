@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import Chains, no_stages
 from searchers.joining.candidate_table import undominated
-from searchers.joining.candidates import Place
+from searchers.joining.candidates import StagePosition
 
 # Blocks and GPUs that the stages of a partial pipeline have taken.
 Taken = tuple[int, int]
@@ -33,7 +33,7 @@ class Partials:
     chains: Chains
     host_bytes: NDArray[np.float64]
     # Of each, what it was made of: a stage, its row on the menu, the partial pipeline behind it.
-    places: tuple[Place, ...]
+    places: tuple[StagePosition, ...]
     place: Rows
     option: Rows
     behind: "Partials | None"
@@ -84,7 +84,7 @@ class Partials:
         columns = [getattr(self.chains, entry.name)[rows] for entry in fields(Chains)]
         return rows[undominated([*columns, self.host_bytes[rows]])]
 
-    def stages(self, row: int) -> Iterator[tuple[Place, int]]:
+    def stages(self, row: int) -> Iterator[tuple[StagePosition, int]]:
         """The stages of one, each with its row on the menu, the foremost first."""
         if self.behind is not None:
             yield self.places[int(self.place[row])], int(self.option[row])

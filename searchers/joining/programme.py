@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import StageTimes, prepended
 from mistlab.values.plan import Plan
-from searchers.joining.candidates import Menus, Place
+from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.partials import Partials, Rows, Taken, chosen_chains, joined
 from searchers.meshes import Mesh, layer_counts, lies_well
 
@@ -40,7 +40,7 @@ def join_hastily(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
     return _Join(menus=menus, beam=BEAM).fastest(limit_s)
 
 
-def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[Place, ...]]]:
+def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
     """The fastest few pipelines that ``join_hastily`` comes across, which differ in more than how
     they save memory: their times, plans and stages, fastest first."""
     # Of those that have taken the same some may leave a host too little: without a plan to beat,
@@ -49,7 +49,7 @@ def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[Pla
     return _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
 
 
-def places_by_stage(menus: Menus, limit_s: float) -> list[list[Place]]:
+def places_by_stage(menus: Menus, limit_s: float) -> list[list[StagePosition]]:
     """What each stage of the pipelines of a group may be, the last stage first; their number must
     be given. Menus are prepared for all of them."""
     stages = _Join(menus=menus).places_by_stage(limit_s)
@@ -66,9 +66,11 @@ class _Join:
         found = self.pipelines(limit_s, 1)
         return found[0][:2] if found else None
 
-    def pipelines(self, limit_s: float, count: int) -> list[tuple[float, Plan, tuple[Place, ...]]]:
+    def pipelines(
+        self, limit_s: float, count: int
+    ) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
         """The fastest few pipelines with different places, their times and plans."""
-        found: dict[tuple[Place, ...], tuple[float, Partials, int]] = {}
+        found: dict[tuple[StagePosition, ...], tuple[float, Partials, int]] = {}
         partials = Partials.nothing()
         for after in range(self._most_stages):
             partials = self._extended(partials, after, limit_s)
@@ -107,7 +109,7 @@ class _Join:
                 kept.append(partials.undominated(rows))
         return partials.chosen(np.concatenate(kept))
 
-    def places_by_stage(self, limit_s: float) -> list[list[Place]]:
+    def places_by_stage(self, limit_s: float) -> list[list[StagePosition]]:
         """What each stage may be, the last stage first."""
         taken: Iterable[Taken] = [(0, 0)]
         stages = []
@@ -153,7 +155,7 @@ class _Join:
 
     def _steps(
         self, partials: Iterable[Taken], after: int, limit_s: float
-    ) -> Iterator[tuple[Taken, Place]]:
+    ) -> Iterator[tuple[Taken, StagePosition]]:
         """What has taken so much, with each stage in front of it that is not too slow and leaves
         the others no more than they can do."""
         problem, group, work = self.menus.problem, self.menus.group, self.menus.work
@@ -179,8 +181,8 @@ class _Join:
             return False
         return num_stages is None or (first_rank == 0) == (after == num_stages - 1)
 
-    def _place(self, mesh: Mesh, layers: int, first_rank: int, after: int) -> Place:
-        return Place(
+    def _place(self, mesh: Mesh, layers: int, first_rank: int, after: int) -> StagePosition:
+        return StagePosition(
             mesh=mesh,
             layers=layers,
             in_flight=min(self.menus.group.micro_batches, after + 1),
@@ -275,7 +277,7 @@ class _Options:
     """The candidates for some places (P) one after another (O): those of a place begin at its
     ``starts`` and are as many as its ``counts``; ``row`` is their row on its menu."""
 
-    places: tuple[Place, ...]
+    places: tuple[StagePosition, ...]
     layers: Rows
     gpus: Rows
     starts: Rows
@@ -286,7 +288,7 @@ class _Options:
     row: Rows
 
     @classmethod
-    def of(cls, menus: Menus, places: Sequence[Place], limit_s: float) -> Self:
+    def of(cls, menus: Menus, places: Sequence[StagePosition], limit_s: float) -> Self:
         """Those of pipelines that take less than a limit."""
         found = [menus[place] for place in places]
         rows = [
@@ -325,5 +327,5 @@ def _each(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
     return np.repeat(numbers, sizes), np.arange(sizes.sum()) - np.repeat(before, sizes)
 
 
-def _with(taken: Taken, place: Place) -> Taken:
+def _with(taken: Taken, place: StagePosition) -> Taken:
     return taken[0] + place.layers, taken[1] + place.mesh.num_gpus

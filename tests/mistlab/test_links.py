@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.links import NETWORK_HOP_S, PCIE_HOP_S, Links
+from mistlab.cost.links import NETWORK_HOP_S, PCIE_HOP_S, LinkTimes
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.transfers import GroupTransfers, Line, Transfers
 from mistlab.values.errors import InputError
@@ -16,14 +16,14 @@ def line(gbytes_per_s: float, latency_us: float = 10.0) -> Line:
     return Line(latency_us=latency_us, gbytes_per_s=gbytes_per_s, smallest_mib=1, largest_mib=1024)
 
 
-def links_of(*groups: GroupTransfers, nodes: int = 4, **others: object) -> Links:
+def links_of(*groups: GroupTransfers, nodes: int = 4, **others: object) -> LinkTimes:
     hardware = catalog.hardware("l4-24gb")
     transfers = Transfers(
         groups=groups,
         **{k: v for k, v in others.items() if k in ("in_node", "across_nodes")},  # type: ignore[arg-type]
     )
     overrides = {k: v for k, v in others.items() if k.endswith("per_s")}
-    return Links.of(
+    return LinkTimes.of(
         Cluster(
             hardware=replace(hardware, transfers=transfers),
             nodes=nodes,
@@ -140,7 +140,7 @@ def test_what_was_not_measured_is_named_with_the_remedy() -> None:
     provenance = replace(hardware.provenance, transfers=None)
     bare = replace(hardware, transfers=None, provenance=provenance)
     with pytest.raises(InputError, match=r"l4-24gb has no transfers: measure them .* --bandwidth"):
-        Links.of(Cluster(hardware=bare, nodes=1, gpus_per_node=8))
+        LinkTimes.of(Cluster(hardware=bare, nodes=1, gpus_per_node=8))
     links = links_of(ACROSS)
     with pytest.raises(InputError, match=r"no all_reduce inside a node: measure one .*--collect"):
         links.collective("all_reduce", gpus_in_node=4, nodes=1)

@@ -8,8 +8,8 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.side_by_side import overlapped
-from mistlab.cost.stage import StageCostModel
-from mistlab.cost.tasks import STRATEGY, TaskModel
+from mistlab.cost.stage import StageTimeModel
+from mistlab.cost.tasks import TASK_COLUMNS, TaskModel
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_table import template_of
@@ -29,9 +29,9 @@ CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=2, gpus_per_node=8
 
 def model_of(
     engine: str = "mistlab", cluster: Cluster = CLUSTER, **options: object
-) -> StageCostModel:
+) -> StageTimeModel:
     template = template_of(engine, **options)  # type: ignore[arg-type]
-    return StageCostModel(
+    return StageTimeModel(
         tasks=TaskModel.of(WORK, cluster, engine, template)  # type: ignore[arg-type]
     )
 
@@ -57,13 +57,13 @@ def candidates(rows: int, seed: int = 0) -> StageBatch:
 
 # What the streams of each slot hold, by position from the stage's first layer, and the least that
 # the slot takes.
-Work = dict[int, tuple[np.ndarray, float]]
+SlotTimes = dict[int, tuple[np.ndarray, float]]
 
 
-def walked(model: StageCostModel, batch: StageBatch, row: int, phase: str) -> tuple[Work, int]:
+def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tuple[SlotTimes, int]:
     """The slots of one candidate, and how many layers there are."""
     tasks, template = model.tasks, model.tasks.template
-    seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in STRATEGY})
+    seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in TASK_COLUMNS})
     plain = batch.layers[row] - batch.checkpointed_layers[row]
     types = (
         [0] * batch.has_embedding[row]
@@ -72,7 +72,7 @@ def walked(model: StageCostModel, batch: StageBatch, row: int, phase: str) -> tu
         + [3] * batch.has_head[row]
     )
     upwards = "forward" in phase
-    slots: Work = {}
+    slots: SlotTimes = {}
     for here in range(-template.depth, len(types) + template.depth):
         alone, fetched = np.zeros((1, len(STREAMS))), {"P": 0.0, "U": 0.0}
         for task in template.phases[phase]:
@@ -97,11 +97,13 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     model, batch = model_of(depth=depth), candidates(60)
     found = model(batch)
     for row in range(len(batch)):
-        strategy = {name: getattr(batch, name)[row : row + 1] for name in STRATEGY}
+        strategy = {name: getattr(batch, name)[row : row + 1] for name in TASK_COLUMNS}
         seconds = model.tasks.seconds(strategy)
         ((_, factors),) = seconds.factors()
 
-        def lasting(slots: Iterable[int], *works: Work, factors: np.ndarray = factors) -> float:
+        def lasting(
+            slots: Iterable[int], *works: SlotTimes, factors: np.ndarray = factors
+        ) -> float:
             return sum(
                 max(
                     float(overlapped(sum(work[slot][0] for work in works), factors)[0]),

@@ -7,7 +7,7 @@ from runtime.comm.group import Pending
 from runtime.comm.topology import Connections, link_of
 from runtime.engine.program.program import Op
 from runtime.engine.program.shape import RING
-from runtime.engine.streams.lanes import Streams, Work
+from runtime.engine.streams.lanes import LaneWork, Streams
 
 
 class Boundary:
@@ -27,14 +27,14 @@ class Boundary:
         self.inbox: list[Tensor | None] = [None] * RING
         self.outbox: list[Tensor | None] = [None] * RING
 
-    def receive(self, op: Op) -> Work:
+    def receive(self, op: Op) -> LaneWork:
         """Room for what comes, and the work of receiving it."""
         tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         self.streams.spoil(tensor)
         self.inbox[op.turn] = tensor
         return lambda: self._exchange(op, tensor, receives=True)
 
-    def send(self, op: Op) -> Work:
+    def send(self, op: Op) -> LaneWork:
         """The work of sending what is in the outbox."""
         tensor = self.outbox[op.turn]
         assert tensor is not None

@@ -7,7 +7,7 @@ from runtime.devices.driver import Driver
 from runtime.engine.storage.arena import Arena
 
 # Layer, which of the micro-batches in flight, and which of what the layer saves.
-Place = tuple[int, int, int]
+SavedKey = tuple[int, int, int]
 
 
 class HostPool:
@@ -15,15 +15,15 @@ class HostPool:
 
     def __init__(self, *, pins_for: Driver | None) -> None:
         self._pins_for = pins_for
-        self._arenas: dict[Place, Arena] = {}
-        self._buffers: dict[Place, Tensor] = {}
+        self._arenas: dict[SavedKey, Arena] = {}
+        self._buffers: dict[SavedKey, Tensor] = {}
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all buffers."""
         return sum(arena.size_bytes for arena in self._arenas.values())
 
-    def take(self, place: Place, size_bytes: int) -> Tensor:
+    def take(self, place: SavedKey, size_bytes: int) -> Tensor:
         """The buffer of a place, which always has the same size."""
         if place not in self._arenas:
             arena = Arena(size_bytes, torch.device("cpu"), pins_for=self._pins_for)

@@ -12,7 +12,7 @@ from runtime.engine.program.shape import StageShape
 from runtime.engine.storage.layout import Entry
 from runtime.engine.storage.pieces import Piece, part_of, pieces_of
 from runtime.engine.storage.state import StageState
-from runtime.engine.streams.lanes import Work
+from runtime.engine.streams.lanes import LaneWork
 from runtime.engine.work.modules import TABLE, TIED, LayerModule
 from runtime.engine.work.norm import Squares
 
@@ -81,7 +81,7 @@ class Parameters:
             return {layer: [] for layer in self.layers}
         return {layer: self._counted(layer) for layer in self.layers}
 
-    def add_up(self, squares: Squares) -> Work:
+    def add_up(self, squares: Squares) -> LaneWork:
         """Give embedding and head the sum of both's gradients of the table that they share.
 
         Whatever degrees and levels of ZeRO the two have, a rank's part is a range of the table's

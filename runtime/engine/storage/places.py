@@ -22,7 +22,7 @@ OWN_TABLE = "tokens.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Place:
+class _FlatVector:
     """A flat vector, and a layer's parameters in it; ``vectors`` are those of one dimension."""
 
     whole: Tensor
@@ -42,13 +42,13 @@ class _Layer:
 
     parameters: tuple[nn.Parameter, ...]
     vectors: list[nn.Parameter]
-    weights: list[_Place]
-    gradients: list[_Place]
-    weights_now: _Place
-    gradients_now: _Place | None = None
+    weights: list[_FlatVector]
+    gradients: list[_FlatVector]
+    weights_now: _FlatVector
+    gradients_now: _FlatVector | None = None
 
 
-class Places:
+class ParameterPlaces:
     """The places of a stage's parameters."""
 
     def __init__(self, state: StageState, modules: dict[int, nn.Module]) -> None:
@@ -96,8 +96,10 @@ class Places:
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
     """Put real parameters in place of a module's shapes."""
     layout, shape = state.layers[layer].layout, state.shape
-    weights = [_Place.of(layout, state.whole_weights(layer, entry)) for entry in range(RING)]
-    gradients = [_Place.of(layout, state.whole_gradients(layer, entry)) for entry in range(RING)]
+    weights = [_FlatVector.of(layout, state.whole_weights(layer, entry)) for entry in range(RING)]
+    gradients = [
+        _FlatVector.of(layout, state.whole_gradients(layer, entry)) for entry in range(RING)
+    ]
     parameters = []
     for entry, view in zip(layout.entries, weights[0].views, strict=True):
         path, _, leaf = entry.name.rpartition(".")

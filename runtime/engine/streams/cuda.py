@@ -13,7 +13,7 @@ from runtime.comm.group import Pending
 from runtime.devices.driver import Driver, Stream
 from runtime.devices.driver import Event as DeviceEvent
 from runtime.engine.streams.host_lane import HostEvent, HostLane, Span
-from runtime.engine.streams.lanes import LANES, Event, Lane, Work
+from runtime.engine.streams.lanes import LANES, Event, Lane, LaneWork
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ class CudaStreams:
         """The stream of a lane."""
         return self._streams[lane]
 
-    def submit(self, lane: Lane, work: Work, waits: Sequence[Event]) -> Event:
+    def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
         """Issue work on a stream."""
         if self._serialises and self._last is not None:
             waits = (*waits, self._last)
@@ -67,7 +67,7 @@ class CudaStreams:
         self._log.append(self._last)
         return self._last
 
-    def _launch(self, lane: Lane, work: Work, waits: Sequence[Event]) -> _Ran:
+    def _launch(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> _Ran:
         stream = self._streams[lane]
         for event in waits:
             if isinstance(event, Future):
@@ -86,7 +86,7 @@ class CudaStreams:
         """Nothing to wait for: collectives run in the order of the stream."""
         assert pending is None
 
-    def beside(self, collective: Work, work: Callable[[], object]) -> None:
+    def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
         """Run a collective on its lane behind what compute has been given, and work on compute.
 
         Two events serve all such collectives: a stream that waits for an event waits for what had

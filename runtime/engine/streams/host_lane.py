@@ -7,7 +7,7 @@ from time import perf_counter
 
 import torch
 
-from runtime.engine.streams.lanes import Event, Work
+from runtime.engine.streams.lanes import Event, LaneWork
 
 Span = tuple[float, float]
 HostEvent = Future[Span]
@@ -28,7 +28,7 @@ class HostLane:
         self._thread = thread
         self._aside = aside
 
-    def submit(self, work: Work, waits: Sequence[Event]) -> HostEvent:
+    def submit(self, work: LaneWork, waits: Sequence[Event]) -> HostEvent:
         """Queue work behind other work of the lane, and behind events of the device."""
         return self._thread.submit(self._run, work, tuple(waits))
 
@@ -36,7 +36,7 @@ class HostLane:
         """Let the thread end after the work that it is at; what is queued is not done any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, work: Work, waits: Sequence[Event]) -> Span:
+    def _run(self, work: LaneWork, waits: Sequence[Event]) -> Span:
         for event in waits:
             event.synchronize()
         start = perf_counter()

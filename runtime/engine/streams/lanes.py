@@ -26,20 +26,20 @@ Lane = Literal[
     "tensor_parallel",
 ]
 LANES: tuple[Lane, ...] = get_args(Lane)
-Work = Callable[[], Pending | None]
+LaneWork = Callable[[], Pending | None]
 Event = Any
 
 
 class Streams(Protocol):
     """Lanes of one device."""
 
-    def submit(self, lane: Lane, work: Work, waits: Sequence[Event]) -> Event:
+    def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
         """Queue work that waits for events; the event of its end."""
 
     def settle(self, pending: Pending | None) -> None:
         """Let the work that calls this wait for a collective that it has started."""
 
-    def beside(self, collective: Work, work: Callable[[], object]) -> None:
+    def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
         """Inside work on compute: a collective on the lane of tensor-parallel ranks while compute
         does other work; what compute does next waits for both."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from runtime.comm.group import Pending
-from runtime.engine.streams.lanes import LANES, Event, Lane, Work
+from runtime.engine.streams.lanes import LANES, Event, Lane, LaneWork
 
 Progress = Literal["eager", "lazy", "random"]
 
@@ -28,7 +28,7 @@ def _done() -> None:
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Item:
     lane: Lane
-    work: Work
+    work: LaneWork
     waits: Sequence["_Item"]
     pending: Pending | None = None
     started_s: float | None = None
@@ -55,7 +55,7 @@ class SimulatedStreams:
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
 
-    def submit(self, lane: Lane, work: Work, waits: Sequence[Event]) -> Event:
+    def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
         """Queue work; compute waits and runs now."""
         item = _Item(lane=lane, work=work, waits=waits)
         self._log.append(item)
@@ -78,7 +78,7 @@ class SimulatedStreams:
                 pending.wait_a_moment()
         pending.finish()
 
-    def beside(self, collective: Work, work: Callable[[], object]) -> None:
+    def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
         """Start a collective, do the work, wait for the collective."""
         pending = collective()
         work()

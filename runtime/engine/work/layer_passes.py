@@ -15,10 +15,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from runtime.devices.table import driver_of
 from runtime.engine.storage.host_pool import HostPool
-from runtime.engine.storage.places import Places
+from runtime.engine.storage.places import ParameterPlaces
 from runtime.engine.storage.saved import Saved, storage_of
 from runtime.engine.storage.state import StageState
-from runtime.engine.streams.lanes import Streams, Work
+from runtime.engine.streams.lanes import LaneWork, Streams
 
 
 class _Boundary(torch.autograd.Function):
@@ -86,7 +86,7 @@ class Passes:
             layer: frozenset(storage_of(buffer) for buffer in module.buffers())
             for layer, module in modules.items()
         }
-        self._places = Places(state, modules)
+        self._places = ParameterPlaces(state, modules)
         # Bytes that a layer keeps of a micro-batch, as counted once, where nothing of it moves.
         self._sizes: dict[int, int] = {}
 
@@ -123,7 +123,7 @@ class Passes:
             return kept.entered.grad
         return kept.handed[0] if kept.handed else None
 
-    def leave(self, layer: int, micro_batch: int, entry: int) -> Work:
+    def leave(self, layer: int, micro_batch: int, entry: int) -> LaneWork:
         """Take storages away to the host, as many as the ratio says over layers so far."""
         kept, shape = self.kept[layer, micro_batch], self.state.shape
         saved = kept.saved
@@ -153,7 +153,7 @@ class Passes:
         for leaving in self.leaving:
             leaving.clear()
 
-    def come_back(self, layer: int, micro_batch: int) -> Work:
+    def come_back(self, layer: int, micro_batch: int) -> LaneWork:
         """Bring a layer's storages back to the device."""
         kept = self.kept[layer, micro_batch]
         saved = kept.saved

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runtime.engine.program.program import Op
 from runtime.engine.storage.state import StageState
-from runtime.engine.streams.lanes import Streams, Work
+from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.training import Training
 
 GROWTH, BACKOFF = 2.0, 0.5
@@ -67,12 +67,12 @@ class Stepper:
         self.streams = streams
         self.learning_rate: float | None = None
 
-    def step(self, op: Op) -> Work:
+    def step(self, op: Op) -> LaneWork:
         """The work of one layer's step, or of what of it is the device's."""
         learning_rate = self.learning_rate
         return lambda: self._step(op, learning_rate)
 
-    def step_on_host(self, op: Op) -> Work:
+    def step_on_host(self, op: Op) -> LaneWork:
         """The work of the host's part, between the gradients' arrival and the weights' leaving."""
         learning_rate = self.learning_rate
         return lambda: self._step_on_host(op, learning_rate)

@@ -19,7 +19,7 @@ from runtime.engine.streams.ranks import StreamedRanks
 from runtime.models.parallel import ColumnLinear, RowLinear
 
 # Takes work that is to be done now or later in the same backward pass of a layer.
-Schedule = Callable[[Callable[[], object]], None]
+RunBeside = Callable[[Callable[[], object]], None]
 
 
 class _AddingUp(torch.autograd.Function):
@@ -27,7 +27,7 @@ class _AddingUp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, schedule: Schedule
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         # What is saved may be elsewhere by then: the sums are the parameter's own.
@@ -45,7 +45,7 @@ class _AddingUp(torch.autograd.Function):
         return gradient.mm(weight), None, of_bias, None
 
 
-def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: Schedule) -> Tensor:
+def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside) -> Tensor:
     """torch's ``linear`` with a backward pass that adds to ``weight.grad``, which is there."""
     made: Tensor = _AddingUp.apply(x, weight, bias, schedule)
     return made

@@ -8,7 +8,7 @@ from runtime.comm.group import Pending, own_part, then
 from runtime.comm.topology import Connections
 from runtime.engine.program.program import Op
 from runtime.engine.storage.state import Split, StageState
-from runtime.engine.streams.lanes import Streams, Work
+from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.work.norm import Squares
 
 
@@ -22,7 +22,7 @@ class Swaps:
         self.gatherers, self.reducers = connections.gather, connections.reduce
         self.squares = squares
         self.streams = streams
-        self.works: dict[str, Callable[[Op], Work]] = {
+        self.works: dict[str, Callable[[Op], LaneWork]] = {
             "P<": lambda op: lambda: self._fetch_weights(op),
             "P>": lambda op: lambda: self._keep_weights(op),
             "G<": lambda op: lambda: self._fetch_gradients(op),
@@ -56,7 +56,7 @@ class Swaps:
         self.state.layers[op.layer].gradients.store(sums)
         self.streams.spoil(sums)
 
-    def _fetch_optimizer(self, op: Op) -> Work:
+    def _fetch_optimizer(self, op: Op) -> LaneWork:
         pairs = self._staged(op)
 
         def work() -> None:
@@ -66,7 +66,7 @@ class Swaps:
 
         return work
 
-    def _keep_optimizer(self, op: Op) -> Work:
+    def _keep_optimizer(self, op: Op) -> LaneWork:
         pairs = self._staged(op)
 
         def work() -> None:
