@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from mistlab.schedule.lanes import LANES
 from runtime.checks.collectives.calls import Call, RankCalls, Step
-from runtime.engine.streams.lanes import LANES
 
 Groups = Sequence[tuple[str, tuple[int, ...]]]
 # With more tasks in all, ranks that do not end together are not played one by one.

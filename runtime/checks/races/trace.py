@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-# The thread that issues, and the lane of the host (``runtime.engine.streams.lanes.LANES``).
+# The thread that issues, and the lane of the host (``mistlab.schedule.lanes.LANES``).
 HOST, HOST_LANE = "issuing thread", "host"
 
 
