@@ -111,7 +111,8 @@ _BASELINE = (
 # What this project's runtime does (``runtime``; docs/decisions/0014-engine.md). Rules that are not
 # given are those of torch's own operators, of which graphs are.
 _MISTLAB = (
-    # The product adds (runtime.engine.work.products); one kernel adds vectors (ParameterPlaces.add_vectors).
+    # The product adds (runtime.engine.work.products); one kernel adds vectors
+    # (ParameterPlaces.add_vectors).
     Rule(adds="weight", bytes_factor=0.0),
     Rule(adds="vector", together=True),
     # runtime.engine.work.written_out copies neither operands nor results, puts no gradients

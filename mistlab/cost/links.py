@@ -75,7 +75,7 @@ class LinkTimes:
     transfers: Transfers
 
     @classmethod
-    def of(cls, cluster: Cluster) -> "Links":
+    def of(cls, cluster: Cluster) -> "LinkTimes":
         """The links as calibrated; refuses hardware whose transfers were never measured."""
         transfers = cluster.hardware.transfers
         if transfers is None:

@@ -57,10 +57,10 @@ def candidates(rows: int, seed: int = 0) -> StageBatch:
 
 # What the streams of each slot hold, by position from the stage's first layer, and the least that
 # the slot takes.
-SlotWork = dict[int, tuple[np.ndarray, float]]
+SlotTimes = dict[int, tuple[np.ndarray, float]]
 
 
-def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tuple[SlotWork, int]:
+def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tuple[SlotTimes, int]:
     """The slots of one candidate, and how many layers there are."""
     tasks, template = model.tasks, model.tasks.template
     seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in TASK_COLUMNS})
@@ -72,7 +72,7 @@ def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tu
         + [3] * batch.has_head[row]
     )
     upwards = "forward" in phase
-    slots: SlotWork = {}
+    slots: SlotTimes = {}
     for here in range(-template.depth, len(types) + template.depth):
         alone, fetched = np.zeros((1, len(STREAMS))), {"P": 0.0, "U": 0.0}
         for task in template.phases[phase]:
@@ -101,7 +101,9 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         seconds = model.tasks.seconds(strategy)
         ((_, factors),) = seconds.factors()
 
-        def lasting(slots: Iterable[int], *works: SlotWork, factors: np.ndarray = factors) -> float:
+        def lasting(
+            slots: Iterable[int], *works: SlotTimes, factors: np.ndarray = factors
+        ) -> float:
             return sum(
                 max(
                     float(overlapped(sum(work[slot][0] for work in works), factors)[0]),
