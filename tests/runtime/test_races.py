@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.slot_table import template_of
+from mistlab.schedule.stage_program import Op, iterations
+from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.plan import Plan
-from runtime.engine.program.program import Op, iterations
-from runtime.engine.program.shape import StageShape
 from runtime.engine.streams.races import path, races, unallocated, without_wait
 from simulators.build import build_graph
 from simulators.pass_pattern import StageTasks
