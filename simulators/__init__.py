@@ -1,1 +1,1 @@
-"""Predicting a plan: in closed form, and event by event."""
+"""Predictors of what a plan costs: a closed form, and a simulator that plays every task."""
