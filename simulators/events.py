@@ -18,7 +18,7 @@ from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.tasks import TASK_COLUMNS, TaskModel, TaskSeconds
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.orders import Order
+from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.slot_kinds import LAYER_TYPES
 from mistlab.schedule.slot_table import (
     NO_DEPARTURES,
@@ -119,7 +119,6 @@ class EventSimulator:
     def simulate(
         self,
         plan: Plan,
-        order: Order = "1f1b",
         *,
         departures: Departures = NO_DEPARTURES,
         variability: Variability | None = None,
@@ -130,7 +129,7 @@ class EventSimulator:
         ``work`` has a factor for each micro-batch, on the times of its passes, its sends and its
         activations' swaps. ``departures`` say how a published run differs from the plan's engine.
         """
-        graph, factors = self._graph(plan, order, departures)
+        graph, factors = self._graph(plan, departures)
         if work is not None:
             graph = _worked(graph, plan, work)
         return _played(variability.disturbed(graph) if variability else graph, factors)
@@ -139,23 +138,23 @@ class EventSimulator:
         """Play one stage of a plan without the others, like ``SymbolicPredictor.predict_stage``."""
         model = self._model(plan)
         stages, factors = stages_of(model, plan)
-        graph = build_stage(stages, stage, model.template, plan.micro_batches)
+        graph = build_stage(stages, stage, model.template, passes_of_plan(plan))
         return _played(graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
-        """Play ``samples`` iterations, each with its own jitter, under 1F1B."""
+        """Play ``samples`` iterations, each with its own jitter."""
         samples = check_field(Quantiles, "samples", samples)
-        graph, factors = self._graph(plan, "1f1b")
+        graph, factors = self._graph(plan)
         disturbed = (variability.disturbed(graph, sample) for sample in range(samples))
         played_s = [_played(one, factors).iteration_s for one in disturbed]
         return Quantiles.of(played_s, variability.seed)
 
     def _graph(
-        self, plan: Plan, order: Order, departures: Departures = NO_DEPARTURES
+        self, plan: Plan, departures: Departures = NO_DEPARTURES
     ) -> tuple[TaskGraph, list[Factors]]:
         model = self._model(plan, departures)
         stages, factors = stages_of(model, plan)
-        return build_graph(stages, model.template, plan.micro_batches, order), factors
+        return build_graph(stages, model.template, passes_of_plan(plan)), factors
 
     def predict(self, plan: Plan) -> Prediction:
         """The predicted cost of a plan."""

@@ -35,7 +35,7 @@ class Times:
 
 
 def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
-    """Play all tasks, with ``factors`` for each stage; raises ``StalledError`` if some never run."""
+    """Play all tasks with ``factors`` for each stage; ``StalledError`` if some never run."""
     environment = Environment()
     player = _Player(environment, graph, factors)
     environment.run()

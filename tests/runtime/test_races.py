@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.slot_table import template_of
 from mistlab.values.plan import Plan
 from runtime.engine.program.program import Op, iterations
@@ -103,7 +104,7 @@ def lanes_of_simulation(plan: Plan, index: int) -> dict[str, list[str]]:
                 send_s=1.0,
             )
         )
-    graph = build_graph(stages, template, plan.micro_batches)
+    graph = build_graph(stages, template, passes_of_plan(plan))
     found: dict[str, list[str]] = {}
     for task in range(len(graph)):
         if graph.stage(task) == index:
