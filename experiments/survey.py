@@ -30,6 +30,7 @@ from experiments.cli.commandline import (
 from experiments.cli.rundir import RunDirectory
 from experiments.reports import plots
 from mistlab.cost.memory import reserved_bytes, room_bytes
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import in_flight
 from mistlab.symbolic.stage_model import StageModel
@@ -141,7 +142,7 @@ def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[flo
     for first in (True, False):
         batch = _stage(mesh, layers, grid, first=first)
         figures = model.figures(batch)
-        reserved = reserved_bytes(figures, batch, cluster, model.engine)
+        reserved = reserved_bytes(figures, batch, cluster, ENGINES[model.engine])
         fits &= figures.feasible & (reserved <= room_bytes(cluster))
         ends.append(figures)
     peak, host = (

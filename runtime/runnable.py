@@ -1,5 +1,6 @@
 """Which jobs the runtime can run, found out before anything is allocated or joined."""
 
+from mistlab.engines.table import ENGINES
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.workload import Workload
@@ -7,7 +8,7 @@ from mistlab.values.workload import Workload
 
 def check_runnable(job: Job) -> None:
     """Refuse a plan of another engine, and a model that the runtime has no layers for."""
-    if job.plan.engine != "mistlab":
+    if not ENGINES[job.plan.engine].runs_here:
         message = (
             f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
         )

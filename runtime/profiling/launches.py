@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mistlab.cost.layers import work_of
+from mistlab.engines.mistlab import MISTLAB
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
@@ -61,7 +62,7 @@ def undisturbed() -> Iterator[None]:
 def _kernels(workload: Workload) -> int:
     """Kernels of a block's two passes, as predictions count them: what the executor does besides
     is charged to these."""
-    compiled = work_of(graph_of(workload), "mistlab").compiled
+    compiled = work_of(graph_of(workload), MISTLAB.kernels).compiled
     columns = size_columns(workload, np.array([1]), np.array([1]))
     counted = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
     return round(sum(counted[f"block {phase} kernels"] for phase in PHASES))

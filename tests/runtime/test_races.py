@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab.schedule.slot_table import template_of
+from mistlab.engines.table import ENGINES
 from mistlab.values.plan import Plan
 from runtime.engine.program.program import Op, iterations
 from runtime.engine.program.shape import StageShape
@@ -80,7 +80,7 @@ def lanes_of_program(ops: list[Op]) -> dict[str, list[str]]:
 
 def lanes_of_simulation(plan: Plan, index: int) -> dict[str, list[str]]:
     """The same tasks as the event simulator has them, in the order of its slot table."""
-    template = template_of("mistlab")
+    template = ENGINES[plan.engine].template()
     stages = []
     for one in range(plan.num_stages):
         shape = StageShape.of(plan, one)

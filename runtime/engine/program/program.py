@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mistlab.schedule.orders import pipeline_order
-from mistlab.schedule.slot_table import Action, Kind, Phase, Task, Template, template_of
+from mistlab.schedule.slot_table import Action, Kind, Phase, Task, Template
 from runtime.engine.program.buffers import Buffers, Touched
 from runtime.engine.program.hazards import Hazards
 from runtime.engine.program.shape import RING, StageShape
@@ -99,8 +99,7 @@ class _Tasks:
 
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
-        template = template_of("mistlab")
-        self.template = _stepping_on_host(template) if shape.steps_on_host else template
+        self.template = _stepping_on_host(shape.template) if shape.steps_on_host else shape.template
 
     def iteration(self) -> Iterator[Op]:
         shape = self.shape
