@@ -20,7 +20,7 @@ from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.orders import Order
+from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.slot_kinds import LAYER_TYPES
 from mistlab.schedule.slot_table import (
     Action,
@@ -115,7 +115,6 @@ class EventSimulator:
     def simulate(
         self,
         plan: Plan,
-        order: Order = "1f1b",
         *,
         engine: Engine | None = None,
         variability: Variability | None = None,
@@ -127,7 +126,7 @@ class EventSimulator:
         its passes, of its sends and of its activations' swaps goes with it. ``engine`` plays
         the plan in place of its own; it may be one that no plan can name.
         """
-        graph, factors = self._graph(plan, order, engine)
+        graph, factors = self._graph(plan, engine)
         if work is not None:
             graph = _worked(graph, plan, work)
         return _played(variability.disturbed(graph) if variability else graph, factors)
@@ -137,23 +136,21 @@ class EventSimulator:
         has it."""
         model = self._model(plan)
         stages, factors = stages_of(model, plan)
-        graph = build_stage(stages, stage, model.template, plan.micro_batches)
+        graph = build_stage(stages, stage, model.template, passes_of_plan(plan))
         return _played(graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
-        """Play so many iterations, each with its own jitter, under 1F1B."""
+        """Play so many iterations, each with its own jitter."""
         samples = check_field(Quantiles, "samples", samples)
-        graph, factors = self._graph(plan, "1f1b")
+        graph, factors = self._graph(plan)
         disturbed = (variability.disturbed(graph, sample) for sample in range(samples))
         played_s = [_played(one, factors).iteration_s for one in disturbed]
         return Quantiles.of(played_s, variability.seed)
 
-    def _graph(
-        self, plan: Plan, order: Order, engine: Engine | None = None
-    ) -> tuple[TaskGraph, list[Factors]]:
+    def _graph(self, plan: Plan, engine: Engine | None = None) -> tuple[TaskGraph, list[Factors]]:
         model = self._model(plan, engine)
         stages, factors = stages_of(model, plan)
-        return build_graph(stages, model.template, plan.micro_batches, order), factors
+        return build_graph(stages, model.template, passes_of_plan(plan)), factors
 
     def predict(self, plan: Plan) -> Prediction:
         """What the plan costs."""

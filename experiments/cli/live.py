@@ -16,7 +16,7 @@ class Live:
     """Tells how a searcher does, at most so often."""
 
     searcher: str
-    is_terminal: bool = field(default_factory=sys.stderr.isatty)
+    is_terminal: bool = field(default_factory=lambda: sys.stderr.isatty())
     _told_s: float = field(default_factory=perf_counter, init=False)
 
     def __call__(self, ledger: Ledger) -> None:

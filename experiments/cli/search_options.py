@@ -1,11 +1,11 @@
-"""The options of commands that search, and what they stand for."""
+"""What the options of commands that search stand for: problems, spaces, searchers, budgets."""
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from experiments.cli.commandline import PROBLEM, as_options, parser_of, problem_of
+from experiments.cli.commandline import as_options
+from experiments.cli.problem import problem_of
 from mistlab.engines.table import ENGINES
 from mistlab.values.errors import InputError, near_matches
 from mistlab.values.search import Budget, Problem
@@ -15,28 +15,6 @@ from searchers.registry import SEARCHERS
 
 # These are grids over spaces of their own, whatever the others choose from.
 OWN_SPACES = ("megatron", "deepspeed")
-
-
-def search_parser(
-    command: str, description: str | None, **defaults: Any
-) -> argparse.ArgumentParser:
-    """The options that say what to find a plan for, where, and with what budget."""
-    parser = parser_of(
-        command,
-        description,
-        **PROBLEM,
-        space="mist",
-        engine=None,
-        seed=0,
-        **defaults,
-    )
-    parser.add_argument("--budget-seconds", type=float, help="seconds that a searcher may take")
-    parser.add_argument(
-        "--budget-evaluations",
-        type=int,
-        help="plans that a searcher may ask about, 1,000 stage candidates as one",
-    )
-    return parser
 
 
 def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, get_args
 from mistlab.values.errors import refuse, within
 from mistlab.values.value import bounded, check_fields
 
-Kind = Literal["F", "B", "S", "U", "R", "P", "G", "O", "A", "X", "Y"]
+Kind = Literal["F", "B", "W", "S", "U", "R", "P", "G", "O", "A", "X", "Y"]
 Direction = Literal["<", ">"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SWAP_KINDS: frozenset[Kind] = frozenset({"P", "G", "O", "A"})
@@ -28,10 +28,11 @@ _TEXT = re.compile(
 class Action:
     """What one stage does for one layer and one micro-batch, both counted from zero.
 
-    Kinds: F forward, B backward, S optimizer step, U parameter all-gather, R gradient reduction;
-    P, G, O and A swap parameters, gradients, optimizer state and activations, in (``<``) or out
-    (``>``) of the GPU; X send, Y receive. Layers count through the whole model, the embedding first
-    and the head last; without one the action is of the stage as a whole.
+    Kinds: F forward, B backward, W the gradients of weights where B leaves them to it, S optimizer
+    step, U parameter all-gather, R gradient reduction; P, G, O and A swap parameters, gradients,
+    optimizer state and activations, in (``<``) or out (``>``) of the GPU; X send, Y receive. Layers
+    count through the whole model, the embedding first and the head last; without one the action is
+    of the stage as a whole.
 
     >>> str(Action(stage=2, kind="F", layer=7, micro_batch=0))
     '2F.7m0'

@@ -5,9 +5,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mistlab.engines.table import ENGINES  # noqa: E402
+from mistlab.schedule.stage_program import Op  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
 from mistlab.values.workload import Precision  # noqa: E402
-from runtime.engine.program.program import Op  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work.optimizer import Stepper  # noqa: E402
 from runtime.profiling.counting import WorkCounter  # noqa: E402

@@ -14,7 +14,6 @@ from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS, GroupSlowdowns, Interference
-from mistlab.schedule.orders import Order
 from mistlab.schedule.slot_table import Sends
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.stages import StageBatch
@@ -43,9 +42,9 @@ def cluster_of(hardware: str = "l4-24gb", *, contention: bool = True) -> Cluster
     return Cluster(hardware=found, nodes=1, gpus_per_node=8)
 
 
-def simulated(plan: Plan, *, contention: bool = True, order: Order = "1f1b") -> Simulation:
+def simulated(plan: Plan, *, contention: bool = True) -> Simulation:
     cluster = cluster_of(contention=contention)
-    return EventSimulator(workload=WORK, cluster=cluster).simulate(plan, order)
+    return EventSimulator(workload=WORK, cluster=cluster).simulate(plan)
 
 
 def plan_of(*stages: StagePlan, micro_batches: int = 16, **fields: object) -> Plan:
@@ -305,17 +304,14 @@ def test_offloading_overlaps_with_computing() -> None:
     assert longest < last < 0.9 * together
 
 
-@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
-def test_orders_take_micro_batches_as_the_pipeline_does(order: Order) -> None:
-    plan = plan_of(HALF, HALF)
-    simulation = simulated(plan, order=order)
+def test_stages_run_ahead_as_the_order_says() -> None:
+    simulation = simulated(plan_of(HALF, HALF))
     first = [
         f"{task.action.kind}{task.action.micro_batch}"
         for task in sorted(simulation.tasks(), key=lambda task: task.start_s)
         if task.action.stage == 0 and task.action.kind in "FB" and task.action.layer == 1
     ]
-    expected = {"1f1b": ["F0", "F1", "B0", "F2"], "gpipe": ["F0", "F1", "F2", "F3"]}
-    assert first[:4] == expected[order]
+    assert first[:4] == ["F0", "F1", "B0", "F2"]
 
 
 def first_of(simulation: Simulation, stage: int, kind: str) -> list[float]:

@@ -9,6 +9,7 @@ from mistlab.cost.tasks import TaskModel
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.build import build_graph
@@ -79,7 +80,7 @@ def folded(plan: Plan) -> tuple[TaskGraph, list[Factors]]:
         overlap_communication=plan.overlap_communication,
     )
     stages, factors = stages_of(model, plan)
-    return build_graph(stages, model.template, plan.micro_batches), factors
+    return build_graph(stages, model.template, passes_of_plan(plan)), factors
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -1,6 +1,6 @@
 """Whether a program's tasks that touch the same buffer are ordered, whatever the lanes' progress.
 
-A second opinion on ``runtime.engine.program.hazards``, of which it shares nothing: for each task
+A second opinion on ``mistlab.schedule.hazards``, of which it shares nothing: for each task
 the tasks that happen before it, from lanes and waits alone, then every pair that shares a buffer.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from runtime.engine.program.program import Op
-from runtime.engine.streams.lanes import Lane
+from mistlab.schedule.lanes import Lane
+from mistlab.schedule.stage_program import Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

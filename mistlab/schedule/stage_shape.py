@@ -5,11 +5,12 @@ from typing import Self
 
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import in_flight
+from mistlab.schedule.places import ring_entries
 from mistlab.schedule.slot_table import Task, Template
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
 
-# Layers that a stage passes, counted over all passes, take the entries of rings in turn.
-RING = 2
+# How many entries the rings have of a stage that the runtime executes.
+RING = ring_entries(ENGINES["mistlab"].template().depth)
 
 
 def shares_table(plan: Plan) -> bool:
