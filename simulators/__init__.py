@@ -1,4 +1,4 @@
-"""Predicting a plan: in closed form, and event by event; imported when it is first named."""
+"""Predictors of a plan's cost: a closed form, and a simulator that plays every task."""
 
 from importlib import import_module
 from importlib.util import find_spec

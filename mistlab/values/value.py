@@ -1,9 +1,9 @@
-"""Values: frozen dataclasses that check their fields, and their way to and from plain mappings.
+"""Tools for values: frozen dataclasses that check their fields and convert from and to mappings.
 
-A value calls ``check_fields`` in its ``__post_init__``; annotations say what a field holds,
-``field(metadata=bounded(...))`` where its numbers lie. Supported are int, float, bool, str,
-``Literal`` of texts, other values, ``tuple[X, ...]`` and ``X | None``. No validation library does
-this: a bool must not pass for an int, messages must carry a remedy, importing must stay cheap.
+A value calls ``check_fields`` in its ``__post_init__``. Annotations say what a field may hold, and
+``field(metadata=bounded(...))`` gives the range of its numbers. Supported annotations are int,
+float, bool, str, ``Literal`` of texts, other values, ``tuple[X, ...]`` and ``X | None``. No
+validation library does all of this: refuse a bool for an int, say a remedy, import quickly.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,12 +34,12 @@ _NAMES = "names"
 def bounded(
     *, minimum: float | None = None, above: float | None = None, maximum: float | None = None
 ) -> Metadata:
-    """Metadata of a field whose numbers have bounds: at least, greater than, at most."""
+    """Metadata for the range of a field's numbers: at least, above and at most these bounds."""
     return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum)}
 
 
 def ratio() -> Metadata:
-    """Metadata of a field whose numbers are shares of a whole, from 0 to 1."""
+    """Metadata for a field whose numbers are shares of a whole, from 0 to 1."""
     return {_BOUNDS: NumberRange(minimum=0, maximum=1, noun="a ratio")}
 
 
@@ -49,9 +49,9 @@ def name_in(names: Callable[[], Iterable[str]]) -> Mapping[str, NameIn]:
 
 
 def check_fields(value: "DataclassInstance") -> None:
-    """Check every field of a value under construction, and store numbers as Python's own.
+    """Check every field of a value under construction, and store numbers in Python's types.
 
-    Raises ``FieldError`` for the first field that its annotation or bounds refuse.
+    Raises a ``FieldError`` for the first field whose content its annotation or bounds refuse.
     """
     name = ""
     try:
@@ -65,22 +65,22 @@ def check_fields(value: "DataclassInstance") -> None:
 
 
 def check_field(kind: "type[DataclassInstance]", name: str, given: object) -> Any:
-    """What a value of this type would store in one field; raises ``FieldError`` as it would."""
+    """Check one field for a value of this type; return the content that it would store."""
     return _checked(name, dict(_checks(kind))[name], given)
 
 
 def from_mapping(kind: type[Value], plain: object, where: str = "") -> Value:
-    """Decode a value from the mappings, lists, texts and numbers of a YAML or JSON file.
+    """Make a value from the mappings, lists, texts and numbers of a YAML or JSON file.
 
-    ``where`` is the path of the mapping in its file, for messages. Values that stand in the mapping
-    already decoded are taken as they are.
+    ``where`` is the path of the mapping in its file, for messages. Entries that are values already
+    are taken as they are.
     """
     with within(where):
         return _decoded_value(kind, plain)
 
 
 def to_mapping(value: "DataclassInstance", *, omit_defaults: bool = False) -> dict[str, Any]:
-    """A value as plain data, keys in the order of its fields; ``from_mapping`` inverts it."""
+    """A value as plain data, with keys in the order of its fields; undone by ``from_mapping``."""
     return {
         field.name: _plain(content, omit_defaults)
         for field in fields(value)
@@ -138,7 +138,7 @@ def _decoded_value(kind: type[Value], plain: object) -> Value:
 
 
 def _decoded(annotation: Any, plain: Any, path: str) -> Any:
-    """Plain data in the shape that the annotation asks for; what has another is left to checks."""
+    """Plain data converted as the annotation asks; data of another shape stays, for checks."""
     if is_dataclass(annotation) and isinstance(plain, Mapping):
         assert isinstance(annotation, type)
         return from_mapping(annotation, plain, path)

@@ -1,4 +1,4 @@
-"""Measures the host's time to launch kernels, with blocks so small that nothing else takes time."""
+"""Measures the host's time to launch kernels, with blocks so small that the rest takes none."""
 
 import gc
 from collections.abc import Iterator
