@@ -14,7 +14,7 @@ from mistlab.schedule.hazards import Hazards
 from mistlab.schedule.lanes import Lane, lane_of
 from mistlab.schedule.orders import DEFAULT_ORDER, named_order
 from mistlab.schedule.places import entry_of, layer_at, slots_of, tasks_of_slot
-from mistlab.schedule.slot_table import Action, Kind, Phase, Task, Template, template_of
+from mistlab.schedule.slot_table import Action, Kind, Phase, Task, Template
 from mistlab.schedule.stage_passes import StagePass, passes_of
 from mistlab.schedule.stage_shape import RING, StageShape
 
@@ -101,8 +101,7 @@ class _Tasks:
 
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
-        template = template_of("mistlab")
-        self.template = _stepping_on_host(template) if shape.steps_on_host else template
+        self.template = _stepping_on_host(shape.template) if shape.steps_on_host else shape.template
 
     def iteration(self) -> Iterator[Op]:
         shape = self.shape

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Self
 
+from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import in_flight
 from mistlab.schedule.places import ring_entries
-from mistlab.schedule.slot_table import Task, template_of
+from mistlab.schedule.slot_table import Task, Template
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
 
 # How many entries the rings have of a stage that the runtime executes.
-RING = ring_entries(template_of("mistlab").depth)
+RING = ring_entries(ENGINES["mistlab"].template().depth)
 
 
 def shares_table(plan: Plan) -> bool:
@@ -28,6 +29,7 @@ class StageShape:
     Embedding and head have one table, ``shares_table``, or one each that ``ties`` keeps alike.
     """
 
+    template: Template
     stage: int
     num_stages: int
     micro_batches: int
@@ -58,6 +60,9 @@ class StageShape:
         zero = own.zero if own.data_parallel > 1 else 0
         shares = tied and shares_table(plan)
         return cls(
+            template=ENGINES[plan.engine].template(
+                overlap_communication=plan.overlap_communication
+            ),
             stage=stage,
             num_stages=plan.num_stages,
             micro_batches=plan.micro_batches,
