@@ -1,5 +1,6 @@
 """Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
 
+from mistlab.engines.table import ENGINES
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.workload import Workload
@@ -7,7 +8,7 @@ from mistlab.values.workload import Workload
 
 def check_runnable(job: Job) -> None:
     """Refuse a plan of another engine, and a model whose layers the runtime does not have."""
-    if job.plan.engine != "mistlab":
+    if not ENGINES[job.plan.engine].runs_here:
         message = (
             f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
         )

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.whole_runs import highest_zero
 from mistlab.values.job import degree_problem
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -126,7 +126,7 @@ def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
 
 def zero_levels(space: SearchSpace, data_parallel: int, *, in_pipeline: bool) -> tuple[int, ...]:
     """The ZeRO levels that a stage may have: a single rank shards nothing, and takes the lowest."""
-    highest = highest_zero(space.engine, in_pipeline=in_pipeline)
+    highest = ENGINES[space.engine].highest_zero_of(in_pipeline=in_pipeline)
     levels = tuple(sorted(level for level in set(space.zero) if level <= highest))
     return levels[:1] if data_parallel == 1 else levels
 

@@ -16,20 +16,19 @@ from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.tasks import TASK_COLUMNS, TaskModel, TaskSeconds
+from mistlab.engines.engine import Engine
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.slot_kinds import LAYER_TYPES
 from mistlab.schedule.slot_table import (
-    NO_DEPARTURES,
     Action,
-    Departures,
     Kind,
     Template,
-    template_of,
 )
 from mistlab.values.errors import refuse
-from mistlab.values.plan import Engine, Plan
+from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction, StagePrediction
 from mistlab.values.stages import StageBatch
 from mistlab.values.value import check_field
@@ -112,24 +111,23 @@ class EventSimulator:
     workload: Workload
     cluster: Cluster
     _symbolic: SymbolicPredictor | None = field(default=None, init=False)
-    _models: dict[tuple[Engine, bool, Departures], TaskModel] = field(
-        default_factory=dict, init=False
-    )
+    _models: dict[tuple[Engine, bool], TaskModel] = field(default_factory=dict, init=False)
 
     def simulate(
         self,
         plan: Plan,
         *,
-        departures: Departures = NO_DEPARTURES,
+        engine: Engine | None = None,
         variability: Variability | None = None,
         work: Sequence[float] | None = None,
     ) -> Simulation:
         """Play one iteration, with the first sample of ``variability`` if it is given.
 
         ``work`` has a factor for each micro-batch, on the times of its passes, its sends and its
-        activations' swaps. ``departures`` say how a published run differs from the plan's engine.
+        activations' swaps. ``engine`` plays the plan in place of the plan's own engine; no plan
+        need be able to name it.
         """
-        graph, factors = self._graph(plan, departures)
+        graph, factors = self._graph(plan, engine)
         if work is not None:
             graph = _worked(graph, plan, work)
         return _played(variability.disturbed(graph) if variability else graph, factors)
@@ -149,10 +147,8 @@ class EventSimulator:
         played_s = [_played(one, factors).iteration_s for one in disturbed]
         return Quantiles.of(played_s, variability.seed)
 
-    def _graph(
-        self, plan: Plan, departures: Departures = NO_DEPARTURES
-    ) -> tuple[TaskGraph, list[Factors]]:
-        model = self._model(plan, departures)
+    def _graph(self, plan: Plan, engine: Engine | None = None) -> tuple[TaskGraph, list[Factors]]:
+        model = self._model(plan, engine)
         stages, factors = stages_of(model, plan)
         return build_graph(stages, model.template, passes_of_plan(plan)), factors
 
@@ -217,19 +213,13 @@ class EventSimulator:
             )
         )
 
-    def _model(self, plan: Plan, departures: Departures = NO_DEPARTURES) -> TaskModel:
-        key = plan.engine, plan.overlap_communication, departures
-        if key not in self._models:
-            template = template_of(
-                plan.engine,
-                overlap_communication=plan.overlap_communication,
-                sends=departures.sends,
-                runtime=departures.runtime,
+    def _model(self, plan: Plan, engine: Engine | None = None) -> TaskModel:
+        row, overlaps = engine or ENGINES[plan.engine], plan.overlap_communication
+        if (row, overlaps) not in self._models:
+            self._models[row, overlaps] = TaskModel.of(
+                self.workload, self.cluster, row, overlap_communication=overlaps
             )
-            self._models[key] = TaskModel.of(
-                self.workload, self.cluster, plan.engine, template, departures.step_moved
-            )
-        return self._models[key]
+        return self._models[row, overlaps]
 
 
 def _played(graph: TaskGraph, factors: list[Factors]) -> Simulation:

@@ -29,6 +29,7 @@ from experiments.reports import plots
 from mistlab import catalog
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.memory import reserved_bytes
+from mistlab.engines.table import ENGINES
 from mistlab.values.plan import Plan
 from simulators.events import EventSimulator
 
@@ -124,7 +125,7 @@ def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[st
 def _played_s(one: PublishedRun, plan: Plan) -> float:
     """Seconds of an iteration by the event simulator."""
     simulator = EventSimulator(workload=one.workload, cluster=one.cluster)
-    return simulator.simulate(plan, departures=one.departures).iteration_s
+    return simulator.simulate(plan, engine=one.ran_by).iteration_s
 
 
 def _fastest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -141,7 +142,7 @@ def _memory(one: PublishedRun) -> Iterator[dict[str, Any]]:
     if not one.allocated_bytes or one.plan is None:
         return
     figures = figures_of(one)
-    reserved = reserved_bytes(figures, one.stages, one.cluster, one.engine)
+    reserved = reserved_bytes(figures, one.stages, one.cluster, ENGINES[one.engine])
     for stage, (allocated, held) in enumerate(
         zip(one.allocated_bytes, one.reserved_bytes, strict=True)
     ):

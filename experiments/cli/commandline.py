@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import FieldError, InputError
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -34,7 +35,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--precision": {"choices": ("fp16", "bf16", "fp32"), "help": "arithmetic of the training"},
     "--space": {"help": "which plans may be chosen, by name: 3d, mist, wide, ..."},
     "--engine": {
-        "choices": ("mistlab", "megatron", "deepspeed"),
+        "choices": names_for_plans(),
         "help": "whose schedule runs the plans, in place of the space's own; no other offloads",
     },
     "--seed": {"type": int, "help": "seed of everything drawn at random"},

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from experiments.cli.commandline import as_options
 from experiments.cli.problem import problem_of
+from mistlab.engines.table import ENGINES
 from mistlab.values.errors import InputError, near_matches
-from mistlab.values.plan import Engine
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from searchers.meshes import pipelines
@@ -32,8 +32,8 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     return problem, space
 
 
-def space_called(name: str, engine: Engine | None) -> SearchSpace:
-    """A space by name, with another engine if one is given; only mistlab's own offloads."""
+def space_called(name: str, engine: str | None) -> SearchSpace:
+    """A space by name, with another engine if one is given; some engines offload nothing."""
     try:
         space = space_of(name)
     except InputError as error:
@@ -41,7 +41,7 @@ def space_called(name: str, engine: Engine | None) -> SearchSpace:
         raise InputError(message) from None
     if engine is None or engine == space.engine:
         return space
-    offload = space.offload if engine == "mistlab" else OffloadRatios()
+    offload = space.offload if ENGINES[engine].offloads else OffloadRatios()
     return replace(space, engine=engine, offload=offload)
 
 

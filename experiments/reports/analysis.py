@@ -17,7 +17,6 @@ from mistlab.cost.memory import host_bytes_of_fullest_node
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, load_job
-from mistlab.values.plan import Engine
 from mistlab.values.stages import StageBatch, StageFigures
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.workload import Workload
@@ -25,7 +24,7 @@ from mistlab.values.workload import Workload
 HOLDINGS = ("weights", "gradients", "optimizer", "activations", "buffers")
 PEAKS = ("forward", "backward", "step")
 # The expressions that were compiled, of each workload under each engine.
-Models = dict[tuple[Workload, Engine], StageModel]
+Models = dict[tuple[Workload, str], StageModel]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

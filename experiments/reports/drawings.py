@@ -6,6 +6,7 @@ from experiments.cli.commandline import (
     progress,
 )
 from mistlab.cost.memory import reserved_bytes, room_bytes
+from mistlab.engines.table import ENGINES
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.job import Job
 from mistlab.values.stages import StageBatch
@@ -29,7 +30,8 @@ def _memory(job: Job, simulation: Simulation) -> list[MemoryOverTime]:
     model = StageModel.of(job.workload, job.plan.engine)
     batch = StageBatch.of_plan(job.plan)
     figures = model.figures(batch)
-    beyond = reserved_bytes(figures, batch, job.cluster, job.plan.engine) - figures.peak_bytes
+    reserved = reserved_bytes(figures, batch, job.cluster, ENGINES[job.plan.engine])
+    beyond = reserved - figures.peak_bytes
     memory = memory_of(simulation, job.plan, model, room_bytes(job.cluster) - beyond)
     for stage in memory:
         if stage.overflow:

@@ -29,6 +29,7 @@ from mistlab.calibration.rows import (
     spread_of,
 )
 from mistlab.cost.layers import slowdown_of, work_of
+from mistlab.engines.megatron import MEGATRON
 from mistlab.machine.compute import OperatorClass, Rate
 from mistlab.machine.hardware import PeakTflops
 from mistlab.symbolic.graph import PHASES
@@ -261,7 +262,7 @@ def _work(block: Block) -> Mapping[str, float]:
         attention="math",
         precision=block.precision,
     )
-    compiled = work_of(graph_of(workload), "megatron").compiled
+    compiled = work_of(graph_of(workload), MEGATRON.kernels).compiled
     columns = size_columns(workload, np.array([block.micro_batch]), np.array([1]))
     values = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
     names = [f"{operators} {unit}" for operators in OPERATORS_OF_CLASS for unit in COUNTED]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.memory import reserved_bytes, room_bytes
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import in_flight
 from mistlab.symbolic.stage_model import StageModel
@@ -85,7 +86,7 @@ def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[flo
     for first in (True, False):
         batch = _stage(mesh, layers, grid, first=first)
         figures = model.figures(batch)
-        reserved = reserved_bytes(figures, batch, cluster, model.engine)
+        reserved = reserved_bytes(figures, batch, cluster, ENGINES[model.engine])
         fits &= figures.feasible & (reserved <= room_bytes(cluster))
         ends.append(figures)
     peak, host = (

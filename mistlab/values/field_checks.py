@@ -8,7 +8,7 @@ when the check is built, so that checking is cheap.
 import math
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from reprlib import Repr
@@ -56,15 +56,24 @@ class NumberRange:
         return ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameIn:
+    """In an annotation's place: a name out of a table, as the table is when a name is checked."""
+
+    names: Callable[[], Iterable[str]]
+
+
 def check_of(annotation: Any, bounds: NumberRange) -> Check:
     """The check of a field with this annotation; ``bounds`` hold for its numbers."""
+    if isinstance(annotation, NameIn):
+        return _name_check(annotation.names)
     if annotation in _NUMBERS:
         return _number_check(annotation, bounds)
     if annotation in _PLAIN or (isinstance(annotation, type) and is_dataclass(annotation)):
         return _instance_check(annotation, wanted(annotation, bounds))
     origin = get_origin(annotation)
     if origin is Literal:
-        return _choice_check(get_args(annotation))
+        return _name_check(lambda: get_args(annotation))
     if origin is tuple:
         return _tuple_check(annotation, bounds)
     assert origin in {types.UnionType, Union}, f"no check for fields of {annotation}"
@@ -73,10 +82,10 @@ def check_of(annotation: Any, bounds: NumberRange) -> Check:
 
 def wanted(annotation: Any, bounds: NumberRange) -> str:
     """The values that a field accepts, in words that follow "give"."""
-    if annotation in _NUMBERS:
-        return f"{_NUMBERS[annotation]}{bounds.text}"
-    if annotation in _PLAIN:
-        return _PLAIN[annotation]
+    if isinstance(annotation, NameIn):
+        return f"one of {', '.join(annotation.names())}"
+    if annotation in _NUMBERS or annotation in _PLAIN:
+        return _PLAIN.get(annotation) or f"{_NUMBERS[annotation]}{bounds.text}"
     if is_dataclass(annotation):
         return f"the keys {', '.join(field.name for field in fields(annotation))}"
     origin = get_origin(annotation)
@@ -181,10 +190,10 @@ def _instance_check(kind: type, give: str) -> Check:
     return check
 
 
-def _choice_check(choices: tuple[str, ...]) -> Check:
+def _name_check(names: Callable[[], Iterable[str]]) -> Check:
     def check(value: Any) -> Any:
-        if type(value) is not str or value not in choices:
-            refuse("", f"{shown(value)} is unknown{near_matches(value, choices)}")
+        if type(value) is not str or value not in names():
+            refuse("", f"{shown(value)} is unknown{near_matches(value, names())}")
         return value
 
     return check

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import refuse
-from mistlab.values.plan import Engine
-from mistlab.values.value import bounded, check_fields
+from mistlab.values.value import bounded, check_fields, name_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Measurement:
     tokens_per_s: float | None = field(metadata=bounded(above=0))
     mfu: float | None = field(metadata=bounded(minimum=0))
     fits: bool
-    engine: Engine
+    engine: str = field(metadata=name_in(names_for_plans))
     stages: tuple[StageMeasurement, ...]
     samples_s: tuple[float, ...] = field(metadata=bounded(above=0))
     environment: Environment

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import InputError, near_matches, refuse
-from mistlab.values.plan import Engine
-from mistlab.values.value import bounded, check_fields, ratio
+from mistlab.values.value import bounded, check_fields, name_in, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class SearchSpace:
     """
 
     name: str
-    engine: Engine = "mistlab"
+    engine: str = field(default="mistlab", metadata=name_in(names_for_plans))
     data_parallel: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     tensor_parallel: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     tensor_parallel_in_node: bool = True

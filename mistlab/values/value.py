@@ -6,13 +6,21 @@ float, bool, str, ``Literal`` of texts, other values, ``tuple[X, ...]`` and ``X 
 validation library does all of this: refuse a bool for an int, say a remedy, import quickly.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mistlab.values.errors import FieldError, near_matches, refuse, within
-from mistlab.values.field_checks import Check, NumberRange, check_of, optional_part, shown, wanted
+from mistlab.values.field_checks import (
+    Check,
+    NameIn,
+    NumberRange,
+    check_of,
+    optional_part,
+    shown,
+    wanted,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value", bound="DataclassInstance")
 Metadata = Mapping[str, NumberRange]
 _BOUNDS = "bounds"
+_NAMES = "names"
 
 
 def bounded(
@@ -32,6 +41,11 @@ def bounded(
 def ratio() -> Metadata:
     """Metadata for a field whose numbers are shares of a whole, from 0 to 1."""
     return {_BOUNDS: NumberRange(minimum=0, maximum=1, noun="a ratio")}
+
+
+def name_in(names: Callable[[], Iterable[str]]) -> Mapping[str, NameIn]:
+    """Metadata of a text field that holds a name out of a table to which rows may be added."""
+    return {_NAMES: NameIn(names=names)}
 
 
 def check_fields(value: "DataclassInstance") -> None:
@@ -87,7 +101,7 @@ def _field_types(kind: "type[DataclassInstance]") -> Mapping[str, _FieldType]:
     hints = get_type_hints(kind)
     return {
         field.name: _FieldType(
-            annotation=hints[field.name],
+            annotation=field.metadata.get(_NAMES, hints[field.name]),
             bounds=field.metadata.get(_BOUNDS, NumberRange()),
             required=not _has_default(field),
         )

@@ -10,10 +10,10 @@ from typing import Literal
 
 import torch
 
+from mistlab.schedule.stage_shape import shares_table
 from mistlab.values.plan import Plan
 from runtime.comm.connecting import enter, greet
 from runtime.comm.group import Alone, Channel, Group
-from runtime.engine.program.shape import shares_table
 
 CPU = torch.device("cpu")
 Direction = Literal["forward", "backward"]

@@ -8,8 +8,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from mistlab.schedule.lanes import LANES
 from runtime.devices.driver import DevicePeaks, Event, Stream
-from runtime.engine.streams.lanes import LANES
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 # CUDA reads the first setting when it starts, torch the second when it makes a communicator. A

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mistlab.cost.layers import work_of
+from mistlab.engines.mistlab import MISTLAB
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
@@ -66,7 +67,7 @@ def _kernels(workload: Workload) -> int:
 
     The executor's other work is charged to these kernels.
     """
-    compiled = work_of(graph_of(workload), "mistlab").compiled
+    compiled = work_of(graph_of(workload), MISTLAB.kernels).compiled
     columns = size_columns(workload, np.array([1]), np.array([1]))
     counted = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
     return round(sum(counted[f"block {phase} kernels"] for phase in PHASES))

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS, GroupSlowdowns, Interference
-from mistlab.schedule.slot_table import Departures, Sends
-from mistlab.values.plan import Engine, Offload, Plan, StagePlan
+from mistlab.schedule.slot_table import Sends
+from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, PlayedTask, Simulation
@@ -90,7 +91,7 @@ def test_where_nothing_overlaps_the_closed_form_is_met_exactly(name: str, hardwa
 @pytest.mark.parametrize("engine", ["mistlab", "megatron"])
 @pytest.mark.parametrize("nodes", [2, 4, 8])
 @pytest.mark.parametrize("tensor", [2, 8])
-def test_one_stage_a_node_is_near_the_closed_form(engine: Engine, nodes: int, tensor: int) -> None:
+def test_one_stage_a_node_is_near_the_closed_form(engine: str, nodes: int, tensor: int) -> None:
     """GPT-3 22B, whose sends take up to half of what a stage takes for a micro-batch."""
     work = replace(WORK, model=catalog.model("gpt3-22b"), global_batch=256)
     cluster = replace(cluster_of("a100-40gb"), nodes=nodes)
@@ -104,6 +105,9 @@ def test_one_stage_a_node_is_near_the_closed_form(engine: Engine, nodes: int, te
     assert closed_s == pytest.approx(played_s, rel=0.03)
 
 
+BLOCKING = replace(ENGINES["mistlab"], sends="blocking")
+
+
 @pytest.mark.parametrize("hardware", ["l4-24gb", "a100-40gb"])
 def test_stages_that_wait_for_each_transfer_take_what_the_closed_form_says(hardware: str) -> None:
     cluster = cluster_of(hardware)
@@ -111,10 +115,10 @@ def test_stages_that_wait_for_each_transfer_take_what_the_closed_form_says(hardw
     (closed_s,) = SymbolicPredictor(workload=WORK, cluster=cluster).iterations(
         StageBatch.of_plan(plan),
         np.array([plan.micro_batches]),
-        departures=Departures(sends="blocking"),
+        engine=BLOCKING,
     )
     simulator = EventSimulator(workload=WORK, cluster=cluster)
-    blocking_s = simulator.simulate(plan, departures=Departures(sends="blocking")).iteration_s
+    blocking_s = simulator.simulate(plan, engine=BLOCKING).iteration_s
     assert blocking_s == pytest.approx(closed_s, rel=1e-9)
     assert blocking_s > simulator.simulate(plan).iteration_s
 
@@ -127,7 +131,7 @@ def test_parts_of_activations_are_sent_and_gathered() -> None:
     simulator = EventSimulator(workload=WORK, cluster=cluster)
 
     def sent_s(sends: Sends) -> float:
-        played = simulator.simulate(plan, departures=Departures(sends=sends)).tasks()
+        played = simulator.simulate(plan, engine=replace(ENGINES["mistlab"], sends=sends)).tasks()
         return next(task.end_s - task.start_s for task in played if task.action.kind == "X")
 
     # Latencies are of both messages.
@@ -136,7 +140,7 @@ def test_parts_of_activations_are_sent_and_gathered() -> None:
     whole = replace(half, data_parallel=8, tensor_parallel=1)
     alone = plan_of(whole, whole, micro_batches=4)
     assert simulator.simulate(
-        alone, departures=Departures(sends="split")
+        alone, engine=replace(ENGINES["mistlab"], sends="split")
     ).iteration_s == pytest.approx(simulator.simulate(alone).iteration_s, rel=1e-12)
 
 

@@ -1,6 +1,7 @@
 """Pipelines made by hand: bubbles, sends, and that no stages wait for one another for ever."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import ORDERS, named_order
-from mistlab.schedule.slot_table import Sends, Template, template_of
+from mistlab.schedule.slot_table import Sends, Template
 from mistlab.schedule.stage_passes import passes_of
-from mistlab.values.plan import Engine
 from simulators.build import build_graph
 from simulators.pass_pattern import StageTasks
 from simulators.play import ALONE, play
@@ -40,9 +41,9 @@ stage_counts = st.integers(1, 6)
 micro_batch_counts = st.integers(1, 10)
 orders = st.sampled_from(sorted(ORDERS))
 times = st.floats(0.1, 10)
-MEGATRON = template_of("megatron")
-MISTLAB = template_of("mistlab")
-BLOCKING = template_of("mistlab", sends="blocking")
+MEGATRON = ENGINES["megatron"].template(overlap_communication=False)
+MISTLAB = ENGINES["mistlab"].template()
+BLOCKING = replace(MISTLAB, sends="blocking")
 
 
 @given(stage_counts, micro_batch_counts, orders, times, times)
@@ -116,7 +117,7 @@ NAMES = tuple(
     dict.fromkeys(
         (row.kind, row.direction)
         for engine in ("mistlab", "megatron")
-        for rows in template_of(engine, overlap_communication=True).phases.values()
+        for rows in ENGINES[engine].template().phases.values()
         for row in rows
     )
 )
@@ -159,13 +160,15 @@ def stages_by_hand(draw: st.DrawFn) -> list[StageTasks]:
 )
 def test_no_stages_wait_for_one_another_for_ever(
     stages: list[StageTasks],
-    engine: Engine,
+    engine: str,
     sends: Sends,
     depth: int,
     micro_batches: int,
     order: str,
 ) -> None:
-    template = template_of(engine, depth=depth, sends=sends)
+    template = replace(
+        ENGINES[engine].template(overlap_communication=False), depth=depth, sends=sends
+    )
     graph = build_graph(stages, template, passes_of(named_order(order, len(stages), micro_batches)))
     played = play(graph, [ALONE] * len(stages))
     for source, task, ended in graph.edges():

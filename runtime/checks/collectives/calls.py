@@ -11,13 +11,13 @@ from typing import Literal
 
 from torch import Tensor
 
+from mistlab.schedule.lanes import Lane
+from mistlab.schedule.stage_program import Op, iterations
+from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.comm.group import Alone, Group
 from runtime.comm.topology import Topology, connected, link_of
-from runtime.engine.program.program import Op, iterations
-from runtime.engine.program.shape import StageShape
-from runtime.engine.streams.lanes import Lane
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "exchange"]
 # The first iteration, and a second one, which all later ones are like.

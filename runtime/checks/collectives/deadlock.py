@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from mistlab.schedule.lanes import LANES
 from runtime.checks.collectives.calls import Call, RankCalls, Step
-from runtime.engine.streams.lanes import LANES
 
 Groups = Sequence[tuple[str, tuple[int, ...]]]
 # With more tasks than this in all, ranks are not played by themselves.

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
 
+from mistlab.schedule.lanes import LANES
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.checks.collectives.calls import Call, RankCalls, WorldCalls, calls_of
 from runtime.checks.collectives.deadlock import Waiting, deadlock
-from runtime.engine.streams.lanes import LANES
 
 Trouble = Literal["first call", "order", "messages", "deadlock"]
 # Micro-batches beyond the number that fills a pipeline, which repeat the same passes. The number is

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Literal
 
 import runtime
+from mistlab.schedule.stage_program import Op
 from runtime.engine.executor import Executor
-from runtime.engine.program.program import Op
 
 Kind = Literal[
     "value read",

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from mistlab.schedule.lanes import LANES
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.checks.races.clocked import ClockedDriver, ClockedStream
@@ -18,7 +19,6 @@ from runtime.devices.driver import Driver
 from runtime.devices.table import DRIVERS
 from runtime.engine.executor import Batches, Executor
 from runtime.engine.streams.cuda import CudaStreams
-from runtime.engine.streams.lanes import LANES
 from runtime.engine.training import Training
 
 DEVICE = torch.device("cpu")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-# Names of the thread that issues and of the host's lane (``runtime.engine.streams.lanes.LANES``).
+# Names of the thread that issues and of the host's lane (``mistlab.schedule.lanes.LANES``).
 HOST, HOST_LANE = "issuing thread", "host"
 
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from mistlab.schedule.stage_program import Op
+from mistlab.schedule.stage_shape import RING
 from runtime.comm.group import Pending
 from runtime.comm.topology import Connections, link_of
-from runtime.engine.program.program import Op
-from runtime.engine.program.shape import RING
 from runtime.engine.streams.lanes import LaneWork, Streams
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.workload import Workload
 from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections
-from runtime.engine.program.shape import StageShape
 from runtime.engine.storage.layout import Entry
 from runtime.engine.storage.pieces import Piece, part_of, pieces_of
 from runtime.engine.storage.state import StageState

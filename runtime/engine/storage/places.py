@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from runtime.engine.program.shape import RING
+from mistlab.schedule.stage_shape import RING
 from runtime.engine.storage.layout import Layout
 from runtime.engine.storage.state import StageState
 

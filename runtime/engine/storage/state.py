@@ -12,8 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from mistlab.schedule.stage_shape import RING, StageShape
 from runtime.devices.table import driver_of
-from runtime.engine.program.shape import RING, StageShape
 from runtime.engine.storage.arena import Arena, Rehearsal, Room
 from runtime.engine.storage.layout import Layout, kept_elements
 from runtime.engine.storage.staging import Staging

@@ -9,11 +9,12 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from mistlab.schedule.lanes import LANES, Lane
 from runtime.comm.group import Pending
 from runtime.devices.driver import Driver, Stream
 from runtime.devices.driver import Event as DeviceEvent
 from runtime.engine.streams.host_lane import HostEvent, HostLane, Span
-from runtime.engine.streams.lanes import LANES, Event, Lane, LaneWork
+from runtime.engine.streams.lanes import Event, LaneWork
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -6,26 +6,13 @@ side. The thread that issues work runs ahead of all lanes.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from mistlab.schedule.lanes import Lane
 from runtime.comm.group import Pending
 
-Lane = Literal[
-    "compute",
-    "host_to_device",
-    "device_to_host",
-    "all_gather",
-    "reduce_scatter",
-    "send_forward",
-    "send_backward",
-    "receive_forward",
-    "receive_backward",
-    "host",
-    "tensor_parallel",
-]
-LANES: tuple[Lane, ...] = get_args(Lane)
 LaneWork = Callable[[], Pending | None]
 Event = Any
 

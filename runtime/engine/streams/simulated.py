@@ -15,8 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mistlab.schedule.lanes import LANES, Lane
 from runtime.comm.group import Pending
-from runtime.engine.streams.lanes import LANES, Event, Lane, LaneWork
+from runtime.engine.streams.lanes import Event, LaneWork
 
 Progress = Literal["eager", "lazy", "random"]
 

@@ -7,10 +7,10 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.workload import Workload
 from runtime.comm.group import Group
 from runtime.devices.table import generator_of
-from runtime.engine.program.shape import StageShape
 from runtime.engine.storage.layout import shapes_of
 from runtime.models.attention import RotaryTables
 from runtime.models.config import ModelConfig, config_of, structure_of

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from runtime.engine.program.program import Op
+from mistlab.schedule.stage_program import Op
 from runtime.engine.storage.state import StageState
 from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.training import Training

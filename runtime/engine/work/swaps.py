@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from mistlab.schedule.stage_program import Op
 from runtime.comm.group import Pending, own_part, then
 from runtime.comm.topology import Connections
-from runtime.engine.program.program import Op
 from runtime.engine.storage.state import Split, StageState
 from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.work.norm import Squares

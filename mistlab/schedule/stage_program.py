@@ -1,7 +1,7 @@
 """The tasks of an iteration of a stage in the order that the host issues them: the slot table.
 
-A task says which buffers it reads and writes (``runtime.engine.program.buffers``); what it waits
-for follows from that alone (``runtime.engine.program.hazards``). Layers count through the whole
+A task says which buffers it reads and writes (``mistlab.schedule.buffers``); what it waits
+for follows from that alone (``mistlab.schedule.hazards``). Layers count through the whole
 model, as in ``simulators``.
 """
 
@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mistlab.schedule.buffers import Buffers, Touched
+from mistlab.schedule.hazards import Hazards
+from mistlab.schedule.lanes import Lane, lane_of
 from mistlab.schedule.orders import DEFAULT_ORDER, named_order
-from mistlab.schedule.slot_table import Action, Kind, Phase, Task, Template, template_of
+from mistlab.schedule.places import entry_of, layer_at, slots_of, tasks_of_slot
+from mistlab.schedule.slot_table import Action, Kind, Phase, Task, Template
 from mistlab.schedule.stage_passes import StagePass, passes_of
-from runtime.engine.program.buffers import Buffers, Touched
-from runtime.engine.program.hazards import Hazards
-from runtime.engine.program.shape import RING, StageShape
-from runtime.engine.streams.lanes import Lane
+from mistlab.schedule.stage_shape import RING, StageShape
 
 # The host's part of a step: a task of its lane, whatever the name of its action.
 _HOST = "host step"
@@ -100,8 +101,7 @@ class _Tasks:
 
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
-        template = template_of("mistlab")
-        self.template = _stepping_on_host(template) if shape.steps_on_host else template
+        self.template = _stepping_on_host(shape.template) if shape.steps_on_host else shape.template
 
     def iteration(self) -> Iterator[Op]:
         shape = self.shape
@@ -134,19 +134,17 @@ class _Tasks:
     def _pass(self, action: StagePass, number: int) -> Iterator[Op]:
         phase = action.phase
         depth, count = self.template.depth, self.shape.num_layers
-        offsets = {"ahead": depth, "here": 0, "behind": -depth}
         if phase == "first_forward":
             yield from self._host_steps(action, number)
             yield from self._room("open")
         if action.kind == "B" and self.shape.offload.activations > 0:
             # What has left since the last forward makes room for what comes back.
             yield self._memory("let go", "leaving", phase)
-        for slot in range(-depth, count + depth):
-            rows = [(row, slot + offsets[row.place]) for row in self.template.phases[phase]]
+        for slot in slots_of(count, depth):
             # Lanes keep the table's order.
+            rows = tasks_of_slot(self.template.phases[phase], slot, count, depth)
             for row, position in sorted(rows, key=self._turn):
-                is_inside = 0 <= position < count
-                if is_inside and self.shape.has(row, self._layer(action, position)):
+                if self.shape.has(row, self._layer(action, position)):
                     yield self._op(row, position, action, number)
         if phase == "first_forward":
             yield from self._room("close")
@@ -172,15 +170,13 @@ class _Tasks:
                 yield self._op(_HOST_STEP, position, action, number, lane="host")
 
     def _layer(self, action: StagePass, position: int) -> int:
-        if action.kind == "F":
-            return self.shape.first_layer + position
-        return self.shape.last_layer - position
+        return self.shape.first_layer + layer_at(position, self.shape.num_layers, action.phase)
 
     def _op(
         self, row: Task, position: int, action: StagePass, number: int, lane: Lane | None = None
     ) -> Op:
         layer, phase = self._layer(action, position), action.phase
-        entry = (number * self.shape.num_layers + position) % RING
+        entry = entry_of(number, position, self.shape.num_layers, self.template.depth)
         touched = Touched(
             shape=self.shape,
             layer=layer,
@@ -200,7 +196,7 @@ class _Tasks:
                 layer=layer,
                 micro_batch=action.micro_batch,
             ),
-            lane=lane or _lane(row),
+            lane=lane or lane_of(row),
             phase=phase,
             entry=entry,
             turn=number % RING,
@@ -274,9 +270,3 @@ def _stepping_on_host(template: Template) -> Template:
 
 def _name(task: Task | Action) -> str:
     return f"{task.kind}{task.direction or ''}"
-
-
-def _lane(row: Task) -> Lane:
-    if row.stream != "gpu_to_gpu":
-        return row.stream
-    return "all_gather" if row.kind == "U" else "reduce_scatter"
