@@ -18,7 +18,7 @@ from mistlab.machine.hardware import PeakTflops
 from mistlab.schedule.slot_table import Runtime
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.graph import LAYERS, PHASES, LayerGraph, ModelGraph, Operator, Phase
-from mistlab.symbolic.symbols import SIZES, size_symbol
+from mistlab.symbolic.symbols import size_names, size_symbol
 from mistlab.values.workload import Precision
 
 # Besides the classes of operators: products that go on beside tensor-parallel collectives.
@@ -77,7 +77,7 @@ class LayerWork:
                 for key, work in _work(layer, phase, runtime, graph.attention).items():
                     expressions[f"{name} {phase} {key}"] = work
         return cls(
-            compiled=compile_expressions(expressions, columns=tuple(SIZES), constants={}),
+            compiled=compile_expressions(expressions, columns=size_names(), constants={}),
             messages={
                 (name, phase): sum(o.phase == phase for o in layer.collectives)
                 for name, layer in layers.items()

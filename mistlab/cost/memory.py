@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import Allocator
 from mistlab.values.errors import UncalibratedError
+from mistlab.values.mesh import ranks_of
 from mistlab.values.plan import Engine
 from mistlab.values.stages import Column, StageBatch, StageFigures, StagePeaks
 
@@ -30,7 +31,9 @@ def reserved_bytes(
         return np.asarray(
             figures.peak_bytes + CACHED_SHARE * (figures.peak_bytes - figures.held_bytes)
         )
-    shard = figures.largest_parameters / np.where(batch.zero >= 1, batch.data_parallel, 1)
+    shard = figures.largest_parameters / np.where(
+        batch.zero >= 1, ranks_of("gather", batch.value), 1
+    )
     head_bytes = allocator.head_bytes_a_parameter * figures.head_parameters
     return np.asarray(
         figures.peak_bytes

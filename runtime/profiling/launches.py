@@ -62,6 +62,6 @@ def _kernels(workload: Workload) -> int:
     """Kernels of a block's two passes, as predictions count them: what the executor does besides
     is charged to these."""
     compiled = work_of(graph_of(workload), "mistlab").compiled
-    columns = size_columns(workload, np.array([1]), np.array([1]))
+    columns = size_columns(workload, {"b": np.array([1]), "tp": np.array([1])})
     counted = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
     return round(sum(counted[f"block {phase} kernels"] for phase in PHASES))
