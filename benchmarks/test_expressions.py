@@ -9,7 +9,7 @@ import pytest
 import sympy
 
 from mistlab import catalog
-from mistlab.engines.memory import memory_of
+from mistlab.engines.table import ENGINES
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.layer import expressions_of
@@ -39,7 +39,7 @@ def compiled() -> Compiled:
             f"{phase} collectives": block.collective_bytes(phase),
         }
     for state in (weights, gradients, optimizer):
-        made = state(block.parameters, sympy.Integer(0), memory_of("mistlab", "fp16"))
+        made = state(block.parameters, sympy.Integer(0), ENGINES["mistlab"].memory["fp16"])
         expressions |= {f"{state.__name__}": made.device, f"{state.__name__} host": made.host}
     columns = ("b", "tp", "dp", "z", "ww", "wg", "wo")
     return compile_expressions(expressions, columns=columns, constants=GPT_22B)

@@ -8,67 +8,20 @@ comes from --borrow where that has nothing.
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.calibrating import fit_links, fit_runs, fits
-from experiments.calibrating.fit_operators import launch_time, operator_rates
-from experiments.cli.commandline import DONE, parser_of, print_json, run, writable
-from mistlab.values.datafile import write_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.references import hardware_from
-from mistlab.values.value import to_mapping
-
-FOLDS = "2x16,4x24,8x12,512x48"
+from experiments.calibrating.folds import FOLDS
+from experiments.cli.commandline import parser_of, run
 
 
 def main(arguments: Sequence[str]) -> int:
     """Fit, print the residuals, write the hardware file."""
     options = _parser().parse_args(arguments)
-    steps = _steps(options)
-    if not steps and options.borrow is None:
-        message = (
-            "nothing to fit: give --interference TABLE.csv, --bandwidth TABLE.csv or another table "
-            "(--help lists them)"
-        )
-        raise InputError(message)
-    hardware = hardware_from(options.hardware, Path())
-    if options.borrow is not None:
-        hardware = fits.borrowed(hardware_from(options.borrow, Path()))(hardware)
-    hardware, fitted = fits.applied(steps, hardware)
-    out = writable(options.out, "file")
-    write_yaml(to_mapping(hardware, omit_defaults=True), out)
-    if options.json:
-        print_json({"hardware": options.hardware, **fits.by_group(fitted), "out": str(out)})
-    else:
-        print("\n".join(map(fits.text_of, fitted)))
-        print(f"written: {out} (name it as `hardware:` in a plan file)")
-    return DONE
+    from experiments.calibrating.steps import calibrate  # noqa: PLC0415 (not for --help)
 
-
-def _steps(options: argparse.Namespace) -> list[fits.Step]:
-    """The tables that were given, in the order in which groups build on one another."""
-    of, campaign = options.table_hardware, options.campaign
-    made: dict[str, Callable[[Any], fits.Step]] = {
-        "bandwidth": lambda path: fit_links.bandwidth(path, campaign),
-        "collectives": lambda path: fit_links.collectives(path, of),
-        "point_to_point": lambda path: fit_links.point_to_point(path, of),
-        "template": lambda path: fit_links.published_lines(path, options.template_name),
-        "interference": lambda path: fit_links.streams(path, campaign, options.seed),
-        "operators": lambda path: operator_rates(
-            path,
-            of,
-            without_weight_gradients=options.without_weight_gradients,
-            attention=options.attention and (options.attention, options.attention_campaign),
-            attention_tflops=options.attention_tflops,
-        ),
-        "launches": lambda path: launch_time(path, of),
-        "runs": fit_runs.whole_runs,
-        "megatron_runs": lambda paths: fit_runs.megatron_runs(paths, options.folds.split(",")),
-    }
-    given = {name: getattr(options, name) for name in made}
-    return [make(given[name]) for name, make in made.items() if given[name] is not None]
+    return calibrate(options)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,188 +8,22 @@ goes on where an earlier one was stopped.
 
 import argparse
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from experiments.cli.commandline import (
-    DONE,
-    INTERRUPTED,
-    NO_ANSWER,
-    print_json,
-    progress,
-    run,
-)
-from experiments.cli.rundir import RunDirectory, earlier_rows
-from experiments.cli.search_options import (
-    budget_of,
-    search_parser,
-    searched,
-    searchers_called,
-)
-from experiments.comparing.bench import Bench, Entry
-from experiments.comparing.entries import Comparison
-from experiments.comparing.explain import Why, best_of, explain
-from experiments.comparing.page import Answer, Report
-from experiments.comparing.search_words import (
-    plan_words,
-    prediction_words,
-    rival_words,
-    smallest_words,
-    table,
-    why_words,
-)
-from experiments.comparing.smallest import Smallest, smallest
-from experiments.predict import draw
-from mistlab.values.datafile import read_json
-from mistlab.values.search import Budget
-from mistlab.values.value import to_mapping
+from experiments.cli.commandline import run
+from experiments.cli.search_parser import search_parser
 from searchers.registry import SEARCHERS
 
 COMMAND = "compare_searchers"
-EVALUATIONS = 10_000
-# Shared out among the searchers, for an answer within a minute.
-SECONDS_TOGETHER = 40.0
-QUICK = 20
-# Options that do not change what a searcher finds.
-ASIDE = ("searchers", "out", "json")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Compare, print a table and the reasons, fill the run directory."""
-    started = time.perf_counter()
     options = _parser().parse_args(arguments)
-    names = searchers_called(options.searchers.split(","))
-    problem, space = searched(options)
-    budget = budget_of(options, _default_budget(len(names), quick=options.quick))
-    options.budget_evaluations, options.budget_seconds = budget.evaluations, budget.seconds
-    bench = Bench.of(problem)
-    earlier = earlier_rows(options.out, COMMAND, vars(options), aside=ASIDE)
-    comparison = Comparison(
-        bench=bench,
-        space=space,
-        budget=budget,
-        seed=options.seed,
-        directory=RunDirectory.make(options.out, COMMAND, vars(options)),
-    )
-    comparison.run(names, earlier)
-    status = _conclude(comparison, options, started)
-    if comparison.is_interrupted:
-        progress(f"interrupted: what was found is in {options.out}; the same command goes on")
-        return INTERRUPTED
-    return status
+    from experiments.comparing.conclusion import compare  # noqa: PLC0415 (not for --help)
 
-
-def _default_budget(searchers: int, *, quick: bool) -> Budget:
-    shorter = QUICK if quick else 1
-    return Budget(
-        evaluations=EVALUATIONS // shorter, seconds=SECONDS_TOGETHER / searchers / shorter
-    )
-
-
-def _conclude(comparison: Comparison, options: argparse.Namespace, started: float) -> int:
-    """Explain, write the page, print; the exit status."""
-    best = best_of(comparison.entries)
-    why = None if best is None else explain(best, comparison.entries, comparison.bench)
-    nothing = None
-    if best is None and not comparison.is_interrupted:
-        nothing = smallest(comparison.bench, comparison.space)
-    words = [] if nothing is None else smallest_words(nothing, comparison.space.name)
-    _write_page(comparison, options, best, why, words)
-    if options.json:
-        print_json(_mapping(comparison, best, why, nothing, time.perf_counter() - started))
-        for line in words:
-            progress(line)
-    else:
-        print("\n".join(_text(comparison, best, why, words)))
-        print(f"\nrows, plans and page: {options.out / 'report.html'}")
-    return NO_ANSWER if best is None else DONE
-
-
-def _mapping(
-    comparison: Comparison,
-    best: Entry | None,
-    why: Why | None,
-    nothing: Smallest | None,
-    seconds: float,
-) -> dict[str, Any]:
-    return {
-        "best": None if best is None else best.searcher,
-        "rows": comparison.rows(),
-        "why": None if why is None else to_mapping(why),
-        "smallest": None if nothing is None else to_mapping(nothing),
-        "budget": to_mapping(comparison.budget),
-        "seed": comparison.seed,
-        "is_interrupted": comparison.is_interrupted,
-        "timing": {"seconds": seconds},
-    }
-
-
-def _text(
-    comparison: Comparison, best: Entry | None, why: Why | None, nothing: Sequence[str]
-) -> Iterator[str]:
-    yield table(comparison.rows())
-    yield from nothing
-    if best is not None and best.answer is not None and why is not None:
-        plan, prediction = best.answer
-        yield f"\nThe best plan, by {best.searcher}:"
-        yield f"  {prediction_words(prediction, best.simulated_s)}"
-        yield from (f"  {line}" for line in plan_words(plan))
-        yield "\nWhy:"
-        yield from (f"  {line}" for line in why_words(why))
-        yield "\nPlayed:"
-        yield from (f"  {line}" for line in _played(comparison.entries, best))
-
-
-def _played(entries: Sequence[Entry], best: Entry) -> Iterator[str]:
-    """Whether the order of plans is another one when they are played."""
-    played = [(one.simulated_s, place) for place, one in enumerate(entries) if one.simulated_s]
-    fastest = entries[min(played)[1]] if played else best
-    if fastest.result.plan != best.result.plan:
-        yield (
-            f"Of the best plans that of {fastest.searcher} is played fastest, in "
-            f"{fastest.simulated_s:.3f} s."
-        )
-    for entry in entries:
-        yield from rival_words(entry)
-
-
-def _write_page(
-    comparison: Comparison,
-    options: argparse.Namespace,
-    best: Entry | None,
-    why: Why | None,
-    nothing: Sequence[str],
-) -> None:
-    bench, folder = comparison.bench, comparison.directory.path
-    rows = comparison.rows()
-    answer = None
-    if best is not None and best.answer is not None and why is not None:
-        plan, prediction = best.answer
-        draw(bench.job(plan), bench.simulator.simulate(plan), "best", folder)
-        answer = Answer(
-            row=rows[comparison.entries.index(best)],
-            prediction=prediction,
-            plan=plan_words(plan),
-            why=why_words(why),
-            timeline=(folder / "best.svg").read_text(encoding="utf-8"),
-        )
-    report = Report(
-        title=f"{options.model} on {bench.problem.cluster.num_gpus} {options.hardware}",
-        subtitle=(
-            f"Sequences of {options.sequence_length} tokens, {options.global_batch} a step, "
-            f"{options.attention} attention, {options.precision}; space {options.space}, seed "
-            f"{options.seed}."
-        ),
-        rows=rows,
-        answer=answer,
-        no_answer=nothing,
-        limit_bytes=bench.problem.cluster.memory_bytes,
-        outside_bytes=bench.outside_bytes,
-        config=read_json(folder / "config.json"),
-    )
-    (folder / "report.html").write_text(report.html(), encoding="utf-8")
+    return compare(options)
 
 
 def _parser() -> argparse.ArgumentParser:

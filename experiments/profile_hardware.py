@@ -10,61 +10,17 @@ either half on the machine that can.
 import argparse
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 
-from experiments.calibrating.noted_machine import Machine, noted_machine
-from experiments.cli.commandline import DONE, parser_of, print_json, run, writable
-from mistlab.values.datafile import write_yaml
-from mistlab.values.references import hardware_from
-from mistlab.values.value import to_mapping
+from experiments.cli.commandline import parser_of, run
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, fit, print the residuals, write the hardware file."""
     options = _parser().parse_args(arguments)
-    out = writable(options.out, "file")
-    tables = options.tables or out.with_name(f"{out.stem}-tables")
-    machine = noted_machine(tables) if options.only == "fit" else _measured(tables, options)
-    if options.only == "measure":
-        if options.json:
-            print_json({"measured": str(tables)})
-        else:
-            print(f"measured: {tables} (--only fit makes the file from it)")
-        return DONE
-    profiled, fits = (
-        import_module(f"experiments.calibrating.{name}") for name in ("profiled", "fits")
-    )
-    request = profiled.Request(
-        name=out.stem,
-        tables=tables,
-        datasheet=options.datasheet and hardware_from(options.datasheet, Path()),
-        seed=options.seed,
-    )
-    hardware, fitted = profiled.profiled(request, machine)
-    write_yaml(to_mapping(hardware, omit_defaults=True), out)
-    if options.json:
-        print_json({"hardware": hardware.name, **fits.by_group(fitted), "out": str(out)})
-    else:
-        print("\n".join(map(fits.text_of, fitted)))
-        print(f"written: {out} (name it as `hardware:` in a plan file)")
-    return DONE
+    from experiments.calibrating.this_machine import profile  # noqa: PLC0415 (not for --help)
 
-
-def _measured(tables: Path, options: argparse.Namespace) -> Machine:
-    """Fill the tables; the machine that they are of."""
-    device = import_module("runtime.profiling.device")
-    sizes = import_module("experiments.calibrating.profile_sizes").SIZES
-    devices = device.devices_of(options.device, options.gpus_per_node)
-    found: Machine = import_module("experiments.calibrating.profiling").measured(
-        tables,
-        devices,
-        sizes[devices.kind, options.quick],
-        date=datetime.now(UTC).date().isoformat(),
-        kernel=options.attention_kernel,
-    )
-    return found
+    return profile(options)
 
 
 def _parser() -> argparse.ArgumentParser:

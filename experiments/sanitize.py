@@ -10,146 +10,31 @@ after another; sizes are made small, the structure is kept. Exit status 0: clean
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
 
-from experiments.cli.commandline import (
-    DONE,
-    NO_ANSWER,
-    as_options,
-    parser_of,
-    print_json,
-    progress,
-)
-from experiments.running.run_endings import run_as_process
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job, load_job
-from mistlab.values.value import to_mapping
+from experiments.cli.commandline import PLANS, parser_of
+from experiments.running.run_process import run_as_process
 
-if TYPE_CHECKING:
-    from runtime.checks.fake.watch import WaitFinding
-    from runtime.checks.races.judge import RaceFinding
-    from runtime.checks.sanitizer import Sanitizer
-    from runtime.engine.training import Training
-
-EXAMPLE = Path(__file__).parent / "plans" / "tiny-gpt.yaml"
-# Of very many findings the first ones tell what is wrong.
-MOST_TOLD = 20
+EXAMPLE = PLANS / "tiny-gpt.yaml"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Check the plans one after another."""
     options = _parser().parse_args(arguments)
-    from runtime.checks.sanitizer import Sanitizer  # noqa: PLC0415 (needs torch)
+    from experiments.running.sanitizing import sanitize  # noqa: PLC0415 (not for --help)
 
-    # What cannot run is said before anything does.
-    jobs = [(path, load_job(path)) for path in options.plan or [EXAMPLE]]
-    sanitizers = []
-    for path, job in jobs:
-        try:
-            training = _training(options, job)
-            sanitizer = Sanitizer.of(job, training, serialises=options.serialise)
-        except InputError as error:
-            message = f"{path}: {error}"
-            raise InputError(message) from None
-        sanitizers.append((path, job.plan.num_gpus, sanitizer))
-    counts = [_checked(path, gpus, one, options) for path, gpus, one in sanitizers]
-    return NO_ANSWER if sum(counts) else DONE
+    return sanitize(options)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("sanitize", __doc__, json=False)
-    parser.add_argument("plan", metavar="PLAN.yaml", nargs="*", type=Path)
+    parser.add_argument("plan", metavar="PLAN.yaml", nargs="*", type=Path, default=[EXAMPLE])
     parser.add_argument("--clip-norm", type=float, help="as run_plan has it")
     parser.add_argument("--loss-scale", type=float, help="as run_plan has it")
     parser.add_argument("--step-on-cpu", action="store_true", help="as run_plan has it")
     parser.add_argument("--serialise", action="store_true", help="as run_plan has it")
     return parser
-
-
-def _training(options: argparse.Namespace, job: Job) -> "Training":
-    from runtime.engine.training import FP16_LOSS_SCALE, Training  # noqa: PLC0415 (needs torch)
-
-    scale = FP16_LOSS_SCALE if job.workload.precision == "fp16" else None
-    with as_options():
-        return Training(
-            clip_norm=options.clip_norm,
-            loss_scale=scale if options.loss_scale is None else options.loss_scale,
-            steps_on_host=options.step_on_cpu,
-        )
-
-
-def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Namespace) -> int:
-    """Check a plan, and tell; how much was found."""
-    ranks = sanitizer.ranks
-    left_out = "".join(f"; {words}" for words in sanitizer.small.left_out)
-    progress(
-        f"{path}: {gpus} GPUs, {len(ranks)} that differ in what they do{left_out}; "
-        f"about {sanitizer.expected_s:.0f} s"
-    )
-    start = perf_counter()
-    collectives = sanitizer.collectives()
-    progress(f"{path}: collectives: {_count(len(collectives))}, {perf_counter() - start:.0f} s")
-    told, found = [*map(str, collectives)], []
-    for number, one in enumerate(ranks, 1):
-        # Fake devices are made known to torch before its first backward pass.
-        waits, races = sanitizer.waits(one.rank), sanitizer.races(one.rank)
-        found.append({**to_mapping(one), **_as_mappings(waits, races)})
-        told += [f"{one}: {finding}" for finding in (*waits, *races)]
-        progress(
-            f"{path}: {number} of {len(ranks)}: {one}: {_count(len(waits) + len(races))}, "
-            f"{perf_counter() - start:.0f} s"
-        )
-    if options.json:
-        print_json(
-            {
-                "plan": str(path),
-                "gpus": gpus,
-                "left_out": list(sanitizer.small.left_out),
-                "collectives": [to_mapping(one) for one in collectives],
-                "ranks": found,
-                "findings": len(told),
-                "timing": {"seconds": perf_counter() - start},
-            }
-        )
-    else:
-        _tell(path, told)
-        verdict = _count(len(told)) if told else "clean"
-        print(f"{path}: {verdict} ({len(ranks)} of {gpus} ranks, which do all that any does)")
-    return len(told)
-
-
-def _as_mappings(
-    waits: "Sequence[WaitFinding]", races: "Sequence[RaceFinding]"
-) -> Mapping[str, Any]:
-    return {
-        "waits": [to_mapping(one) for one in waits],
-        "races": [_race(one) for one in races],
-    }
-
-
-def _race(race: "RaceFinding") -> dict[str, Any]:
-    first, second = (one._asdict() for one in (race.first, race.second))
-    return {
-        "kind": race.kind,
-        "memory": race.memory,
-        "first": first,
-        "second": second,
-        "missing": race.missing,
-    }
-
-
-def _tell(path: Path, findings: Sequence[str]) -> None:
-    for finding in findings[:MOST_TOLD]:
-        print(f"{path}: {finding}")
-    if len(findings) > MOST_TOLD:
-        print(f"{path}: and {len(findings) - MOST_TOLD} more (--json has them all)")
-
-
-def _count(number: int) -> str:
-    return f"{number} finding{'' if number == 1 else 's'}"
 
 
 if __name__ == "__main__":

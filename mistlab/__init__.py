@@ -1,6 +1,6 @@
-"""Values, catalogues, costs and Protocols for tuning the distributed training of language models.
+"""Predicts and tunes the distributed training of language models: values, costs and Protocols.
 
-Names are imported when they are first used, so that importing the package costs nothing.
+A name is imported when it is first used, so that importing the package takes no time.
 """
 
 from importlib import import_module

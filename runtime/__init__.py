@@ -1,1 +1,1 @@
-"""Everything that touches torch: models, symbolic tracing and (to come) execution on devices."""
+"""Everything that touches torch: models, symbolic tracing, profiling and the execution of plans."""

@@ -1,7 +1,7 @@
-"""The files that hold boxes, as torch.distributed.checkpoint writes and reads them.
+"""Writes and reads the files of a checkpoint, by torch.distributed.checkpoint.
 
-A file that cannot be written is an ``OSError`` here, one that cannot be read ``UnreadableError``.
-Whatever goes wrong elsewhere meanwhile, on a device or for want of memory, stays what it is.
+A file that cannot be written raises ``OSError``. A file that cannot be read raises
+``UnreadableError``. Errors of a device, and errors for want of memory, are passed on unchanged.
 """
 
 import pickle
@@ -17,7 +17,7 @@ from torch.futures import Future
 from runtime.boxes import Loader, UnreadableError
 from runtime.shortage import refusal_in
 
-# What unpickling raises where a file holds anything else than what was written.
+# What reading raises if a file does not hold the bytes that were written.
 SENSELESS = (
     OSError,
     EOFError,
@@ -33,30 +33,30 @@ SENSELESS = (
 
 
 class Writer(FileSystemWriter):
-    """One file a rank, by one thread, each box written before the next is asked for.
+    """Writes one file a rank in one thread, and asks for a box only when the last one is written.
 
-    Copying ahead would keep many boxes at once, and ``Saver`` gives one at a time.
+    Copying ahead would need many boxes at once, but ``Saver`` gives one at a time.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, single_file_per_rank=True, thread_count=1, per_thread_copy_ahead=0)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write a rank's boxes."""
+        """Write the boxes of this rank."""
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
-            # torch's writer of archives says where it stood, not what the file system said.
+            # torch's writer of archives reports its position, not the file system's error.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from error
             raise
 
 
 class Reader(FileSystemReader):
-    """Files that another plan may have written."""
+    """Reads the files of a checkpoint, which another plan may have written."""
 
     def metadata(self) -> Metadata:
-        """What is in them; ``read_metadata`` for whoever wants to know first if it can be read."""
+        """The list of the checkpoint's tensors; raises ``UnreadableError`` if it is damaged."""
         try:
             metadata = self.read_metadata()
         except SENSELESS as error:
@@ -67,7 +67,7 @@ class Reader(FileSystemReader):
         return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill a rank's boxes."""
+        """Fill the boxes of this rank."""
         loader = cast("Loader", planner)
         try:
             return super().read_data(plan, loader)
@@ -79,6 +79,6 @@ class Reader(FileSystemReader):
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what is said, or else the kind of error."""
+    """The first line of an error's message, or the error's class if it has none."""
     said = str(error).strip().partition("\n")[0]
     return said if said and isinstance(error, OSError | RuntimeError) else type(error).__name__

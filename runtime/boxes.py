@@ -1,10 +1,11 @@
-"""Boxes of the model's tensors, read from a rank's memory and written back into it.
+"""Parts of a model's tensors, called boxes, which a checkpoint writes from and reads into memory.
 
-A box is a view of the flat vectors that a rank steps, so that a checkpoint needs no copy of them:
-what is on the host is written from where it is, what is on a device goes through one buffer of the
-host, box by box, and what is read goes where it belongs at once. Two planners tell
-``torch.distributed.checkpoint`` of boxes: a range of a flat vector is no rectangle, so neither
-DTensor nor ShardedTensor could.
+A box is a view of the flat vectors that a rank's optimizer steps, so a checkpoint needs no second
+copy of them. A box on the host is written from where it is. Boxes on a device pass one after
+another through one buffer on the host. A box is read straight into its place.
+
+``Saver`` and ``Loader`` describe boxes to ``torch.distributed.checkpoint``. DTensor and
+ShardedTensor could not: they describe rectangles, and a range of a flat vector need not be one.
 """
 
 import io
@@ -42,21 +43,24 @@ from runtime.engine.executor import Executor
 from runtime.engine.storage.pieces import Piece
 
 KINDS = ("master", "moment1", "moment2")
-# Larger boxes are cut: so much host memory holds what comes from a device, or from a file.
+# Larger boxes are cut into boxes of this size, which also limits the size of the host's buffer.
 MOST_BYTES = 64 * 2**20
 
 
 class UnlikeError(ValueError):
-    """A checkpoint has no such tensor as is looked for."""
+    """A checkpoint has no tensor of the wanted name and shape."""
 
 
 class UnreadableError(ValueError):
-    """The files of a checkpoint are not what was written."""
+    """The files of a checkpoint are damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Box:
-    """A box of the whole tensor ``name``; ``values`` are the memory in which the rank has it."""
+    """A rectangular part of the tensor ``name``, and the memory in which this rank holds it.
+
+    ``whole`` is the shape of the whole tensor; the box begins at ``offsets`` in it.
+    """
 
     name: str
     whole: tuple[int, ...]
@@ -65,17 +69,17 @@ class Box:
 
     @property
     def index(self) -> MetadataIndex:
-        """What torch.distributed.checkpoint calls it by."""
+        """The box's key in torch.distributed.checkpoint."""
         return MetadataIndex(self.name, torch.Size(self.offsets))
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        """Where it is in the whole."""
+        """Offsets and shape of the box in the whole tensor."""
         return ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=self.values.shape)
 
 
 def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
-    """All boxes of a rank, or those that no other rank writes."""
+    """All boxes of a rank; with ``written``, only the boxes that this rank writes."""
     parameters = executor.parameters
     for layer, module in executor.layers.items():
         for piece in parameters.pieces(layer):
@@ -92,7 +96,7 @@ def boxes_of(executor: Executor, *, written: bool) -> Iterator[Box]:
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:
-    """A piece as runs of rows (or of elements), each of no more than ``MOST_BYTES``."""
+    """Cut a piece into runs of rows (or of elements) of at most ``MOST_BYTES`` each."""
     first, *rest = piece.sizes
     width = prod(rest)
     most = max(1, MOST_BYTES // (width * torch.float32.itemsize))
@@ -106,15 +110,15 @@ def _cut(piece: Piece) -> Iterator[Piece]:
 
 
 def is_away(tensor: Tensor) -> bool:
-    """Whether a tensor must be copied for the host to read it."""
+    """Whether a tensor lies on a device, so that the host must copy it to read it."""
     return not tensor.is_cpu
 
 
 class Saver(SavePlanner):
-    """Gives boxes to be written, one at a time.
+    """Tells torch.distributed.checkpoint which boxes to write, and gives it one box at a time.
 
-    Boxes of a device take turns in one buffer, so whoever asks for a box must have written the one
-    before: a writer must have one thread and copy nothing ahead.
+    Boxes of a device take turns in one buffer. So the writer must have written a box before it asks
+    for the next: it must have one thread and copy nothing ahead.
     """
 
     def __init__(self, boxes: Sequence[Box]) -> None:
@@ -125,10 +129,10 @@ class Saver(SavePlanner):
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Nothing is taken from a state dict."""
+        """Ignore the state dict: the boxes are known already."""
 
     def create_local_plan(self) -> SavePlan:
-        """This rank's boxes."""
+        """List this rank's boxes."""
         return SavePlan(
             [
                 WriteItem(
@@ -145,7 +149,7 @@ class Saver(SavePlanner):
         )
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """All ranks' boxes together."""
+        """Join the lists of all ranks."""
         return create_default_global_save_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
@@ -153,16 +157,20 @@ class Saver(SavePlanner):
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """A box's values, on the host."""
+        """The values of a box, on the host."""
         values = self._boxes[write_item.index].values
         if is_away(values):
             values = self._buffer[: values.numel()].view(values.shape).copy_(values)
-        # By way of NumPy its storage is the box alone; a writer would copy a part of a larger one.
+        # Through NumPy the tensor's storage is the box alone; of a larger storage the writer would
+        # make a copy.
         return torch.from_numpy(values.numpy())
 
 
 class Loader(LoadPlanner):
-    """Lets boxes be filled where they are; ``is_placing`` while a box is."""
+    """Tells torch.distributed.checkpoint what to read, and into which memory.
+
+    ``is_placing`` is true while a box is being filled.
+    """
 
     def __init__(self, boxes: Sequence[Box], stored_name: Callable[[str], str]) -> None:
         self._boxes = {box.index: box for box in boxes}
@@ -172,16 +180,16 @@ class Loader(LoadPlanner):
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Note what there is."""
+        """Note the list of the checkpoint's tensors."""
         assert metadata is not None
         self._metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """What of the checkpoint fills this rank's boxes."""
+        """List the parts of the checkpoint that fill this rank's boxes."""
         return LoadPlan([item for box in self._boxes.values() for item in self._items(box)])
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """All ranks' needs together."""
+        """Join the lists of all ranks."""
         return create_default_global_load_plan(global_plan)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -189,11 +197,11 @@ class Loader(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """There are tensors only."""
+        """Never called: a checkpoint holds tensors only."""
         raise AssertionError
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """The part of a box that is to be filled."""
+        """The memory of the part of a box that is to be filled next."""
         target = self._boxes[read_item.dest_index].values
         lengths = zip(read_item.dest_offsets, read_item.lengths, strict=True)
         for axis, (begin, length) in enumerate(lengths):
@@ -202,7 +210,7 @@ class Loader(LoadPlanner):
         return target
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """It is in its place."""
+        """Note that the part is filled."""
         self.is_placing = False
 
     def _items(self, box: Box) -> list[ReadItem]:

@@ -1,8 +1,10 @@
-"""Checkpoints that any plan can resume: torch.distributed.checkpoint of the whole model's tensors.
+"""Writes checkpoints of a training run, and resumes one under the same or another plan.
 
-Each rank writes the boxes of master weights and moments that it steps, and reads those that it
-needs, however they were written; the model is beside them, in YAML. A checkpoint is complete when
-its folder has its name: it is written beside it, and renamed when every rank is done.
+A checkpoint holds tensors of the whole model, in the format of torch.distributed.checkpoint, and
+the model's description in YAML. Each rank writes the parts of master weights and moments that its
+optimizer steps, and reads the parts that it needs, whichever ranks wrote them. A checkpoint is
+written into a folder ``.part``, which is renamed when every rank is done. So a folder with a
+checkpoint's name is complete.
 """
 
 import shutil
@@ -30,7 +32,7 @@ from runtime.engine.executor import Executor
 from runtime.engine.work.modules import TABLE, TIED
 
 MODEL = "model.yaml"
-# Everything besides tensors of the model: so many numbers.
+# The tensor of all numbers besides the model's tensors, such as the number of steps.
 _COUNTS = "counts"
 Kinds = type[Exception] | tuple[type[Exception], ...]
 
@@ -40,7 +42,7 @@ class UnsavedError(RuntimeError):
 
 
 class DamagedError(InputError):
-    """The files of a checkpoint are not what was written."""
+    """The files of a checkpoint are damaged."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(path, problem)
@@ -54,7 +56,7 @@ class DamagedError(InputError):
 
 
 def save(executor: Executor, folder: Path) -> Path:
-    """Do what is still to do, and write ``folder/step-N``."""
+    """Finish the work that is under way, and write the checkpoint ``folder/step-N``."""
     executor.flush()
     path = checkpoint_path(folder, executor.steps)
     try:
@@ -67,9 +69,10 @@ def save(executor: Executor, folder: Path) -> Path:
 
 
 def load(executor: Executor, path: Path) -> None:
-    """Go on from a checkpoint; what is wrong with its files every rank says alike.
+    """Load a checkpoint into the executor; all ranks raise the same error about its files.
 
-    A damaged one may have been read in part: after that, only another one makes a state to train.
+    A damaged checkpoint may have been read in part. Then the state is unusable until another
+    checkpoint is loaded.
     """
     problem = next((one for one in gathered(_problem(executor, path)) if one is not None), None)
     if problem is not None:
@@ -90,9 +93,9 @@ def load(executor: Executor, path: Path) -> None:
 
 
 def load_latest(executor: Executor, folder: Path, tell: Callable[[str], None]) -> Path | None:
-    """Go on from the newest checkpoint of a folder that can be read; None if there is none at all.
+    """Load the newest checkpoint of a folder that can be read; None if the folder has none.
 
-    The first rank looks which there are: on a shared disk others may see a folder later.
+    Only the first rank lists the folder: on a shared disk other ranks may see a file later.
     """
     paths = gathered(complete(folder))[0]
     for path in paths:
@@ -129,7 +132,7 @@ def _write(executor: Executor, path: Path) -> None:
 
 
 def _problem(executor: Executor, path: Path) -> InputError | None:
-    """What the small files of a checkpoint say against it."""
+    """Why a checkpoint cannot be resumed, from its small files; None if nothing is wrong."""
     if not (path / MODEL).is_file():
         if path in complete(path.parent):
             return DamagedError(path, f"it has no {MODEL}")
@@ -137,7 +140,7 @@ def _problem(executor: Executor, path: Path) -> InputError | None:
             f"--resume {path}: there is no checkpoint: give a folder step-N, or the one it is in"
         )
     try:
-        # What a checkpoint does not say was not to be chosen when it was written.
+        # A field that the file does not have could not be chosen when the file was written.
         stored = ModelSpec.from_mapping(read_yaml(path / MODEL))
         Reader(path).metadata()
     except (InputError, UnreadableError) as error:
@@ -148,7 +151,7 @@ def _problem(executor: Executor, path: Path) -> InputError | None:
 def _unlike(
     stored: Mapping[str, object], own: Mapping[str, object], path: Path
 ) -> InputError | None:
-    """Refuse another model, even one whose tensors have the shapes of this one's."""
+    """An error if the stored model is another, even if its tensors have the same shapes."""
     for name, value in own.items():
         if name != "name" and stored.get(name) != value:
             return InputError(
@@ -164,16 +167,16 @@ def _counts_of(executor: Executor) -> Box:
 
 
 def _stored_name(executor: Executor, name: str) -> str:
-    """Of two tied tables the embedding's alone is written."""
+    """The tensor's name in the files: of two tied tables only the embedding's is written."""
     return name.replace(TIED, TABLE) if executor.parameters.tied else name
 
 
 @contextmanager
 def _together(of_files: Kinds) -> Iterator[None]:
-    """Around what all ranks do with torch.distributed.checkpoint: each hears of all their errors.
+    """A context for a call that all ranks make; every rank hears of the others' errors.
 
-    Errors ``of_files`` are raised on all ranks; any other one on the rank that had it, and to the
-    others that rank is lost. torch warns of its own calls, which is of no use to anybody.
+    An error ``of_files`` is raised on all ranks. Any other error is raised on its own rank, and the
+    other ranks raise ``RankLostError``. Warnings of torch about its own calls are hidden.
     """
     ranks = range(distributed.get_world_size()) if is_distributed() else None
     try:
@@ -189,8 +192,11 @@ def _together(of_files: Kinds) -> Iterator[None]:
 
 
 def failure_of(own: int, failures: Mapping[int, BaseException], of_files: Kinds) -> BaseException:
-    """What a rank makes of the errors of all ranks: either all of them say what is wrong with the
-    files, or those with other errors say these, and are lost to the rest."""
+    """The error that rank ``own`` raises, given the errors of all ranks.
+
+    If all errors are ``of_files``, every rank raises the first of them. Otherwise a rank with
+    another error raises its own, and the other ranks say that this rank is lost.
+    """
     others = {rank: one for rank, one in failures.items() if not isinstance(one, of_files)}
     if not others:
         return next(iter(failures.values()))

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: which there are. One that is complete is called ``step-N``."""
+"""Finds the checkpoints in a folder; a complete checkpoint is a folder called ``step-N``."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,12 @@ _NAME = re.compile(r"step-(\d+)")
 
 
 def checkpoint_path(folder: Path, steps: int) -> Path:
-    """The checkpoint after so many steps."""
+    """The path of the checkpoint after ``steps`` steps."""
     return folder / f"step-{steps}"
 
 
 def complete(folder: Path) -> list[Path]:
-    """All complete checkpoints, the newest first."""
+    """The paths of all complete checkpoints, the newest first."""
     steps = [
         (int(match[1]), path)
         for path in (folder.iterdir() if folder.is_dir() else ())
@@ -22,5 +22,5 @@ def complete(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint, if there is one."""
+    """The path of the newest complete checkpoint, if there is one."""
     return next(iter(complete(folder)), None)

@@ -1,8 +1,8 @@
-"""Sequences to train on: a file of tokens, mapped into memory, or drawn at random.
+"""Sequences of tokens to train on, from a file or drawn at random.
 
-A sequence depends on the seed and on its number alone, counted over all steps, so that every plan
-sees the same ones. A file is plain 16-bit or 32-bit tokens one after another (nanoGPT's), or
-Megatron's, whose index beside it says of what type and how many they are.
+A sequence depends only on the seed and on its number, counted over all steps, so every plan trains
+on the same sequences. A file holds plain 16-bit or 32-bit tokens (nanoGPT's format), or Megatron's
+tokens, with an index file beside it that says their type and count.
 """
 
 import os
@@ -29,13 +29,13 @@ _MEGATRON_TYPES: dict[int, np.dtype[Any]] = {
 _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
 MOST_OF_16_BITS = 1 << 16
 
-# The tokens of a numbered sequence, one more than its length.
+# Gives the tokens of the sequence with a number: one token more than the sequence length.
 Sequences = Callable[[int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenFile:
-    """A file's tokens, cut into sequences that overlap by one token, in an order drawn by seed."""
+    """A file's tokens, cut into sequences that overlap by one token, in a random order."""
 
     path: Path
     tokens: NDArray[np.generic]
@@ -45,11 +45,11 @@ class TokenFile:
 
     @property
     def count(self) -> int:
-        """Whole sequences in the file."""
+        """Number of whole sequences in the file."""
         return (len(self.tokens) - 1) // self.length
 
     def __call__(self, number: int) -> NDArray[np.int64]:
-        """A sequence; each comes once before any comes again."""
+        """The sequence of a number; every sequence comes once before any comes again."""
         epoch, place = divmod(number, self.count)
         begin = int(_shuffled(self.count, self.seed, epoch)[place]) * self.length
         found = self.tokens[begin : begin + self.length + 1].astype(np.int64)
@@ -71,13 +71,13 @@ class Synthetic:
     seed: int
 
     def __call__(self, number: int) -> NDArray[np.int64]:
-        """A sequence."""
+        """The sequence of a number."""
         draw = np.random.default_rng((self.seed, number))
         return draw.integers(self.vocab, size=self.length + 1, dtype=np.int64)
 
 
 def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
-    """Map a file of tokens."""
+    """Map a file of tokens into memory; refuses a file that is missing, cut off or too short."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -101,7 +101,7 @@ def open_tokens(path: Path, *, length: int, vocab: int, seed: int) -> TokenFile:
 
 
 def batch_of(sequences: Sequences, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Tokens and targets (count, length) of sequences one after another."""
+    """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on."""
     whole = torch.from_numpy(np.stack([sequences(first + one) for one in range(count)]))
     return whole[:, :-1], whole[:, 1:]
 
@@ -116,7 +116,7 @@ def _plain_type(vocab: int) -> np.dtype[Any]:
 
 
 def _megatron(index: Path) -> tuple[np.dtype[Any], int]:
-    """The type of Megatron's tokens, and how many bytes they must be."""
+    """The type of Megatron's tokens, and the size in bytes that the token file must have."""
     content = index.read_bytes()
     if len(content) < _MEGATRON_HEADER.size:
         message = f"--data {index}: {len(content)} bytes are no index: it is truncated"

@@ -1,4 +1,4 @@
-"""Runs whose losses are equal to the bit when they compute the same, for comparisons."""
+"""Makes a run deterministic: the same computation gives the same loss to the bit."""
 
 import os
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ from torch.utils import deterministic
 
 from mistlab.values.errors import InputError
 
-# A fixed workspace, without which cuBLAS may choose other algorithms from run to run. It is read
-# when the first product of the process runs.
+# Without a fixed workspace cuBLAS may choose other algorithms from run to run. cuBLAS reads the
+# setting when the process computes its first product.
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"
 
 
 @contextmanager
 def strictly_deterministic() -> Iterator[None]:
-    """Let every operator of the block give the same bits whenever it gets the same.
+    """Within the ``with`` block, every operator gives the same bits for the same input.
 
-    FlashAttention's gradient then adds up in a fixed order, which takes it longer and more memory.
+    FlashAttention's gradient then sums in a fixed order, which takes more time and memory.
     """
     if torch.cuda.is_initialized() and WORKSPACE not in os.environ:
         message = (
@@ -29,15 +29,15 @@ def strictly_deterministic() -> Iterator[None]:
         )
         raise InputError(message)
     os.environ.setdefault(WORKSPACE, FIXED_WORKSPACE)
-    # Attributes of the module itself, which its type does not have.
+    # The type checker does not know the attributes of this module.
     memory: Any = deterministic
     was_strict, filled = (
         torch.are_deterministic_algorithms_enabled(),
         memory.fill_uninitialized_memory,
     )
     torch.use_deterministic_algorithms(True)
-    # Else memory is filled on the stream that allocates it, after the moment that the transfer into
-    # it waits for: a race that a run without this mode does not have.
+    # Otherwise torch fills new memory on the stream that allocates it. A transfer into the memory
+    # does not wait for the filling: a race that only this mode would have.
     memory.fill_uninitialized_memory = False
     try:
         yield

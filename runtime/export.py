@@ -1,7 +1,7 @@
-"""Trained weights as one safetensors file, in the precision of the run.
+"""Writes trained weights as one safetensors file, in the precision of the run.
 
-The format: eight bytes that say how long the header is, a JSON header of types, shapes and places,
-then the tensors' bytes. Every rank writes its own boxes into the same file.
+The file begins with eight bytes for the length of the header. A JSON header with types, shapes and
+places follows, then the tensors' bytes. Every rank writes its own parts of tensors into the file.
 """
 
 import json
@@ -22,7 +22,7 @@ _ALIGNMENT = 8
 
 
 def export(executor: Executor, workload: Workload, path: Path) -> None:
-    """Write the masters, rounded, under the names that a whole model has."""
+    """Write the master weights, rounded, under the names of an unsplit model."""
     executor.flush()
     header, places = _header(workload)
     unfinished = path.with_name(path.name + ".part")
@@ -38,7 +38,7 @@ def export(executor: Executor, workload: Workload, path: Path) -> None:
     meet()
 
 
-# Shape, where its bytes begin, and how many they are.
+# A tensor's shape, the place of its first byte, and its size in bytes.
 _TensorBytes = tuple[tuple[int, ...], int, int]
 
 
@@ -69,7 +69,7 @@ def _write(
     executor: Executor, workload: Workload, path: Path, start: int, places: dict[str, _TensorBytes]
 ) -> None:
     kind, parameters = TYPE_OF_PRECISION[workload.precision], executor.parameters
-    # Bits alone are copied: NumPy has no bfloat16.
+    # The bits are copied as integers, because NumPy has no bfloat16.
     bits, plain = (torch.int32, "<i4") if kind.itemsize == 4 else (torch.int16, "<i2")
     for layer in executor.layers:
         masters = parameters.stepped(layer, 0)

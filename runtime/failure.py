@@ -1,4 +1,4 @@
-"""What a rank lets go of when its run fails: other ranks, threads and pinned memory."""
+"""Frees what a rank holds when its run has failed: connections, threads and pinned memory."""
 
 from contextlib import suppress
 from threading import Thread
@@ -10,15 +10,15 @@ from runtime.devices.table import driver_of
 from runtime.engine.storage.arena import release_all
 from runtime.engine.streams.lanes import Streams
 
-# A device that is in order is done with what was issued by then.
+# A healthy device ends the work that was issued to it within this time.
 PARTING_S = 10.0
 
 
 def let_go(device: torch.device, streams: Streams | None) -> None:
-    """After any failure, with ``streams`` if there were any yet.
+    """Free everything after a failure; ``streams`` is None if the run failed before it had any.
 
-    A device may hang, and whoever waits for it too: after ``PARTING_S`` the rest is left to the end
-    of the process.
+    A device may hang, and then a call that waits for it hangs too. After ``PARTING_S`` this gives
+    up, and leaves the rest to the end of the process.
     """
     thread = Thread(target=_let_go, args=(device, streams), daemon=True)
     thread.start()
@@ -29,7 +29,7 @@ def _let_go(device: torch.device, streams: Streams | None) -> None:
     if streams is not None:
         streams.close()
     driver = driver_of(device)
-    # A device in error refuses each of these; nothing runs on it any more.
+    # A device in error refuses each of these calls; it runs nothing any more.
     if driver is not None:
         with suppress(RuntimeError):
             driver.choose(device)

@@ -1,13 +1,14 @@
-"""Which jobs the runtime can run, found out before anything is allocated or joined."""
+"""Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
 
+from mistlab.engines.table import ENGINES
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.workload import Workload
 
 
 def check_runnable(job: Job) -> None:
-    """Refuse a plan of another engine, and a model that the runtime has no layers for."""
-    if job.plan.engine != "mistlab":
+    """Refuse a plan of another engine, and a model whose layers the runtime does not have."""
+    if not ENGINES[job.plan.engine].runs_here:
         message = (
             f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
         )
@@ -16,7 +17,7 @@ def check_runnable(job: Job) -> None:
 
 
 def check_model(workload: Workload) -> None:
-    """Refuse a model that the runtime has no layers for."""
+    """Refuse a model whose layers the runtime does not have."""
     model = workload.model
     if model.family == "custom":
         message = "workload.model: a traced model cannot be run: give a family of the catalogue"

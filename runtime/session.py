@@ -1,4 +1,4 @@
-"""A run of a plan on this process and the others that its launcher started."""
+"""Runs a plan: one ``Session`` is this process's part of the run, from joining to leaving."""
 
 import platform
 import resource
@@ -47,11 +47,12 @@ KIBIBYTE = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to run, besides the plan; ``data`` is a file of tokens, or None for synthetic ones.
+    """How to run a plan; ``data`` is a file of tokens, or None for random tokens.
 
-    With ``serialises`` no two tasks of a CUDA device overlap, for comparison. With ``stage`` that
-    stage of the plan runs by itself. ``kernel`` computes attention that is fused. With
-    ``draws_on_device`` first weights are drawn there, quickly; a GPU draws other values than a CPU.
+    With ``serialises`` no two tasks of a CUDA device overlap, for comparison. With ``stage`` only
+    this stage of the plan runs, alone. ``kernel`` is the implementation of fused attention. With
+    ``draws_on_device`` first weights are drawn on the device, which is faster; a GPU draws other
+    values than a CPU.
     """
 
     device: str
@@ -67,11 +68,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """A rank's peaks; ``host_bytes`` are of what is offloaded.
+    """The memory peaks of a rank; ``host_bytes`` is the host memory of offloaded tensors.
 
-    ``outside_bytes`` are of the device and outside torch's allocator: context, libraries,
-    communicators. ``allocator_retries`` are the times that CUDA's allocator had to give back what
-    it cached.
+    ``outside_bytes`` are bytes of the device taken outside torch's allocator: by the CUDA context,
+    libraries and communicators. ``allocator_retries`` counts how often CUDA's allocator had to free
+    its cache.
     """
 
     peak_allocated_bytes: int
@@ -83,7 +84,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTask:
-    """A task of the last iteration, in seconds from the start of the first."""
+    """A task of the last iteration; its times are from the start of the rank's first task."""
 
     stage: int
     task: Action | str
@@ -114,7 +115,7 @@ class Session:
         if settings.draws_on_device:
             self._executor.draw_on_device(settings.seed)
             if (driver := driver_of(device)) is not None:
-                # Peaks are those of iterations: drawing had memory of its own.
+                # Peaks count from here on: drawing took memory that iterations do not take.
                 driver.count_anew(device)
         self._spans: list[tuple[float, float]] = []
         self._is_new = True
@@ -122,7 +123,7 @@ class Session:
     @classmethod
     @contextmanager
     def started(cls, job: Job, settings: Settings) -> Iterator[Self]:
-        """Join the other processes, and part from them at the end, whatever it is."""
+        """Join the other processes, and part from them at the end, also after an error."""
         world = world_of_launcher()
         _check(job, settings.stage, world)
         check_kernel(
@@ -159,16 +160,16 @@ class Session:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank speaks for all."""
+        """Whether this rank is the one that prints and writes for all ranks."""
         return self.world.rank == 0
 
     @property
     def steps(self) -> int:
-        """Steps done, those before a checkpoint included."""
+        """Number of steps done, including the steps before a resumed checkpoint."""
         return self._executor.steps
 
     def step(self) -> tuple[Report, float]:
-        """Train one step; what it came to, and seconds."""
+        """Train one step; return its report and the seconds that it took."""
         self._streams.spans()
         start = perf_counter()
         executor = self._executor
@@ -177,7 +178,7 @@ class Session:
             report = executor.report()
         seconds = perf_counter() - start
         if self._is_new:
-            # Libraries load kernels at first use, and NCCL allocates for each of its algorithms.
+            # In the first step libraries load kernels, and NCCL allocates for each algorithm.
             self._cap.measure()
             self._is_new = False
         self._spans = self._streams.spans()
@@ -186,22 +187,24 @@ class Session:
         return report, seconds
 
     def save(self, folder: Path) -> Path:
-        """Write a checkpoint."""
+        """Write a checkpoint into a folder; return its path."""
         from runtime import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
             return checkpoint.save(self._executor, folder)
 
     def resume(self, folder: Path) -> None:
-        """Go on from the last checkpoint of a folder, or from the one that it is."""
+        """Load the newest checkpoint in a folder, or the checkpoint that the folder itself is."""
         from runtime import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
             checkpoint.load(self._executor, latest(folder) or folder)
 
     def resume_latest(self, folder: Path, tell: Callable[[str], None]) -> Path | None:
-        """Go on from the newest checkpoint of a folder that can be read, if there is any; the first
-        rank tells of those that cannot."""
+        """Load the newest checkpoint of a folder that can be read, if there is one.
+
+        On the first rank, ``tell`` is called about each checkpoint that cannot be read.
+        """
         from runtime import checkpoint  # noqa: PLC0415 (slow to import)
 
         with self._watched("a checkpoint"):
@@ -215,7 +218,7 @@ class Session:
             export(self._executor, self.job.workload, path)
 
     def memory(self) -> list[RankMemory]:
-        """The peaks of all ranks."""
+        """The memory peaks of all ranks."""
         return gathered(self._own_memory())
 
     def tasks(self) -> list[MeasuredTask]:
@@ -237,7 +240,7 @@ class Session:
         return [task for tasks in gathered(own) for task in tasks]
 
     def environment(self, revision: str) -> Environment:
-        """What the run was made on."""
+        """The device and the versions of software that the run uses."""
         driver = driver_of(self.device)
         return Environment(
             device=driver.name(self.device) if driver else platform.machine(),
@@ -249,12 +252,15 @@ class Session:
         )
 
     def clocks(self) -> Clocks | None:
-        """The device's clocks, right after a step."""
+        """The device's clock rates now; call it right after a step."""
         return clocks_of(self.device)
 
     @contextmanager
     def _watched(self, doing: str | None = None) -> Iterator[None]:
-        """Say where memory ran out: at what is done, or else at the task that was issued."""
+        """Raise a ``ShortageError`` if memory runs out in the ``with`` block.
+
+        The error names ``doing``, or else the task that the executor was issuing.
+        """
         executor = self._executor
         try:
             with refusals():
@@ -265,9 +271,9 @@ class Session:
             raise _shortage(stage, at, executor.held_bytes(), self.device, error) from error
 
     def _batches(self, step: int) -> Batches:
-        """The step's sequences of this rank, on the device before anything is issued.
+        """This rank's sequences of a step, copied to the device before the step issues any task.
 
-        A copy from memory that is not pinned would let the host wait for the device.
+        Later the copy would make the host wait for the device, because the memory is not pinned.
         """
         place, plan = self._executor.connections.place, self.job.plan
         stage = plan.stages[place.stage]
@@ -282,13 +288,13 @@ class Session:
         return [(tokens.to(self.device), targets.to(self.device)) for tokens, targets in pairs]
 
     def _own_memory(self) -> RankMemory:
-        """This rank's peaks."""
+        """The memory peaks of this rank."""
         executor = self._executor
         driver = driver_of(self.device)
         if driver is not None:
             peaks = driver.peaks(self.device)
         else:
-            # What the run accounts for, and what the process has ever held.
+            # The executor's own count, and the most memory that the process has ever held.
             peaks = DevicePeaks(
                 allocated_bytes=executor.peak_bytes,
                 reserved_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE,
@@ -311,7 +317,7 @@ def _sequences(job: Job, settings: Settings) -> Sequences:
 
 
 def _connections(job: Job, settings: Settings, world: World, device: torch.device) -> Connections:
-    """The groups of a rank, connected; a stage by itself has none."""
+    """The groups of this rank, connected; a stage that runs alone has no other ranks."""
     if settings.stage is not None:
         return isolated(job.plan, settings.stage, device, settings.seed)
     return connected(
@@ -341,7 +347,7 @@ def _shortage(
 
 
 def _check(job: Job, stage: int | None, world: World) -> None:
-    """Refuse what cannot run here."""
+    """Refuse a job that this runtime, or this number of processes, cannot run."""
     check_runnable(job)
     ranks = job.plan.num_gpus
     if stage is not None:

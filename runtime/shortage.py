@@ -1,4 +1,4 @@
-"""Out of memory: which stage, doing what, and what it held."""
+"""Errors that say where memory ran out: on which stage, at which task, with how much held."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,8 +9,8 @@ from torch import distributed
 
 from runtime.comm.group import RankLostError
 
-# What allocators besides torch's own say: of the host; CUDA's, which its libraries use; NCCL's
-# (src/include/alloc.h); those of cuBLAS and cuDNN.
+# Words in the errors of other allocators than torch's: the host's; CUDA's, which its libraries use;
+# NCCL's (src/include/alloc.h); the allocators of cuBLAS and cuDNN.
 _WORDS = (
     "can't allocate memory",
     "out of memory",
@@ -23,9 +23,11 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """``held_bytes`` are by class, as predictions name them; ``reason`` is the allocator's.
+    """Where and how memory ran out.
 
-    ``outside_bytes`` are those of the device that torch's allocator does not hold; 0 on a CPU.
+    ``held_bytes`` has a size for each class of memory, under the names that predictions use.
+    ``outside_bytes`` are the bytes of the device taken outside torch's allocator; 0 on a CPU.
+    ``reason`` is the allocator's message.
     """
 
     stage: int
@@ -36,7 +38,7 @@ class Shortage:
 
 
 class ShortageError(RuntimeError):
-    """Memory of a device or of the host has run out."""
+    """Memory of a device or of the host ran out."""
 
     def __init__(self, shortage: Shortage) -> None:
         super().__init__(f"stage {shortage.stage} is out of memory at {shortage.doing}")
@@ -45,7 +47,7 @@ class ShortageError(RuntimeError):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Let every allocator's refusal be a ``MemoryError``."""
+    """Within the ``with`` block, turn every allocator's error into a ``MemoryError``."""
     try:
         yield
     except RuntimeError as error:
@@ -56,9 +58,9 @@ def refusals() -> Iterator[None]:
 
 
 def refusal_in(error: BaseException) -> str | None:
-    """The line of an error in which an allocator refuses, if one does.
+    """The line of an error in which an allocator refuses memory; None for any other error.
 
-    What this project says of a shortage, on this rank or another, refuses nothing.
+    This project's own errors about a shortage, on this rank or another, do not count.
     """
     lines = str(error).strip().splitlines()
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

@@ -1,7 +1,7 @@
-"""Named symbolic sizes, as PyTorch itself understands them.
+"""Symbols with names for the sizes of a model, in a form that PyTorch can compute with.
 
-A ``SizeSpace`` is PyTorch's shape environment with names on its symbols and the fake-tensor mode
-that belongs to it: a model built of its sizes has parameters of symbolic shape and no storage.
+A ``SizeSpace`` is PyTorch's shape environment, with names for its symbols and a fake-tensor mode. A
+model built with these sizes has parameters of symbolic shape, without storage.
 """
 
 from collections.abc import Sequence
@@ -19,28 +19,28 @@ from runtime.models.sizes import Size, value_of
 
 
 class TraceError(InputError):
-    """A model that cannot be traced: which operator or size, where, and a remedy."""
+    """A model cannot be traced; the message names the operator or size, the place and a remedy."""
 
 
 class SizeSpace(ShapeEnv):
-    """A family of named sizes, each with the value that decides a branch where code has one."""
+    """Named sizes of one trace; each has a value that decides the branches of traced code."""
 
     def __init__(self) -> None:
-        # A result that depends on values is refused where it is asked for, by name.
+        # An operator whose result depends on values is refused, by name, where it is called.
         super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.fake_mode = FakeTensorMode(shape_env=self, allow_non_fake_inputs=False)
         self.names: dict[sympy.Symbol, sympy.Expr] = {}
         self.conditions: list[tuple[sympy.Expr, sympy.Expr]] = []
 
     def size(self, name: str, value: int) -> Size:
-        """A new symbol ``name`` that stands for ``value`` where a number is needed."""
+        """A new symbol ``name``; ``value`` stands for it where code needs a number."""
         return self._symbol(size_symbol(name), value)
 
     def multiple(self, name: str, value: int, of: Size) -> Size:
-        """A size that divides by another: a new symbol for the quotient, times the other.
+        """A multiple of another size: a new symbol for the quotient, times the other size.
 
-        Whatever is computed of it stays a polynomial, where a plain symbol would leave whole
-        divisions and remainders behind.
+        Expressions in the size stay polynomials. With a plain symbol they would contain whole
+        divisions and remainders.
         """
         divisor = expression_of(of)
         self.conditions.append((size_symbol(name), divisor))
@@ -60,10 +60,10 @@ class SizeSpace(ShapeEnv):
         return size  # type: ignore[no-any-return]
 
     def named(self, expression: sympy.Expr) -> sympy.Expr:
-        """An expression of this space's own symbols, in the names they were given.
+        """An expression in PyTorch's symbols, rewritten in this space's names.
 
-        Whole divisions become plain ones: that they divide is a condition of the trace. Sizes are
-        at least one.
+        Whole divisions become plain divisions: the trace's conditions say that there is no
+        remainder. Every size is taken to be at least one.
         """
         plain = expression.replace(FloorDiv, lambda base, divisor: base / divisor)
         plain = plain.replace(CleanDiv, lambda base, divisor: base / divisor)
@@ -71,7 +71,7 @@ class SizeSpace(ShapeEnv):
         return sympy.expand(plain.xreplace(self.names))
 
     def refuse_fixed(self, culprit: str, place: str = "") -> None:
-        """Raise if code has turned a symbol into a number, or into another symbol."""
+        """Raise if traced code has fixed a symbol to a number, or to another symbol."""
         for symbol, name in self.names.items():
             if symbol not in self.replacements:
                 continue
@@ -85,13 +85,13 @@ class SizeSpace(ShapeEnv):
 
 
 def symbols(names: str, values: Sequence[int]) -> tuple[Size, ...]:
-    """Named sizes of one new space: ``b, s = symbols("b s", (4, 128))``."""
+    """Named sizes in a new space: ``b, s = symbols("b s", (4, 128))``."""
     space = SizeSpace()
     return tuple(space.size(name, value) for name, value in zip(names.split(), values, strict=True))
 
 
 def expression_of(size: Size) -> sympy.Expr:
-    """A size as a SymPy expression in named symbols."""
+    """A size as a SymPy expression in the names of its space."""
     if isinstance(size, int):
         return sympy.Integer(size)
     space = size.node.shape_env

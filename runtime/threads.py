@@ -1,6 +1,6 @@
-"""How many threads of the host a rank computes with: its share of the node's cores.
+"""Gives each rank its share of the node's cores, as the number of threads that torch uses.
 
-Weights are drawn, buffers filled and the steps of a host done by them.
+These threads draw first weights, fill buffers and step an optimizer on the host.
 """
 
 import os
@@ -13,7 +13,7 @@ GIVEN = "OMP_NUM_THREADS"
 
 
 def take_share() -> None:
-    """Let torch compute with this rank's share of the cores, unless the user has said how many."""
+    """Let torch use this rank's share of the cores, unless the user has set a number."""
     launcher = os.getppid()
     threads = share(
         os.environ,
@@ -28,9 +28,9 @@ def take_share() -> None:
 def share(
     said: Mapping[str, str], *, is_given: bool, own_cores: int, node_cores: int
 ) -> int | None:
-    """A rank's share of the cores that the launcher may use, and no more than it may use itself.
+    """A rank's share of the cores that the launcher may use, at most its own cores.
 
-    None, which leaves the number to torch, for a single rank of the node and where it is given.
+    None leaves the number to torch: for the only rank of a node, and where the user has set it.
     """
     ranks = int(said.get("LOCAL_WORLD_SIZE", "1"))
     if is_given or ranks == 1:
@@ -39,9 +39,10 @@ def share(
 
 
 def _is_given(launcher: int) -> bool:
-    """Whether the user has given a number: torchrun sets 1 where none is, after it has started.
+    """Whether the user has set the number of threads.
 
-    Its own environment, as Linux shows it, is that in which it was started.
+    If the user has not, torchrun sets 1 for the processes that it starts. So the launcher's own
+    environment is read from Linux, which shows it as the user left it.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return GIVEN in os.environ

@@ -10,7 +10,7 @@ from math import inf
 
 import numpy as np
 
-from mistlab.values.plan import Engine, Plan
+from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.search import (
     Budget,
@@ -152,7 +152,7 @@ class Ledger:
             insort(self.nearest, rival, key=lambda one: one.prediction.iteration_s)
             del self.nearest[SHORT_LIST:]
 
-    def stage_costs(self, batch: StageBatch, *, engine: Engine) -> StageCosts:
+    def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """What each candidate for a stage costs. Raises ``BudgetSpentError``."""
         found = []
         parts = [batch]

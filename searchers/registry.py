@@ -1,32 +1,29 @@
 """All searchers by name. A new one is a file with its strategy, and one line here."""
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from searchers.strategies.aceso import aceso
-from searchers.strategies.alpa import alpa
-from searchers.strategies.exact import exact
-from searchers.strategies.exhaustive import exhaustive
-from searchers.strategies.grids import grid_of
-from searchers.strategies.mist import mist_with
-from searchers.strategies.optuna_search import optuna_strategy
-from searchers.strategies.random_search import random_search
-from searchers.strategies.rl import rl
-from searchers.strategy import Strategy
+from mistlab.values.on_use import OnUse
+from searchers import strategies
+
+if TYPE_CHECKING:
+    from searchers.strategy import Strategy
 
 # After a colon, what else a searcher can be made with.
-SEARCHERS: Mapping[str, Strategy] = {
-    "mist": mist_with("highs"),
-    "mist:cbc": mist_with("cbc"),
-    "exact": exact,
-    "exhaustive": exhaustive,
-    "optuna": optuna_strategy("tpe"),
-    "optuna:cmaes": optuna_strategy("cmaes"),
-    "optuna:nsgaii": optuna_strategy("nsgaii"),
-    "optuna:random": optuna_strategy("random"),
-    "aceso": aceso,
-    "alpa": alpa,
-    "rl": rl,
-    "random": random_search,
-    "megatron": grid_of("megatron"),
-    "deepspeed": grid_of("deepspeed"),
-}
+SEARCHERS: "OnUse[Strategy]" = OnUse(
+    {
+        "mist": lambda: strategies.mist.mist_with("highs"),
+        "mist:cbc": lambda: strategies.mist.mist_with("cbc"),
+        "exact": lambda: strategies.exact.exact,
+        "exhaustive": lambda: strategies.exhaustive.exhaustive,
+        "optuna": lambda: strategies.optuna_search.optuna_strategy("tpe"),
+        "optuna:cmaes": lambda: strategies.optuna_search.optuna_strategy("cmaes"),
+        "optuna:nsgaii": lambda: strategies.optuna_search.optuna_strategy("nsgaii"),
+        "optuna:random": lambda: strategies.optuna_search.optuna_strategy("random"),
+        "aceso": lambda: strategies.aceso.aceso,
+        "alpa": lambda: strategies.alpa.alpa,
+        "rl": lambda: strategies.rl.rl,
+        "random": lambda: strategies.random_search.random_search,
+        "megatron": lambda: strategies.grids.grid_of("megatron"),
+        "deepspeed": lambda: strategies.grids.grid_of("deepspeed"),
+    }
+)

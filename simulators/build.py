@@ -10,29 +10,40 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.orders import Order, pipeline_order
+from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.slot_table import Action, Phase, Template
+from mistlab.schedule.stage_passes import StagePass, StagePasses
 from simulators.graph import TaskGraph
 from simulators.pass_pattern import Name, Pattern, StageTasks, pattern_of
 
+# Which pass of a stage: its kind, chunk and micro-batch.
+PassKey = tuple[PassKind, int, int]
+
 
 def build_graph(
-    stages: Sequence[StageTasks], template: Template, micro_batches: int, order: Order = "1f1b"
+    parts: Sequence[StageTasks], template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
-    """The tasks of one iteration of a pipeline."""
-    graph = TaskGraph(stages=len(stages))
-    orders = pipeline_order(len(stages), micro_batches, order)
+    """The tasks of one iteration of a pipeline whose stages run these passes.
+
+    Of S stages, part c S + s of the model is chunk c of stage s.
+    """
+    num_stages = len(passes)
+    graph = TaskGraph(stages=num_stages)
     built = [
-        _Stage(graph, stages, stage.stage, template).build(actions, micro_batches)
-        for stage, actions in zip(stages, orders, strict=True)
+        _Stage(graph, parts, stage, template, num_stages).build(of_stage)
+        for stage, of_stage in enumerate(passes)
     ]
-    for sender, receiver in pairwise(built):
-        for kind, here, there in (("F", sender, receiver), ("B", receiver, sender)):
-            for micro_batch in range(micro_batches):
-                key = kind, micro_batch
-                graph.wait(there.begins[key], end_of=here.sent[key])
-                if graph.labels[here.sent[key]][0] == "X":
-                    graph.sends.append((here.sent[key], there.begins[key]))
+    for earlier, later in pairwise(range(len(parts))):
+        (above, sender), (below, receiver) = divmod(earlier, num_stages), divmod(later, num_stages)
+        ends = (built[sender], above), (built[receiver], below)
+        ways: tuple[tuple[PassKind, _End, _End], ...] = (("F", *ends), ("B", *ends[::-1]))
+        for kind, (here, of_here), (there, of_there) in ways:
+            for micro_batch in here.micro_batches:
+                begins = there.begins[kind, of_there, micro_batch]
+                sent = here.sent[kind, of_here, micro_batch]
+                graph.wait(begins, end_of=sent)
+                if graph.labels[sent][0] == "X":
+                    graph.sends.append((sent, begins))
     first, last = built[0], built[-1]
     if first.tied is not None and last.tied is not None:
         graph.wait(first.tied, end_of=last.reduced)
@@ -41,12 +52,11 @@ def build_graph(
 
 
 def build_stage(
-    stages: Sequence[StageTasks], stage: int, template: Template, micro_batches: int
+    parts: Sequence[StageTasks], stage: int, template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
-    """The tasks of one stage of a 1F1B pipeline, which waits for no other."""
-    graph = TaskGraph(stages=len(stages))
-    actions = pipeline_order(len(stages), micro_batches)[stage]
-    _Stage(graph, stages, stage, template).build(actions, micro_batches)
+    """The tasks of one stage of a pipeline, which waits for no other."""
+    graph = TaskGraph(stages=len(passes))
+    _Stage(graph, parts, stage, template, len(passes)).build(passes[stage])
     return graph
 
 
@@ -54,14 +64,20 @@ class _Stage:
     """One stage's passes, one after another."""
 
     def __init__(
-        self, graph: TaskGraph, stages: Sequence[StageTasks], stage: int, template: Template
+        self,
+        graph: TaskGraph,
+        parts: Sequence[StageTasks],
+        stage: int,
+        template: Template,
+        num_stages: int,
     ) -> None:
         self.graph = graph
-        self.stages = stages
+        self.parts = parts
         self.stage = stage
-        self.tasks = stages[stage]
+        self.num_stages = num_stages
+        self.chunks = parts[stage::num_stages]
         self.template = template
-        self.patterns: dict[Phase, Pattern] = {}
+        self.patterns: dict[tuple[PassKind, int, Phase], Pattern] = {}
         # The last task of each name, and the last that the computing of the next pass waits for.
         self.last: dict[Name, int] = {}
         self.computed = self.holding = -1
@@ -69,36 +85,39 @@ class _Stage:
         self.releases: list[list[int]] = [[] for _ in range(template.depth + 1)]
         # What was swapped out and not yet in again: by kind, layer, and micro-batch if it matters.
         self.outside: dict[tuple[str, int, int | None], int] = {}
-        self.begins: dict[tuple[str, int], int] = {}
-        self.sent: dict[tuple[str, int], int] = {}
+        self.begins: dict[PassKey, int] = {}
+        self.sent: dict[PassKey, int] = {}
+        self.micro_batches: list[int] = []
         # The last backward or reduction, and the reduction of what two stages tie, if they do.
         self.reduced = -1
         self.tied: int | None = None
 
-    def build(self, actions: Sequence[Action], micro_batches: int) -> "_Stage":
-        for action in actions:
-            self._pass(action, micro_batches)
-        self._step(micro_batches)
+    def build(self, passes: StagePasses) -> "_Stage":
+        for one in passes:
+            self._pass(one)
+        self.micro_batches = sorted({one.micro_batch for one in passes})
+        self._step(passes.passes[-1].micro_batch)
         return self
 
-    def _pass(self, action: Action, micro_batches: int) -> None:
-        phase = _phase(action, micro_batches)
-        pattern = self.patterns.get(phase)
+    def _pass(self, one: StagePass) -> None:
+        tasks = self.chunks[one.chunk]
+        named = one.kind, one.chunk, one.phase
+        pattern = self.patterns.get(named)
         if pattern is None:
-            pattern = self.patterns[phase] = pattern_of(self.tasks, self.template, phase)
-        send = self._send(action)
+            pattern = self.patterns[named] = pattern_of(tasks, self.template, one.phase)
+        send = self._send(one, tasks)
         graph, base = self.graph, len(self.graph)
         graph.labels += pattern.labels
-        graph.micro_batches += [action.micro_batch] * len(pattern.labels)
+        graph.micro_batches += [one.micro_batch] * len(pattern.labels)
         graph.lanes += [len(STREAMS) * self.stage + stream for stream in pattern.streams]
         graph.seconds += pattern.seconds
         graph.waits += pattern.waits
         graph.after_end += pattern.after_end
         graph.after_start += pattern.after_start
         self._link(pattern, base)
-        self._swap(pattern, base, action.micro_batch)
+        self._swap(pattern, base, tasks.first_layer, one.micro_batch)
         self.computed = self.holding = base + pattern.computing[-1]
-        key = action.kind, action.micro_batch
+        key = one.kind, one.chunk, one.micro_batch
         self.begins[key] = base + pattern.computing[0]
         self.sent[key] = self.computed
         if send is not None:
@@ -131,32 +150,36 @@ class _Stage:
         freed = [[base + task for task in tasks] for tasks in pattern.releases]
         self.releases = [*self.releases, *freed][-held:]
 
-    def _swap(self, pattern: Pattern, base: int, micro_batch: int) -> None:
+    def _swap(self, pattern: Pattern, base: int, first_layer: int, micro_batch: int) -> None:
         """Let what comes back to the GPU wait until it has left it."""
         for ((kind, direction), layer), task in pattern.by_layer.items():
             if direction is not None:
-                key = kind, layer, micro_batch if kind == "A" else None
+                key = kind, first_layer + layer, micro_batch if kind == "A" else None
                 if direction == ">":
                     self.outside[key] = base + task
                 elif key in self.outside:
                     self.graph.wait(base + task, end_of=self.outside.pop(key))
 
-    def _send(self, action: Action) -> int | None:
+    def _send(self, one: StagePass, tasks: StageTasks) -> int | None:
         """A task that sends the outcome of a pass on, if it goes anywhere and takes any time.
 
         Numbered before the pass's own tasks: the neighbour waits for it, for reductions nobody.
         """
-        sends_forward = action.kind == "F"
-        link = self.stage if sends_forward else self.stage - 1
-        if not 0 <= link < len(self.stages) - 1 or not self.stages[link].send_s:
+        if one.goes_to is None or one.goes_to.stage == self.stage:
             return None
-        last = self.tasks.first_layer + (self.tasks.num_layers - 1 if sends_forward else 0)
+        sends_forward = one.kind == "F"
+        # A part sends to the next one, and gradients come back as its activations went.
+        lower = one if sends_forward else one.goes_to
+        link = self.parts[lower.chunk * self.num_stages + lower.stage]
+        if not link.send_s:
+            return None
+        last = tasks.first_layer + (tasks.num_layers - 1 if sends_forward else 0)
         send = self.graph.add(
-            Action(stage=self.stage, kind="X", layer=last, micro_batch=action.micro_batch),
+            Action(stage=self.stage, kind="X", layer=last, micro_batch=one.micro_batch),
             "compute" if self.template.sends == "blocking" else "gpu_to_gpu",
-            self.stages[link].send_s,
+            link.send_s,
         )
-        uses = self.tasks.networks.get(action.kind)
+        uses = tasks.networks.get(one.kind)
         if uses:
             self.graph.networks[send] = uses
         name: Name = ("X", None)
@@ -165,35 +188,35 @@ class _Stage:
         self.last[name] = send
         return send
 
-    def _step(self, micro_batches: int) -> None:
+    def _step(self, micro_batch: int) -> None:
         """What follows the last backward, one after another."""
         self.reduced = self.last.get(("R", None), self.computed)
         before = [self.holding, self.reduced]
-        if self.tasks.tied_s:
-            action = Action(stage=self.stage, kind="R", micro_batch=micro_batches - 1)
-            self.tied = self.graph.add(action, "gpu_to_gpu", self.tasks.tied_s)
+        tied_s = max(tasks.tied_s for tasks in self.chunks)
+        if tied_s:
+            action = Action(stage=self.stage, kind="R", micro_batch=micro_batch)
+            self.tied = self.graph.add(action, "gpu_to_gpu", tied_s)
             for source in before:
                 self.graph.wait(self.tied, end_of=source)
             before = [self.tied]
         for row in self.template.phases["step"]:
-            if self.tasks.zero < row.from_zero:
-                continue
-            for layer, seconds in enumerate(self.tasks.seconds[row.kind, row.direction]):
-                if seconds > 0:
-                    action = Action(
-                        stage=self.stage,
-                        kind=row.kind,
-                        direction=row.direction,
-                        layer=self.tasks.first_layer + layer,
-                        micro_batch=micro_batches - 1,
-                    )
-                    task = self.graph.add(action, row.stream, seconds)
-                    for source in before:
-                        self.graph.wait(task, end_of=source)
-                    before = [task]
+            for tasks in self.chunks:
+                if tasks.zero < row.from_zero:
+                    continue
+                for layer, seconds in enumerate(tasks.seconds[row.kind, row.direction]):
+                    if seconds > 0:
+                        action = Action(
+                            stage=self.stage,
+                            kind=row.kind,
+                            direction=row.direction,
+                            layer=tasks.first_layer + layer,
+                            micro_batch=micro_batch,
+                        )
+                        task = self.graph.add(action, row.stream, seconds)
+                        for source in before:
+                            self.graph.wait(task, end_of=source)
+                        before = [task]
 
 
-def _phase(action: Action, micro_batches: int) -> Phase:
-    if action.kind == "F":
-        return "first_forward" if action.micro_batch == 0 else "forward"
-    return "last_backward" if action.micro_batch == micro_batches - 1 else "backward"
+# A stage and one of its chunks.
+_End = tuple[_Stage, int]

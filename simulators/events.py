@@ -1,9 +1,9 @@
-"""The event simulator: one iteration of a plan, played task by task.
+"""The event simulator, which plays one iteration of a plan task by task.
 
-It shares with the closed form the durations of single tasks and the slot table, and nothing else.
-One rank stands for all of a stage, which are alike. Slots are no barriers here: tasks wait for what
-they need (``simulators.pass_pattern``), and slow one another down while they run side by side
-(``simulators.play``).
+It shares with the closed form only the durations of single tasks and the slot table. One rank
+stands for all ranks of a stage, which are alike. Slots are no barriers here: a task waits for the
+tasks that it needs (``simulators.pass_pattern``), and tasks that run side by side slow one another
+down (``simulators.play``).
 """
 
 import math
@@ -16,20 +16,19 @@ from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
+from mistlab.engines.engine import Engine
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.orders import Order
+from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.slot_kinds import LAYER_TYPES
 from mistlab.schedule.slot_table import (
-    NO_DEPARTURES,
     Action,
-    Departures,
     Kind,
     Template,
-    template_of,
 )
 from mistlab.values.errors import refuse
-from mistlab.values.plan import Engine, Plan
+from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction, StagePrediction
 from mistlab.values.stages import StageBatch
 from mistlab.values.value import check_field
@@ -47,13 +46,13 @@ NAME = "events"
 
 _EMBEDDING, _BLOCK, _CHECKPOINTED, _HEAD = range(len(LAYER_TYPES))
 _COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
-# What goes with the size of a micro-batch.
+# Kinds of tasks whose time is proportional to the size of a micro-batch.
 _OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "A", "X"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedTask:
-    """A task, where it ran, and from when to when, in seconds from the iteration's beginning."""
+    """A task, its stream, and its times in seconds from the iteration's beginning."""
 
     action: Action
     stream: str
@@ -63,7 +62,7 @@ class PlayedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulation:
-    """One iteration as it was played."""
+    """One played iteration: the tasks and their times."""
 
     graph: TaskGraph
     times: Times
@@ -90,7 +89,7 @@ class Simulation:
         )
 
     def busy_s(self) -> tuple[Mapping[str, float], ...]:
-        """For each stage, how long each stream ran tasks."""
+        """For each stage, the seconds that each stream ran tasks."""
         sums = [0.0] * (len(STREAMS) * self.graph.stages)
         spans = zip(self.graph.lanes, self.times.starts_s, self.times.ends_s, strict=True)
         for lane, start, end in spans:
@@ -103,67 +102,62 @@ class Simulation:
 
 @dataclass(slots=True, kw_only=True)
 class EventSimulator:
-    """Plays plans of one workload on one cluster; compiles when it is first asked.
+    """Plays plans of one workload on one cluster; compiles expressions at the first call.
 
-    As a predictor it takes memory, bounds, notes and the step's arithmetic from the closed form.
+    Its predictions take memory, bounds, notes and the arithmetic of the optimizer's step from the
+    closed form.
     """
 
     workload: Workload
     cluster: Cluster
     _symbolic: SymbolicPredictor | None = field(default=None, init=False)
-    _models: dict[tuple[Engine, bool, Departures], TaskModel] = field(
-        default_factory=dict, init=False
-    )
+    _models: dict[tuple[Engine, bool], TaskModel] = field(default_factory=dict, init=False)
 
     def simulate(
         self,
         plan: Plan,
-        order: Order = "1f1b",
         *,
-        departures: Departures = NO_DEPARTURES,
+        engine: Engine | None = None,
         variability: Variability | None = None,
         work: Sequence[float] | None = None,
     ) -> Simulation:
-        """Play one iteration, with the first sample of a ``variability`` if there is one.
+        """Play one iteration, with the first sample of ``variability`` if it is given.
 
-        ``work`` is how much there is to do for each micro-batch, 1 being a usual one: the time of
-        its passes, of its sends and of its activations' swaps goes with it. ``departures`` are
-        what a published run did otherwise than the plan's engine.
+        ``work`` has a factor for each micro-batch, on the times of its passes, its sends and its
+        activations' swaps. ``engine`` plays the plan in place of the plan's own engine; no plan
+        need be able to name it.
         """
-        graph, factors = self._graph(plan, order, departures)
+        graph, factors = self._graph(plan, engine)
         if work is not None:
             graph = _worked(graph, plan, work)
         return _played(variability.disturbed(graph) if variability else graph, factors)
 
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
-        """Play one of a plan's stages without the others, as ``SymbolicPredictor.predict_stage``
-        has it."""
+        """Play one stage of a plan without the others, like ``SymbolicPredictor.predict_stage``."""
         model = self._model(plan)
         stages, factors = stages_of(model, plan)
-        graph = build_stage(stages, stage, model.template, plan.micro_batches)
+        graph = build_stage(stages, stage, model.template, passes_of_plan(plan))
         return _played(graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
-        """Play so many iterations, each with its own jitter, under 1F1B."""
+        """Play ``samples`` iterations, each with its own jitter."""
         samples = check_field(Quantiles, "samples", samples)
-        graph, factors = self._graph(plan, "1f1b")
+        graph, factors = self._graph(plan)
         disturbed = (variability.disturbed(graph, sample) for sample in range(samples))
         played_s = [_played(one, factors).iteration_s for one in disturbed]
         return Quantiles.of(played_s, variability.seed)
 
-    def _graph(
-        self, plan: Plan, order: Order, departures: Departures = NO_DEPARTURES
-    ) -> tuple[TaskGraph, list[Factors]]:
-        model = self._model(plan, departures)
+    def _graph(self, plan: Plan, engine: Engine | None = None) -> tuple[TaskGraph, list[Factors]]:
+        model = self._model(plan, engine)
         stages, factors = stages_of(model, plan)
-        return build_graph(stages, model.template, plan.micro_batches, order), factors
+        return build_graph(stages, model.template, passes_of_plan(plan)), factors
 
     def predict(self, plan: Plan) -> Prediction:
-        """What the plan costs."""
+        """The predicted cost of a plan."""
         return self.predict_many([plan])[0]
 
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
-        """What each plan costs, in order."""
+        """The predicted cost of each plan, in order."""
         closed = self._closed_form().predict_many(plans)
         return [
             self._predicted(plan, one, self.simulate(plan))
@@ -171,7 +165,7 @@ class EventSimulator:
         ]
 
     def prediction_of(self, plan: Plan, simulation: Simulation) -> Prediction:
-        """What a plan costs whose iteration was played already."""
+        """The predicted cost of a plan, from an iteration that was played already."""
         return self._predicted(plan, self._closed_form().predict(plan), simulation)
 
     def _closed_form(self) -> SymbolicPredictor:
@@ -195,8 +189,10 @@ class EventSimulator:
     def _stages(
         self, plan: Plan, closed: Prediction, simulation: Simulation
     ) -> tuple[StagePrediction, ...]:
-        """The stages' times as they were played; of a single micro-batch, which has no steady
-        passes, beyond those of the closed form."""
+        """The closed form's stages with the times that were played.
+
+        A single micro-batch has no steady passes; then the closed form's steady times stand in.
+        """
         steady = (
             self._closed_form()
             .stage_costs(
@@ -217,19 +213,13 @@ class EventSimulator:
             )
         )
 
-    def _model(self, plan: Plan, departures: Departures = NO_DEPARTURES) -> TaskModel:
-        key = plan.engine, plan.overlap_communication, departures
-        if key not in self._models:
-            template = template_of(
-                plan.engine,
-                overlap_communication=plan.overlap_communication,
-                sends=departures.sends,
-                runtime=departures.runtime,
+    def _model(self, plan: Plan, engine: Engine | None = None) -> TaskModel:
+        row, overlaps = engine or ENGINES[plan.engine], plan.overlap_communication
+        if (row, overlaps) not in self._models:
+            self._models[row, overlaps] = TaskModel.of(
+                self.workload, self.cluster, row, overlap_communication=overlaps
             )
-            self._models[key] = TaskModel.of(
-                self.workload, self.cluster, plan.engine, template, departures.step_moved
-            )
-        return self._models[key]
+        return self._models[row, overlaps]
 
 
 def _played(graph: TaskGraph, factors: list[Factors]) -> Simulation:
@@ -239,7 +229,7 @@ def _played(graph: TaskGraph, factors: list[Factors]) -> Simulation:
 def _as_played(
     stage: StagePrediction, played: PassTimes, steady_s: tuple[float, float]
 ) -> StagePrediction:
-    """A stage with the times that its passes took; without any steady ones those are given."""
+    """A stage with the played times; ``steady_s`` stands in if no steady passes were played."""
     forward_s, backward_s = played.steady_s or steady_s
     stable_s = forward_s + backward_s
     computing_s = stage.stable_s - stage.exposed_communication_s
@@ -253,7 +243,7 @@ def _as_played(
 
 
 def _worked(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:
-    """The graph with micro-batches that have more or less to do."""
+    """The graph with the times of each micro-batch's tasks multiplied by its factor."""
     if len(work) != plan.micro_batches:
         problem = f"has {len(work)} numbers for {plan.micro_batches} micro-batches: give one each"
         refuse("work", problem)
@@ -270,7 +260,7 @@ def _worked(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:
 
 
 def stages_of(model: TaskModel, plan: Plan) -> tuple[list[StageTasks], list[Factors]]:
-    """What the tasks of each stage of a plan take, and how its streams slow one another down."""
+    """The times of each stage's tasks, and the factors by which its streams slow one another."""
     batch = StageBatch.of_plan(plan)
     seconds = model.seconds({name: batch.value(name) for name in task_columns()})
     types, networks = _layer_types(plan), _networks(seconds, batch)
@@ -295,10 +285,10 @@ def stages_of(model: TaskModel, plan: Plan) -> tuple[list[StageTasks], list[Fact
 
 
 def _networks(seconds: TaskSeconds, batch: StageBatch) -> list[dict[Kind, tuple[Use, ...]]]:
-    """The links across nodes that each stage's sends take, and what part of them.
+    """The links across nodes that each stage's sends use, and the share of each that they take.
 
-    Even numbers are what nodes give out, odd ones what they take in. A stage's first rank stands
-    for all of them.
+    An even link is traffic out of a node, an odd link is traffic into it. A stage's first rank
+    stands for all its ranks.
     """
     shapes, links = seconds.shapes, seconds.model.links
     nodes = (batch.first_rank // seconds.model.cluster.gpus_per_node).tolist()
@@ -328,13 +318,13 @@ def _layer_types(plan: Plan) -> list[list[int]]:
 
 
 def _names(template: Template) -> list[Name]:
-    """The kinds of tasks in a slot table."""
+    """The kinds and directions of tasks in a slot table."""
     rows = [row for phase in template.phases.values() for row in phase]
     return list(dict.fromkeys((row.kind, row.direction) for row in rows))
 
 
 def _seconds(seconds: TaskSeconds, name: Name, stage: int, types: Sequence[int]) -> list[float]:
-    """What tasks of a name take in a stage, by layer."""
+    """Seconds of a stage's tasks of one name, by layer."""
     kind, direction = name
     of_type = seconds.alone(kind, direction or "")[:, stage]
     if kind in _COMPUTING:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.places import goes_up, layer_at, slots_of, tasks_of_slot
 from mistlab.schedule.slot_table import (
     SHARDED_GRADIENTS,
     SHARDED_WEIGHTS,
@@ -108,10 +109,9 @@ class _Layout:
         self.rows = template.phases[phase]
         self.depth = template.depth
         self.count = tasks.num_layers
-        self.upwards = "forward" in phase
         in_place = tasks.zero < SHARDED_GRADIENTS
         self.releases = tuple(name for name in _LEAVES if name != _REDUCE or not in_place)
-        self.computes: Name = ("F" if self.upwards else "B", None)
+        self.computes: Name = ("F" if goes_up(phase) else "B", None)
         # Of each position, what is there; and of each task, its slot.
         self.at: dict[tuple[Name, int], int] = {}
         self.slot: list[int] = []
@@ -132,14 +132,12 @@ class _Layout:
 
     def _place(self) -> None:
         """Number the tasks of all slots in the table's order."""
-        for slot in range(-self.depth, self.count + self.depth):
-            for row in self.rows:
-                ahead = {"ahead": self.depth, "here": 0, "behind": -self.depth}[row.place]
-                position = slot + ahead
-                if not 0 <= position < self.count or self.tasks.zero < row.from_zero:
+        for slot in slots_of(self.count, self.depth):
+            for row, position in tasks_of_slot(self.rows, slot, self.count, self.depth):
+                if self.tasks.zero < row.from_zero:
                     continue
                 name: Name = (row.kind, row.direction)
-                layer = position if self.upwards else self.count - 1 - position
+                layer = layer_at(position, self.count, self.phase)
                 seconds = self.tasks.seconds[name][layer]
                 if seconds > 0 or name in (self.computes, _STEP):
                     task = self.at[name, position] = len(self.slot)

@@ -1,10 +1,11 @@
-"""Playing a graph of tasks on SimPy: a process a stream, and streams that slow one another down.
+"""Plays a graph of tasks on SimPy, with one process for each stream of each stage.
 
-While a set of streams of a stage is busy, each gets on with its work at the speed that the set
-leaves it: one over its factor. Whenever the set changes, the rest of each running task goes on at
-the new speed. SimPy holds one event for the task of a stage that ends first; when the set changes,
-whoever waits for that event is moved to another one, at the new time. Sends of stages that share a
-node's network slow one another down in the same way (``simulators.network``).
+The busy streams of a stage slow one another down: each runs at a speed of one over its factor,
+which depends on the set of busy streams. Whenever the set changes, the rest of each running task
+goes on at the new speed. SimPy's queue holds one event for each stage, for the running task that
+ends first. When the set changes, the processes that wait for this event are moved to a new event at
+the new time. Sends of stages that share a node's network slow one another down in the same way
+(``simulators.network``).
 """
 
 from collections.abc import Generator, Sequence
@@ -18,7 +19,7 @@ from mistlab.machine.slowdowns import STREAMS
 from simulators.graph import TaskGraph
 from simulators.network import Network
 
-# For each set of busy streams, a bit for each of them, how much slower each stream is.
+# For each set of busy streams, given as bits, the factor on the time of each stream.
 Factors = Sequence[Sequence[float]]
 
 ALONE: Factors = ((1.0,) * len(STREAMS),) * 2 ** len(STREAMS)
@@ -27,14 +28,14 @@ _STREAMS = range(len(STREAMS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """When each task started and ended, in seconds from the beginning."""
+    """Start and end of each task, in seconds from the beginning."""
 
     starts_s: list[float]
     ends_s: list[float]
 
 
 def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
-    """Play all tasks; ``factors`` of each stage. Raises ``StalledError`` when they cannot end."""
+    """Play all tasks with ``factors`` for each stage; ``StalledError`` if some never run."""
     environment = Environment()
     player = _Player(environment, graph, factors)
     environment.run()
@@ -44,19 +45,19 @@ def play(graph: TaskGraph, factors: Sequence[Factors]) -> Times:
 
 
 class _Ending(Event):
-    """The end of a task, put into SimPy's queue when it is known to be the next of its stage."""
+    """The end of a task; it is in SimPy's queue only if it is the next end in its stage."""
 
     __slots__ = ()
 
     def at(self, delay: float) -> None:
-        """Happen after a delay."""
+        """Put the event into SimPy's queue, to happen after a delay."""
         self._ok = True
         self._value = None
         self.env.schedule(self, delay=delay)
 
 
 class _Contention:
-    """The running tasks of one stage: how much work each has left, and which one ends first."""
+    """The running tasks of one stage: the work that each has left, and which task ends first."""
 
     __slots__ = (
         *("busy", "environment", "events", "left", "next_stream", "shares", "since", "usual"),
@@ -65,7 +66,7 @@ class _Contention:
 
     def __init__(self, environment: Environment, factors: Factors) -> None:
         self.environment = environment
-        # For each set of busy streams, those in it with their factors.
+        # For each set of busy streams, pairs of a stream in it and its factor.
         self.usual = self.shares = [
             [
                 (stream, float(factors[chosen][stream]))
@@ -78,12 +79,12 @@ class _Contention:
         self.events: list[_Ending | None] = [None] * len(STREAMS)
         self.busy = 0
         self.since = 0.0
-        # The stream whose event is in SimPy's queue, and for when.
+        # The stream whose event is in SimPy's queue, and the time of the event.
         self.next_stream = -1
         self.when = 0.0
 
     def begin(self, stream: int, seconds: float, now: float) -> _Ending:
-        """Let a task run that takes ``seconds`` by itself; what it returns happens at its end."""
+        """Start a task that takes ``seconds`` when alone; return the event of its end."""
         if now > self.since:
             self._advance(now)
         self.left[stream] = seconds
@@ -93,13 +94,13 @@ class _Contention:
         return event
 
     def ending(self, stream: int) -> _Ending:
-        """What happens at the end of a stream's running task."""
+        """The event of the end of a stream's running task."""
         event = self.events[stream]
         assert event is not None
         return event
 
     def end(self, stream: int, now: float) -> None:
-        """The task of a stream has ended; call ``await_next`` or ``begin`` after it."""
+        """End the task of a stream; the caller must call ``await_next`` or ``begin`` afterwards."""
         if now > self.since:
             self._advance(now)
         self.left[stream] = 0.0
@@ -122,7 +123,7 @@ class _Contention:
         self.await_next()
 
     def _advance(self, now: float) -> None:
-        """Take off what was done since the set of busy streams last changed."""
+        """Subtract the work that was done since the set of busy streams last changed."""
         elapsed, left = now - self.since, self.left
         for stream, factor in self.shares[self.busy]:
             rest = left[stream] - elapsed / factor
@@ -151,7 +152,7 @@ class _Contention:
         event.at(delay)
 
     def _withdraw(self, stream: int) -> None:
-        """Move whoever waits for a stream's event to one that is not in SimPy's queue."""
+        """Move the waiting processes from a stream's event to a new event outside SimPy's queue."""
         former = self.events[stream]
         assert former is not None
         event = self.events[stream] = _Ending(self.environment)
@@ -159,7 +160,7 @@ class _Contention:
 
 
 class _Player:
-    """The processes of all streams, and what they share."""
+    """The processes of all streams, and the state that they share."""
 
     __slots__ = (
         *("asleep", "contention", "ends", "environment", "graph", "network", "ready", "starts"),
@@ -190,7 +191,7 @@ class _Player:
                 environment.process(self._stream(lane, count))
 
     def _stream(self, lane: int, count: int) -> Generator[Event, None, None]:
-        """Run a stream's ``count`` tasks, each as soon as it is ready and its turn."""
+        """Run the ``count`` tasks of a stream, each when it is ready, in order of their numbers."""
         environment, starts, ends = self.environment, self.starts, self.ends
         seconds, ready = self.graph.seconds, self.ready[lane]
         after_start, after_end = self.graph.after_start, self.graph.after_end
@@ -229,7 +230,7 @@ class _Player:
         contention.await_next()
 
     def _release(self, task: int, offsets: Sequence[int]) -> None:
-        """Take one off what tasks wait for, and wake the streams of those that are ready."""
+        """Lower the number of waits of some tasks by one; wake the streams of tasks now ready."""
         waits, lanes, asleep = self.waits, self.graph.lanes, self.asleep
         for offset in offsets:
             waiting = task + offset

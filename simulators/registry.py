@@ -1,13 +1,18 @@
 """All predictors by name. A new one is a class with its own file, and one line here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from mistlab.values.prediction import Predictor
-from simulators.events import EventSimulator
-from simulators.symbolic import SymbolicPredictor
+import simulators
+from mistlab.values.on_use import OnUse
+
+if TYPE_CHECKING:
+    from mistlab.values.prediction import Predictor
 
 # Each is made with the ``workload`` and the ``cluster`` whose plans it predicts.
-PREDICTORS: Mapping[str, Callable[..., Predictor]] = {
-    "symbolic": SymbolicPredictor,
-    "events": EventSimulator,
-}
+PREDICTORS: "OnUse[Callable[..., Predictor]]" = OnUse(
+    {
+        "symbolic": lambda: simulators.symbolic.SymbolicPredictor,
+        "events": lambda: simulators.events.EventSimulator,
+    }
+)

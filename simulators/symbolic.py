@@ -14,11 +14,13 @@ from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes, room
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import FEW_ROWS, StageTimeModel
 from mistlab.cost.tasks import TaskModel
+from mistlab.engines.engine import Engine
+from mistlab.engines.mistlab import MISTLAB
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
-from mistlab.schedule.slot_table import NO_DEPARTURES, Departures, template_of
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.mesh import num_gpus
-from mistlab.values.plan import Engine, Plan
+from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.stages import (
     StageBatch,
@@ -42,11 +44,10 @@ STAGES_AT_ONCE = FEW_ROWS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMode:
-    """Whose slot table, whether it overlaps communication, and what departs from the engine."""
+    """An engine, and whether plans let it overlap communication."""
 
     engine: Engine
     overlap_communication: bool
-    departures: Departures = NO_DEPARTURES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,9 +59,9 @@ class SymbolicPredictor:
 
     workload: Workload
     cluster: Cluster
-    _memory: dict[Engine, StageModel] = field(default_factory=dict, init=False)
+    _memory: dict[str, StageModel] = field(default_factory=dict, init=False)
     _times: dict[EngineMode, StageTimeModel] = field(default_factory=dict, init=False)
-    _bounds: dict[Engine, PredictionBounds] = field(default_factory=dict, init=False)
+    _bounds: dict[str, PredictionBounds] = field(default_factory=dict, init=False)
     _known: dict[EngineMode, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
     def predict(self, plan: Plan) -> Prediction:
@@ -90,10 +91,10 @@ class SymbolicPredictor:
         return self._prediction(plan.engine, seconds, alone, [plan.stages[stage].num_gpus], flop)
 
     def stage_costs(
-        self, batch: StageBatch, *, engine: Engine = "mistlab", overlap_communication: bool = True
+        self, batch: StageBatch, *, engine: str = "mistlab", overlap_communication: bool = True
     ) -> StageCosts:
         """What each candidate for a stage costs."""
-        schedule = EngineMode(engine=engine, overlap_communication=overlap_communication)
+        schedule = EngineMode(engine=ENGINES[engine], overlap_communication=overlap_communication)
         return self._costs(schedule, batch, self._stages(engine).peaks(batch))
 
     def iterations(
@@ -101,18 +102,13 @@ class SymbolicPredictor:
         batch: StageBatch,
         micro_batches: NDArray[np.int64],
         *,
-        engine: Engine = "mistlab",
+        engine: Engine = MISTLAB,
         overlap_communication: bool = True,
-        departures: Departures = NO_DEPARTURES,
     ) -> NDArray[np.float64]:
         """Seconds of an iteration of each pipeline: as many as ``micro_batches``, one after another
-        in ``batch``, with equally many stages each.
-
-        ``departures`` are what published runs did otherwise than the engine.
+        in ``batch``, with equally many stages each. The engine may be one that no plan can name.
         """
-        schedule = EngineMode(
-            engine=engine, overlap_communication=overlap_communication, departures=departures
-        )
+        schedule = EngineMode(engine=engine, overlap_communication=overlap_communication)
         seconds = self._model(schedule)(batch)
         return iteration_s(_table(seconds, len(micro_batches)), micro_batches)
 
@@ -124,11 +120,11 @@ class SymbolicPredictor:
         for number, (plan, seconds) in enumerate(zip(plans, iterations, strict=True)):
             own = stages[number * count : (number + 1) * count]
             gpus = [stage.num_gpus for stage in plan.stages]
-            yield self._prediction(schedule.engine, seconds, own, gpus, flop)
+            yield self._prediction(plan.engine, seconds, own, gpus, flop)
 
     def _prediction(
         self,
-        engine: Engine,
+        engine: str,
         seconds: float,
         stages: Sequence[KnownStage],
         gpus: Sequence[int],
@@ -169,12 +165,12 @@ class SymbolicPredictor:
         return found
 
     def _worked_out(self, schedule: EngineMode, batch: StageBatch) -> Iterator[KnownStage]:
-        figures = self._stages(schedule.engine).figures(batch)
+        figures = self._stages(schedule.engine.name).figures(batch)
         costs = self._costs(schedule, batch, figures)
         gpus = np.minimum(num_gpus(batch.value), self.cluster.gpus_per_node)
         return known_stages(costs, figures, gpus)
 
-    def _stages(self, engine: Engine) -> StageModel:
+    def _stages(self, engine: str) -> StageModel:
         if engine not in self._memory:
             self._memory[engine] = StageModel.of(self.workload, engine)
         return self._memory[engine]
@@ -193,30 +189,23 @@ class SymbolicPredictor:
 
     def _model(self, schedule: EngineMode) -> StageTimeModel:
         if schedule not in self._times:
-            template = template_of(
-                schedule.engine,
-                overlap_communication=schedule.overlap_communication,
-                sends=schedule.departures.sends,
-                runtime=schedule.departures.runtime,
-            )
             tasks = TaskModel.of(
                 self.workload,
                 self.cluster,
                 schedule.engine,
-                template,
-                step_moved=schedule.departures.step_moved,
+                overlap_communication=schedule.overlap_communication,
             )
             self._times[schedule] = StageTimeModel(tasks=tasks)
         return self._times[schedule]
 
-    def _calibration(self, engine: Engine) -> PredictionBounds:
+    def _calibration(self, engine: str) -> PredictionBounds:
         if engine not in self._bounds:
             self._bounds[engine] = bounds_of(self.workload, self.cluster, engine)
         return self._bounds[engine]
 
 
 def _schedule_of(plan: Plan) -> EngineMode:
-    return EngineMode(engine=plan.engine, overlap_communication=plan.overlap_communication)
+    return EngineMode(engine=ENGINES[plan.engine], overlap_communication=plan.overlap_communication)
 
 
 def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> list[float]:

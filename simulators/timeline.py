@@ -1,8 +1,8 @@
-"""A simulation as a trace that Perfetto and chrome://tracing open.
+"""Writes a simulated iteration as a trace file for Perfetto and chrome://tracing.
 
-The format is Chrome's Trace Event Format: a stage's rank is a process, its streams are threads, a
-task is a complete event, a send a flow from its task to the one that waited for it, memory a
-counter by class. Times are in microseconds.
+The format is Chrome's Trace Event Format, with times in microseconds. A stage is a process and its
+streams are threads. A task is a complete event. A send is a flow from its task to the task that
+waited for it. Memory is a counter for each class.
 """
 
 import json
@@ -37,7 +37,7 @@ WORDS: Mapping[Kind, str] = {
 
 
 def trace_of(simulation: "Simulation", memory: Sequence[MemoryOverTime] = ()) -> dict[str, Any]:
-    """The trace as JSON values: names of the tracks first, then events in order of time."""
+    """The trace as JSON values: first the names of tracks, then events in order of time."""
     events = _tasks(simulation) + _flows(simulation) + _counters(memory)
     events.sort(key=lambda event: event["ts"])
     return {"displayTimeUnit": "ms", "traceEvents": _tracks(simulation) + events}
@@ -107,6 +107,6 @@ def _flows(simulation: "Simulation") -> list[Event]:
                 "tid": STREAMS.index(simulation.graph.stream(task)),
                 "ts": simulation.times.starts_s[task] * MICROSECONDS,
             }
-            # The end belongs to the task that encloses it, not to the next one.
+            # ``bp: e`` binds the flow's end to the task around it, not to the next task.
             events.append({**event, "bp": "e"} if phase == "f" else event)
     return events

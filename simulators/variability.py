@@ -1,7 +1,7 @@
-"""What makes one iteration differ from the next: slow stages, links and clocks, and chance.
+"""Makes iterations of a simulation differ: by slow stages, slow links, slow clocks and chance.
 
-It changes how long the tasks of a graph take by themselves, before they are played; how streams
-slow one another down stays as it is, and so does what an iteration takes besides its tasks.
+It changes the times of single tasks in a graph before the tasks are played. The factors by which
+streams slow one another down do not change, nor does the time of an iteration outside its tasks.
 """
 
 import math
@@ -21,13 +21,12 @@ _COMPUTE = STREAMS.index("compute")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variability:
-    """How far tasks are from what they are predicted to take; the defaults change nothing.
+    """Factors on the predicted times of tasks; the defaults change nothing.
 
-    A factor says how many times as long tasks take: ``slow_stage_factor`` those that stage
-    ``slow_stage`` (from 0) computes, ``clock_factor`` those that any stage computes,
-    ``slow_links_factor`` those of the other three streams and sends, which may block the compute
-    stream but compute nothing. ``jitter`` is the standard deviation of each task's duration as a
-    share of it: each is multiplied by a lognormal number of its own, of mean 1.
+    ``slow_stage_factor`` is for computing on stage ``slow_stage`` (counted from 0),
+    ``clock_factor`` for computing on every stage. ``slow_links_factor`` is for tasks of the other
+    three streams, and for sends. ``jitter`` is the standard deviation of a task's time as a share
+    of the time: each task is multiplied by its own lognormal number of mean 1.
     """
 
     jitter: float = field(default=0.0, metadata=bounded(minimum=0, maximum=10))
@@ -44,9 +43,9 @@ class Variability:
             refuse("slow_stage_factor", problem)
 
     def disturbed(self, graph: TaskGraph, sample: int = 0) -> TaskGraph:
-        """The graph with other durations; samples of one seed differ in their jitter alone.
+        """The graph with changed times; samples of one seed differ only in their jitter.
 
-        Raises ``FieldError`` when the graph has no ``slow_stage``.
+        Raises ``FieldError`` if the graph has no stage ``slow_stage``.
         """
         if self.slow_stage is not None and self.slow_stage >= graph.stages:
             problem = (
@@ -56,14 +55,15 @@ class Variability:
             refuse("slow_stage", problem)
         seconds = np.array(graph.seconds) * self._factors(graph)
         if self.jitter:
-            # Each sample has its own generator: it does not depend on how many are drawn.
+            # Each sample has a generator of its own, so it does not depend on the number of
+            # samples.
             generator = np.random.default_rng([self.seed, sample])
             variance = math.log1p(self.jitter**2)
             seconds *= generator.lognormal(-variance / 2, math.sqrt(variance), len(seconds))
         return replace(graph, seconds=seconds.tolist())
 
     def _factors(self, graph: TaskGraph) -> np.ndarray:
-        """How many times as long each task takes."""
+        """The factor on the time of each task."""
         stages, streams = np.divmod(np.array(graph.lanes, dtype=int), len(STREAMS))
         sends = np.array([kind == "X" for kind, _, _ in graph.labels], dtype=bool)
         computes = (streams == _COMPUTE) & ~sends
@@ -75,9 +75,9 @@ class Variability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles:
-    """What iterations of one plan took, in seconds: their mean and their 5, 50 and 95 % quantiles.
+    """The mean and the 5, 50 and 95 % quantiles of the times of a plan's iterations, in seconds.
 
-    ``seed`` is that of the variability, ``samples`` how many iterations were played.
+    ``seed`` is the seed of the variability, ``samples`` the number of iterations that were played.
     """
 
     samples: int = field(metadata=bounded(minimum=1))
@@ -92,7 +92,7 @@ class Quantiles:
 
     @classmethod
     def of(cls, iterations_s: Sequence[float], seed: int) -> Self:
-        """The quantiles of at least one iteration; between two of them they are interpolated."""
+        """The quantiles of at least one iteration's time, interpolated between iterations."""
         check_field(cls, "samples", len(iterations_s))
         low, middle, high = np.quantile(iterations_s, [0.05, 0.5, 0.95]).tolist()
         return cls(

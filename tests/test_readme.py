@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from experiments import survey
-from experiments.cli.commandline import problem_of
+from experiments.cli.problem import problem_of
+from experiments.reports.survey import EIGHTHS
+from mistlab.cost.survey import candidates_of, meshes
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,8 +53,7 @@ def test_the_default_survey_has_the_candidates_that_are_promised() -> None:
     options = survey.parser().parse_args([])
     workload, cluster = problem_of(options)
     counts = [
-        survey.candidates_of(workload.model, mesh, survey.EIGHTHS).shape
-        for mesh in survey.meshes(workload, cluster)
+        candidates_of(workload.model, mesh, EIGHTHS).shape for mesh in meshes(workload, cluster)
     ]
     promised = re.search(r"([\d.]+) million candidates", README)
     assert promised

@@ -12,15 +12,19 @@ import numpy as np
 
 from mistlab import catalog
 from mistlab.calibration.rows import Row, positive, read_rows
+from mistlab.engines.deepspeed import DEEPSPEED
+from mistlab.engines.engine import Engine
+from mistlab.engines.megatron import MEGATRON
+from mistlab.engines.mist import MIST
+from mistlab.engines.mistlab import MISTLAB
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
 from mistlab.schedule.orders import in_flight
-from mistlab.schedule.slot_table import NO_DEPARTURES, Departures
 from mistlab.values.datafile import parse_yaml
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Engine, Plan, StagePlan
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.stages import StageBatch
 from mistlab.values.units import MIB_BYTES, MILLISECONDS, TFLOP
 from mistlab.values.value import check_field
@@ -33,7 +37,7 @@ END_TO_END = (
 )
 # Of tables that do not say it, fp16.
 PRECISION = "precision"
-MEGATRON = (
+MEGATRON_COLUMNS = (
     *("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "sequence_length"),
     *("tensor_parallel", "data_parallel", "pipeline_parallel", "iteration_ms"),
 )
@@ -46,23 +50,20 @@ WEAK_SCALING = (
 CATALOGUE_FAMILY = {"gpt2": "gpt3", "gpt": "gpt3"}
 CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
 CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
-# Whose schedule runs a system's plans, and whether it overlaps communication.
-ENGINES: Mapping[str, tuple[Engine, bool]] = {
-    "mistlab": ("mistlab", True),
-    "mist": ("mistlab", True),
-    "megatron-lm": ("megatron", True),
-    "deepspeed": ("deepspeed", True),
-    "aceso": ("megatron", False),
-    "megatron": ("megatron", False),
-}
-# What systems did otherwise than the engines here that stand for them. Stages of the published Mist
-# and of those on Aceso's runtime waited for every transfer. The published Mist has kernels of its
-# own, and its rates were fitted with a step of one, which reads gradient, master and moments and
-# writes the latter three.
-DEPARTURES: Mapping[str, Departures] = {
-    "mist": Departures(sends="blocking", step_moved=28, runtime="mist"),
-    "aceso": Departures(sends="blocking"),
-    "megatron": Departures(sends="blocking"),
+# Stages on Aceso's runtime waited for every transfer. Tensor-parallel ranks of Megatron-LM sent a
+# part of the activations each (scatter-gather-tensors-in-pipeline until 2023, pipe-partitioned
+# tensors of DeepSpeed).
+WAITING = replace(MEGATRON, sends="blocking")
+SENDING_PARTS = replace(MEGATRON, sends="split")
+# The engine for plans that stands for a system, the engine that ran it, and whether communication
+# overlapped.
+SYSTEMS: Mapping[str, tuple[str, Engine, bool]] = {
+    "mistlab": ("mistlab", MISTLAB, True),
+    "mist": ("mistlab", MIST, True),
+    "megatron-lm": ("megatron", MEGATRON, True),
+    "deepspeed": ("deepspeed", DEEPSPEED, True),
+    "aceso": ("megatron", WAITING, False),
+    "megatron": ("megatron", WAITING, False),
 }
 README_BASE = {
     "id": "mist-l4-readme-small-base",
@@ -100,8 +101,8 @@ class PublishedRun:
     """A run that was measured: what ran, and how long an iteration took.
 
     ``stages`` has fractional layers where the run split single operators; then ``plan`` is None.
-    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together;
-    ``departures`` are what the system did otherwise than the engine.
+    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. ``engine`` is
+    the engine for plans that stands for the system, ``ran_by`` the row of the system itself.
     """
 
     name: str
@@ -109,9 +110,9 @@ class PublishedRun:
     fold: str
     workload: Workload
     cluster: Cluster
-    engine: Engine
+    engine: str
+    ran_by: Engine
     overlap_communication: bool
-    departures: Departures = NO_DEPARTURES
     micro_batches: int
     stages: StageBatch
     plan: Plan | None
@@ -136,7 +137,7 @@ def read_end_to_end(path: Path, hardware: Hardware | None = None) -> Table:
 
 def read_megatron(path: Path, hardware: Hardware) -> Table:
     """Read a table of Megatron runs with full recomputation on A100 80 GB."""
-    return _read(path, MEGATRON, lambda row, number: _megatron(row, number, hardware))
+    return _read(path, MEGATRON_COLUMNS, lambda row, number: _megatron(row, number, hardware))
 
 
 def carried(text: str, megatron: Hardware) -> tuple[list[PublishedRun], list[PublishedRun]]:
@@ -175,7 +176,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
     if hardware is not None and hardware.name != name:
         return
     system = row["system"].split()[0]
-    engine, overlaps = ENGINES[system]
+    engine, ran_by, overlaps = SYSTEMS[system]
     nodes, gpus = int(row["nodes"]), int(row["gpus"])
     batch = _stage_columns(row)
     plan = _plan(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None
@@ -202,7 +203,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
         ),
         engine=engine,
         overlap_communication=overlaps,
-        departures=DEPARTURES.get(system, NO_DEPARTURES),
+        ran_by=ran_by,
         micro_batches=int(row["grad_accum"]),
         stages=batch,
         plan=plan,
@@ -296,7 +297,7 @@ def _is_whole(batch: StageBatch) -> bool:
     )
 
 
-def _plan(batch: StageBatch, micro_batches: int, engine: Engine, overlaps: bool) -> Plan:
+def _plan(batch: StageBatch, micro_batches: int, engine: str, overlaps: bool) -> Plan:
     stages = tuple(
         StagePlan.of_values({name: batch.value(name)[i] for name in DIMENSIONS})
         for i in range(len(batch))
@@ -307,7 +308,7 @@ def _plan(batch: StageBatch, micro_batches: int, engine: Engine, overlaps: bool)
 
 
 def _megatron(row: Row, number: int, hardware: Hardware) -> Iterator[PublishedRun]:
-    sizes = {name: int(row[name]) for name in MEGATRON if name != "iteration_ms"}
+    sizes = {name: int(row[name]) for name in MEGATRON_COLUMNS if name != "iteration_ms"}
     gpus = sizes["gpus"]
     yield _uniform(
         sizes,
@@ -356,11 +357,7 @@ def _uniform(
     iteration_s: float,
     hardware: Hardware,
 ) -> PublishedRun:
-    """A Megatron run: equal stages, everything computed again, no collective overlapped.
-
-    Its tensor-parallel ranks send a part of the activations each: Megatron-LM's
-    scatter-gather-tensors-in-pipeline until 2023, pipe-partitioned tensors of DeepSpeed.
-    """
+    """A Megatron run: equal stages, everything computed again, no collective overlapped."""
     num_stages, gpus = sizes["pipeline_parallel"], sizes["gpus"]
     per_stage, left = divmod(sizes["layers"], num_stages)
     layers = np.array([per_stage + (i < left) for i in range(num_stages)])
@@ -406,7 +403,7 @@ def _uniform(
         ),
         engine="megatron",
         overlap_communication=False,
-        departures=Departures(sends="split"),
+        ran_by=SENDING_PARTS,
         micro_batches=micro_batches,
         stages=batch,
         plan=_plan(batch, micro_batches, "megatron", overlaps=False),

@@ -13,10 +13,10 @@ from experiments.calibrating.published import PublishedRun
 from experiments.cli.commandline import progress
 from mistlab.cost.bounds import half_width_at
 from mistlab.cost.memory import reserved_bytes, room_bytes
+from mistlab.engines.table import ENGINES
 from mistlab.machine.hardware import Hardware, Source
 from mistlab.machine.whole_runs import Allocator, EngineCalibration, MeasuredAt
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Engine
 from mistlab.values.stages import StageBatch, StageFigures
 from mistlab.values.units import MIB_BYTES
 from simulators.symbolic import SymbolicPredictor
@@ -73,7 +73,7 @@ def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Values:
     for place, run in enumerate(runs):
         # How many micro-batches a global batch makes is among a run's own numbers.
         workload = replace(run.workload, global_batch=1)
-        how = run.engine, run.overlap_communication, run.departures, len(run.stages)
+        how = run.ran_by, run.overlap_communication, len(run.stages)
         together[workload, run.cluster.nodes, run.cluster.gpus_per_node, how].append(place)
     seconds = np.empty(len(runs))
     for places in together.values():
@@ -84,9 +84,8 @@ def all_predicted_s(runs: Sequence[PublishedRun], hardware: Hardware) -> Values:
         seconds[places] = predictor.iterations(
             StageBatch.joined([runs[place].stages for place in places]),
             np.array([runs[place].micro_batches for place in places]),
-            engine=first.engine,
+            engine=first.ran_by,
             overlap_communication=first.overlap_communication,
-            departures=first.departures,
         )
     return seconds
 
@@ -211,7 +210,7 @@ def figures_of(run: PublishedRun) -> StageFigures:
 
 def is_said_to_fit(run: PublishedRun) -> bool:
     """Whether a run, all of whose stages ran, is said to fit."""
-    reserved = reserved_bytes(figures_of(run), run.stages, run.cluster, run.engine)
+    reserved = reserved_bytes(figures_of(run), run.stages, run.cluster, ENGINES[run.engine])
     return bool((reserved <= room_bytes(run.cluster)).all())
 
 
@@ -256,7 +255,7 @@ def half_width_of(errors: Values) -> float:
 def with_engines(found: FittedRuns) -> FittedRuns:
     """The hardware with how sure each engine's times are, from errors of runs left out."""
     hardware = found.hardware
-    of_engine: dict[Engine, list[int]] = defaultdict(list)
+    of_engine: dict[str, list[int]] = defaultdict(list)
     for place, run in enumerate(found.runs):
         of_engine[run.engine].append(place)
     kept = tuple(one for one in hardware.engines or () if one.engine not in of_engine)
@@ -271,7 +270,7 @@ def with_engines(found: FittedRuns) -> FittedRuns:
     return replace(found, hardware=hardware)
 
 
-def _engine(engine: Engine, found: FittedRuns, places: Sequence[int]) -> EngineCalibration:
+def _engine(engine: str, found: FittedRuns, places: Sequence[int]) -> EngineCalibration:
     """How sure an engine's times are at the places of its runs, and away from them."""
     near = _known(found.left_out[places])
     half_width = half_width_of(near)
@@ -298,7 +297,7 @@ def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, floa
     return max(half_width, worst), round(nearest, 2)
 
 
-def widths_left_out(found: FittedRuns, engine: Engine) -> Iterator[tuple[LeftOutWidth, float]]:
+def widths_left_out(found: FittedRuns, engine: str) -> Iterator[tuple[LeftOutWidth, float]]:
     """Each width of an engine's runs when it is left out, and the share of its runs that lie inside
     the bounds that the others give."""
     places = [place for place, run in enumerate(found.runs) if run.engine == engine]

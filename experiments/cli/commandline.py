@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mistlab.machine.cluster import Cluster
+from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import FieldError, InputError
-from mistlab.values.references import hardware_from, model_from
-from mistlab.values.workload import Workload
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -37,7 +35,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--precision": {"choices": ("fp16", "bf16", "fp32"), "help": "arithmetic of the training"},
     "--space": {"help": "which plans may be chosen, by name: 3d, mist, wide, ..."},
     "--engine": {
-        "choices": ("mistlab", "megatron", "deepspeed"),
+        "choices": names_for_plans(),
         "help": "whose schedule runs the plans, in place of the space's own; no other offloads",
     },
     "--seed": {"type": int, "help": "seed of everything drawn at random"},
@@ -46,6 +44,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--quick": {"action": "store_true", "help": "a small version, for a first look"},
 }
 
+
+# Plan files that come with the package, named as seen from where a command is called.
+PLANS = Path(os.path.relpath(Path(__file__).parents[1] / "plans"))
 
 # What is looked at where nothing else is said, by option.
 PROBLEM: Mapping[str, Any] = {
@@ -110,25 +111,6 @@ def about(what: Path | str) -> Iterator[None]:
     except InputError as error:
         message = f"{what}: {error}"
         raise InputError(message) from None
-
-
-def problem_of(options: argparse.Namespace) -> tuple[Workload, Cluster]:
-    """The workload and the cluster that the common options describe."""
-    with as_options():
-        workload = Workload(
-            model=model_from(options.model, Path()),
-            sequence_length=options.sequence_length,
-            global_batch=options.global_batch,
-            attention=options.attention,
-            precision=options.precision,
-        )
-        cluster = Cluster(
-            hardware=hardware_from(options.hardware, Path()),
-            nodes=options.nodes,
-            gpus_per_node=options.gpus_per_node,
-        )
-        cluster.peak_flop_per_s(workload.precision)
-    return workload, cluster
 
 
 @contextmanager

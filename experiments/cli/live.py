@@ -11,12 +11,17 @@ REFRESH_S = 0.25
 LINE_EVERY_S = 2.0
 
 
+def _is_terminal() -> bool:
+    """Whether standard error, as it is now, is a terminal."""
+    return sys.stderr.isatty()
+
+
 @dataclass(slots=True, kw_only=True)
 class Live:
     """Tells how a searcher does, at most so often."""
 
     searcher: str
-    is_terminal: bool = field(default_factory=sys.stderr.isatty)
+    is_terminal: bool = field(default_factory=_is_terminal)
     _told_s: float = field(default_factory=perf_counter, init=False)
 
     def __call__(self, ledger: Ledger) -> None:

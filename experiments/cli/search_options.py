@@ -1,13 +1,13 @@
-"""The options of commands that search, and what they stand for."""
+"""What the options of commands that search stand for: problems, spaces, searchers, budgets."""
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from experiments.cli.commandline import PROBLEM, as_options, parser_of, problem_of
+from experiments.cli.commandline import as_options
+from experiments.cli.problem import problem_of
+from mistlab.engines.table import ENGINES
 from mistlab.values.errors import InputError, near_matches
-from mistlab.values.plan import Engine
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from searchers.meshes import pipelines
@@ -15,28 +15,6 @@ from searchers.registry import SEARCHERS
 
 # These are grids over spaces of their own, whatever the others choose from.
 OWN_SPACES = ("megatron", "deepspeed")
-
-
-def search_parser(
-    command: str, description: str | None, **defaults: Any
-) -> argparse.ArgumentParser:
-    """The options that say what to find a plan for, where, and with what budget."""
-    parser = parser_of(
-        command,
-        description,
-        **PROBLEM,
-        space="mist",
-        engine=None,
-        seed=0,
-        **defaults,
-    )
-    parser.add_argument("--budget-seconds", type=float, help="seconds that a searcher may take")
-    parser.add_argument(
-        "--budget-evaluations",
-        type=int,
-        help="plans that a searcher may ask about, 1,000 stage candidates as one",
-    )
-    return parser
 
 
 def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
@@ -54,8 +32,8 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     return problem, space
 
 
-def space_called(name: str, engine: Engine | None) -> SearchSpace:
-    """A space by name, with another engine if one is given; only mistlab's own offloads."""
+def space_called(name: str, engine: str | None) -> SearchSpace:
+    """A space by name, with another engine if one is given; some engines offload nothing."""
     try:
         space = space_of(name)
     except InputError as error:
@@ -63,7 +41,7 @@ def space_called(name: str, engine: Engine | None) -> SearchSpace:
         raise InputError(message) from None
     if engine is None or engine == space.engine:
         return space
-    offload = space.offload if engine == "mistlab" else OffloadRatios()
+    offload = space.offload if ENGINES[engine].offloads else OffloadRatios()
     return replace(space, engine=engine, offload=offload)
 
 

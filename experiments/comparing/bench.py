@@ -7,7 +7,7 @@ from typing import Self
 
 from mistlab.cost.memory import allocator_of, room_bytes
 from mistlab.values.job import Job
-from mistlab.values.plan import Engine, Plan
+from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.search import Budget, PlanAndStagePredictor, Problem, SearchResult
 from mistlab.values.space import SearchSpace
@@ -137,7 +137,7 @@ class Watched:
             self.points = list(front_of(self.points))
         return predictions
 
-    def stage_costs(self, batch: StageBatch, *, engine: Engine = "mistlab") -> StageCosts:
+    def stage_costs(self, batch: StageBatch, *, engine: str = "mistlab") -> StageCosts:
         """What each candidate for a stage costs."""
         return self.predictor.stage_costs(batch, engine=engine)
 

@@ -15,7 +15,9 @@ from contextlib import suppress
 from types import FrameType
 
 from experiments.cli.commandline import INTERRUPTED, progress
-from experiments.running.run_endings import CRASHED, LATEST, checkpoints_of, last_checkpoint
+from experiments.running.run_endings import last_checkpoint
+from experiments.running.run_options import LATEST, checkpoints_of
+from experiments.running.run_process import CRASHED
 from mistlab.values.errors import InputError
 from runtime.checkpoint_folder import latest
 

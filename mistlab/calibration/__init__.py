@@ -1,1 +1,1 @@
-"""Fitting calibrations to measurements, with residuals on rows that were held out."""
+"""Fits the numbers of a hardware file to measurements, and judges fits on rows held out."""

@@ -1,4 +1,4 @@
-"""The rates of attention's own kernels, from a table of them."""
+"""Fits the rates of attention kernels to a measurement table of them."""
 
 import json
 from collections import defaultdict
@@ -24,8 +24,7 @@ ATTENTION = ("op", "shapes", "batch", "seq", "heads", "head_dim", "fwd_median_ms
 def read_attention_table(
     path: Path, peaks: PeakTflops, *, campaign: str | None
 ) -> tuple[Origin, list[Rate]]:
-    """The rates of attention's kernels: fused ones, and where rows have them the products of a
-    written-out one."""
+    """Read a table; return rates of fused attention, and of batched products if it has any."""
     origin, rows = read_rows(path, ATTENTION, campaign=campaign, campaign_column="db")
     rates: dict[OperatorClass, list[float]] = defaultdict(list)
     products: list[tuple[float, float, float]] = []
@@ -34,7 +33,7 @@ def read_attention_table(
             batch, sequence, heads, channels = (
                 positive(where, row, name) for name in ("batch", "seq", "heads", "head_dim")
             )
-            # Half of the square is never computed: two products forward, five backward.
+            # Two products forward, five backward, each of half of the square of scores.
             product = batch * heads * channels * sequence**2
             slowdown = slowdown_of(peaks, precision_of(where, row))
             for operators, count, name in FUSED:
@@ -65,7 +64,10 @@ def read_attention_table(
 
 
 def _batched_product(where: str, row: Row) -> tuple[float, float]:
-    """Operations and bytes of a product of (B, S, S) and (B, S, D) in 16 bits, or the reverse."""
+    """Operations and bytes of a batched product of (S, S) with (S, D) in 16 bits.
+
+    The larger operand may be the first or the second.
+    """
     try:
         shapes = json.loads(row["shapes"])
         batch, sequence, channels = shapes["batch1"] if "batch1" in shapes else shapes["mat2"]

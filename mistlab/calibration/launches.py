@@ -1,4 +1,4 @@
-"""The host's time to launch a kernel, from layers so small that nothing else takes time."""
+"""Fits the host's time to launch a kernel to measurements of layers of negligible size."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ NEEDED = (HARDWARE, "kernels", "time_us")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchRows:
-    """Kernels (C) and the seconds (C) that the host took to launch them."""
+    """Numbers of kernels (C), and the seconds (C) that the host took to launch them."""
 
     origin: Origin
     kernels: NDArray[np.float64]
@@ -25,7 +25,7 @@ class LaunchRows:
 
 
 def read_launch_table(path: Path, *, hardware: str | None) -> LaunchRows:
-    """Read a table of launches."""
+    """Read a measurement table of launches."""
     origin, rows = read_rows(path, NEEDED, hardware=hardware)
     values = [[positive(where, row, name) for name in NEEDED[1:]] for where, row in rows]
     kernels, microseconds = np.array(values).T
@@ -33,12 +33,12 @@ def read_launch_table(path: Path, *, hardware: str | None) -> LaunchRows:
 
 
 def launch_s(rows: LaunchRows) -> float:
-    """Seconds of one launch: the median of the rows."""
+    """Seconds of one launch: the median over the rows."""
     return float(np.median(rows.seconds / rows.kernels))
 
 
 def mean_error(rows: LaunchRows) -> float:
-    """Mean absolute relative error of each row by what the others give."""
+    """Mean absolute relative error when each row is predicted from the other rows."""
     each = rows.seconds / rows.kernels
     if len(each) == 1:
         return 0.0

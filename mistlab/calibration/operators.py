@@ -1,10 +1,10 @@
-"""Fitting the rates of classes of operators to profiles of a block's operators.
+"""Fits a rate to each class of operators, from profiles of a block's operators.
 
-Every class takes ``flop / rate + bytes / bandwidth``. Operations and bytes are those of the layer
-graph, so that what is fitted is what predictions use; a class's operators are added up, since that
-is what a block takes.
+A class takes ``flop / rate + bytes / bandwidth``. Operations and bytes are those of the layer
+graph, because predictions use them too. The operators of a class are summed, because a block runs
+all of them.
 
-Axes: C rows, each a block's worth of one class at one size.
+Axes: C rows, each the sum over one class in a block of one size.
 """
 
 import math
@@ -29,6 +29,7 @@ from mistlab.calibration.rows import (
     spread_of,
 )
 from mistlab.cost.layers import slowdown_of, work_of
+from mistlab.engines.megatron import MEGATRON
 from mistlab.machine.compute import OperatorClass, Rate
 from mistlab.machine.hardware import PeakTflops
 from mistlab.symbolic.graph import PHASES
@@ -38,7 +39,7 @@ from mistlab.values.model import ModelSpec
 from mistlab.values.units import GBYTES, MICROSECONDS, TFLOP
 from mistlab.values.workload import Precision, Workload
 
-# The profile's operators of one block, by class.
+# The class of each operator in the profile of a block.
 CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {
     "enc-attention-qkv": "matmul",
     "enc-attention-dense": "matmul",
@@ -66,7 +67,7 @@ COUNTED = ("flop", "bytes")
 
 
 class Block(NamedTuple):
-    """The sizes and the precision that a block was profiled at."""
+    """The sizes and the precision at which a block was profiled."""
 
     hidden: int
     ffn: int
@@ -79,9 +80,9 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassRows:
-    """One class's operations, bytes and seconds in a block (C each), and the block's width.
+    """Operations, bytes and seconds of one class in blocks (C each), and the blocks' widths.
 
-    Operations of another precision than 16 bits count as many times as they are slower.
+    An operation in another precision than 16 bits counts by how many times slower it is.
     """
 
     flop: NDArray[np.float64]
@@ -93,7 +94,7 @@ class ClassRows:
         return len(self.seconds)
 
     def chosen(self, rows: NDArray[np.bool_]) -> "ClassRows":
-        """Some of the rows."""
+        """The rows that a mask chooses."""
         columns = (self.flop, self.moved_bytes, self.seconds, self.hidden)
         flop, moved_bytes, seconds, hidden = (column[rows] for column in columns)
         return ClassRows(flop=flop, moved_bytes=moved_bytes, seconds=seconds, hidden=hidden)
@@ -103,8 +104,8 @@ class ClassRows:
 class OperatorTable:
     """A profile of blocks: forward and backward of each class, without tensor parallelism.
 
-    ``failed`` rows, which have no time, were dropped, and their blocks with them; ``spread`` is how
-    much of their median repeated measurements differ by.
+    Rows that failed have no time; they were dropped together with their blocks, and ``failed``
+    counts them. ``spread`` is the range of repeated measurements as a share of their median.
     """
 
     origin: Origin
@@ -116,9 +117,11 @@ class OperatorTable:
 def read_operator_table(
     path: Path, peaks: PeakTflops, *, hardware: str | None, without_weight_gradients: bool
 ) -> OperatorTable:
-    """Read a profile; ``without_weight_gradients`` adds a forward to each product's backward.
+    """Read a profile of blocks.
 
-    Operations and bytes are those that rows give, or else the layer graph's under Megatron.
+    With ``without_weight_gradients`` the backward times lack the weights' gradients; then each
+    product's forward time is added to its backward time. Operations and bytes are those in the
+    rows, or else those of the layer graph under Megatron.
     """
     origin, rows = read_rows(path, NEEDED, hardware=hardware)
     times: dict[tuple[Block, str], list[float]] = defaultdict(list)
@@ -151,7 +154,7 @@ def read_operator_table(
 
 
 def fit(rows: ClassRows, operators: OperatorClass) -> Rate:
-    """The rate of one class: least squares of relative errors, nothing negative."""
+    """The rate of one class: least squares of relative errors, with no negative rate."""
     terms = np.stack([rows.flop / TFLOP, rows.moved_bytes / GBYTES], axis=1)
     if operators == "memory":
         terms[:, 0] = 0.0
@@ -164,18 +167,18 @@ def fit(rows: ClassRows, operators: OperatorClass) -> Rate:
 
 
 def rounded(rate: float) -> float:
-    """Two decimals, and at least four digits that mean something."""
+    """A rate rounded to two decimals, but with at least four significant digits."""
     return round(rate, max(2, 3 - math.floor(math.log10(rate))))
 
 
 def errors(rows: ClassRows, rate: Rate) -> NDArray[np.float64]:
-    """Relative errors (C), signed: predicted over measured, less one."""
+    """Signed relative errors (C): predicted over measured, less one."""
     seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
     return np.asarray(seconds / rows.seconds - 1)
 
 
 def error_of_left_out_widths(rows: ClassRows, operators: OperatorClass) -> float:
-    """Mean absolute relative error of each width by what the other widths give."""
+    """Mean absolute relative error when each width is predicted from the other widths."""
     found = []
     for width in np.unique(rows.hidden):
         out = rows.hidden == width
@@ -191,7 +194,7 @@ def _block(where: str, row: Row) -> Block:
 
 
 def precision_of(where: str, row: Row) -> Precision:
-    """The precision that a row was measured in; 16 bits where it does not say."""
+    """The precision in which a row was measured; fp16 if the row does not say."""
     given = row.get(PRECISION) or "fp16"
     found = next((precision for precision in PRECISIONS if precision == given), None)
     if found is None:
@@ -209,7 +212,7 @@ def _classes(
     counted: Mapping[tuple[Block, str], tuple[float, float]],
     peaks: PeakTflops,
 ) -> Mapping[OperatorClass, ClassRows]:
-    """Sums over each class's operators; of repeated measurements the median."""
+    """Sums over each class's operators, of the median of repeated measurements."""
     work = [_counted(block, counted) or _work(block) for block in blocks]
     slowdowns = np.array([slowdown_of(peaks, block.precision) for block in blocks])
     classes: dict[OperatorClass, ClassRows] = {}
@@ -230,7 +233,7 @@ def _classes(
 def _counted(
     block: Block, counted: Mapping[tuple[Block, str], tuple[float, float]]
 ) -> Mapping[str, float]:
-    """Operations and bytes of each class as the rows of a block give them; empty if they do not."""
+    """Operations and bytes of each class from a block's rows; empty if a row lacks them."""
     if any((block, name) not in counted for name in CLASS_OF_OPERATOR):
         return {}
     return {
@@ -241,7 +244,7 @@ def _counted(
 
 
 def _work(block: Block) -> Mapping[str, float]:
-    """Operations and bytes of each class in a block's forward and backward."""
+    """Operations and bytes of each class in a block's forward and backward, from its graph."""
     model = ModelSpec.of(
         family="gpt",
         hidden=block.hidden,
@@ -259,7 +262,7 @@ def _work(block: Block) -> Mapping[str, float]:
         attention="math",
         precision=block.precision,
     )
-    compiled = work_of(graph_of(workload), "megatron").compiled
+    compiled = work_of(graph_of(workload), MEGATRON.kernels).compiled
     columns = size_columns(workload, {"b": np.array([block.micro_batch]), "tp": np.array([1])})
     values = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
     names = [f"{operators} {unit}" for operators in OPERATORS_OF_CLASS for unit in COUNTED]

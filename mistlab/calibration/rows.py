@@ -1,4 +1,4 @@
-"""Rows of measurement tables: read, checked, those of one campaign and one machine chosen."""
+"""Reads the rows of a measurement table, and chooses those of one campaign and one machine."""
 
 import csv
 import hashlib
@@ -19,7 +19,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Which rows of which file: ``duplicates`` that repeat another byte for byte were dropped."""
+    """The file that rows come from; ``duplicates`` counts dropped rows that repeat another row."""
 
     path: Path
     sha256: str
@@ -36,7 +36,10 @@ def read_rows(
     campaign_column: str = CAMPAIGN,
     all_hardware: bool = False,
 ) -> tuple[Origin, list[tuple[str, Row]]]:
-    """Distinct rows of one campaign, of one machine unless all are wanted, and their places."""
+    """The distinct rows of one campaign and one machine, each with its file and line.
+
+    With ``all_hardware`` rows of all machines are taken.
+    """
     content = _content(path)
     rows = _rows(path, content.decode("utf-8", errors="replace"), needed)
     distinct = {tuple(row.items()): (number, row) for number, row in rows}
@@ -79,7 +82,7 @@ def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[
 def _one_of(
     path: Path, rows: list[tuple[int, Row]], column: str, wanted: str | None, option: str
 ) -> list[tuple[int, Row]]:
-    """The rows with one value of a column; it must be named where there are several."""
+    """The rows with the wanted value in a column; refuses to guess if there are several values."""
     names = sorted({row.get(column) or "" for _, row in rows})
     if wanted is None:
         if len(names) > 1:
@@ -96,7 +99,7 @@ def _one_of(
 
 
 def spread_of(samples: Iterable[Sequence[float]]) -> float | None:
-    """By how much of their median repeated measurements of one key differ; None without any."""
+    """The range of repeated measurements as a share of their median; None without any."""
     spreads = [
         (max(values) - min(values)) / median(values) for values in samples if len(values) > 1
     ]
@@ -104,7 +107,7 @@ def spread_of(samples: Iterable[Sequence[float]]) -> float | None:
 
 
 def positive(where: str, row: Mapping[str, str], name: str) -> float:
-    """A number above zero; refuses the row otherwise."""
+    """A number of a row, which must be above zero."""
     value = duration(where, row, name)
     if value == 0:
         refuse_row(where, name, "0 is not positive")
@@ -112,7 +115,7 @@ def positive(where: str, row: Mapping[str, str], name: str) -> float:
 
 
 def duration(where: str, row: Mapping[str, str], name: str) -> float:
-    """A number that is not negative; refuses the row otherwise."""
+    """A number of a row, which must not be negative."""
     try:
         value = float(row[name])
     except KeyError:
@@ -125,6 +128,6 @@ def duration(where: str, row: Mapping[str, str], name: str) -> float:
 
 
 def refuse_row(where: str, name: str, problem: str) -> NoReturn:
-    """Raise ``InputError`` about one value of one row."""
+    """Raise an ``InputError`` about one value of one row."""
     message = f"{where}: {name}: {problem}: measure the row again, or remove it"
     raise InputError(message)

@@ -1,9 +1,9 @@
-"""Fitting slowdowns to measurements of streams that ran together.
+"""Fits slowdown factors to measurements of streams that ran side by side.
 
-For each set of copies and communication, with and without compute beside them: what they get
-through together and how they share it are parameters, and compute slows all of them alike. Nested,
-smaller sets first, since larger ones end in them; each set's parameters minimise the mean relative
-error of its rows.
+Each set of transfers (copies and communication) has parameters: the sum of the transfers' speeds,
+how they share this sum, and how much compute and the transfers slow one another down. Smaller sets
+are fitted first, because the work of a larger set ends in a smaller one. The parameters of a set
+minimise the mean relative error of its rows.
 
 Axes: C rows; the four streams last.
 """
@@ -22,14 +22,15 @@ from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Inte
 COMPUTE = STREAMS.index("compute")
 TRANSFERS = tuple(STREAMS.index(stream) for stream in STREAMS if stream != "compute")
 
-# Where searches start; the error has flat places, so that one start is not enough.
+# Starting points of the minimisation; the error has flat regions, so one is not enough.
 COMPUTE_STARTS = (0.15, 0.8)
 TAKEN_STARTS = (0.02, 0.5)
 CAPACITY_STARTS = (0.1, 0.6)
 SHARE_STARTS = (-0.4, 0.4)
 
 SMOOTH = 1e-3
-# Rows say little of how streams share what they all finish anyway: then alike, and not by compute.
+# Weight of a prior, for parameters that rows say little about: streams share alike, and compute
+# does not slow them.
 PRIOR = 1e-3
 
 Values = NDArray[np.float64]
@@ -37,7 +38,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OverlapRows:
-    """Seconds that each stream's work took alone (C, 4), and all together (C)."""
+    """Seconds of each stream's work alone (C, 4), and of all four side by side (C)."""
 
     alone: NDArray[np.float64]
     together: NDArray[np.float64]
@@ -46,17 +47,17 @@ class OverlapRows:
         return len(self.together)
 
     def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "OverlapRows":
-        """Some of the rows."""
+        """The rows that a mask or numbers choose."""
         return OverlapRows(alone=self.alone[rows], together=self.together[rows])
 
     @property
     def shared(self) -> NDArray[np.bool_]:
-        """Which rows have more than one stream busy."""
+        """A mask of rows with more than one busy stream."""
         return np.asarray((self.alone > 0).sum(axis=1) > 1)
 
 
 def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-    """The slowdowns of one shape of group, for the sets of streams that rows have."""
+    """The slowdowns of one shape of group, for the sets of streams in the rows."""
     factors = np.ones((16, len(STREAMS)))
     sets = (rows.alone > 0) @ BITS
     for size in range(1, len(STREAMS)):
@@ -76,12 +77,15 @@ def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
 
 
 def errors(rows: OverlapRows, group: GroupSlowdowns) -> NDArray[np.float64]:
-    """Relative errors (C), signed: predicted over measured, less one."""
+    """Signed relative errors (C): predicted over measured, less one."""
     return np.asarray(overlapped(rows.alone, factors_of(group)) / rows.together - 1)
 
 
 def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> Interference:
-    """The shapes of a machine, with ``shared_links`` as they derive one another's rows better."""
+    """The slowdowns of all shapes of group of a machine.
+
+    ``shared_links`` is chosen so that shapes predict one another's rows best.
+    """
     options = [
         Interference(shared_links=shared_links, groups=tuple(groups))
         for shared_links in (False, True)
@@ -103,7 +107,7 @@ def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> I
 
 
 def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
-    """What the other shapes of a machine say of this one."""
+    """The slowdowns of a shape of group, derived from the machine's other shapes."""
     others = tuple(other for other in machine.groups if other is not group)
     return Interference(shared_links=machine.shared_links, groups=others).of_group(
         gpus_in_node=group.gpus_in_node, nodes=group.nodes
@@ -111,7 +115,7 @@ def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
 
 
 def _fitted(rows: OverlapRows, factors: Factors, transfers: tuple[int, ...]) -> Factors:
-    """The table with the sets of these transfers, alone and beside compute."""
+    """The table with fitted factors for these transfers, with and without compute beside them."""
 
     def loss(parameters: Values) -> float:
         error = overlapped(rows.alone, _with(factors, transfers, parameters)) / rows.together - 1
@@ -141,11 +145,11 @@ def _starts(transfers: int) -> list[tuple[float, ...]]:
 
 
 def _with(factors: Factors, transfers: tuple[int, ...], parameters: Values) -> Factors:
-    """The table with the sets of some transfers as the parameters have them.
+    """The table with the factors of some transfers computed from parameters.
 
-    Parameters: compute's excess; what compute takes from each transfer's speed, as a logarithm; of
-    several transfers also logarithms of the sum of their speeds, and of how much slower each but
-    the first is than the first.
+    The first parameter is compute's factor, less one. The second is the logarithm of the transfers'
+    factor by compute. With several transfers there follow the logarithm of the sum of their speeds,
+    and for each transfer but the first the logarithm of its time relative to the first.
     """
     compute, taken, *rest = parameters
     alone = np.ones(1)

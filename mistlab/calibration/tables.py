@@ -1,4 +1,4 @@
-"""Measurement tables: read, checked row by row, and grouped (see docs/reference)."""
+"""Reads measurement tables of transfers and of streams (docs/reference/measurement-tables.md)."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -35,13 +35,13 @@ NANOSECONDS = 1e-9
 
 
 class GroupShape(NamedTuple):
-    """How the GPUs that communicate are placed."""
+    """How the GPUs of a communicating group are placed."""
 
     gpus_in_node: int
     nodes: int
 
 
-# Two GPUs of one node, or of two.
+# A send is between two GPUs of one node, or of two nodes.
 SENDS = {
     "intra_node": GroupShape(gpus_in_node=2, nodes=1),
     "inter_node": GroupShape(gpus_in_node=1, nodes=2),
@@ -50,9 +50,9 @@ SENDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OverlapTable:
-    """A table of streams that ran together, by shape of the communicating groups.
+    """A table of streams that ran side by side, by shape of the communicating groups.
 
-    ``incomplete`` rows, in which a stream's time alone is empty, were dropped.
+    Rows that lack a stream's time alone were dropped; ``incomplete`` counts them.
     """
 
     origin: Origin
@@ -62,9 +62,9 @@ class OverlapTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferTable:
-    """A table of transfers on one stream alone, by shape of group and kind of transfer.
+    """A table of transfers that ran alone, by shape of group and kind of transfer.
 
-    ``spread`` is how much of their median repeated measurements differ by, None without any.
+    ``spread`` is the range of repeated measurements as a share of their median; None without any.
     """
 
     origin: Origin
@@ -73,7 +73,7 @@ class TransferTable:
 
 
 def read_overlap_table(path: Path, *, campaign: str | None = None) -> OverlapTable:
-    """Read a table of streams together; one ``campaign`` of it, if it holds several."""
+    """Read a table of streams side by side; ``campaign`` chooses one if it holds several."""
     origin, chosen = read_rows(path, (*ALONE, TOGETHER, *SHAPE), campaign)
     groups: dict[GroupShape, list[tuple[float, ...]]] = defaultdict(list)
     complete = [(where, row) for where, row in chosen if all(row[name] != "" for name in ALONE)]
@@ -92,7 +92,7 @@ def read_overlap_table(path: Path, *, campaign: str | None = None) -> OverlapTab
 
 
 def read_transfer_table(path: Path, *, campaign: str | None = None) -> TransferTable:
-    """Read a table of streams alone; one ``campaign`` of it, if it holds several."""
+    """Read a table of streams alone; ``campaign`` chooses one if it holds several."""
     origin, chosen = read_rows(path, (KIND, BYTES, TOGETHER, *SHAPE), campaign)
     groups: dict[GroupShape, dict[str, list[tuple[float, float]]]] = defaultdict(dict)
     for where, row in chosen:
@@ -126,9 +126,9 @@ def _overlap_rows(values: Sequence[tuple[float, ...]]) -> OverlapRows:
 
 
 def read_collective_table(path: Path, *, hardware: str | None) -> TransferTable:
-    """Read a table of collectives inside a node, by GPUs; without a kind they are all-reduces.
+    """Read a table of collectives inside a node; a row without a kind is an all-reduce.
 
-    Sizes and times are ``full_mib`` and ``time_ms``, or ``bytes`` and ``time_ns``.
+    The columns for size and time are ``full_mib`` and ``time_ms``, or ``bytes`` and ``time_ns``.
     """
     origin, rows = read_rows(path, (HARDWARE, "gpus"), hardware=hardware)
     groups: dict[GroupShape, dict[str, list[tuple[float, float]]]] = defaultdict(dict)
@@ -149,7 +149,7 @@ def read_collective_table(path: Path, *, hardware: str | None) -> TransferTable:
 
 
 def read_point_to_point_table(path: Path, *, hardware: str | None) -> TransferTable:
-    """Read a table of sends: one GPU to another inside its node, and across nodes."""
+    """Read a table of sends from one GPU to another, inside a node and across nodes."""
     origin, rows = read_rows(path, (HARDWARE, "link", "mib", "time_ms"), hardware=hardware)
     groups: dict[GroupShape, dict[str, list[tuple[float, float]]]] = defaultdict(dict)
     for where, row in rows:
@@ -166,7 +166,7 @@ def read_point_to_point_table(path: Path, *, hardware: str | None) -> TransferTa
 def _medians(
     origin: Origin, groups: Mapping[GroupShape, Mapping[str, Sequence[tuple[float, float]]]]
 ) -> TransferTable:
-    """The median of what was measured more than once."""
+    """A table with the median of repeated measurements."""
     samples = {
         (shape, kind, size): [seconds for other, seconds in values if other == size]
         for shape, kinds in groups.items()

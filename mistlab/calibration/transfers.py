@@ -1,4 +1,4 @@
-"""Fitting lines to measured transfers: least squares of relative errors, no negative latency.
+"""Fits a latency and a bandwidth to measured transfers, by least squares of relative errors.
 
 Axes: C rows.
 """
@@ -17,7 +17,7 @@ from mistlab.values.units import GBYTES, MIB_BYTES, MICROSECONDS
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferRows:
-    """Bytes (C) and the seconds (C) that they took."""
+    """Sizes of transfers (C), and the seconds (C) that they took."""
 
     size_bytes: NDArray[np.float64]
     seconds: NDArray[np.float64]
@@ -26,14 +26,14 @@ class TransferRows:
         return len(self.seconds)
 
     def every_second(self, start: int) -> "TransferRows":
-        """Every second row by size, from the first or the second on."""
+        """Every second row in order of size, beginning with row ``start`` (0 or 1)."""
         order = np.argsort(self.size_bytes, kind="stable")[start::2]
         return TransferRows(size_bytes=self.size_bytes[order], seconds=self.seconds[order])
 
 
 def fit(rows: TransferRows) -> Line:
-    """The line of some transfers; refuses those that give no rate."""
-    # Latency in microseconds and bandwidth in GB, so that both unknowns are near one.
+    """The line through some transfers; refuses rows from which no bandwidth follows."""
+    # Units are microseconds and GB, so that both unknowns are near one.
     terms = np.stack([np.full(len(rows), MICROSECONDS), rows.size_bytes / GBYTES], axis=1)
     (latency_us, seconds_a_gbyte), _ = nnls(terms / rows.seconds[:, None], np.ones(len(rows)))
     if seconds_a_gbyte == 0:
@@ -48,5 +48,5 @@ def fit(rows: TransferRows) -> Line:
 
 
 def mean_error(rows: TransferRows, line: Line) -> float:
-    """Mean absolute relative error."""
+    """Mean absolute relative error of a line for some rows."""
     return float(np.abs(transfer_s(rows.size_bytes, line) / rows.seconds - 1).mean())

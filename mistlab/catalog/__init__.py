@@ -1,4 +1,4 @@
-"""The models and the hardware that come with the package, by name."""
+"""The catalogue: models and hardware that come with the package, by name."""
 
 from collections.abc import Iterator
 from functools import cache

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
-from mistlab.values.plan import Engine
 from mistlab.values.workload import Workload
 
 # Where no run of the engine on the hardware was measured.
@@ -23,7 +22,7 @@ SLACK = 1.25
 class PredictionBounds:
     """The bounds of one workload's plans under one engine."""
 
-    engine: Engine
+    engine: str
     calibration: EngineCalibration | None
     hidden: int
     sequence_length: int
@@ -75,7 +74,7 @@ def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
     return (near + (far - near) * share) * (1 + beyond / 2)
 
 
-def bounds_of(workload: Workload, cluster: Cluster, engine: Engine) -> PredictionBounds:
+def bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionBounds:
     """The bounds of a workload's plans on a cluster."""
     calibrations = {c.engine: c for c in cluster.hardware.engines or ()}
     return PredictionBounds(

@@ -12,10 +12,10 @@ import numpy as np
 import sympy
 from numpy.typing import NDArray
 
-from mistlab.cost.kernels import Rule, class_of, rule_of
+from mistlab.cost.kernels import class_of, rule_of
+from mistlab.engines.kernel_rules import KernelRule
 from mistlab.machine.compute import OPERATOR_CLASSES, Compute
 from mistlab.machine.hardware import PeakTflops
-from mistlab.schedule.slot_table import Runtime
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.graph import LAYERS, PHASES, LayerGraph, ModelGraph, Operator, Phase
 from mistlab.symbolic.symbols import size_names, size_symbol
@@ -28,6 +28,7 @@ BESIDE = "beside"
 JOIN = 8.0
 
 Values = NDArray[np.float64]
+KernelRules = tuple[KernelRule, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,13 +55,13 @@ class LayerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWork:
-    """The work of a model's layers by one runtime's kernels, as functions of columns."""
+    """The work of a model's layers by one engine's kernels, as functions of columns."""
 
     compiled: Compiled
     messages: Mapping[tuple[str, Phase], int]
 
     @classmethod
-    def of(cls, graph: ModelGraph, runtime: Runtime) -> Self:
+    def of(cls, graph: ModelGraph, rules: KernelRules) -> Self:
         """Compile a graph's layers."""
         layers = dict(zip(LAYERS, graph.layers, strict=True))
         expressions: dict[str, sympy.Expr] = {}
@@ -74,7 +75,7 @@ class LayerWork:
             for phase in PHASES:
                 messages = [o.read_bytes for o in layer.collectives if o.phase == phase]
                 expressions[f"{name} {phase} messages"] = sympy.Add(*messages)
-                for key, work in _work(layer, phase, runtime, graph.attention).items():
+                for key, work in _work(layer, phase, rules, graph.attention).items():
                     expressions[f"{name} {phase} {key}"] = work
         return cls(
             compiled=compile_expressions(expressions, columns=size_names(), constants={}),
@@ -87,9 +88,9 @@ class LayerWork:
 
 
 @cache
-def work_of(graph: ModelGraph, runtime: Runtime) -> LayerWork:
-    """The work of a graph's layers by a runtime's kernels."""
-    return LayerWork.of(graph, runtime)
+def work_of(graph: ModelGraph, rules: KernelRules) -> LayerWork:
+    """The work of a graph's layers by an engine's kernels."""
+    return LayerWork.of(graph, rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,7 @@ def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
 
 
 def _work(
-    layer: LayerGraph, phase: Phase, runtime: Runtime, attention: str
+    layer: LayerGraph, phase: Phase, rules: KernelRules, attention: str
 ) -> Mapping[str, sympy.Expr]:
     """Operations and bytes of each class of operators in one phase, and how many kernels."""
     zero = sympy.Integer(0)
@@ -152,11 +153,11 @@ def _work(
     sums = {f"{one} {unit}": zero for one in classes for unit in ("flop", "bytes")}
     sums["kernels"] = zero
     is_batch = sympy.Piecewise((1, size_symbol("b") > 1), (0, True))
-    done = set[Rule]()
+    done = set[KernelRule]()
     for operator in layer.of_phase(phase):
         if operator.kind == "collective":
             continue
-        operators, rule = class_of(operator), rule_of(operator, layer, runtime, attention)
+        operators, rule = class_of(operator), rule_of(operator, layer, rules, attention)
         moved = operator.read_bytes + operator.written_bytes
         fused_bytes = moved * _bytes_factor(rule)
         for one in (operators, BESIDE) if _goes_on_beside(operator) else (operators,):
@@ -180,13 +181,13 @@ def _goes_on_beside(operator: Operator) -> bool:
     return ranks in first and ranks not in last and not tokens & (first | last)
 
 
-def _bytes_factor(rule: Rule) -> sympy.Expr:
+def _bytes_factor(rule: KernelRule) -> sympy.Expr:
     if rule.bytes_own_keys is not None:
         return _where_own_keys(_number(rule.bytes_own_keys), _number(rule.bytes_factor))
     return _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)
 
 
-def _kernels(rule: Rule) -> sympy.Expr:
+def _kernels(rule: KernelRule) -> sympy.Expr:
     if rule.bytes_factor == 0:
         return sympy.Integer(0)
     if rule.bytes_own_keys is None:
@@ -200,7 +201,7 @@ def _where_own_keys(own: sympy.Expr, shared: sympy.Expr) -> sympy.Expr:
     return sympy.Piecewise((own, sympy.Eq(heads, keys)), (shared, True))
 
 
-def _where_fused(rule: Rule, fused: float, unfused: float) -> sympy.Expr:
+def _where_fused(rule: KernelRule, fused: float, unfused: float) -> sympy.Expr:
     if rule.fused_for == 1:
         return _number(fused)
     b, heads, ranks = (size_symbol(name) for name in ("b", "n", "tp"))

@@ -6,20 +6,14 @@ Axes: C candidates or stages.
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.engines.engine import Engine
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import Allocator
 from mistlab.values.errors import UncalibratedError
 from mistlab.values.mesh import ranks_of
-from mistlab.values.plan import Engine
 from mistlab.values.stages import Column, StageBatch, StageFigures, StagePeaks
 
 Values = NDArray[np.float64]
-
-# Under the baselines, what the allocator holds besides as a share of what comes and goes
-# (activations, temporaries, the step's scratch): the mean of 16 ranks of two runs of Aceso's
-# runtime, which is Megatron's, on A100 (0.05 to 0.20). Eight of Megatron-LM on B200 show 0.11 to
-# 0.41.
-CACHED_SHARE = 0.13
 
 
 def reserved_bytes(
@@ -27,13 +21,11 @@ def reserved_bytes(
 ) -> Values:
     """The most that torch's allocator holds on a GPU (C), from the peak of what tensors take."""
     allocator = allocator_of(cluster)
-    if engine != "mistlab":
-        return np.asarray(
-            figures.peak_bytes + CACHED_SHARE * (figures.peak_bytes - figures.held_bytes)
-        )
-    shard = figures.largest_parameters / np.where(
-        batch.zero >= 1, ranks_of("gather", batch.value), 1
-    )
+    if engine.cached_share is not None:
+        comes_and_goes = figures.peak_bytes - figures.held_bytes
+        return np.asarray(figures.peak_bytes + engine.cached_share * comes_and_goes)
+    ranks = np.where(batch.zero >= 1, ranks_of("gather", batch.value), 1)
+    shard = figures.largest_parameters / ranks
     head_bytes = allocator.head_bytes_a_parameter * figures.head_parameters
     return np.asarray(
         figures.peak_bytes

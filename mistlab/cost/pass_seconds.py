@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mistlab.cost.side_by_side import overlapped
 from mistlab.cost.tasks import TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.places import layers_above
 from mistlab.schedule.slot_kinds import NOTHING
 from mistlab.schedule.slot_table import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase, Task
 
@@ -112,7 +113,7 @@ class _SlotWork:
         seconds, template = self.seconds, self.seconds.model.template
         alone = np.zeros((len(self.kinds), len(seconds.zero), len(STREAMS)))
         for task in template.phases[phase]:
-            layers = self.kinds[:, _place(task, phase, template.depth)]
+            layers = self.kinds[:, _neighbour(task, phase, template.depth)]
             alone[:, :, STREAMS.index(task.stream)] += self._of_task(task)[layers]
         if phase != "step":
             # The layer that computes waits for its tensor-parallel collectives, copies go on.
@@ -142,7 +143,7 @@ class _SlotWork:
         swapped = seconds.alone("P", "<")
         both = swapped + seconds.alone("U", "")
         both = np.where((seconds.zero >= SHARDED_WEIGHTS) & (swapped > 0), both, 0.0)
-        return of_layers(both, self.kinds[:, _place(rows[0], phase, template.depth)])
+        return of_layers(both, self.kinds[:, _neighbour(rows[0], phase, template.depth)])
 
 
 def of_layers(of_type: Values, layers: NDArray[np.int64]) -> Values:
@@ -166,9 +167,7 @@ def _slot_seconds(seconds: TaskSeconds, alone: Values, awaited: Sequence[str]) -
     return lengths
 
 
-def _place(task: Task, phase: Phase, depth: int) -> int:
+def _neighbour(task: Task, phase: Phase, depth: int) -> int:
     """Which of a slot's three layers a task is for."""
-    if task.place == "here" or depth == 0:
-        return HERE
-    upwards = "backward" not in phase
-    return UPPER if (task.place == "ahead") == upwards else LOWER
+    above = layers_above(task.place, phase, depth)
+    return UPPER if above > 0 else LOWER if above < 0 else HERE

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from mistlab.cost.layers import LayerFigures, LayerModel, slowdown_of, work_of
 from mistlab.cost.links import Collective, LinkTime, LinkTimes
 from mistlab.cost.side_by_side import Factors, factors_of
-from mistlab.engines.memory import EngineMemory, memory_of
+from mistlab.engines.engine import Engine
+from mistlab.engines.engine_memory import EngineMemory
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.slot_kinds import LAYER_TYPES
 from mistlab.schedule.slot_table import SHARDED_GRADIENTS, Template
@@ -30,7 +31,6 @@ from mistlab.symbolic.symbols import sizes_of_candidates
 from mistlab.values.dimensions import DIMENSIONS, names_of, states_as_changed
 from mistlab.values.errors import UncalibratedError
 from mistlab.values.mesh import GROUPS, num_gpus, ranks_of, shape_on_nodes
-from mistlab.values.plan import Engine
 from mistlab.values.workload import Workload
 
 Values = NDArray[np.float64]
@@ -88,11 +88,10 @@ class TaskModel:
         workload: Workload,
         cluster: Cluster,
         engine: Engine,
-        template: Template,
-        step_moved: int | None = None,
+        *,
+        overlap_communication: bool = True,
     ) -> Self:
-        """Compile the layers, look up the links. ``step_moved`` is how many bytes a parameter the
-        step reads and writes where that is not the engine's own."""
+        """Compile the layers, look up the links."""
         hardware = cluster.hardware
         if hardware.compute is None:
             message = (
@@ -100,20 +99,19 @@ class TaskModel:
                 "python -m experiments.calibrate --operators TABLE.csv"
             )
             raise UncalibratedError(message)
-        memory = memory_of(engine, workload.precision)
-        moved = memory.step_moved if step_moved is None else step_moved
+        step_moved = engine.step_moved[workload.precision]
         return cls(
             workload=workload,
             cluster=cluster,
-            template=template,
+            template=engine.template(overlap_communication=overlap_communication),
             layers=LayerModel(
-                work=work_of(graph_of(workload), template.runtime),
+                work=work_of(graph_of(workload), engine.kernels),
                 compute=hardware.compute,
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
             ),
             links=LinkTimes.of(cluster),
-            memory=memory,
-            step_s_a_parameter=moved * hardware.compute.rate("memory").s_per_byte,
+            memory=engine.memory[workload.precision],
+            step_s_a_parameter=step_moved * hardware.compute.rate("memory").s_per_byte,
         )
 
     def factors_of_group(self, gpus_in_node: int, nodes: int) -> Factors:

@@ -1,1 +1,1 @@
-"""Engines: the systems that train by a plan, and how each of them differs from the others."""
+"""Engines: the systems that train by a plan, one row each in ``mistlab.engines.table``."""

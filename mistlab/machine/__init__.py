@@ -1,1 +1,1 @@
-"""A cluster and its hardware: what the datasheet says, and what was measured on it."""
+"""A cluster and its hardware: numbers of datasheets, and numbers measured on the machine."""

@@ -1,4 +1,4 @@
-"""On what: a number of equal nodes of one hardware."""
+"""A cluster is a number of equal nodes of one hardware, on which a plan runs."""
 
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -12,9 +12,10 @@ from mistlab.values.workload import Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Nodes of one hardware, ``gpus_per_node`` used of each; overrides replace its numbers.
+    """Nodes of one hardware, with ``gpus_per_node`` GPUs used in each.
 
-    ``memory_gib`` is of a GPU, ``host_memory_gib`` of a node; the bandwidths are as in ``Node``.
+    The optional fields replace numbers of the hardware: ``memory_gib`` is the memory of a GPU,
+    ``host_memory_gib`` that of a node, and the bandwidths are those of ``Node``.
     """
 
     hardware: Hardware
@@ -36,17 +37,17 @@ class Cluster:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all nodes."""
+        """Number of GPUs in all nodes."""
         return self.nodes * self.gpus_per_node
 
     @property
     def alone(self) -> Self:
-        """One of its GPUs, in a node by itself."""
+        """A cluster of only one GPU of this hardware."""
         return replace(self, nodes=1, gpus_per_node=1)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that torch can use of one GPU."""
+        """Bytes of one GPU that torch can use."""
         if self.memory_gib is None:
             return self.hardware.gpu.memory_bytes
         return round(self.memory_gib * GIB_BYTES)
@@ -57,7 +58,7 @@ class Cluster:
         return self.hardware.gpu.memory_bytes_per_s
 
     def peak_flop_per_s(self, precision: Precision) -> float:
-        """Dense matrix-multiplication peak of one GPU."""
+        """Peak rate of one GPU in dense matrix multiplication."""
         return self.hardware.gpu.peak_flop_per_s(precision)
 
     @property

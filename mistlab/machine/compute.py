@@ -1,7 +1,8 @@
-"""How fast a GPU computes inside a training step: rates of classes of operators.
+"""How fast a GPU computes inside a training step: a rate for each class of operators.
 
-An operator takes ``flop / rate + bytes / bandwidth``: the two overlap little in practice, and the
-sum tells a small product, which moves many bytes an operation, from a large one.
+An operator takes ``flop / rate + bytes / bandwidth``. Computing and moving bytes overlap little in
+practice. The sum also tells a small product, which moves many bytes for each operation, from a
+large one.
 """
 
 from dataclasses import dataclass, field
@@ -19,10 +20,10 @@ OPERATOR_CLASSES: tuple[OperatorClass, ...] = OperatorClass.__args__  # type: ig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """One class: 16-bit operations and bytes a second; None where they take no time of their own.
+    """The rate of one class in 16-bit operations and in bytes a second; None takes no time.
 
-    Weights' products are ``matmul``, those of written-out attention ``batched_matmul``, fused
-    attention has its own two, and all that only moves bytes is ``memory``.
+    Products with weights are ``matmul``, products of written-out attention ``batched_matmul``.
+    Fused attention has two classes of its own. Operators that only move bytes are ``memory``.
     """
 
     operators: OperatorClass
@@ -37,12 +38,12 @@ class Rate:
 
     @property
     def s_per_flop(self) -> float:
-        """Seconds an operation."""
+        """Seconds for an operation."""
         return 0.0 if self.tflops is None else 1 / (self.tflops * TFLOP)
 
     @property
     def s_per_byte(self) -> float:
-        """Seconds a byte that is read or written."""
+        """Seconds for a byte that is read or written."""
         return 0.0 if self.gbytes_per_s is None else 1 / (self.gbytes_per_s * GBYTES)
 
 
@@ -50,8 +51,8 @@ class Rate:
 class Compute:
     """The rates of all classes, and the host's time to launch one kernel of a training loop.
 
-    ``sustained`` is the share of the operations a second that whole training steps keep up, under
-    the GPU's power limit and among other kernels.
+    ``sustained`` is the share of these rates that whole training steps keep up, under the GPU's
+    power limit and among other kernels.
     """
 
     rates: tuple[Rate, ...]
@@ -72,5 +73,5 @@ class Compute:
 
     @property
     def launch_s(self) -> float:
-        """What the host takes to launch one kernel."""
+        """Seconds that the host takes to launch one kernel."""
         return self.launch_us * 1e-6

@@ -1,6 +1,6 @@
-"""A machine: its GPU, its node, and where each number comes from.
+"""The hardware of a machine: numbers of its GPU and its node, and their sources.
 
-The fields carry the units of hardware files, as datasheets give them; the properties are SI.
+Fields have the units of datasheets, as hardware files do. Properties have SI units.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakTflops:
-    """Dense matrix-multiplication peaks of one GPU; None where it has no such arithmetic."""
+    """Peak rates of one GPU in dense matrix multiplication; None for a precision that it lacks."""
 
     fp16: float = field(metadata=bounded(above=0))
     bf16: float | None = field(metadata=bounded(above=0))
@@ -33,7 +33,7 @@ class PeakTflops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU; ``memory_gib`` is what torch can use of the card."""
+    """One GPU; ``memory_gib`` is the part of its memory that torch can use."""
 
     memory_gib: float = field(metadata=bounded(above=0))
     memory_gbytes_per_s: float = field(metadata=bounded(above=0))
@@ -53,7 +53,7 @@ class Gpu:
         return self.memory_gbytes_per_s * GBYTES
 
     def peak_flop_per_s(self, precision: Precision) -> float:
-        """Dense matrix-multiplication peak; refuses a precision that the GPU lacks."""
+        """Peak rate in dense matrix multiplication; refuses a precision that the GPU lacks."""
         peak: float | None = getattr(self.peak_tflops, precision)
         if peak is None:
             problem = f"{precision} is not in this GPU's arithmetic: give {self.precisions}"
@@ -70,9 +70,9 @@ class Gpu:
 class Node:
     """A machine of several GPUs.
 
-    ``intra_node_gbytes_per_s`` is of one GPU towards the others, ``inter_node_gbytes_per_s`` of the
-    node towards other nodes, ``host_link_gbytes_per_s`` of one GPU to host memory: one direction
-    each.
+    Bandwidths are for one direction: ``intra_node_gbytes_per_s`` from one GPU to the others of the
+    node, ``inter_node_gbytes_per_s`` from the node to other nodes, ``host_link_gbytes_per_s`` from
+    one GPU to host memory.
     """
 
     gpus: int = field(metadata=bounded(minimum=1))
@@ -107,7 +107,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a group of numbers comes from: how they were obtained, and from what in words."""
+    """The source of a group of numbers, and the way in which they were obtained."""
 
     kind: ProvenanceKind
     source: str
@@ -121,7 +121,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The sources of a hardware file, group by group."""
+    """The source of each group of numbers in a hardware file."""
 
     gpu: Source
     node: Source
@@ -137,7 +137,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What a hardware file holds; the groups from ``interference`` on are None until calibrated."""
+    """The content of a hardware file; groups from ``interference`` on are None until calibrated."""
 
     name: str
     description: str = ""

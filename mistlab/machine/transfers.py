@@ -1,6 +1,6 @@
-"""How long bytes take between GPUs, and between a GPU and its host: fitted lines.
+"""How long transfers take between GPUs, and between a GPU and its host.
 
-A line is a latency and a bandwidth, good within the sizes that were measured.
+A time is a line over bytes: a latency and a bandwidth, which hold for the sizes that were measured.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from mistlab.values.value import bounded, check_fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Seconds over bytes; ``smallest_mib`` to ``largest_mib`` were measured."""
+    """Seconds over bytes, fitted to sizes from ``smallest_mib`` to ``largest_mib``."""
 
     latency_us: float = field(metadata=bounded(minimum=0))
     gbytes_per_s: float = field(metadata=bounded(above=0))
@@ -29,7 +29,7 @@ class Line:
 
     @property
     def latency_s(self) -> float:
-        """What any transfer takes at least."""
+        """Seconds that every transfer takes at least."""
         return self.latency_us * MICROSECONDS
 
     @property
@@ -40,10 +40,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTransfers:
-    """The lines of one shape of communicating group; None where nothing was measured.
+    """The lines of one shape of communicating group; None for a transfer that was not measured.
 
-    A collective's bytes are of the whole message. Everything runs on all GPUs of the node at once:
-    several groups share its links, and copies from and to the host its memory.
+    The bytes of a collective are the whole message. All GPUs of a node run the transfer at once, so
+    groups share the node's links, and copies share the host's memory.
     """
 
     gpus_in_node: int = field(metadata=bounded(minimum=1))
@@ -62,7 +62,7 @@ class GroupTransfers:
 class Transfers:
     """The lines of a machine, for each shape of group that was measured.
 
-    ``in_node`` and ``across_nodes`` are of one GPU sending to one other.
+    ``in_node`` and ``across_nodes`` are the lines of one GPU that sends to another.
     """
 
     groups: tuple[GroupTransfers, ...]

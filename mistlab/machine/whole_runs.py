@@ -1,26 +1,13 @@
-"""Engines: what each can do, and what whole training runs showed of a machine under each: memory
-beyond tensors, and how sure times are."""
+"""Whole training runs on a machine: the memory they took beyond tensors, and how sure times are."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import refuse
-from mistlab.values.plan import Engine
 from mistlab.values.units import MIB_BYTES
-from mistlab.values.value import bounded, check_fields
-
-
-def highest_zero(engine: Engine, *, in_pipeline: bool) -> int:
-    """The highest ZeRO level that an engine has, in a pipeline of several stages or without one.
-
-    Megatron-LM's distributed optimizer shards optimizer state alone. DeepSpeed's pipeline engine
-    accumulates whole gradients over a stage's micro-batches and asserts a level below 2
-    (deepspeed/runtime/pipe/engine.py; deepspeedai/DeepSpeed, issues 1110 and 4164).
-    """
-    if engine == "megatron":
-        return 1
-    return 1 if engine == "deepspeed" and in_pipeline else 3
+from mistlab.values.value import bounded, check_fields, name_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +75,7 @@ class EngineCalibration:
     away.
     """
 
-    engine: Engine
+    engine: str = field(metadata=name_in(names_for_plans))
     half_width: float = field(metadata=bounded(above=0))
     far_half_width: float = field(metadata=bounded(above=0))
     reach: float = field(metadata=bounded(above=0))

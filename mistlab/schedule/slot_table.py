@@ -1,18 +1,18 @@
-"""The schedule, written once: the slot table of each engine, and actions as values and text.
+"""The schedule, written once: slot tables as values, and actions as values and text.
 
-The closed form sums the table's slots, the event simulator plays them, the runtime executes them.
+The closed form sums a table's slots, the event simulator plays them, the runtime executes them.
+Each engine has tables of its own (``mistlab.engines``).
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from mistlab.values.errors import refuse, within
-from mistlab.values.plan import Engine
 from mistlab.values.value import bounded, check_fields
 
-Kind = Literal["F", "B", "S", "U", "R", "P", "G", "O", "A", "X", "Y"]
+Kind = Literal["F", "B", "W", "S", "U", "R", "P", "G", "O", "A", "X", "Y"]
 Direction = Literal["<", ">"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SWAP_KINDS: frozenset[Kind] = frozenset({"P", "G", "O", "A"})
@@ -28,10 +28,11 @@ _TEXT = re.compile(
 class Action:
     """What one stage does for one layer and one micro-batch, both counted from zero.
 
-    Kinds: F forward, B backward, S optimizer step, U parameter all-gather, R gradient reduction;
-    P, G, O and A swap parameters, gradients, optimizer state and activations, in (``<``) or out
-    (``>``) of the GPU; X send, Y receive. Layers count through the whole model, the embedding first
-    and the head last; without one the action is of the stage as a whole.
+    Kinds: F forward, B backward, W the gradients of weights where B leaves them to it, S optimizer
+    step, U parameter all-gather, R gradient reduction; P, G, O and A swap parameters, gradients,
+    optimizer state and activations, in (``<``) or out (``>``) of the GPU; X send, Y receive. Layers
+    count through the whole model, the embedding first and the head last; without one the action is
+    of the stage as a whole.
 
     >>> str(Action(stage=2, kind="F", layer=7, micro_batch=0))
     '2F.7m0'
@@ -81,9 +82,6 @@ def _parts(text: str) -> dict[str, Any]:
     }
 
 
-# Whose kernels run: an engine's, or those of the published Mist, whose runs predictions are
-# compared with and which no plan can name.
-Runtime = Engine | Literal["mist"]
 Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
@@ -92,21 +90,6 @@ Place = Literal["ahead", "here", "behind"]
 Sends = Literal["overlapped", "blocking", "split"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Departures:
-    """What a published run did otherwise than the engine here that stands for its system.
-
-    ``step_moved`` is how many bytes a parameter its optimizer's step moved, ``runtime`` whose
-    kernels ran.
-    """
-
-    sends: Sends = "overlapped"
-    step_moved: int | None = None
-    runtime: Runtime | None = None
-
-
-NO_DEPARTURES = Departures()
 
 # From these ZeRO levels on, gradients are reduced from buffers and weights gathered into buffers;
 # below them in place.
@@ -132,115 +115,36 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """Whose schedule it is: the slots of each phase, and how stages pass activations on.
+    """A slot table: the slots of each phase of a pass, and how stages pass activations on.
 
-    A layer's slot lasts until all of its tasks are done. In phases that ``overlaps`` lacks a slot's
-    tasks run one after another. ``depth`` is how many layers off "ahead" and "behind" are; at 0 a
-    layer's own tasks surround it, one after another. ``sends`` is how stages pass activations on.
-    With ``overlaps_tensor_backward`` tensor-parallel ranks reduce the gradients of a layer's inputs
-    while the gradients of its weights are computed.
+    A layer's slot lasts until all of its tasks are done. ``depth`` is how many layers off "ahead"
+    and "behind" are; at 0 a layer's own tasks surround it, one after another. ``sends`` is how
+    stages pass activations on. With ``overlaps_tensor_backward`` tensor-parallel ranks reduce the
+    gradients of a layer's inputs while the gradients of its weights are computed.
     """
 
-    runtime: Runtime
     phases: Mapping[Phase, tuple[Task, ...]]
     depth: int = 1
     sends: Sends = "overlapped"
     overlaps_tensor_backward: bool = False
 
 
-def template_of(
-    engine: Engine,
-    *,
-    overlap_communication: bool = False,
-    depth: int | None = None,
-    sends: Sends = "overlapped",
-    runtime: Runtime | None = None,
-) -> Template:
-    """The slot table of an engine; ``depth`` replaces its own.
-
-    All engines' sends are overlapped; those of some published runs were not. ``runtime`` is whose
-    kernels run where they are not the engine's.
-    """
-    template = _TEMPLATES[runtime or engine, overlap_communication or engine == "mistlab"]
-    return replace(
-        template,
-        depth=template.depth if depth is None else depth,
-        sends=sends,
-    )
+# The tasks that engines' slot tables are made of (``mistlab.engines``).
+FORWARD = Task(stream="compute", kind="F")
+BACKWARD = Task(stream="compute", kind="B")
+# Weights that are sharded are gathered for every pass; those of a sharded step once after it.
+GATHER_SHARDED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=SHARDED_WEIGHTS)
+GATHER_STEPPED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=1)
+# Gradients that are sharded are reduced after every pass; others once, with the last one.
+REDUCE_SHARDED = Task(stream="gpu_to_gpu", kind="R", place="behind", from_zero=SHARDED_GRADIENTS)
+REDUCE = Task(stream="gpu_to_gpu", kind="R", place="behind")
 
 
-_GATHER_3 = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=3)
-_GATHER_1 = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=1)
-_REDUCE_2 = Task(stream="gpu_to_gpu", kind="R", place="behind", from_zero=2)
-_REDUCE = Task(stream="gpu_to_gpu", kind="R", place="behind")
-_FORWARD = Task(stream="compute", kind="F")
-_BACKWARD = Task(stream="compute", kind="B")
-
-
-def _fetch(kind: Kind) -> Task:
+def fetch(kind: Kind) -> Task:
+    """A copy from the host for the layer ahead."""
     return Task(stream="host_to_device", kind=kind, direction="<", place="ahead")
 
 
-def _evict(kind: Kind, place: Place = "behind") -> Task:
+def evict(kind: Kind, place: Place = "behind") -> Task:
+    """A copy to the host of what a layer has left, or of what it leaves here."""
     return Task(stream="device_to_host", kind=kind, direction=">", place=place)
-
-
-# The optimizer's step of a layer waits for the next iteration, just before its first forward.
-_STEP_AHEAD = Task(stream="compute", kind="S", place="ahead")
-_MIST = Template(
-    runtime="mist",
-    phases={
-        "first_forward": (
-            *(_STEP_AHEAD, _FORWARD, _GATHER_1, _fetch("G"), _fetch("O")),
-            *(_evict("O", "here"), _evict("P", "here"), _evict("A")),
-        ),
-        "forward": (_FORWARD, _GATHER_3, _fetch("P"), _evict("A")),
-        "backward": (
-            *(_BACKWARD, _GATHER_3, _REDUCE_2, _fetch("P"), _fetch("G"), _fetch("A")),
-            _evict("G"),
-        ),
-        "last_backward": (
-            *(_BACKWARD, _GATHER_3, _REDUCE, _fetch("P"), _fetch("G"), _fetch("A")),
-            _evict("G"),
-        ),
-        "step": (),
-    },
-)
-
-_PLAIN: Mapping[Phase, tuple[Task, ...]] = {
-    "first_forward": (_FORWARD, _GATHER_3),
-    "forward": (_FORWARD, _GATHER_3),
-    "backward": (_BACKWARD, _GATHER_3, _REDUCE_2),
-}
-_WHOLE_STEP = (
-    Task(stream="gpu_to_gpu", kind="R"),
-    Task(stream="compute", kind="S"),
-    Task(stream="gpu_to_gpu", kind="U", from_zero=1),
-)
-# After the last backward: reduce all gradients, step, gather all weights, one after another.
-_AFTERWARDS = Template(
-    runtime="deepspeed",
-    phases={**_PLAIN, "last_backward": _PLAIN["backward"], "step": _WHOLE_STEP},
-    depth=0,
-)
-# Gradients are reduced during the last backward, weights gathered during the first forward.
-_OVERLAPPED = Template(
-    runtime="deepspeed",
-    phases={
-        **_PLAIN,
-        "first_forward": (_FORWARD, _GATHER_1),
-        "last_backward": (_BACKWARD, _GATHER_3, _REDUCE),
-        "step": (Task(stream="compute", kind="S"),),
-    },
-)
-
-_TEMPLATES: Mapping[tuple[Runtime, bool], Template] = {
-    # StreamedRanks.all_reduce_ reduces beside the products that runtime.engine.work.products puts
-    # off.
-    ("mistlab", True): replace(_MIST, runtime="mistlab", overlaps_tensor_backward=True),
-    ("mist", True): _MIST,
-    ("megatron", False): replace(_AFTERWARDS, runtime="megatron", overlaps_tensor_backward=True),
-    ("megatron", True): replace(_OVERLAPPED, runtime="megatron", overlaps_tensor_backward=True),
-    ("deepspeed", False): _AFTERWARDS,
-    ("deepspeed", True): _OVERLAPPED,
-}

@@ -1,1 +1,1 @@
-"""Layer graphs, the expressions that they become, and their evaluation over columns."""
+"""Layer graphs of models, and the expressions for the memory and work of stages made of them."""

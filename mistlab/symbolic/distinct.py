@@ -1,6 +1,6 @@
-"""Distinct rows among columns, so that what they have in common is worked out once.
+"""Finds distinct rows among columns, so that equal rows are computed only once.
 
-Axes: C rows, S distinct ones.
+Axes: C rows, S distinct rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 Table = TypeVar("Table")
 
-# Up to so many rows are looked up one by one.
+# Up to so many rows are compared one by one.
 FEW = 64
 
-# Odd multipliers that mix a row's bits (Knuth's multiplicative hashing).
+# An odd multiplier that mixes a row's bits (Knuth's multiplicative hashing).
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Distinct:
-    """The distinct rows as columns (S each), and for each row which of them it is (C)."""
+    """Distinct rows as columns (S each), and for each row (C) the number of its distinct row."""
 
     columns: tuple[NDArray[Any], ...]
     index: NDArray[np.int64]
@@ -29,10 +29,10 @@ class Distinct:
 
 @dataclass(slots=True, eq=False)
 class Known(Generic[Table]):
-    """What was worked out for distinct rows, kept for when they come again.
+    """Remembers a table of results for all distinct rows that it has met.
 
-    Whenever rows come that are new, all that are known are worked out together: right for what has
-    few distinct rows, which soon are all known.
+    If a new row comes, the results of all known rows are computed again, together. This suits
+    columns with few distinct rows, which are all known soon.
     """
 
     _places: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Known(Generic[Table]):
     def __call__(
         self, columns: Sequence[NDArray[Any]], work: Callable[[Sequence[NDArray[Any]]], Table]
     ) -> tuple[Table, NDArray[np.int64]]:
-        """A table of all known rows by ``work``, and which of them each given row is (C)."""
+        """The table that ``work`` makes of all known rows, and each given row's number in it."""
         found = distinct_rows(columns)
         keys = list(zip(*(column.tolist() for column in found.columns), strict=True))
         for key in keys:
@@ -58,8 +58,8 @@ class Known(Generic[Table]):
 def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
     """The distinct rows of columns of equal length.
 
-    Rows that come in runs, as candidates do when strategies are listed one after another, are found
-    by comparing neighbours; the few that remain by sorting.
+    Runs of equal rows, which are common in columns of candidates, are found by comparing
+    neighbours. One row of each run remains, and these rows are sorted.
     """
     rows = len(columns[0])
     if rows <= FEW:
@@ -79,7 +79,7 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
 
 
 def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
-    """The same for few rows, which are quicker looked up one by one."""
+    """The distinct rows of few rows, which is quicker one by one."""
     found: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
     index: list[int] = []
@@ -94,8 +94,8 @@ def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
 
 
 def _sorted_distinct(table: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Places of the distinct rows of a table, and for each row which of them it is."""
-    # Adding zero makes both zeros the same bits.
+    """The places of distinct rows in a table, and for each row the number of its distinct row."""
+    # Adding 0.0 gives both zeros, 0.0 and -0.0, the same bits.
     bits = np.ascontiguousarray(table + 0.0).view(np.uint64)
     key = np.zeros(len(table), dtype=np.uint64)
     for column in bits.T:
@@ -104,6 +104,6 @@ def _sorted_distinct(table: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDA
     _, first, index = np.unique(key, return_index=True, return_inverse=True)
     if (table[first[index]] == table).all():
         return first, index
-    # Two rows that differ have the same key: sort the rows themselves.
+    # Two different rows have the same key: sort the rows themselves.
     _, first, index = np.unique(table, axis=0, return_index=True, return_inverse=True)
     return first, index.reshape(-1)

@@ -1,8 +1,8 @@
-"""A layer graph: what the layers of a model do and hold, as expressions in symbolic sizes.
+"""Layer graphs: the work and memory of a model's layers, as expressions in symbolic sizes.
 
-Made by tracing a torch model (``runtime.tracing``), stored as JSON, read without torch. A model is
-three layers: the embedding, one block (they are alike) and the head with the loss. All counts are
-for one micro-batch on one tensor-parallel rank.
+``runtime.tracing`` makes the graphs from a torch model. They are stored as JSON and read without
+torch. A model has three layers: the embedding, one block, which stands for all blocks, and the head
+with the loss. All counts are for one micro-batch on one tensor-parallel rank.
 """
 
 from dataclasses import dataclass
@@ -34,11 +34,12 @@ KINDS: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One kernel's worth of work.
+    """The work of one kernel.
 
-    ``flop`` counts a multiply-add as two in products and attention (half of the square where
-    attention is causal and fused), and one an element elsewhere. ``read_bytes`` and
-    ``written_bytes`` are each tensor once; a collective's ``read_bytes`` is its message.
+    In products and attention ``flop`` counts two operations for each multiply-add; causal fused
+    attention counts half of the square of scores. Other operators count one operation for each
+    element. ``read_bytes`` and ``written_bytes`` count each tensor once; a collective's
+    ``read_bytes`` is its message.
     """
 
     name: str
@@ -57,8 +58,8 @@ class Operator:
 class SavedTensor:
     """A storage that the forward pass keeps for the backward pass, counted once.
 
-    ``module`` is where it was kept first; the layer's own input is marked, since checkpointing
-    keeps that alone.
+    ``module`` is the first module that kept it. The layer's input is marked, because a checkpointed
+    layer keeps only its input.
     """
 
     module: str
@@ -70,7 +71,7 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter's share on one rank; its bytes follow from the precision of training."""
+    """One rank's share of a parameter; its bytes follow from the precision of training."""
 
     name: str
     shape: Shape
@@ -83,10 +84,11 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """Bytes alive while an operator runs; for some sizes the largest of its phase.
+    """Bytes alive while an operator runs; for some sizes they are the largest of the phase.
 
-    Counts the layer's input, what it saved and its temporaries, in the backward pass also the
-    gradients that flow; parameters, their accumulated gradients and other layers' tensors not.
+    They count the layer's input, its saved tensors and temporaries and, in the backward pass,
+    gradients of activations. They do not count parameters, accumulated gradients of parameters and
+    tensors of other layers.
     """
 
     phase: Phase
@@ -112,7 +114,7 @@ class LayerGraph:
 
     @property
     def collectives(self) -> tuple[Operator, ...]:
-        """What tensor parallelism adds."""
+        """The collectives that tensor parallelism adds."""
         return tuple(operator for operator in self.operators if operator.kind == "collective")
 
     @property
@@ -122,13 +124,13 @@ class LayerGraph:
 
     @property
     def saved_bytes(self) -> sympy.Expr:
-        """Bytes kept for the backward pass, the layer's input included."""
+        """Bytes kept for the backward pass, including the layer's input."""
         return sympy.Add(*(tensor.size_bytes for tensor in self.saved))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A size that must divide by another for the graph to mean anything."""
+    """A size and its divisor; the graph is valid only if there is no remainder."""
 
     size: sympy.Expr
     divisor: sympy.Expr
@@ -136,10 +138,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGraph:
-    """The three layers of a model, and where their expressions hold.
+    """The three layers of a model, and the sizes for which their expressions hold.
 
-    ``assumptions`` are the comparisons on which the traced code branched, as text: the graph is
-    exact wherever they hold, and the conditions must hold everywhere.
+    ``assumptions`` are the comparisons on which the traced code branched, as text. The graph is
+    exact if they hold. The conditions must hold in any case.
     """
 
     name: str
@@ -153,5 +155,5 @@ class ModelGraph:
 
     @property
     def layers(self) -> tuple[LayerGraph, LayerGraph, LayerGraph]:
-        """Embedding, block, head."""
+        """The graphs of embedding, block and head."""
         return self.embedding, self.block, self.head

@@ -1,7 +1,7 @@
-"""Layer graphs as JSON: written by the tracer, read without torch.
+"""Writes and reads layer graphs as JSON.
 
-A file holds one graph as a mapping of the dataclass fields. Expressions are texts; an operator is
-one line, so that files compare line by line.
+A file holds the graph of one model, as a mapping of dataclass fields. Expressions are texts. An
+operator is one line, so that files can be compared line by line.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ def to_mapping(graph: ModelGraph) -> dict[str, Any]:
 
 
 def from_mapping(mapping: Mapping[str, Any], where: str = "graph") -> ModelGraph:
-    """The graph that ``to_mapping`` wrote; ``where`` names the file in errors."""
+    """The graph from plain mappings, as ``to_mapping`` makes them; ``where`` is for errors."""
     graph: ModelGraph = _value(ModelGraph, mapping, where)
     return graph
 

@@ -1,4 +1,4 @@
-"""The largest of several expressions in sizes, kept to those that can be the largest."""
+"""The maximum of several expressions in sizes, without those that can never be the largest."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -9,17 +9,17 @@ T = TypeVar("T")
 
 
 def largest(expressions: Iterable[sympy.Expr]) -> sympy.Expr:
-    """``Max`` of the expressions that no other exceeds everywhere."""
+    """The maximum of the expressions, as ``Max`` of those that can be the largest."""
     first, *others = undominated(map(sympy.expand, expressions), lambda e: e)
-    # SymPy's own search for what can be dropped takes ten times as long and finds no more.
+    # Not evaluated: SymPy's own search for terms to drop takes ten times as long and finds no more.
     return sympy.Max(first, *others, evaluate=False) if others else first
 
 
 def undominated(items: Iterable[T], size: Callable[[T], sympy.Expr]) -> list[T]:
-    """The items whose size is the largest for some values of the symbols.
+    """The items, without those that are never larger than another item.
 
-    One is dropped only where another is at least as large for all sizes: the difference of the
-    two, a polynomial in symbols that are not negative, has no negative coefficient.
+    An item is dropped if the difference to another item's size has no negative coefficient. The
+    difference is a polynomial in symbols that are not negative, so the other is at least as large.
     """
     kept: list[T] = []
     for item in items:

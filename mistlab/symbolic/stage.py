@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from mistlab.engines.memory import EngineMemory
+from mistlab.engines.engine_memory import EngineMemory
 from mistlab.symbolic.graph import LAYERS, PHASES, Phase
 from mistlab.symbolic.layer import LayerSums
 from mistlab.symbolic.maximum import largest

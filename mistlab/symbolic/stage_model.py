@@ -14,7 +14,8 @@ import numpy as np
 import sympy
 from numpy.typing import NDArray
 
-from mistlab.engines.memory import EngineMemory, memory_of
+from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.table import ENGINES
 from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions
 from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.feasible import divides, holds, remainders
@@ -25,7 +26,6 @@ from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stage import stage_expressions
 from mistlab.symbolic.symbols import size_names, sizes_of_candidates
 from mistlab.values.dimensions import DIMENSIONS, Dimension
-from mistlab.values.plan import Engine
 from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
 from mistlab.values.workload import Workload
 
@@ -44,14 +44,14 @@ class StageModel:
     """The stages of one workload under one engine as a function of columns."""
 
     workload: Workload
-    engine: Engine
+    engine: str
     layers: Compiled
     remainders: Compiled
     assumptions: tuple[str, ...]
     _known: "Known[_Sizes]" = field(default_factory=Known, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(cls, workload: Workload, engine: Engine = "mistlab") -> Self:
+    def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
         """The compiled layers of a workload's graph, and the stages that they make up."""
         graph = graph_of(workload)
         return cls(
@@ -65,7 +65,7 @@ class StageModel:
     @property
     def memory(self) -> EngineMemory:
         """What the engine keeps in the workload's precision."""
-        return memory_of(self.engine, self.workload.precision)
+        return ENGINES[self.engine].memory[self.workload.precision]
 
     def figures(self, batch: StageBatch) -> StageFigures:
         """What each candidate holds and does."""

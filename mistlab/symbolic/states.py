@@ -1,7 +1,7 @@
 """Bytes of weights, gradients and optimizer state under every ZeRO level and offload ratio.
 
-How many bytes a parameter takes is the engine's (``mistlab.engines.memory``). A ratio takes its
-share of the rank's bytes of blocks after sharding; the embedding and the head, whose states are
+How many bytes a parameter takes is the engine's (``mistlab.engines.engine_memory``). A ratio takes
+its share of the rank's bytes of blocks after sharding; the embedding and the head, whose states are
 needed first and last in every pass, stay on the device.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from mistlab.engines.memory import EngineMemory
+from mistlab.engines.engine_memory import EngineMemory
 from mistlab.symbolic.symbols import choice_symbol
 
 

@@ -1,1 +1,1 @@
-"""Values that plans, machines and predictions are made of, each checked when it is made."""
+"""Values for plans, models and predictions; each checks its fields when it is made."""

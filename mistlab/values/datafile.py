@@ -1,7 +1,7 @@
-"""Files of plain data: YAML that people write, JSON that programs write.
+"""Reads and writes files of plain data: YAML that people write, JSON that programs write.
 
-Reading gives mappings, lists, texts and numbers, or an ``InputError`` that begins with the file's
-name. Texts are UTF-8.
+Reading gives mappings, lists, texts and numbers. A file that cannot be read raises an
+``InputError`` whose message begins with the file's name. Texts are UTF-8.
 """
 
 import json
@@ -14,7 +14,7 @@ import yaml
 from mistlab.values.errors import InputError, refuse
 from mistlab.values.field_checks import shown
 
-# libyaml reads ten times faster, but not every build of PyYAML carries it.
+# libyaml reads ten times faster, but not every build of PyYAML has it.
 if TYPE_CHECKING or not yaml.__with_libyaml__:
     from yaml import SafeLoader
 else:
@@ -27,12 +27,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, name: str) -> dict[str, Any]:
-    """The mapping in a YAML text; ``name`` is that of its file, for messages."""
+    """The mapping in a YAML text; messages name the file ``name``."""
     return _parsed(_load_yaml, text, name)
 
 
 def format_yaml(mapping: Mapping[str, Any]) -> str:
-    """A mapping as YAML text, keys in their order."""
+    """A mapping as YAML text, with its keys in order."""
     text: str = yaml.dump(
         dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
     )
@@ -96,7 +96,7 @@ def _not_a_mapping(content: object) -> str:
 
 
 class _Loader(SafeLoader):
-    """Refuses a key that stands twice in one mapping, which YAML's own loader lets win."""
+    """Refuses a key that stands twice in one mapping; YAML's own loader would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -112,7 +112,7 @@ class _Loader(SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Writes a list of plain values on one line.
 
-    Not libyaml's writer: its line breaks differ, and texts must be equal on every machine.
+    It does not use libyaml, whose line breaks differ: texts must be equal on every machine.
     """
 
     def represent_sequence(

@@ -1,4 +1,4 @@
-"""Malformed input: one exception for users to catch, whose text says what to do.
+"""The exception for malformed input, ``InputError``, whose message says what to do.
 
 A message names the field, the value and the remedy.
 """
@@ -10,17 +10,18 @@ from typing import NoReturn, Self
 
 
 class InputError(ValueError):
-    """Malformed input: the message names field, value and remedy."""
+    """Malformed input; the message names the field, the value and the remedy."""
 
 
 class UncalibratedError(InputError):
-    """Hardware of which something was never measured that a prediction needs."""
+    """A prediction needs a number of the hardware that was never measured."""
 
 
 class FieldError(InputError):
-    """A field that cannot hold its value: where it is (``plan.stages[1].zero``) and what is wrong.
+    """A field with a wrong value: the field's path (``plan.stages[1].zero``) and the problem.
 
-    A value knows its own fields only; whoever holds it adds the way there, by ``within``.
+    A value knows only its own fields. The code that holds the value adds the path to it, by
+    ``within``.
     """
 
     def __init__(self, path: str, problem: str) -> None:
@@ -32,19 +33,19 @@ class FieldError(InputError):
         return f"{self.path}: {self.problem}" if self.path else self.problem
 
     def within(self, holder: str) -> Self:
-        """The same problem seen from the value that holds this field's value."""
+        """The same problem, with the path as seen from the value that holds this field."""
         joint = "." if holder and self.path and not self.path.startswith("[") else ""
         return type(self)(f"{holder}{joint}{self.path}", self.problem)
 
 
 def refuse(path: str, problem: str) -> NoReturn:
-    """Raise ``FieldError``: the field at ``path`` is wrong, ``problem`` says why and what helps."""
+    """Raise a ``FieldError`` about the field at ``path``; ``problem`` says what is wrong."""
     raise FieldError(path, problem)
 
 
 @contextmanager
 def within(holder: str) -> Iterator[None]:
-    """Let a ``FieldError`` of the block say that its field is in ``holder``."""
+    """Add ``holder`` to the path of a ``FieldError`` that the ``with`` block raises."""
     try:
         yield
     except FieldError as error:
@@ -52,7 +53,7 @@ def within(holder: str) -> Iterator[None]:
 
 
 def near_matches(name: object, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: near ones if there are any, else all of them.
+    """The end of a message about an unknown name: similar known names, or all known names.
 
     >>> near_matches("flsh", ["flash", "math"])
     ": did you mean 'flash'?"

@@ -1,14 +1,14 @@
-"""What the fields of values may hold: a check for each annotation and its bounds.
+"""Checks of fields, built from the fields' type annotations and bounds.
 
-A check takes a value and returns it, in Python's own number type (a NumPy integer becomes an int,
-an int in a float's place a float), or raises ``FieldError``. Building one reads the annotation
-once, so that checking stays cheap.
+A check takes a value and returns it, or raises ``FieldError``. Numbers become Python's own types: a
+NumPy integer becomes an int, an int for a float field becomes a float. The annotation is read once,
+when the check is built, so that checking is cheap.
 """
 
 import math
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from reprlib import Repr
@@ -22,7 +22,7 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberRange:
-    """Where a number must lie; ``minimum`` and ``maximum`` may be met, ``above`` may not."""
+    """The range of a number; ``minimum`` and ``maximum`` are inside it, ``above`` is outside."""
 
     minimum: float | None = None
     above: float | None = None
@@ -31,7 +31,7 @@ class NumberRange:
 
     @property
     def text(self) -> str:
-        """The bounds in words, to follow "a number"."""
+        """The bounds in words that follow "a number"."""
         if self.minimum is not None and self.maximum is not None:
             return f" between {self.minimum:g} and {self.maximum:g}"
         parts = [
@@ -46,7 +46,7 @@ class NumberRange:
         return f" {' and '.join(parts)}" if parts else ""
 
     def refusal(self, number: float) -> str:
-        """What is wrong with a number, or nothing."""
+        """The problem with a number, in words; empty if there is none."""
         if (self.minimum is not None and number < self.minimum) or (
             self.above is not None and number <= self.above
         ):
@@ -56,15 +56,24 @@ class NumberRange:
         return ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameIn:
+    """In an annotation's place: a name out of a table, as the table is when a name is checked."""
+
+    names: Callable[[], Iterable[str]]
+
+
 def check_of(annotation: Any, bounds: NumberRange) -> Check:
-    """The check of a field with this annotation; bounds hold for the numbers in it."""
+    """The check of a field with this annotation; ``bounds`` hold for its numbers."""
+    if isinstance(annotation, NameIn):
+        return _name_check(annotation.names)
     if annotation in _NUMBERS:
         return _number_check(annotation, bounds)
     if annotation in _PLAIN or (isinstance(annotation, type) and is_dataclass(annotation)):
         return _instance_check(annotation, wanted(annotation, bounds))
     origin = get_origin(annotation)
     if origin is Literal:
-        return _choice_check(get_args(annotation))
+        return _name_check(lambda: get_args(annotation))
     if origin is tuple:
         return _tuple_check(annotation, bounds)
     assert origin in {types.UnionType, Union}, f"no check for fields of {annotation}"
@@ -72,11 +81,11 @@ def check_of(annotation: Any, bounds: NumberRange) -> Check:
 
 
 def wanted(annotation: Any, bounds: NumberRange) -> str:
-    """What a field accepts, in words that follow "give"."""
-    if annotation in _NUMBERS:
-        return f"{_NUMBERS[annotation]}{bounds.text}"
-    if annotation in _PLAIN:
-        return _PLAIN[annotation]
+    """The values that a field accepts, in words that follow "give"."""
+    if isinstance(annotation, NameIn):
+        return f"one of {', '.join(annotation.names())}"
+    if annotation in _NUMBERS or annotation in _PLAIN:
+        return _PLAIN.get(annotation) or f"{_NUMBERS[annotation]}{bounds.text}"
     if is_dataclass(annotation):
         return f"the keys {', '.join(field.name for field in fields(annotation))}"
     origin = get_origin(annotation)
@@ -95,7 +104,7 @@ def optional_part(annotation: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: not longer than part of a line."""
+    """A value as a message shows it, shortened to part of a line."""
     short = Repr()
     short.maxlevel = 2
     short.maxstring = short.maxlong = short.maxother = SHOWN_CHARACTERS
@@ -110,7 +119,7 @@ def _refuse_number(value: Any, noun: str, give: str) -> NoReturn:
     number = _number_in_text(value)
     if number is None:
         refuse("", f"{shown(value)} is not {noun}: give {give}")
-    # YAML 1.1 takes a number with an exponent for text unless it has a point and a signed exponent.
+    # YAML 1.1 reads a number with an exponent as text unless it has a point and a signed exponent.
     refuse("", f"{shown(value)} is text in YAML, not {noun}: write {number} without quotes")
 
 
@@ -122,7 +131,7 @@ def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
     is_closed = bounds.above is None
 
     def check(value: Any) -> Any:
-        # Nearly all numbers are as they should be, and there are very many of them.
+        # A quick way for nearly all numbers: there are very many, and few are wrong.
         if is_closed and type(value) is kind and low <= value <= high:
             return value
         number = number_of(value, give)
@@ -181,10 +190,10 @@ def _instance_check(kind: type, give: str) -> Check:
     return check
 
 
-def _choice_check(choices: tuple[str, ...]) -> Check:
+def _name_check(names: Callable[[], Iterable[str]]) -> Check:
     def check(value: Any) -> Any:
-        if type(value) is not str or value not in choices:
-            refuse("", f"{shown(value)} is unknown{near_matches(value, choices)}")
+        if type(value) is not str or value not in names():
+            refuse("", f"{shown(value)} is unknown{near_matches(value, names())}")
         return value
 
     return check

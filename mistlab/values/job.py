@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.whole_runs import highest_zero
 from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import FieldError, InputError, refuse
 from mistlab.values.model import ModelSpec
@@ -148,22 +148,15 @@ def degree_problem(model: ModelSpec, degree: int) -> str:
 
 
 def _engine_problem(job: Job) -> FieldError | None:
-    """What the baselines' own schedules cannot do."""
-    engine, in_pipeline = job.plan.engine, job.plan.num_stages > 1
-    if engine == "mistlab":
-        return None
-    highest = highest_zero(engine, in_pipeline=in_pipeline)
+    """What the plan's engine cannot do."""
+    engine, in_pipeline = ENGINES[job.plan.engine], job.plan.num_stages > 1
+    if problem := engine.precision_problem(job.workload.precision):
+        return FieldError("workload.precision", problem)
     for index, stage in enumerate(job.plan.stages):
         where = f"plan.stages[{index}]"
-        if stage.zero > highest:
-            pipeline = " in a pipeline" if engine == "deepspeed" else ""
-            problem = (
-                f"{stage.zero}, but engine {engine} shards optimizer state alone{pipeline}: give "
-                f"0 or {highest}"
-            )
+        if problem := engine.zero_problem(stage.zero, in_pipeline=in_pipeline):
             return FieldError(f"{where}.zero", problem)
-        if stage.offload != NO_OFFLOAD:
-            problem = f"engine {engine} keeps everything on the GPU: leave it out, or give mistlab"
+        if problem := engine.offload_problem(offloads=stage.offload != NO_OFFLOAD):
             return FieldError(f"{where}.offload", problem)
     return None
 

@@ -1,15 +1,15 @@
-"""What a plan costs, as measured: names and units of ``mistlab.values.prediction``."""
+"""The measured cost of a plan that was run, in the names and units of a prediction."""
 
 from dataclasses import dataclass, field
 
+from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import refuse
-from mistlab.values.plan import Engine
-from mistlab.values.value import bounded, check_fields
+from mistlab.values.value import bounded, check_fields, name_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where a measurement was made; what was not found out is empty."""
+    """The device and the software of a measurement; an unknown field is empty."""
 
     device: str
     num_devices: int = field(metadata=bounded(minimum=1))
@@ -25,7 +25,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """A GPU's clocks at a moment, how fast its multiprocessors may run, and its power's limit."""
+    """A GPU's clock rates at a moment, the maximum of its SM clock, and its power limit."""
 
     sm_mhz: float = field(metadata=bounded(above=0))
     memory_mhz: float = field(metadata=bounded(above=0))
@@ -37,20 +37,20 @@ class Clocks:
 
     @property
     def words(self) -> str:
-        """The numbers with their units."""
+        """The numbers with their units, for people."""
         most = "" if self.most_sm_mhz is None else f" of {self.most_sm_mhz:g}"
         power = "" if self.power_limit_w is None else f", at most {self.power_limit_w:g} W"
         return f"SM {self.sm_mhz:g}{most} MHz, memory {self.memory_mhz:g} MHz{power}"
 
     def moved_from(self, earlier: "Clocks") -> float:
-        """The largest relative change since an earlier moment."""
+        """The largest relative change of a clock since an earlier moment."""
         sm, memory = self.sm_mhz / earlier.sm_mhz, self.memory_mhz / earlier.memory_mhz
         return max(abs(sm - 1), abs(memory - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMeasurement:
-    """One stage as ``StagePrediction`` has it; None where the run did not tell."""
+    """The measured numbers of a stage, named as in ``StagePrediction``; None if unknown."""
 
     stable_s: float | None = field(default=None, metadata=bounded(minimum=0))
     delta_forward_s: float | None = None
@@ -67,10 +67,11 @@ class StageMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Iterations of a plan that were run; a run out of memory does not fit and has no samples.
+    """The measured iterations of a plan; a run that ran out of memory has no samples.
 
-    ``iteration_s`` is the median of ``samples_s``, the bounds hold 90 % of them. ``clocks`` are the
-    first GPU's before and after the samples, where its driver tells.
+    ``iteration_s`` is the median of ``samples_s``, and 90 % of the samples lie between the two
+    bounds. ``clocks`` are the first GPU's clocks before and after the samples, if its driver tells
+    them.
     """
 
     iteration_s: float | None = field(metadata=bounded(above=0))
@@ -79,7 +80,7 @@ class Measurement:
     tokens_per_s: float | None = field(metadata=bounded(above=0))
     mfu: float | None = field(metadata=bounded(minimum=0))
     fits: bool
-    engine: Engine
+    engine: str = field(metadata=name_in(names_for_plans))
     stages: tuple[StageMeasurement, ...]
     samples_s: tuple[float, ...] = field(metadata=bounded(above=0))
     environment: Environment

@@ -1,7 +1,7 @@
-"""The shape of a transformer: ``ModelSpec``, and what each family fills in.
+"""The description of a transformer, and the defaults that each family of models gives it.
 
-The Llama rule for the feed-forward width is that of LLaMA (arXiv 2302.13971): two thirds of four
-times the hidden size, rounded up to a multiple of 256.
+Llama's feed-forward width follows the LLaMA paper (arXiv 2302.13971): two thirds of four times the
+hidden size, rounded up to a multiple of 256.
 """
 
 import math
@@ -20,19 +20,19 @@ PositionEmbedding = Literal["absolute", "rotary", "none"]
 
 VOCAB_MULTIPLE = 128
 LLAMA_FFN_MULTIPLE = 256
-# Of rotary position embedding as it was published (Su et al. 2021, arXiv 2104.09864).
+# The base of rotary position embedding as published (Su et al. 2021, arXiv 2104.09864).
 ROTARY_BASE = 10_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A model's shape, every field concrete; ``of`` and ``from_mapping`` fill omitted ones.
+    """The sizes and structure of a model; ``of`` and ``from_mapping`` fill omitted fields.
 
-    ``ffn`` is the inner width of the feed-forward network (of the gate too, where there is one),
-    ``rotary_fraction`` the share of a head's channels that rotary embedding turns, the slowest of
-    them by a radian in about ``rotary_base`` positions. A custom model
-    has its layers in ``graph_file``, the JSON of its trace, and ``tensor_parallel_degrees``
-    are those that its own code can be split to; None stands for all that divide heads and widths.
+    ``ffn`` is the inner width of the feed-forward network, and of its gate if it has one. Rotary
+    embedding turns the share ``rotary_fraction`` of a head's channels, the slowest channel by one
+    radian in about ``rotary_base`` positions. ``graph_file`` is the JSON file with the traced
+    layers of a custom model. ``tensor_parallel_degrees`` are the degrees that its code supports;
+    None stands for all degrees that divide heads and widths.
     """
 
     name: str = ""
@@ -72,23 +72,23 @@ class ModelSpec:
 
     @classmethod
     def of(cls, *, family: Family, hidden: int, layers: int, heads: int, **others: Any) -> Self:
-        """A model of a family, which fills the fields that are not given."""
+        """A model of a family; omitted fields take the family's defaults."""
         given = {"family": family, "hidden": hidden, "layers": layers, "heads": heads, **others}
         return cls.from_mapping(given)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], where: str = "") -> Self:
-        """Decode a model from plain data; omitted fields take the family's defaults."""
+        """A model from plain data; omitted fields take the family's defaults."""
         with within(where):
             return from_mapping(cls, _completed(mapping))
 
     @property
     def rotated_channels(self) -> int:
-        """How many channels of a head rotary embedding turns."""
+        """Number of channels of a head that rotary embedding turns."""
         return round(self.head_dim * self.rotary_fraction)
 
     def padded_vocab(self, tensor_parallel: int) -> int:
-        """The vocabulary as trained: itself if it splits evenly, else the next padded size."""
+        """The vocabulary size in training, padded if it does not divide over the ranks."""
         if self.vocab % tensor_parallel == 0:
             return self.vocab
         multiple = VOCAB_MULTIPLE * tensor_parallel
@@ -151,7 +151,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _completed(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mapping with its family's defaults; without what they depend on, as it is."""
+    """The mapping with its family's defaults; unchanged if a field they depend on is missing."""
     if not isinstance(given, Mapping) or not {"family", "hidden", "heads"} <= given.keys():
         return given
     family = check_field(ModelSpec, "family", given["family"])

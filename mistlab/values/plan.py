@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Literal, Self
+from typing import Any, Self
 
+from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
 from mistlab.values.dimensions import (
     BUILT_IN,
     DIMENSIONS,
@@ -14,9 +15,7 @@ from mistlab.values.dimensions import (
 )
 from mistlab.values.errors import refuse
 from mistlab.values.mesh import num_gpus
-from mistlab.values.value import bounded, check_fields, further_keys
-
-Engine = Literal["mistlab", "megatron", "deepspeed"]
+from mistlab.values.value import bounded, check_fields, further_keys, name_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +134,11 @@ _read_built_in = attrgetter(*_PATHS.values())
 class Plan:
     """A training plan: the stages in pipeline order, and how many micro-batches make a step.
 
-    ``engine`` says whose schedule runs it. ``overlap_communication`` lets the baselines overlap
-    gradient reduction and parameter gathering; the mistlab engine always does.
+    ``engine`` is the row of ``ENGINES`` that trains by it. ``overlap_communication`` lets an engine
+    overlap gradient reduction and parameter gathering where it can; some engines always do.
     """
 
-    engine: Engine = "mistlab"
+    engine: str = field(default="mistlab", metadata=name_in(names_for_plans))
     micro_batches: int = field(metadata=bounded(minimum=1))
     overlap_communication: bool = True
     stages: tuple[StagePlan, ...]
@@ -149,11 +148,10 @@ class Plan:
         if not self.stages:
             problem = "is empty: give at least one stage"
             refuse("stages", problem)
-        if self.engine == "mistlab" and not self.overlap_communication:
-            problem = (
-                "False does not go with engine mistlab, which always overlaps: "
-                "leave it out, or give engine: megatron or deepspeed"
-            )
+        problem = ENGINES[self.engine].overlap_problem(
+            overlap_communication=self.overlap_communication, others=names_that_wait
+        )
+        if problem:
             refuse("overlap_communication", problem)
 
     @property

@@ -1,6 +1,7 @@
-"""How a plan file names its model and hardware: a catalogue name, a path, or a mapping.
+"""Finds the model and the hardware that a plan file names, by catalogue name, path or mapping.
 
-A path holds a slash or ends as its files do, and is relative to the folder of the plan file.
+A text is a path if it holds a slash or has the ending of such a file. A path is relative to the
+folder of the plan file.
 """
 
 import os.path
@@ -23,7 +24,7 @@ HARDWARE = "cluster.hardware"
 
 
 def model_from(plain: object, folder: Path) -> ModelSpec:
-    """The model that ``workload.model`` stands for in a plan file of this folder."""
+    """The model that ``workload.model`` names in a plan file in ``folder``."""
     if isinstance(plain, ModelSpec):
         return plain
     if isinstance(plain, Mapping):
@@ -43,7 +44,7 @@ def model_from(plain: object, folder: Path) -> ModelSpec:
 
 
 def plain_model(model: ModelSpec, folder: Path) -> Any:
-    """What ``workload.model`` says of a model in a plan file of this folder."""
+    """The content of ``workload.model`` for a model, in a plan file in ``folder``."""
     if model.name in catalog.model_names() and model == catalog.model(model.name):
         return model.name
     if model.graph_file is None:
@@ -55,7 +56,7 @@ def plain_model(model: ModelSpec, folder: Path) -> Any:
 
 
 def hardware_from(plain: object, folder: Path) -> Hardware:
-    """The hardware that ``cluster.hardware`` stands for in a plan file of this folder."""
+    """The hardware that ``cluster.hardware`` names in a plan file in ``folder``."""
     if isinstance(plain, Hardware):
         return plain
     if isinstance(plain, Mapping):
@@ -70,9 +71,9 @@ def hardware_from(plain: object, folder: Path) -> Hardware:
 
 
 def plain_hardware(hardware: Hardware) -> Any:
-    """What ``cluster.hardware`` says of a hardware: the mapping itself if no catalogue has it.
+    """The content of ``cluster.hardware``: a catalogue name, or all numbers of the hardware.
 
-    A plan file that is written carries the numbers of a hardware file, since the file may change.
+    A written plan file never names a hardware file, because such a file may change.
     """
     if hardware.name in catalog.hardware_names() and hardware == catalog.hardware(hardware.name):
         return hardware.name
@@ -93,7 +94,7 @@ def _traced_model(path: str) -> ModelSpec:
 
 
 def _is_traced(model: ModelSpec) -> bool:
-    """Whether the model is what its own file says; a changed copy of it is not."""
+    """Whether the model equals the model in its own file; a changed copy does not."""
     assert model.graph_file is not None
     try:
         return _traced_model(model.graph_file) == model
@@ -108,7 +109,7 @@ def _hardware_file(path: str) -> Hardware:
 
 @contextmanager
 def _in_file(holder: str, path: str) -> Iterator[None]:
-    """Let an error say which key of the plan file named the file that it is about."""
+    """Add to an error the key of the plan file that named the file at fault."""
     try:
         yield
     except FieldError as error:
@@ -126,5 +127,5 @@ def _joined(folder: Path, path: str) -> str:
 
 
 def _relative(path: str, folder: Path) -> str:
-    """A path as seen from a folder; an absolute one stays, and loads back from anywhere."""
+    """A path relative to a folder; an absolute path stays absolute."""
     return path if Path(path).is_absolute() else os.path.relpath(path, folder)

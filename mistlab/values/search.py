@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import refuse
-from mistlab.values.plan import Engine, Plan
+from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction, Predictor
 from mistlab.values.space import SearchSpace
 from mistlab.values.value import bounded, check_fields
@@ -114,7 +114,7 @@ class SearchResult:
 class StageCostModel(Protocol):
     """Whoever predicts single stages, many at a time."""
 
-    def stage_costs(self, batch: "StageBatch", *, engine: Engine = "mistlab") -> "StageCosts":
+    def stage_costs(self, batch: "StageBatch", *, engine: str = "mistlab") -> "StageCosts":
         """What each candidate costs."""
         ...
 

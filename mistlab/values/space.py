@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 
-from mistlab.machine.whole_runs import highest_zero
+from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.values.dimensions import (
     BUILT_IN,
     DIMENSIONS,
@@ -15,8 +15,7 @@ from mistlab.values.dimensions import (
 )
 from mistlab.values.errors import InputError, near_matches, refuse
 from mistlab.values.mesh import ranks_of
-from mistlab.values.plan import Engine
-from mistlab.values.value import bounded, check_fields, further_keys, ratio
+from mistlab.values.value import bounded, check_fields, further_keys, name_in, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class SearchSpace:
     """
 
     name: str
-    engine: Engine = "mistlab"
+    engine: str = field(default="mistlab", metadata=name_in(names_for_plans))
     data_parallel: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     tensor_parallel: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     tensor_parallel_in_node: bool = True
@@ -103,7 +102,7 @@ class SearchSpace:
             return tuple(count for count in counts if listed is None or count in listed)
         assert listed is not None, f"{dimension} has no end"
         if dimension == "zero":
-            highest = highest_zero(self.engine, in_pipeline=in_pipeline)
+            highest = ENGINES[self.engine].highest_zero_of(in_pipeline=in_pipeline)
             listed = tuple(level for level in listed if level <= highest)
         shared_by = DIMENSIONS[dimension].shared_by
         return listed[:1] if shared_by and ranks_of(shared_by, degree) == 1 else listed

@@ -1,4 +1,4 @@
-"""The units of files, in SI base units."""
+"""Factors from the units of files to SI base units."""
 
 MIB_BYTES = 2**20
 GIB_BYTES = 2**30

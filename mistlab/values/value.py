@@ -1,9 +1,9 @@
-"""Values: frozen dataclasses that check their fields, and their way to and from plain mappings.
+"""Tools for values: frozen dataclasses that check their fields and convert from and to mappings.
 
-A value calls ``check_fields`` in its ``__post_init__``; annotations say what a field holds,
-``field(metadata=bounded(...))`` where its numbers lie. Supported are int, float, bool, str,
-``Literal`` of texts, other values, ``tuple[X, ...]`` and ``X | None``. No validation library does
-this: a bool must not pass for an int, messages must carry a remedy, importing must stay cheap.
+A value calls ``check_fields`` in its ``__post_init__``. Annotations say what a field may hold, and
+``field(metadata=bounded(...))`` gives the range of its numbers. Supported annotations are int,
+float, bool, str, ``Literal`` of texts, other values, ``tuple[X, ...]`` and ``X | None``. No
+validation library does all of this: refuse a bool for an int, say a remedy, import quickly.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mistlab.values.errors import FieldError, near_matches, refuse, within
-from mistlab.values.field_checks import Check, NumberRange, check_of, optional_part, shown, wanted
+from mistlab.values.field_checks import (
+    Check,
+    NameIn,
+    NumberRange,
+    check_of,
+    optional_part,
+    shown,
+    wanted,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,30 +29,38 @@ Value = TypeVar("Value", bound="DataclassInstance")
 Metadata = Mapping[str, NumberRange]
 _BOUNDS = "bounds"
 _FURTHER = "further"
+_NAMES = "names"
 
 
 def bounded(
     *, minimum: float | None = None, above: float | None = None, maximum: float | None = None
 ) -> Metadata:
-    """Metadata of a field whose numbers have bounds: at least, greater than, at most."""
+    """Metadata for the range of a field's numbers: at least, above and at most these bounds."""
     return {_BOUNDS: NumberRange(minimum=minimum, above=above, maximum=maximum)}
 
 
 def ratio() -> Metadata:
-    """Metadata of a field whose numbers are shares of a whole, from 0 to 1."""
+    """Metadata for a field whose numbers are shares of a whole, from 0 to 1."""
     return {_BOUNDS: NumberRange(minimum=0, maximum=1, noun="a ratio")}
 
 
+def name_in(names: Callable[[], Iterable[str]]) -> Mapping[str, NameIn]:
+    """Metadata of a text field that holds a name out of a table to which rows may be added."""
+    return {_NAMES: NameIn(names=names)}
+
+
 def further_keys(known: Callable[[], Iterable[str]]) -> Mapping[str, Callable[[], Iterable[str]]]:
-    """Metadata of a field that holds, as pairs of keys and contents, what a mapping has under keys
-    that are no fields. ``known`` gives these keys; the value itself checks their contents."""
+    """Metadata of a field for the keys of a mapping that are no fields: pairs of key and content.
+
+    ``known`` gives these keys; the value itself checks their contents.
+    """
     return {_FURTHER: known}
 
 
 def check_fields(value: "DataclassInstance") -> None:
-    """Check every field of a value under construction, and store numbers as Python's own.
+    """Check every field of a value under construction, and store numbers in Python's types.
 
-    Raises ``FieldError`` for the first field that its annotation or bounds refuse.
+    Raises a ``FieldError`` for the first field whose content its annotation or bounds refuse.
     """
     name = ""
     try:
@@ -58,7 +74,7 @@ def check_fields(value: "DataclassInstance") -> None:
 
 
 def check_field(kind: "type[DataclassInstance]", name: str, given: object) -> Any:
-    """What a value of this type would store in one field; raises ``FieldError`` as it would."""
+    """Check one field for a value of this type; return the content that it would store."""
     return _checked(name, dict(_checks(kind))[name], given)
 
 
@@ -69,10 +85,10 @@ def checked_number(name: str, given: object, where: Metadata, *, is_whole: bool)
 
 
 def from_mapping(kind: type[Value], plain: object, where: str = "") -> Value:
-    """Decode a value from the mappings, lists, texts and numbers of a YAML or JSON file.
+    """Make a value from the mappings, lists, texts and numbers of a YAML or JSON file.
 
-    ``where`` is the path of the mapping in its file, for messages. Values that stand in the mapping
-    already decoded are taken as they are.
+    ``where`` is the path of the mapping in its file, for messages. Entries that are values already
+    are taken as they are.
     """
     with within(where):
         return _decoded_value(kind, plain)
@@ -102,7 +118,7 @@ def _field_types(kind: "type[DataclassInstance]") -> Mapping[str, _FieldType]:
     hints = get_type_hints(kind)
     return {
         field.name: _FieldType(
-            annotation=hints[field.name],
+            annotation=field.metadata.get(_NAMES, hints[field.name]),
             bounds=field.metadata.get(_BOUNDS, NumberRange()),
             required=not _has_default(field),
         )
@@ -158,7 +174,7 @@ def _further_contents(
 
 
 def _decoded(annotation: Any, plain: Any, path: str) -> Any:
-    """Plain data in the shape that the annotation asks for; what has another is left to checks."""
+    """Plain data converted as the annotation asks; data of another shape stays, for checks."""
     if is_dataclass(annotation) and isinstance(plain, Mapping):
         assert isinstance(annotation, type)
         return from_mapping(annotation, plain, path)

@@ -1,4 +1,4 @@
-"""What is trained: a model, its batch and its arithmetic."""
+"""The workload of a training step: a model, its batch and its arithmetic."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +15,7 @@ Optimizer = Literal["adamw"]
 class Workload:
     """One training step: ``global_batch`` sequences of ``sequence_length`` tokens.
 
-    ``attention`` is fused (flash) or computed product by product (math).
+    ``attention`` is fused in one kernel (flash) or computed product by product (math).
     """
 
     model: ModelSpec
@@ -30,5 +30,5 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Tokens in one step."""
+        """Number of tokens in one step."""
         return self.sequence_length * self.global_batch

@@ -1,4 +1,4 @@
-"""What is wrong with a plan's run on GPUs, rank by rank, found without one."""
+"""Finds races, hidden waits and hanging collectives of a plan's run on GPUs, without a GPU."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ from runtime.checks.unlike import Unlike, unlike_ranks
 from runtime.engine.training import Training
 from runtime.runnable import check_runnable
 
-# What a rank takes on a core, about: to build it, and for each pass of a layer.
+# Rough times for one rank on one core: to build it, and for each pass of a layer.
 SECONDS_A_RANK, SECONDS_A_PASS = 0.3, 0.012
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sanitizer:
-    """A job, its small plan, and the ranks of that plan that differ."""
+    """A job, its small plan, and the ranks of the small plan that have to be checked."""
 
     job: Job
     small: SmallPlan
@@ -29,7 +29,7 @@ class Sanitizer:
 
     @classmethod
     def of(cls, job: Job, training: Training, *, serialises: bool = False) -> "Sanitizer":
-        """Refuses a job that the runtime cannot run."""
+        """The sanitizer of a job; refuses a job that the runtime cannot run."""
         check_runnable(job)
         made = small(job.workload, job.plan)
         ranks = tuple(unlike_ranks(made.plan))
@@ -37,14 +37,14 @@ class Sanitizer:
 
     @property
     def expected_s(self) -> float:
-        """About how long all ranks take."""
+        """Roughly how long the checks of all ranks take."""
         plan = self.small.plan
         layers = sum(plan.stages[one.stage].layers + 1 for one in self.ranks)
         passes = layers * 2 * plan.micro_batches * ITERATIONS
         return len(self.ranks) * SECONDS_A_RANK + passes * SECONDS_A_PASS
 
     def collectives(self) -> tuple[CollectiveFinding, ...]:
-        """Calls of all ranks of the whole plan that do not fit together."""
+        """Collectives of the whole plan whose calls do not fit together over all ranks."""
         return collective_findings(
             self.job.plan,
             self.job.workload,
@@ -53,7 +53,7 @@ class Sanitizer:
         )
 
     def waits(self, rank: int) -> tuple[WaitFinding, ...]:
-        """Where the host of a rank would wait inside an iteration, or fail, on a GPU."""
+        """Places where a rank's host would wait for its GPU inside an iteration, or would fail."""
         return device_findings(
             self.small.workload,
             self.small.plan,
@@ -63,7 +63,7 @@ class Sanitizer:
         )
 
     def races(self, rank: int) -> tuple[RaceFinding, ...]:
-        """What a rank's streams do in no order; of findings that repeat themselves the first."""
+        """Uses of memory by a rank's streams that nothing orders; repeated findings only once."""
         trace = trace_of(
             self.small.workload,
             self.small.plan,

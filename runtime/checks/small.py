@@ -1,8 +1,8 @@
-"""A plan made small: the same structure, with sizes that a CPU computes in no time.
+"""Makes a small plan of the same structure, with sizes that a CPU computes at once.
 
-What decides which tasks a rank has, what they wait for and whom they talk to is kept: stages,
-degrees, levels of ZeRO, ratios, precision, which sizes are padded. Widths shrink, and so does what
-repeats itself: blocks of a stage and micro-batches, by even numbers, since rings have two entries.
+The small plan keeps everything that decides a rank's tasks, their waits and their messages: stages,
+degrees, ZeRO levels, ratios, precision and padding. Widths shrink. So do the numbers of blocks and
+micro-batches, by even numbers, because tasks take turns in rings of two buffers.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.workload import Workload
 
 MOST_BLOCKS = 6
-# Beyond those that fill the pipeline.
+# Micro-batches beyond the number that fills the pipeline.
 MOST_BATCHES = 4
 MOST_SEQUENCE = 16
 HEAD_DIMS = (8, 16, 32, 64, 128)
@@ -21,7 +21,7 @@ HEAD_DIMS = (8, 16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallPlan:
-    """A workload and a plan of it, and what was left out, in words."""
+    """A small workload, its plan, and sentences about the blocks and micro-batches left out."""
 
     workload: Workload
     plan: Plan
@@ -29,7 +29,7 @@ class SmallPlan:
 
 
 def small(workload: Workload, plan: Plan) -> SmallPlan:
-    """The small plan that stands for a plan."""
+    """The small plan of a plan."""
     most = plan.num_stages + MOST_BATCHES
     batches = _fewer(plan.micro_batches, most)
     shared = gcd(*(stage.micro_batch for stage in plan.stages))
@@ -84,11 +84,11 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
         head_dim=head_dim,
         hidden=hidden,
         ffn=2 * hidden,
-        # One token more than what every degree divides is padded.
+        # If the vocabulary is padded, one token more needs padding too.
         vocab=vocab + (model.vocab % degrees > 0),
     )
 
 
 def _fewer(count: int, most: int) -> int:
-    """At most so many, even where the count is even."""
+    """``count`` made at most ``most``, by an even number."""
     return count if count <= most else most - (count - most) % 2

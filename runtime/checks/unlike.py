@@ -1,4 +1,4 @@
-"""Which ranks of a plan differ in what they do, and how many others do the same as each."""
+"""Sorts the ranks of a plan by the work that they do, and picks one rank of each kind."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from runtime.comm.topology import Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlike:
-    """A rank, where it is, and how many ranks it stands for, itself among them."""
+    """A rank, its place, and the number of ranks of its kind, itself included."""
 
     rank: int
     stage: int
@@ -23,8 +23,11 @@ class Unlike:
 
 
 def unlike_ranks(plan: Plan) -> list[Unlike]:
-    """One rank of each kind: the first of a stage, of its tensor and its data group, by what it
-    exchanges with its neighbours."""
+    """One rank of each kind.
+
+    Ranks are of one kind if they are on one stage, are both first in their tensor group or not, and
+    in their data group or not, and exchange the same sequences with their neighbours.
+    """
     topology = Topology(plan=plan)
     first: dict[object, int] = {}
     counts = Counter[object]()

@@ -1,9 +1,10 @@
-"""A store for the processes of one attempt, where torchrun has started them before.
+"""Gives the processes of one attempt a store of their own, when torchrun starts them repeatedly.
 
-torchrun lends its own store, which stays when it starts processes again, with the addresses of
-those that are gone: who reads them fails to connect, or waits (pytorch #135712). How often it has
-started them differs from node to node, so processes find out by themselves who is there: each
-greets the first one by a word of its own, and the first one tells it the name of the attempt.
+torchrun lends the processes its own store. The store outlives them: after a restart it still holds
+the addresses of processes that are gone, and a process that reads such an address fails to connect
+or waits (pytorch #135712). The number of restarts differs from node to node, so it cannot name the
+attempt. Instead, each process greets rank 0 with a random word of its own, and rank 0 answers every
+greeting with the name of the attempt.
 """
 
 import os
@@ -17,7 +18,7 @@ MOMENT_S = 0.01
 
 
 def attempt_store(rank: int, size: int, timeout_s: float) -> Store | None:
-    """A store that only this attempt uses; None where the launcher lends none."""
+    """A store that only this attempt uses; None if the launcher lends no store."""
     said = os.environ
     if said.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
@@ -31,7 +32,7 @@ def attempt_store(rank: int, size: int, timeout_s: float) -> Store | None:
 
 
 def attempt_name(store: Store, rank: int, size: int, timeout_s: float) -> str:
-    """The same for all processes of an attempt, and for no others."""
+    """A name that all processes of this attempt agree on, and that no other attempt has."""
     own = uuid4().hex
     if rank == 0:
         _answer_all(store, own, size, timeout_s)
@@ -43,7 +44,10 @@ def attempt_name(store: Store, rank: int, size: int, timeout_s: float) -> str:
 
 
 def _answer_all(store: Store, name: str, size: int, timeout_s: float) -> None:
-    """Answer every greeting, those of processes that are gone too, until all have come."""
+    """Answer every greeting until all ranks have come.
+
+    Greetings of processes that are gone are answered too: nobody can tell them apart.
+    """
     deadline = monotonic() + timeout_s
     answered = dict.fromkeys(range(1, size), "")
     while answered:

@@ -1,7 +1,7 @@
-"""What the ranks of a group do together, and when it is done.
+"""Groups of ranks, the collectives that a group's ranks call together, and how to wait for one.
 
-A collective that has been started may return a ``Pending``; what returns None is either done, or in
-the order of the CUDA stream that it was started on.
+Starting a collective returns a ``Pending`` if somebody has to wait for it. It returns None if the
+collective is done already, or if the CUDA stream that it was started on keeps the order.
 """
 
 from collections.abc import Callable
@@ -18,22 +18,22 @@ class Pending(Protocol):
     """A collective that has been started."""
 
     def is_ready(self) -> bool:
-        """Whether ``finish`` would not wait."""
+        """Whether the collective has ended, so that ``finish`` would not wait."""
 
     def wait_a_moment(self) -> None:
-        """Wait until it may be ready, or until a moment has passed."""
+        """Wait until the collective may have ended, or until a moment has passed."""
 
     def finish(self) -> None:
-        """Bring the result to its place; called once, when it is ready."""
+        """Bring the result to its place; called once, when the collective is ready."""
 
 
 class Channel(Protocol):
-    """Ranks of neighbouring stages."""
+    """Ranks of two neighbouring stages, which exchange messages."""
 
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     ) -> Pending | None:
-        """Send tensors to ranks, and receive tensors from some."""
+        """Send tensors to some ranks, and receive tensors from some ranks."""
 
 
 class Group(Channel, Protocol):
@@ -41,24 +41,27 @@ class Group(Channel, Protocol):
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks in the group."""
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """This rank's number in the group."""
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> Pending | None:
-        """Reduce over the ranks, in place; ``operation`` is ``sum`` or ``max``."""
+        """Reduce ``tensor`` over the ranks, in place; ``operation`` is ``sum`` or ``max``."""
 
     def all_gather(self, whole: Tensor, own: Tensor) -> Pending | None:
-        """Fill ``whole`` with the ranks' ``own`` parts, which may lie in it at their places."""
+        """Fill ``whole`` with every rank's part in order of rank.
+
+        ``own`` is this rank's part; it may be a view of its place in ``whole``.
+        """
 
     def reduce_scatter(self, whole: Tensor) -> Pending | None:
-        """Sum over the ranks, of which each gets its part of ``whole``, in its place."""
+        """Sum ``whole`` over the ranks; each rank gets only its own part of the sum, in place."""
 
 
 class Alone:
-    """The group of one rank."""
+    """A group of one rank, with nobody to communicate with."""
 
     size = 1
     rank = 0
@@ -67,7 +70,7 @@ class Alone:
         """Nothing to do."""
 
     def all_gather(self, whole: Tensor, own: Tensor) -> None:
-        """Copy what is not in its place."""
+        """Copy ``own`` into ``whole`` unless it lies there already."""
         if own.data_ptr() != whole.data_ptr():
             whole.copy_(own)
 
@@ -75,25 +78,25 @@ class Alone:
         """Nothing to do."""
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
-        """Refuse: there is nobody else."""
+        """Refuse any message: there is nobody to send to."""
         assert not sends
         assert not receives
 
 
 def own_part(whole: Tensor, group: Group) -> Tensor:
-    """This rank's equal part of a flat tensor."""
+    """This rank's part of a flat tensor that is cut into one equal part for each rank."""
     return whole.chunk(group.size)[group.rank]
 
 
 class Then:
-    """A collective with something to do when it has ended."""
+    """A started collective, with a function to call when the collective has ended."""
 
     def __init__(self, pending: Pending, follow: Callable[[], object]) -> None:
         self._pending = pending
         self._follow = follow
 
     def is_ready(self) -> bool:
-        """Whether the collective is."""
+        """Whether the collective is ready."""
         return self._pending.is_ready()
 
     def wait_a_moment(self) -> None:
@@ -101,13 +104,13 @@ class Then:
         self._pending.wait_a_moment()
 
     def finish(self) -> None:
-        """Finish it, and do the rest."""
+        """Finish the collective, then call the function."""
         self._pending.finish()
         self._follow()
 
 
 def finished(pending: Pending | None) -> None:
-    """Wait for a collective, if streams do not see to the order."""
+    """Wait for a collective and finish it; do nothing where streams keep the order (None)."""
     if pending is not None:
         while not pending.is_ready():
             pending.wait_a_moment()
@@ -115,7 +118,7 @@ def finished(pending: Pending | None) -> None:
 
 
 def then(pending: Pending | None, follow: Callable[[], object]) -> Pending | None:
-    """Do something when a collective has ended; now, if streams see to the order."""
+    """Call ``follow`` when a collective has ended; at once where streams keep the order (None)."""
     if pending is None:
         follow()
         return None

@@ -1,6 +1,7 @@
-"""One stage by itself: what would come from its neighbours is drawn at random where it is needed.
+"""Runs one stage of a pipeline alone, with random tensors in place of its neighbours' messages.
 
-That takes no memory beyond the stage's own, so its peaks are those that it has among the others.
+The random values are drawn into the buffers that would receive the messages. They take no further
+memory, so the stage's memory peaks are the same as in the whole pipeline.
 """
 
 import torch
@@ -11,24 +12,24 @@ from runtime.comm.group import Alone
 from runtime.comm.topology import Connections, Topology
 from runtime.devices.table import generator_of
 
-# As large as what an untrained embedding gives out.
+# The standard deviation of an untrained embedding's output.
 STD = 0.02
 
 
 class Neighbour:
-    """Stands in for the stage at the other end of a link: whatever is sent is dropped."""
+    """Stands in for the stage at the other end of a link: drops messages and invents answers."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._generator = generator_of(device).manual_seed(seed)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
-        """Fill what is received."""
+        """Drop all tensors to send, and fill all tensors to receive with random values."""
         for tensor, _ in receives:
             tensor.normal_(std=STD, generator=self._generator)
 
 
 def isolated(plan: Plan, stage: int, device: torch.device, seed: int) -> Connections:
-    """The connections of a stage of one rank without the others; the seed is of what comes in."""
+    """Connections for one stage of one rank alone; ``seed`` is for the invented messages."""
     assert plan.stages[stage].num_gpus == 1
     topology, alone = Topology(plan=plan), Alone()
     rank = topology.rank(stage, 0, 0)

@@ -1,4 +1,4 @@
-"""What all processes say to one another besides tensors: whatever can be pickled."""
+"""Exchanges Python objects between all processes of a run; any object that can be pickled."""
 
 from typing import Any, TypeVar
 
@@ -10,12 +10,12 @@ T = TypeVar("T")
 
 
 def is_distributed() -> bool:
-    """Whether there are processes to talk to."""
+    """Whether this process has joined other processes."""
     return bool(distributed.is_initialized())
 
 
 def gathered(own: T) -> list[T]:
-    """What every process gives, in the order of ranks; its own alone where there is one."""
+    """The objects of all processes, in order of rank; just ``own`` for a process without others."""
     if not is_distributed():
         return [own]
     size = distributed.get_world_size()

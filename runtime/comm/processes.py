@@ -1,4 +1,7 @@
-"""Ranks that are processes: torch.distributed, NCCL between GPUs and gloo between CPUs."""
+"""Ranks that are processes: they communicate by torch.distributed, over NCCL or gloo.
+
+NCCL connects GPUs, gloo connects CPUs.
+"""
 
 import os
 import re
@@ -19,7 +22,7 @@ from runtime.devices.table import driver_of
 from runtime.shortage import refusal_in
 
 MOMENT_S = 0.01
-# Names from torch 2.13 on, which warns of those that 2.11 has.
+# Torch 2.13 gives these functions new names, and warns of the names that 2.11 has.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 _reduce_scatter = (
     getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
@@ -29,7 +32,7 @@ REDUCTIONS = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The processes that a launcher started, this one among them."""
+    """This process's place among the processes that a launcher started."""
 
     rank: int
     size: int
@@ -37,7 +40,7 @@ class World:
 
 
 def world_of_launcher() -> World:
-    """What torchrun, or whoever sets its variables, says; one process without."""
+    """The world in torchrun's environment variables; a single process if they are not set."""
     said = os.environ
     return World(
         rank=int(said.get("RANK", "0")),
@@ -47,7 +50,7 @@ def world_of_launcher() -> World:
 
 
 def device_of(name: str, world: World) -> torch.device:
-    """The rank's device; a GPU that is not there is refused."""
+    """This rank's own device of the kind ``name``; refuses a GPU that is not there."""
     driver = driver_of(torch.device(name))
     if driver is None:
         return torch.device(name)
@@ -65,10 +68,11 @@ def device_of(name: str, world: World) -> torch.device:
 
 
 def join(world: World, device: torch.device, timeout_s: float) -> None:
-    """Meet the other processes; whoever waits longer for one of them gives up.
+    """Meet the other processes; a process that waits longer than the timeout gives up.
 
-    With the device bound NCCL makes the communicator of all processes here, and those of groups
-    when they are made, by all processes; each group then has one, for messages too.
+    The process group is bound to the device. NCCL then makes the communicator of all processes
+    here, and a group's communicator when the group is made, with all processes taking part. So each
+    group has a single communicator, for collectives and messages alike.
     """
     if world.size > 1:
         driver = driver_of(device)
@@ -91,11 +95,11 @@ def leave(world: World) -> None:
 
 
 def abandon() -> None:
-    """Part from the other processes when this one has failed; wait for none of them.
+    """Part from the other processes without waiting for them, after this process has failed.
 
-    NCCL's communicators are aborted: what they still do would keep the device. Gloo's connections
-    are left, since torch waits for what is under way before it closes them; they close with the
-    process, which should end now.
+    NCCL's communicators are aborted: otherwise their unfinished work would keep the device. Gloo's
+    connections are left open, because torch would wait for unfinished work before it closes them.
+    They close with the process, which should end now.
     """
     if distributed.is_initialized() and distributed.get_backend() == "nccl":
         _abort_process_group()
@@ -109,16 +113,16 @@ def meet() -> None:
 
 
 def maker(world: World, timeout_s: float) -> Callable[[str, Sequence[int]], Group | None]:
-    """Makes groups of processes, all in the same order everywhere."""
+    """A function that makes groups; all processes must make the same groups in one order."""
 
     def make(name: str, ranks: Sequence[int]) -> Group | None:
         if len(ranks) == 1:
             return Alone()
         if name == "world":
-            # A communicator of their own would take memory of every device.
+            # A second communicator for all processes would take memory of every device.
             return everybody()
         with heard_from(range(world.size)):
-            # Without a timeout of its own a group would have torch's, not that of the world.
+            # A group does not inherit the world's timeout; torch would give it its default.
             group = distributed.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
         return ProcessGroup(group) if world.rank in ranks else None
 
@@ -127,8 +131,10 @@ def maker(world: World, timeout_s: float) -> Callable[[str, Sequence[int]], Grou
 
 @contextmanager
 def heard_from(ranks: Sequence[int]) -> Iterator[None]:
-    """Let what torch.distributed says when some of the ranks are gone be a ``RankLostError``; where
-    memory runs out, nobody is gone."""
+    """Turn torch.distributed's error about lost ranks into a ``RankLostError``.
+
+    An error that says that memory ran out stays as it is: then no rank is lost.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -138,10 +144,10 @@ def heard_from(ranks: Sequence[int]) -> Iterator[None]:
 
 
 class ProcessGroup:
-    """Some of the processes.
+    """A group of some of the processes.
 
-    NCCL runs a collective on the stream that is current, so nobody waits; gloo's run in threads of
-    their own, and are waited for.
+    NCCL runs a collective on the current stream, so nobody has to wait for it. Gloo runs a
+    collective in a thread of its own, so somebody has to wait for it.
     """
 
     def __init__(self, group: distributed.ProcessGroup) -> None:
@@ -158,8 +164,8 @@ class ProcessGroup:
         return self._started(work)
 
     def all_gather(self, whole: Tensor, own: Tensor) -> Pending | None:
-        """Fill ``whole`` with the parts in the order of ranks."""
-        # Gloo may write what others send before it has read what this rank does.
+        """Fill ``whole`` with every rank's part in order of rank."""
+        # Gloo may write others' parts into ``whole`` before it has read this rank's part of it.
         own = own if self._is_ordered else own.clone()
         with heard_from(self._ranks):
             work = _all_gather(whole, own, group=self._group, async_op=not self._is_ordered)
@@ -177,7 +183,7 @@ class ProcessGroup:
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     ) -> Pending | None:
-        """Send and receive; all messages are under way at once."""
+        """Send and receive all messages at once."""
         operations = [
             distributed.P2POp(call, tensor, self._ranks[peer], self._group)
             for call, messages in ((distributed.isend, sends), (distributed.irecv, receives))
@@ -197,16 +203,16 @@ class ProcessGroup:
 
 
 def everybody() -> ProcessGroup:
-    """The group of all processes, which there is from when they joined."""
+    """The group of all processes; it exists once they have joined."""
     group = distributed.group.WORLD
     assert group is not None
     return ProcessGroup(group)
 
 
 class _Works:
-    """Collectives of gloo that are under way, and what they must not lose meanwhile.
+    """Collectives of gloo that are under way, and the tensors that must live until they end.
 
-    Some of gloo's works end only when somebody waits for them, so a thread does.
+    Some of gloo's collectives end only while somebody waits for them, so a thread waits.
     """
 
     def __init__(
@@ -220,7 +226,7 @@ class _Works:
         self._waiter.start()
 
     def is_ready(self) -> bool:
-        """Whether all have ended."""
+        """Whether all collectives have ended."""
         return not self._waiter.is_alive()
 
     def wait_a_moment(self) -> None:
@@ -228,7 +234,7 @@ class _Works:
         self._waiter.join(MOMENT_S)
 
     def finish(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise the error of a collective, if one failed."""
         if self._error is not None:
             raise _lost(self._ranks, self._error) from self._error
 
@@ -241,7 +247,7 @@ class _Works:
 
 
 def _lost(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
-    """Of whom this rank waits for nobody knows more than that one does not answer."""
+    """The error to raise when one of ``ranks`` does not answer; nobody knows which one."""
     own = distributed.get_rank() if distributed.is_initialized() else None
     others = [str(rank) for rank in ranks if rank != own]
     who = f"rank {others[0]}" if len(others) == 1 else f"one of ranks {', '.join(others)}"

@@ -1,6 +1,7 @@
-"""Ranks that are threads of one process: every plan runs without a launcher, for tests.
+"""Ranks that are threads of one process, so that tests can run any plan without a launcher.
 
-A rank leaves what it contributes and takes the result when all have; nobody holds a lock meanwhile.
+A rank leaves a copy of its tensor for the others, and takes all copies when every rank has left
+one. No rank holds a lock while it waits.
 """
 
 import threading
@@ -14,14 +15,14 @@ from torch import Tensor
 from runtime.comm.group import RankLostError, own_part
 
 Result = TypeVar("Result")
-# How long a rank sleeps before it looks whether others have come; they wake it when they do.
+# How long a rank sleeps at most before it looks again whether other ranks have come.
 MOMENT_S = 0.02
 Key = tuple[object, ...]
 
 
 @dataclass(slots=True, eq=False)
 class Meeting:
-    """Where the ranks of one process leave their tensors for one another."""
+    """Where ranks leave tensors for one another: ``left`` by collective and by rank."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     left: dict[Key, dict[int, Tensor]] = field(default_factory=dict)
@@ -29,20 +30,20 @@ class Meeting:
     failed: bool = False
 
     def leave(self, key: Key, rank: int, tensor: Tensor) -> None:
-        """Contribute a copy."""
+        """Leave a copy of a tensor for the collective ``key``."""
         with self.changed:
             self.left.setdefault(key, {})[rank] = tensor.clone()
             self.changed.notify_all()
 
     def has(self, key: Key, count: int) -> bool:
-        """Whether so many ranks have contributed."""
+        """Whether ``count`` ranks have left a tensor for the collective ``key``."""
         if self.failed:
             message = "another rank has failed"
             raise RankLostError(message)
         return len(self.left.get(key, ())) == count
 
     def take(self, key: Key, takers: int) -> list[Tensor]:
-        """The contributions by rank; forgotten when the last taker has them."""
+        """The tensors left for ``key`` in order of rank; forgotten when the last taker has them."""
         with self.changed:
             parts = [part for _, part in sorted(self.left[key].items())]
             self.taken[key] = self.taken.get(key, 0) + 1
@@ -51,7 +52,7 @@ class Meeting:
             return parts
 
     def fail(self) -> None:
-        """Wake everybody up: it is over."""
+        """Tell all ranks that one has failed, and wake those that sleep."""
         with self.changed:
             self.failed = True
             self.changed.notify_all()
@@ -59,7 +60,7 @@ class Meeting:
 
 @dataclass(slots=True, kw_only=True)
 class _Gathering:
-    """A collective of which each rank makes its own result from all contributions."""
+    """A started collective: when all tensors are left, ``receive`` makes this rank's result."""
 
     meeting: Meeting
     keys: Sequence[Key]
@@ -68,23 +69,23 @@ class _Gathering:
     receive: Callable[[list[list[Tensor]]], object]
 
     def is_ready(self) -> bool:
-        """Whether all have contributed."""
+        """Whether all ranks have left their tensors."""
         pairs = zip(self.keys, self.counts, strict=True)
         return all(self.meeting.has(key, count) for key, count in pairs)
 
     def wait_a_moment(self) -> None:
-        """Sleep until somebody contributes."""
+        """Sleep until some rank leaves a tensor, or until a moment has passed."""
         with self.meeting.changed:
             if not self.is_ready():
                 self.meeting.changed.wait(MOMENT_S)
 
     def finish(self) -> None:
-        """Take what the others have left."""
+        """Take the tensors that all ranks have left, and make the result."""
         self.receive([self.meeting.take(key, self.takers) for key in self.keys])
 
 
 class ThreadGroup:
-    """Some of the threads; ``ranks`` are their numbers in the world."""
+    """A group of some of the threads; ``ranks`` are their numbers among all threads."""
 
     def __init__(self, meeting: Meeting, name: str, ranks: Sequence[int], world_rank: int) -> None:
         self._meeting = meeting
@@ -95,7 +96,7 @@ class ThreadGroup:
         self._messages: dict[tuple[int, int], int] = {}
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> "_Gathering":
-        """Reduce in the order of ranks, so that all get the same."""
+        """Reduce in order of rank, so that all ranks get the same bits."""
 
         def receive(parts: list[Tensor]) -> None:
             stacked = torch.stack(parts)
@@ -104,7 +105,7 @@ class ThreadGroup:
         return self._gather(tensor, receive)
 
     def all_gather(self, whole: Tensor, own: Tensor) -> "_Gathering":
-        """Fill ``whole`` with the parts in the order of ranks."""
+        """Fill ``whole`` with every rank's part in order of rank."""
         return self._gather(own, lambda parts: whole.copy_(torch.cat(parts)))
 
     def reduce_scatter(self, whole: Tensor) -> "_Gathering":
@@ -118,7 +119,7 @@ class ThreadGroup:
     def exchange(
         self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     ) -> "_Gathering":
-        """Leave messages for some ranks, and wait for those of others."""
+        """Leave messages for some ranks, and wait for messages of others."""
         for tensor, peer in sends:
             self._meeting.leave(self._message(self.rank, peer), 0, tensor)
 
@@ -153,7 +154,10 @@ class ThreadGroup:
 
 
 def run_threads(ranks: int, work: Callable[[int, Meeting], Result]) -> list[Result]:
-    """What ``work(rank, meeting)`` returns in a thread for each rank; the first error is raised."""
+    """Call ``work(rank, meeting)`` in a thread for each rank; return all results in order of rank.
+
+    The first error of a rank is raised.
+    """
     meeting = Meeting()
     results: dict[int, Result] = {}
     errors: list[BaseException] = []

@@ -10,11 +10,11 @@ from typing import Literal
 
 import torch
 
+from mistlab.schedule.stage_shape import shares_table
 from mistlab.values.mesh import GROUPS, groups_of, position_of, rank_of
 from mistlab.values.plan import Plan
 from runtime.comm.connecting import enter, greet
 from runtime.comm.group import Alone, Channel, Group
-from runtime.engine.program.shape import shares_table
 
 CPU = torch.device("cpu")
 Direction = Literal["forward", "backward"]

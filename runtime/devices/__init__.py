@@ -1,1 +1,1 @@
-"""Devices other than the CPU: what the runtime asks of one, and how CUDA answers."""
+"""Devices other than the CPU: the interface that the runtime calls, and CUDA behind it."""

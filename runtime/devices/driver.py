@@ -1,7 +1,8 @@
-"""What the runtime and the profiler ask of a device that is not the CPU.
+"""The interface through which the runtime and the profiler use a device that is not the CPU.
 
-Whatever runs on a GPU goes through a ``Driver``, so that stand-ins can take a GPU's place where
-there is none: one that orders streams by vector clocks, one whose tensors have no memory.
+Every call for a GPU goes through a ``Driver``, so that a stand-in can take the GPU's place on a
+machine without one. There are two stand-ins: one follows streams by vector clocks, one has tensors
+without memory.
 """
 
 from concurrent.futures import Executor
@@ -17,26 +18,28 @@ class Stream(Protocol):
     """A queue of a device's work."""
 
     def wait_event(self, event: Any) -> None:
-        """Let work that is queued from now on begin after an event."""
+        """Let work that is queued from now on begin after the event."""
 
 
 class Event(Protocol):
-    """A moment of a stream."""
+    """A moment in the work of a stream."""
 
     def record(self, stream: Any) -> None:
-        """Be the moment at which all that is queued on a stream by now has ended."""
+        """Mark the moment at which all work that is on the stream by now has ended."""
 
     def synchronize(self) -> None:
-        """Let the calling thread of the host wait for the moment."""
+        """Wait, in the calling thread, until the moment has come."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this moment to another; both were recorded with timing."""
+        """Milliseconds from this moment to the moment of ``end_event``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeaks:
-    """The most that torch's allocator has held of a device, and how often it had to give back what
-    it had cached."""
+    """The most memory of a device that tensors and torch's allocator have held.
+
+    ``retries`` counts how often the allocator had to free its cache and ask the device again.
+    """
 
     allocated_bytes: int
     reserved_bytes: int
@@ -44,72 +47,75 @@ class DevicePeaks:
 
 
 class Driver(Protocol):
-    """One kind of device, as torch calls it."""
+    """One kind of device, such as CUDA's."""
 
     @property
     def backend(self) -> str:
-        """The library of collectives between such devices, as torch.distributed calls it."""
+        """torch.distributed's name for the library of collectives between these devices."""
 
     @property
     def version(self) -> str:
-        """Of the software below torch."""
+        """The version of the software below torch, such as CUDA's."""
 
     def count(self) -> int:
-        """Devices that are there."""
+        """Number of devices on this node."""
 
     def choose(self, device: torch.device) -> None:
-        """Let a device be the calling thread's current one."""
+        """Make a device the calling thread's current device."""
 
     def name(self, device: torch.device) -> str:
-        """What the maker calls it."""
+        """The maker's name of a device."""
 
     def has_bf16(self) -> bool:
         """Whether the current device computes in bfloat16."""
 
     def current_stream(self, device: torch.device) -> Stream:
-        """The stream that torch puts work on when nobody says otherwise."""
+        """The stream that torch puts work on by default."""
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> Stream:
-        """A new stream; the work of an urgent one goes first where both are ready."""
+        """A new stream; the work of an urgent stream goes before the ready work of others."""
 
     def using(self, stream: Any) -> AbstractContextManager[object]:
-        """Let a stream be the calling thread's current one."""
+        """Make a stream the calling thread's current stream, within a ``with`` block."""
 
     def event(self) -> Event:
         """A new event, with timing."""
 
     def synchronize(self, device: torch.device) -> None:
-        """Let the calling thread of the host wait for all streams."""
+        """Wait, in the calling thread, until all streams have ended their work."""
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A new source of random values for tensors there."""
+        """A new source of random values for tensors on a device."""
 
     def idle(self, cycles: int) -> None:
         """Queue a pause on the current stream."""
 
     def threads(self, name: str) -> Executor:
-        """One thread of the host, for work that goes on beside whoever issues."""
+        """An executor with one thread of the host, which works beside the thread that issues."""
 
     def host_zeros(self, size_bytes: int) -> Tensor:
-        """Bytes of the host, for ``pin``."""
+        """Zeros in host memory, to be given to ``pin``."""
 
     def pin(self, memory: Tensor) -> int:
-        """Let copies of host memory run by themselves; the library's error number, 0 for none."""
+        """Pin host memory, so that its copies run without the host.
+
+        Returns the library's error number, 0 for none.
+        """
 
     def unpin(self, memory: Tensor) -> None:
-        """Undo ``pin``."""
+        """Unpin memory that ``pin`` has pinned."""
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
-        """Memory that nobody has, and all of it."""
+        """Free memory and all memory of a device."""
 
     def reserved_bytes(self, device: torch.device) -> int:
         """Memory that torch's allocator holds now."""
 
     def cap(self, device: torch.device, share: float) -> None:
-        """Let torch's allocator hold no more than a share of all memory."""
+        """Let torch's allocator hold at most ``share`` of the device's memory."""
 
     def count_anew(self, device: torch.device) -> None:
-        """Give back what is cached, and begin to count peaks again."""
+        """Free the allocator's cache, and begin to count peaks anew."""
 
     def peaks(self, device: torch.device) -> DevicePeaks:
-        """Peaks since ``count_anew``."""
+        """Peaks since the last ``count_anew``."""

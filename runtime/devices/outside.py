@@ -1,6 +1,7 @@
-"""What is taken of a device outside torch's allocator, and the cap that leaves room for it.
+"""Memory of a device that torch's allocator does not hold, and a cap that leaves room for it.
 
-That is the process's context, libraries, the communicators of its groups, and other processes.
+The process's CUDA context, its libraries, the communicators of its groups and other processes take
+such memory.
 """
 
 import torch
@@ -12,7 +13,7 @@ from runtime.devices.table import driver_of
 
 
 def outside_bytes(device: torch.device) -> int:
-    """What somebody has of a device, and torch's allocator does not; 0 on a CPU."""
+    """Bytes of a device that are taken, but not by torch's allocator; 0 on a CPU."""
     driver = driver_of(device)
     if driver is None:
         return 0
@@ -21,9 +22,9 @@ def outside_bytes(device: torch.device) -> int:
 
 
 class Cap:
-    """Lets torch hold no more of a device than a cluster says that there is, less what is outside.
+    """Limits torch's allocator to the cluster's memory size, less the bytes taken outside it.
 
-    Without a size in the plan torch may hold all there is. On a CPU nothing is capped.
+    If the plan names no memory size, torch may hold all of the device. On a CPU there is no cap.
     """
 
     def __init__(self, cluster: Cluster, device: torch.device) -> None:
@@ -31,12 +32,12 @@ class Cap:
         self._cluster, self._device = cluster, device
         self._driver = driver_of(device)
         if self._driver is not None:
-            # This process may have run other plans, and has connected.
+            # Earlier plans of this process may have left a cache; the groups have connected by now.
             self._driver.count_anew(device)
             self.measure()
 
     def measure(self) -> None:
-        """Find out what is outside now, and cap by it."""
+        """Measure the bytes taken outside the allocator now, and set the cap."""
         driver, device, cluster = self._driver, self._device, self._cluster
         if driver is None:
             return

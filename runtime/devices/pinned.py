@@ -1,7 +1,7 @@
-"""Pinned memory of the host: pinned for whoever asks, or kept by the process for the next run.
+"""Lends pinned host memory, and can keep it pinned from one run of a process to the next.
 
-Pinning is slow, since every page is touched and registered, and a report pins for dozens of runs: a
-process that runs plan after plan keeps what it has pinned (``kept``), and lends it again.
+Pinning is slow, because every page is touched and registered. A process that runs plan after plan
+therefore keeps its pinned memory within ``kept()``, and lends it again.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,16 @@ from torch import Tensor
 
 from runtime.devices.driver import Driver
 
-# Where parts of one block begin: at pages, as blocks themselves do.
+# Parts of a block begin at pages, as blocks do.
 PAGE_BYTES = 4096
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Block:
-    """Memory that was pinned at once; parts before ``used_bytes`` are lent, or were.
+    """One piece of pinned memory, lent in parts from its beginning up to ``used_bytes``.
 
-    ``written_bytes`` may hold what earlier runs have left.
+    ``lent`` counts the parts that are not given back yet. The first ``written_bytes`` may hold
+    values of earlier runs.
     """
 
     memory: Tensor
@@ -32,11 +33,11 @@ class _Block:
 
     @property
     def left_bytes(self) -> int:
-        """What can be lent still."""
+        """Bytes that can still be lent."""
         return self.memory.numel() - self.used_bytes
 
     def take(self, size_bytes: int) -> Tensor:
-        """The next part, as zeros."""
+        """Lend the next part, filled with zeros."""
         begin, end = self.used_bytes, self.used_bytes + size_bytes
         self.memory[begin : min(end, max(begin, self.written_bytes))].zero_()
         self.used_bytes = min(self.memory.numel(), -(-end // PAGE_BYTES) * PAGE_BYTES)
@@ -45,26 +46,26 @@ class _Block:
         return self.memory[begin:end]
 
     def give_back(self) -> None:
-        """One part less; when all are back, the block begins anew."""
+        """Take one part back; when all parts are back, the whole block can be lent again."""
         self.lent -= 1
         if not self.lent:
             self.used_bytes = 0
 
     def unpin(self) -> None:
-        """Before the memory goes."""
+        """Unpin the block, before its memory is freed."""
         self.driver.unpin(self.memory)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Lent:
-    """Zeros of the host, pinned until they are given back."""
+    """Pinned host memory that somebody has borrowed; zeros at first."""
 
     memory: Tensor
     _block: _Block
     _keeper: "_Keeper | None"
 
     def give_back(self) -> None:
-        """Nothing uses the memory any more."""
+        """Say that nothing uses the memory any more."""
         if self._keeper is None:
             self._block.unpin()
         else:
@@ -73,14 +74,17 @@ class Lent:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Keeper:
-    """The blocks of a process, lent to one run after another."""
+    """The pinned blocks of a process, lent to one run after another."""
 
     _blocks: list[_Block] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
 
     def lend(self, size_bytes: int, driver: Driver) -> Lent:
-        """A part of the block that it fills most; if none has room, of a new one, for which those
-        go that nobody uses, so that no more is pinned than a run needs and was left of others."""
+        """Lend a part of the block with the least room that suffices, else of a new block.
+
+        Before a new block is pinned, all blocks that nobody uses are unpinned, so that little is
+        pinned beyond the need of the current run.
+        """
         with self._lock:
             with_room = [
                 block
@@ -95,12 +99,12 @@ class _Keeper:
             return Lent(memory=block.take(size_bytes), _block=block, _keeper=self)
 
     def give_back(self, block: _Block) -> None:
-        """One part less of a block; it stays pinned."""
+        """Take one part of a block back; the block stays pinned."""
         with self._lock:
             block.give_back()
 
     def end(self) -> None:
-        """Unpin everything."""
+        """Unpin all blocks."""
         with self._lock:
             self._drop([*self._blocks])
 
@@ -115,7 +119,7 @@ _keeper: _Keeper | None = None
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Within the block, let this process keep what it pins for later runs; unpin it at the end."""
+    """Within the ``with`` block, keep memory pinned for later runs; unpin all of it at the end."""
     global _keeper  # noqa: PLW0603 (pinned memory is of the process)
     assert _keeper is None, "the process keeps its pinned memory already"
     keeper = _keeper = _Keeper()
@@ -127,7 +131,7 @@ def kept() -> Iterator[None]:
 
 
 def lend(size_bytes: int, driver: Driver) -> Lent:
-    """Pinned zeros; raises ``MemoryError`` where they cannot be pinned."""
+    """Lend pinned zeros; raises ``MemoryError`` if the memory cannot be pinned."""
     if _keeper is not None:
         return _keeper.lend(size_bytes, driver)
     block = _pinned(size_bytes, driver)

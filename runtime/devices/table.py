@@ -1,16 +1,16 @@
-"""Which devices there are besides the CPU: a row each, by the name that torch gives the kind."""
+"""The table of device kinds besides the CPU: a driver for each, by torch's name of the kind."""
 
 import torch
 
 from runtime.devices.cuda import CudaDriver
 from runtime.devices.driver import Driver
 
-# A stand-in adds its row while it stands in.
+# A stand-in for a GPU adds its row while it is in use.
 DRIVERS: dict[str, Driver] = {"cuda": CudaDriver()}
 
 
 def driver_of(device: torch.device) -> Driver | None:
-    """Who drives a device; nobody drives a CPU, but where a stand-in does."""
+    """The driver of a device; None for a CPU, unless a stand-in drives the CPU."""
     return DRIVERS.get(device.type)
 
 

@@ -1,1 +1,1 @@
-"""Runs plans: the slot table's tasks on streams, layer by layer."""
+"""Executes plans: issues each layer's tasks to the streams of a device."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mistlab.schedule.stage_program import Op, flush, iterations
+from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections
-from runtime.engine.program.program import Op, flush, iterations
-from runtime.engine.program.shape import StageShape
 from runtime.engine.storage.boundary import Boundary
 from runtime.engine.storage.layout import Layout
 from runtime.engine.storage.parameters import Parameters

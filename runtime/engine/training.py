@@ -1,4 +1,4 @@
-"""How weights are updated: AdamW, its learning rate over time, clipping and loss scaling."""
+"""Settings of the optimizer: AdamW, its learning rate over time, clipping and loss scaling."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,19 +7,19 @@ from typing import Literal
 from mistlab.values.value import bounded, check_fields
 
 Decay = Literal["constant", "linear", "cosine"]
-# Where gradients are 16 bits with 5 of exponent, so that small ones do not vanish.
+# The loss scale for fp16 gradients, whose 5 bits of exponent would round small values to zero.
 FP16_LOSS_SCALE = 2.0**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The optimizer's settings; the same for every plan.
+    """The optimizer's settings, which do not depend on the plan.
 
-    The learning rate rises over ``warmup_steps`` and then stays, or falls to a tenth of
-    ``learning_rate`` at ``total_steps``. Gradients are clipped to a norm of ``clip_norm`` if it is
-    given. With ``loss_scale`` losses are scaled by it at first, doubled after ``growth_interval``
-    good steps, halved after an overflow, whose step is left out. With ``steps_on_host`` optimizer
-    state that is offloaded is stepped where it is, by the host.
+    The learning rate rises over ``warmup_steps``. Then it stays, or falls to a tenth of
+    ``learning_rate`` at ``total_steps``. Gradients are clipped to the norm ``clip_norm`` if it is
+    given. ``loss_scale`` is the first factor on the loss: it doubles after ``growth_interval`` good
+    steps, and halves after an overflow, whose step is skipped. With ``steps_on_host`` the host
+    steps the optimizer state that is offloaded.
     """
 
     learning_rate: float = field(default=3e-4, metadata=bounded(minimum=0))
@@ -40,11 +40,11 @@ class Training:
 
     @property
     def needs_norm(self) -> bool:
-        """Whether a step waits for the norm of all gradients."""
+        """Whether a step must wait for the norm of all gradients."""
         return self.clip_norm is not None or self.loss_scale is not None
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of a step, counted from zero."""
+        """The learning rate of a step; steps count from zero."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         if self.decay == "constant" or self.total_steps <= self.warmup_steps:

@@ -1,4 +1,4 @@
-"""Causal self-attention: fused (``flash``) by the kernel of the run, or written out (``math``).
+"""Causal self-attention, either fused in one kernel (``flash``) or written out (``math``).
 
 Axes: B batch, S sequence, H the rank's query heads, K its key and value heads, D channels a head.
 """
@@ -18,8 +18,8 @@ from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import TensorParallel
 from runtime.models.sizes import value_of
 
-# Queries, keys and values (B, S, H + 2 K, D) to attention (B, S, H, D): as models have it, or as
-# whoever runs one would have it.
+# Computes attention (B, S, H, D) of queries, keys and values (B, S, H + 2 K, D). A model has a
+# function of its own; the executor of a plan may put another in its place.
 Attend = Callable[[Tensor, "Attention"], Tensor]
 
 
@@ -41,7 +41,8 @@ class RotaryTables(nn.Module):
 class Attention(nn.Module):
     """Query, key and value in one product, attention over heads, and the output product.
 
-    Works between ``enter`` and ``leave``: its output is the rank's part of a sum.
+    Works between ``enter`` and ``leave`` of ``runtime.models.parallel``: its output is this rank's
+    summand, and the sum over the ranks is the result.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Attention(nn.Module):
         """Attend; input and output are (B, S, hidden)."""
         batch, sequence, _ = x.shape
         heads, kv_heads, channels = self.heads, self.kv_heads, self.config.head_dim
-        # Over flat tokens the product is no view of another tensor, so it can be turned in place.
+        # For flat tokens the product is no view of another tensor, so it can be rotated in place.
         qkv = self.qkv(x.flatten(0, 1))
         shape = (batch, sequence, heads + 2 * kv_heads, channels)
         if self.rotary is not None:
@@ -76,23 +77,23 @@ class Attention(nn.Module):
 
 
 def _attend_to_parts(qkv: Tensor, of: Attention) -> Tensor:
-    """Attention (B, S, H, D) of queries, keys and values (B, S, H + 2 K, D) taken apart."""
+    """Split (B, S, H + 2 K, D) into queries, keys and values, and attend (B, S, H, D)."""
     query, key, value = qkv.split([of.heads, of.kv_heads, of.kv_heads], dim=2)
     dropout = of.config.dropout if of.training else 0.0
     return ATTENTION[of.config.attention](query, key, value, dropout)
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """Attention of (B, S, H, D) on (B, S, K, D) that never forms the scores."""
+    """Attention of (B, S, H, D) on (B, S, K, D) by one kernel, which never stores the scores."""
     of_package = settled_kernel() == "flash-attn"
     return (_by_package if of_package else _by_torch)(query, key, value, dropout)
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """The same by two products around a softmax of the scores (B K, H/K S, S).
+    """Attention as ``fused``, by two products around a softmax of the scores (B K, H/K S, S).
 
-    Copies are asked for outright, not left to ``contiguous``, so that which operators run never
-    depends on a size being one.
+    Copies are made with ``clone``, not left to ``contiguous``, so that the same operators run even
+    if a size is one.
     """
     batch, sequence, heads, channels = query.shape
     kv_heads = key.shape[2]
@@ -103,7 +104,7 @@ def written_out(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Te
         _copy(t.transpose(1, 2)).view(batch * kv_heads, sequence, channels) for t in (key, value)
     )
     nothing = query.new_zeros(1).expand(batch * kv_heads, group * sequence, sequence)
-    # The factor is a number even where channels are a symbol: no size follows from it.
+    # The factor is a plain number even if channels are a symbol, because no size depends on it.
     factor = 1 / math.sqrt(value_of(channels))
     scores = torch.baddbmm(nothing, query, key.transpose(1, 2), beta=0.0, alpha=factor)
     shares = CausalSoftmax.apply(scores, sequence)
@@ -121,23 +122,23 @@ ATTENTION: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
 
 
 class HeadsAfterPositions(torch.autograd.Function):
-    """(B, H, S, D) copied to (B, S, H, D), and its gradient copied back."""
+    """Copies (B, H, S, D) to (B, S, H, D), and the gradient back."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, mixed: Tensor) -> Tensor:
-        """Copy with the two middle axes exchanged."""
+        """Copy, with the two middle axes exchanged."""
         return _copy(mixed.transpose(1, 2))
 
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
     ) -> Tensor:
-        """Copy back."""
+        """Copy the gradient, with the two middle axes exchanged again."""
         return _copy(gradient.transpose(1, 2))
 
 
 def _by_torch(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """PyTorch's fused attention, by the backend that is settled."""
+    """PyTorch's fused attention, by the backend that ``settle_kernel`` has chosen."""
     query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
     grouped = bool(query.shape[1] != key.shape[1])
     mixed = scaled_dot_product_attention(
@@ -147,7 +148,7 @@ def _by_torch(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tens
 
 
 def _by_package(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """The kernel of the package flash-attn, which takes (B, S, H, D) as it is."""
+    """The kernel of the package flash-attn, which takes (B, S, H, D) without a transpose."""
     mixed: Tensor = importlib.import_module("flash_attn").flash_attn_func(
         *(query, key, value),
         dropout_p=dropout,

@@ -1,8 +1,8 @@
-"""Which implementation of fused attention a run takes.
+"""Chooses the implementation of fused attention for a whole run.
 
-A plan says that attention is fused, never by whom: that is the run's choice, the same for all of
-its layers. Left alone, PyTorch chooses by GPU and version (on Hopper cuDNN's, from some version
-on), and a profile and a run, or two runs, could differ.
+A plan says that attention is fused; the run chooses one implementation for all of its layers. Left
+alone, PyTorch would choose by GPU and version (on Hopper some versions choose cuDNN's). Then a
+profile and a run, or two runs, could use different kernels.
 """
 
 from importlib.util import find_spec
@@ -47,16 +47,17 @@ def check_kernel(
 
 
 def settled_kernel() -> AttentionKernel:
-    """Who computes fused attention in this process."""
+    """The implementation that computes fused attention in this process."""
     return _settled
 
 
 def settle_kernel(kernel: AttentionKernel, device: torch.device) -> None:
-    """Let one implementation compute fused attention, for the rest of the process.
+    """Choose the implementation of fused attention for the rest of the process.
 
-    ``flash`` is PyTorch's FlashAttention-2, and its next where the type, the GPU or the shape has
-    none: never cuDNN's. PyTorch's own switches are of the process too; a context around each call
-    would cost the host time, and could not be traced.
+    ``flash`` is PyTorch's FlashAttention-2. Where FlashAttention-2 does not support the type, the
+    GPU or the shape, PyTorch takes another implementation, but never cuDNN's. PyTorch's switches
+    hold for the whole process. A context manager around each call would cost host time, and a trace
+    could not follow it.
     """
     global _settled  # noqa: PLW0603 (as the switches below)
     _settled = kernel
@@ -73,5 +74,5 @@ def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ValueError:
-        # A module that is there without having been imported from a file.
+        # The module exists, but was not imported from a file.
         return True

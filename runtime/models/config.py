@@ -1,7 +1,7 @@
-"""What a transformer is made of: its sizes, its structure and how it is split over ranks.
+"""The configuration of a transformer: its sizes, its structure and its split over ranks.
 
-A size is an ``int`` or a ``torch.SymInt``: the same model code builds a real model and one whose
-sizes are symbols. Sizes are of the whole model; each rank builds its share of them.
+A size is an ``int`` or a ``torch.SymInt``, so the same model code builds a real model and a model
+whose sizes are symbols. Sizes are those of the whole model; each rank builds its share.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """What does not depend on size: which parts a block has and how they are wired."""
+    """The parts of a block and how they are wired, whatever their sizes."""
 
     norm: Literal["layernorm", "rmsnorm"]
     gated_mlp: bool
@@ -31,9 +31,9 @@ class Structure:
 class ModelConfig:
     """Sizes and switches of one model on one tensor-parallel rank.
 
-    Sizes are those of the whole model. ``positions`` is the longest sequence, ``rotated`` the
-    channels of a head that rotary embedding turns, with ``rotary_base``. The last ``unused_vocab``
-    tokens are padding, which nobody predicts.
+    Sizes are those of the whole model. ``positions`` is the longest sequence. Rotary embedding
+    turns ``rotated`` channels of each head, with the base ``rotary_base``. The last
+    ``unused_vocab`` tokens are padding, which the model never predicts.
     """
 
     hidden: Size
@@ -58,10 +58,11 @@ class ModelConfig:
 def config_with(
     *, hidden: Size, heads: Size, tensor_parallel: Size = 1, **others: Any
 ) -> ModelConfig:
-    """A configuration by its main sizes, the others following from them.
+    """A configuration made from its main sizes; the other sizes follow from them.
 
-    Heads divide the hidden size, the feed-forward network is four times as wide, and positions
-    reach to 2,048. With symbols, the vocabulary is one too (``V``, standing for 50,304).
+    Heads divide the hidden size, the feed-forward network is four times as wide, and there are
+    2,048 positions. If a main size is a symbol, the vocabulary is the symbol ``V``, which stands
+    for 50,304.
     """
     space = space_of((hidden, heads, tensor_parallel))
     torch._check(hidden % heads == 0)
@@ -80,7 +81,7 @@ def config_with(
 
 
 def config_of(workload: Workload, *, tensor_parallel: int = 1, layers: int = 0) -> ModelConfig:
-    """The configuration of a workload's model; ``layers`` blocks, or all of them if 0."""
+    """The configuration of a workload's model, with ``layers`` blocks (0: all of them)."""
     spec = workload.model
     return ModelConfig(
         hidden=spec.hidden,
@@ -104,7 +105,7 @@ def config_of(workload: Workload, *, tensor_parallel: int = 1, layers: int = 0) 
 
 
 def structure_of(spec: ModelSpec) -> Structure:
-    """The structure that a model's description asks for."""
+    """The structure of a model from its description."""
     return Structure(
         norm=spec.norm,
         gated_mlp=spec.mlp_type == "gated_mlp",
@@ -115,7 +116,10 @@ def structure_of(spec: ModelSpec) -> Structure:
 
 
 def shard(size: Size, parts: Size, what: str) -> Size:
-    """One part of ``size``; with symbols, that it divides becomes a condition of the trace."""
+    """The size of one of ``parts`` equal parts; refuses a size that does not divide.
+
+    With symbols the trace notes "``parts`` divides ``size``" as a condition.
+    """
     if isinstance(size, int) and isinstance(parts, int) and size % parts:
         message = f"{what} {size} does not divide over {parts} ranks: choose another degree"
         raise ValueError(message)

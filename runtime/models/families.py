@@ -1,4 +1,4 @@
-"""GPT, Llama and Falcon: the three structures of the published evaluations."""
+"""The torch models GPT, Llama and Falcon, the three families of the published evaluations."""
 
 from collections.abc import Mapping
 from typing import final
@@ -38,7 +38,7 @@ STRUCTURES: Mapping[str, Structure] = {
 
 @final
 class GPT(Transformer):
-    """Learned positions, LayerNorm, GELU."""
+    """A transformer with learned positions, LayerNorm and GELU."""
 
     def __init__(self, config: ModelConfig, ranks: TensorParallel | None = None) -> None:
         super().__init__(config, STRUCTURES["gpt"], ranks)
@@ -46,7 +46,7 @@ class GPT(Transformer):
 
 @final
 class Llama(Transformer):
-    """Rotary positions, RMSNorm, SwiGLU."""
+    """A transformer with rotary positions, RMSNorm and SwiGLU."""
 
     def __init__(self, config: ModelConfig, ranks: TensorParallel | None = None) -> None:
         super().__init__(config, STRUCTURES["llama"], ranks)
@@ -54,7 +54,7 @@ class Llama(Transformer):
 
 @final
 class Falcon(Transformer):
-    """Attention and network side by side under one LayerNorm, rotary positions."""
+    """A transformer with rotary positions whose attention and network share one LayerNorm."""
 
     def __init__(self, config: ModelConfig, ranks: TensorParallel | None = None) -> None:
         super().__init__(config, STRUCTURES["falcon"], ranks)

@@ -1,8 +1,8 @@
-"""Fused operators that eager PyTorch lacks, each seen by a trace as one operator.
+"""Fused operators that eager PyTorch lacks; a trace sees each as one operator.
 
-What they keep for the backward pass is what a fused GPU kernel keeps: RMSNorm its input and one
-number a row, SwiGLU its input alone, causal softmax its result alone, rotary embedding nothing,
-since it works in place.
+They keep the same tensors for the backward pass as a fused GPU kernel does. RMSNorm keeps its input
+and one number a row, SwiGLU its input, causal softmax its result. Rotary embedding works in place
+and keeps nothing.
 """
 
 import math
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# How often squares of scores are halved before what is future in them is masked.
+# How often ``_hide_future`` halves the squares at the diagonal before it masks the rest.
 HALVINGS = 4
 
 
 @torch.library.custom_op("mistlab::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Normalise the last dimension by its root mean square; also the reciprocal of each root."""
+    """Divide the last dimension by its root mean square; also return each root's reciprocal."""
     if x.is_cuda:
         return torch.ops.aten._fused_rms_norm(x, (x.shape[-1],), weight, epsilon)
     reciprocal = x.float().square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
@@ -70,7 +70,7 @@ rms_norm.register_autograd(_differentiate_rms_norm, setup_context=_keep_rms_norm
 
 @torch.library.custom_op("mistlab::swiglu", mutates_args=())
 def swiglu(gate_and_up: Tensor) -> Tensor:
-    """``silu(gate) * up`` of the two halves of the last dimension."""
+    """``silu(gate) * up``, where gate and up are the two halves of the last dimension."""
     gate, up = gate_and_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate).mul_(up)
 
@@ -83,7 +83,7 @@ def _(gate_and_up: Tensor) -> Tensor:
 
 @torch.library.custom_op("mistlab::swiglu_backward", mutates_args=())
 def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
-    """Gradient of ``swiglu``; its result's two halves serve as the only scratch."""
+    """Gradient of ``swiglu``; the halves of the result are the only scratch memory."""
     result = torch.empty_like(gate_and_up)
     gate, up = gate_and_up.chunk(2, dim=-1)
     of_gate, of_up = result.chunk(2, dim=-1)
@@ -114,7 +114,7 @@ swiglu.register_autograd(_differentiate_swiglu, setup_context=_keep_swiglu)
 def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
     """Rotate pairs of the leading channels of ``heads`` (batch, sequence, heads, channels).
 
-    The tables are (sequence, channels / 2) of the rotated channels; the rest pass unchanged.
+    The tables are (sequence, rotated channels / 2). Channels beyond the rotated ones stay.
     """
     half = cosine.shape[-1]
     first, second = heads[..., :half], heads[..., half : 2 * half]
@@ -141,7 +141,7 @@ class Rotary(torch.autograd.Function):
         shape: tuple[Any, ...],
         rotated: Any,
     ) -> Tensor:
-        """Turn the first ``rotated`` heads of ``projection``, seen in ``shape`` (B, S, H, D)."""
+        """Turn the first ``rotated`` heads of ``projection``, viewed as ``shape`` (B, S, H, D)."""
         ctx.mark_dirty(projection)
         ctx.save_for_backward(cosine, sine)
         ctx.shape, ctx.rotated = shape, rotated
@@ -152,7 +152,7 @@ class Rotary(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
-        """Turn the gradient back."""
+        """Turn the gradient of these heads back."""
         cosine, sine = ctx.saved_tensors
         turned = gradient.clone()
         rotate_(turned.view(ctx.shape)[:, :, : ctx.rotated], cosine, -sine)
@@ -161,20 +161,20 @@ class Rotary(torch.autograd.Function):
 
 @torch.library.custom_op("mistlab::causal_softmax", mutates_args=("scores",))
 def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
-    """Softmax of ``scores`` (.., S) over the positions up to each query's own.
+    """Softmax of ``scores`` (.., S) over the positions up to the query's own position.
 
-    Rows are in order of query position. Overwrites the scores' future positions.
+    Rows are in order of query position. The scores of future positions are overwritten.
     """
     _hide_future(scores.view(-1, sequence, sequence))
     return torch.softmax(scores, dim=-1)
 
 
 def _hide_future(scores: Tensor) -> None:
-    """Let scores (.., S, S) of positions behind a query's own be minus infinity.
+    """Set the scores (.., S, S) of positions after a query's own to minus infinity.
 
-    The upper right quarter of each square is only written, in squares at the diagonal that are
-    halved ``HALVINGS`` times; what is left at the diagonal is masked. To mask the whole would read
-    and write it.
+    The upper right quarter of the whole square is filled without being read. So is the quarter of
+    each of the two squares left at the diagonal, and so on ``HALVINGS`` times. Only the small
+    squares that remain at the diagonal are masked, which reads and writes them.
     """
     size, squares = scores.shape[-1], 1
     while squares < 2**HALVINGS and size % 2 == 0:
@@ -186,7 +186,7 @@ def _hide_future(scores: Tensor) -> None:
 
 
 def _squares(scores: Tensor, count: int, size: int, rows: int) -> Tensor:
-    """The first ``rows`` of squares at the diagonal (.., count, rows, size)."""
+    """A view of the first ``rows`` of ``count`` squares at the diagonal (.., count, rows, size)."""
     whole = scores.shape[-1]
     strides = (whole * whole, size * (whole + 1), whole, 1)
     return scores.as_strided((len(scores), count, rows, size), strides, scores.storage_offset())
@@ -199,7 +199,7 @@ def _(scores: Tensor, sequence: int) -> Tensor:
 
 @torch.library.custom_op("mistlab::causal_softmax_backward", mutates_args=())
 def causal_softmax_backward(gradient: Tensor, shares: Tensor) -> Tensor:
-    """Gradient of the scores; shares of future positions are zero already."""
+    """Gradient of ``causal_softmax``; shares of future positions are zero already."""
     of_scores: Tensor = torch.ops.aten._softmax_backward_data(gradient, shares, -1, shares.dtype)
     return of_scores
 
@@ -210,11 +210,11 @@ def _(gradient: Tensor, shares: Tensor) -> Tensor:
 
 
 class CausalSoftmax(torch.autograd.Function):
-    """Softmax over the positions up to each query's own; keeps its result alone."""
+    """Softmax over the positions up to the query's own; keeps only its result."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, sequence: Any) -> Tensor:
-        """Shares (.., S) of ``scores`` (.., S), whose future positions nobody else reads."""
+        """Shares (.., S) of ``scores`` (.., S); overwrites the scores of future positions."""
         shares = causal_softmax(scores, sequence)
         ctx.save_for_backward(shares)
         return shares

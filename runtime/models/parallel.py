@@ -1,7 +1,8 @@
-"""Linears, embedding and loss that are split over tensor-parallel ranks.
+"""Linear layers, an embedding and a loss that are split over tensor-parallel ranks.
 
-A rank is told by a ``TensorParallel``: how many ranks there are, which one this is, and how to
-reduce and gather. In a trace the ranks are only counted and the collectives only recorded.
+Each takes a ``TensorParallel``, which says how many ranks there are and which one this is, and
+which reduces and gathers tensors. In a trace there are no other ranks, and collectives are only
+recorded.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from runtime.models.config import shard
 from runtime.models.ranks import TensorParallel
 from runtime.models.sizes import Size
 
-# ``x @ weight.T + bias`` of two dimensions: torch's own, or one that a model's runner puts there.
+# Computes ``x @ weight.T + bias`` of matrices. The default is torch's function; the executor of a
+# plan puts its own there.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -26,7 +28,7 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        # The gradient comes fresh from the products just differentiated: nobody else holds it.
+        # The gradient is fresh from the products' backward pass, so nobody else holds it.
         ctx.ranks.all_reduce_(gradient)
         return gradient, None
 
@@ -44,13 +46,13 @@ class _Leave(torch.autograd.Function):
 
 
 def enter(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Into the split region: identity forward, sum of the ranks' gradients backward."""
+    """Enter the split region: identity forward, sum of the ranks' gradients backward."""
     entered: Tensor = _Enter.apply(x, ranks)
     return entered
 
 
 def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Out of the split region: sum of the ranks' outputs forward, in place; identity backward."""
+    """Leave the split region: sum of the ranks' outputs forward, in place; identity backward."""
     left: Tensor = _Leave.apply(x, ranks)
     return left
 
@@ -60,7 +62,7 @@ def product(
 ) -> Tensor:
     """``x @ weight.T + bias`` over flat tokens; the result may be changed in place.
 
-    Given more dimensions, torch 2.11 asks for them as numbers, which a trace refuses.
+    With more than two dimensions torch 2.11 would ask for sizes as numbers, which a trace refuses.
     """
     flat = multiply(x.flatten(0, -2), weight, bias)
     shaped: Tensor = torch.ops.aten._unsafe_view(flat, (*x.shape[:-1], weight.shape[0]))
@@ -68,9 +70,9 @@ def product(
 
 
 class ColumnLinear(nn.Module):
-    """``x @ W.T`` with the rows of W split over ranks; the input is whole, the output split.
+    """Computes ``x @ W.T`` with the rows of W split over ranks: whole input, split output.
 
-    ``outputs`` lists blocks of rows that are split each on its own (query, key and value, say).
+    ``outputs`` lists blocks of rows; each block is split by itself (query, key and value, say).
     """
 
     def __init__(
@@ -90,14 +92,14 @@ class ColumnLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(rows, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The rank's columns of the product."""
+        """This rank's columns of the product."""
         return product(x, self.weight, self.bias, self.multiply)
 
 
 class RowLinear(nn.Module):
-    """``x @ W.T`` with the columns of W split over ranks; the output is a part of a sum.
+    """Computes ``x @ W.T`` with the columns of W split over ranks.
 
-    Its bias is added by whoever completes the sum, once.
+    Each rank's output is a summand of the result. Whoever sums them adds the bias, once.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class RowLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The rank's part of the product."""
+        """This rank's summand of the product, without the bias."""
         return product(x, self.weight, None, self.multiply)
 
 
@@ -132,7 +134,7 @@ class VocabularyEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, hidden, dtype=dtype))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Each token's vector; a rank contributes zeros for rows that it does not have."""
+        """Each token's vector; a rank adds zeros for tokens whose rows it does not have."""
         local, elsewhere = own_rows(tokens, self.weight.shape[0], self.ranks.rank)
         vectors = nn.functional.embedding(local, self.weight)
         vectors = vectors.masked_fill_(elsewhere[..., None], 0.0)
@@ -140,17 +142,17 @@ class VocabularyEmbedding(nn.Module):
 
 
 def own_rows(tokens: Tensor, rows: Size, rank: int) -> tuple[Tensor, Tensor]:
-    """Tokens as this rank's row numbers, and which of them belong to other ranks."""
+    """Tokens as row numbers of this rank's table, and a mask of tokens that other ranks have."""
     local = tokens - rank * rows if rank else tokens.clone()
     elsewhere = (local < 0) | (local >= rows)
     return local.masked_fill_(elsewhere, 0), elsewhere
 
 
 class VocabularyCrossEntropy(torch.autograd.Function):
-    """Cross-entropy of logits whose vocabulary is split over ranks, a loss for each token.
+    """Cross-entropy loss of each token, from logits whose vocabulary is split over ranks.
 
-    Keeps one tensor of the logits' size and type (the probabilities, which become the gradient in
-    place) and holds two at its peak. Sums run in 32-bit floats.
+    Keeps one tensor of the logits' size and type: the probabilities, which become the gradient in
+    place. At its peak it holds two such tensors. Sums run in 32-bit floats.
     """
 
     @staticmethod
@@ -172,7 +174,7 @@ class VocabularyCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """Probabilities less one at the target, scaled."""
+        """The probabilities, less one at the target, times the loss's gradient."""
         of_logits, local, elsewhere = ctx.saved_tensors
         here = (~elsewhere).to(of_logits.dtype)[:, None]
         of_target = of_logits.gather(-1, local[:, None]).sub_(here)

@@ -1,4 +1,4 @@
-"""The tensor-parallel ranks that share a model: real ones, and two that stand in for them."""
+"""Tensor-parallel ranks as a model sees them: a process group, one rank, or counted ranks."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from runtime.models.sizes import Size
 
 
 class TensorParallel(Protocol):
-    """The ranks that share one model."""
+    """The ranks that share each layer of a model."""
 
     @property
     def size(self) -> Size:
@@ -17,7 +17,7 @@ class TensorParallel(Protocol):
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """This rank's number."""
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
         """Reduce ``tensor`` over the ranks, in place; ``operation`` is ``sum`` or ``max``."""
@@ -41,7 +41,7 @@ class OneRank:
 
 
 class GroupRanks:
-    """The processes of a process group."""
+    """Ranks that are the processes of a torch.distributed group."""
 
     def __init__(self, group: distributed.ProcessGroup) -> None:
         self._group = group
@@ -62,7 +62,7 @@ class GroupRanks:
 
 
 class CountedRanks:
-    """Ranks that a trace only counts: their collectives are recorded, never run."""
+    """Ranks of a model that is traced: collectives are recorded as operators, never run."""
 
     rank = 0
 
@@ -70,11 +70,11 @@ class CountedRanks:
         self.size = size
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Record a reduction."""
+        """Let the trace record a reduction."""
         _all_reduce_(tensor, operation)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Record a concatenation."""
+        """Let the trace record a concatenation."""
         gathered: Tensor = _all_gather(tensor, self.size)
         return gathered
 

@@ -1,4 +1,4 @@
-"""One tensor-parallel rank's part of a whole model's tensors."""
+"""Cuts one tensor-parallel rank's part out of a whole model's tensors."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from runtime.models.parallel import ColumnLinear, RowLinear, VocabularyEmbedding
 def shard_of(
     model: nn.Module, tensors: Mapping[str, Tensor], *, rank: int, ranks: int
 ) -> dict[str, Tensor]:
-    """The rank's part of each parameter of an unsplit ``model``, or of what is shaped like them."""
+    """A rank's part of each tensor; ``tensors`` are like parameters of the unsplit ``model``."""
     modules = dict(model.named_modules())
     parts = {}
     for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
-"""Sizes as models use them: numbers, or symbols where a model is traced.
+"""Sizes of a model: numbers, or symbols while a model is traced.
 
-What makes symbols (``runtime.sizes``) takes seconds to import and is not imported without them, so
-that processes that train start without it.
+The module that makes symbols (``runtime.sizes``) takes seconds to import. It is imported only if a
+size is a symbol, so that processes that train start quickly.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ Size = int
 
 
 def space_of(sizes: Iterable[object]) -> "SizeSpace | None":
-    """The space of the symbolic sizes among ``sizes``; None if all are numbers."""
+    """The ``SizeSpace`` of the symbols among ``sizes``; None if all sizes are numbers."""
     symbols = [size for size in sizes if isinstance(size, torch.SymInt)]
     if not symbols:
         return None
@@ -29,11 +29,14 @@ def space_of(sizes: Iterable[object]) -> "SizeSpace | None":
 
 
 def construction(sizes: Iterable[object]) -> AbstractContextManager[object]:
-    """Where to build a module of these sizes: a fake-tensor mode if any is a symbol."""
+    """The context in which to build a module of these sizes.
+
+    It is a fake-tensor mode if a size is a symbol, and changes nothing otherwise.
+    """
     space = space_of(sizes)
     return nullcontext() if space is None else space.fake_mode
 
 
 def value_of(size: Size) -> int:
-    """The number that a size stands for."""
+    """The number that a size is or, as a symbol, stands for."""
     return size if isinstance(size, int) else int(size.node.hint)

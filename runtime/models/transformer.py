@@ -1,7 +1,7 @@
 """A decoder-only transformer: embedding, identical blocks, head with loss.
 
-The three parts are modules of their own, so that a pipeline stage holds any run of them and a
-trace knows each apart. GPT, Llama and Falcon differ only in their ``Structure``.
+The three parts are modules of their own, so that a pipeline stage can hold some of them and a trace
+can tell them apart. GPT, Llama and Falcon differ only in their ``Structure``.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from runtime.models.sizes import Size, construction
 
 
 class LayerNorm(nn.Module):
-    """Normalisation to zero mean and unit variance, with a weight and a bias."""
+    """Normalisation of vectors to zero mean and unit variance, with a weight and a bias."""
 
     def __init__(self, width: Size, dtype: torch.dtype) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Normalisation by the root mean square, with a weight."""
+    """Normalisation of vectors by their root mean square, with a weight."""
 
     def __init__(self, width: Size, dtype: torch.dtype) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout that keeps one byte a value on every device."""
+    """Dropout whose mask takes one byte a value on every device."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Dropout(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two products around an activation; gated, the first makes gate and value together."""
+    """Two products around an activation; if gated, the first product makes gate and value."""
 
     def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The token-wise network."""
+        """Apply the network to each token; input and output are (batch, sequence, hidden)."""
         inner = self.up(x)
         if self.structure.gated_mlp:
             return self.down(swiglu(inner))
@@ -111,9 +111,9 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and network around a residual, one after the other or side by side.
+    """Attention and MLP, each added to the residual: one after the other or side by side.
 
-    Side by side they share one normalisation and one sum over ranks.
+    Side by side, attention and MLP share one normalisation and one sum over ranks.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Head(nn.Module):
             self.projection.weight = tied
 
     def logits(self, x: Tensor) -> Tensor:
-        """The rank's share of the logits; those of padding are minus infinity."""
+        """This rank's share of the logits; logits of padding tokens are minus infinity."""
         logits = self.projection(enter(self.norm(x), self.ranks))
         if not self.unused:
             return logits
@@ -180,7 +180,7 @@ class Head(nn.Module):
         return logits.masked_fill(tokens >= used, -math.inf)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The mean loss against ``targets`` (batch, sequence), or the whole logits without."""
+        """The mean loss against ``targets`` (batch, sequence), or all logits without targets."""
         if targets is None:
             return self.ranks.all_gather(self.logits(x))
         losses = VocabularyCrossEntropy.apply(
@@ -192,7 +192,7 @@ class Head(nn.Module):
 class Transformer(nn.Module):
     """Embedding, ``config.layers`` blocks and head, on one tensor-parallel rank.
 
-    Parameters are not initialised: who builds a model to train it decides how.
+    Parameters are not initialised: the code that builds a model to train it fills them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How fast a GPU's clocks run at a moment: what the driver's tool says."""
+"""Reads the clock rates of a GPU from nvidia-smi."""
 
 import subprocess
 
@@ -6,15 +6,15 @@ import torch
 
 from mistlab.values.measurement import Clocks
 
-# Of streaming multiprocessors now and at most, of memory; and watts.
+# Clocks of streaming multiprocessors, now and at most; clock of memory; power limit in watts.
 _QUERIES = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 _PATIENCE_S = 20.0
 
 
 def clocks_of(device: torch.device) -> Clocks | None:
-    """A GPU's clocks; none of a CPU, nor where nobody tells.
+    """The clock rates of a GPU; None for a CPU, and if nvidia-smi does not answer.
 
-    Idle GPUs slow down: ask right after work.
+    An idle GPU lowers its clocks: call this right after work.
     """
     if device.type != "cuda":
         return None
@@ -25,13 +25,13 @@ def clocks_of(device: torch.device) -> Clocks | None:
 
 
 def _identity(device: torch.device) -> str:
-    """What the driver's tool calls a GPU; its numbers are those of the machine, not torch's."""
+    """The GPU's name for nvidia-smi, which does not number GPUs as torch does."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return str(device.index or 0) if uuid is None else f"GPU-{uuid}"
 
 
 def _said(identity: str) -> str:
-    """Numbers with commas between them; nothing but commas where there is no answer."""
+    """nvidia-smi's answer, words with commas between them; only commas if it does not answer."""
     nothing = "," * (len(_QUERIES) - 1)
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERIES)}", f"--id={identity}"]
     command.append("--format=csv,noheader,nounits")
@@ -46,7 +46,7 @@ def _said(identity: str) -> str:
 
 
 def _number(word: str) -> float | None:
-    """A positive number; none of what the tool does not know, which it says in brackets."""
+    """A positive number; None for a word in brackets, nvidia-smi's way to say "unknown"."""
     try:
         number = float(word)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What processes take of their devices outside torch's allocator once they have connected."""
+"""Measures the device memory that connected processes take outside torch's allocator."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -12,17 +12,20 @@ from runtime.profiling.rank import Rank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideCase:
-    """Contexts, libraries and the communicators of all processes and of a group of each size.
+    """Memory of contexts, libraries, and communicators of all processes and of a group per size.
 
-    They are used first as in training, since NCCL allocates for an algorithm, and for two ranks
-    that exchange messages, when it first has to; ``size_bytes`` is that of long collectives.
+    Before the measurement the communicators are used as in training: NCCL allocates memory at the
+    first use of an algorithm, and at the first message between two ranks. ``size_bytes`` is the
+    size of a long collective.
     """
 
     size_bytes: int
 
     def measured(self, rank: Rank) -> int:
-        """Bytes on the device that has most; not the first, where the process that asks has some,
-        if there are others."""
+        """Bytes on the device where most are taken.
+
+        The first device does not count if there are others: the parent process takes memory there.
+        """
         if rank.groups:
             world = everybody()
             after, before = ((rank.rank + step) % world.size for step in (1, -1))

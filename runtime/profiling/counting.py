@@ -1,4 +1,4 @@
-"""Counting what operators do as layer graphs count it, so that rates mean the same in both."""
+"""Counts the operations and bytes of running operators, in the same way as layer graphs do."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from runtime.tracing.recorder import key_of
 
 
 class WorkCounter(TorchDispatchMode):
-    """Adds up operations, and bytes read and written, of all that runs under it."""
+    """A dispatch mode that sums operations, and bytes read and written, of all operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class WorkCounter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operator and count it, unless it only looks at a tensor in another way."""
+        """Run the operator, and count it unless it only makes a view."""
         result = operator(*args, **(kwargs or {}))
         call = Call(operator, args, kwargs or {}, result)
         given = {key_of(tensor) for tensor in call.inputs}

@@ -1,4 +1,4 @@
-"""What a profile measures on: GPUs, or shares of a CPU that stand in for them."""
+"""The devices that a profile measures: GPUs, or shares of a CPU in place of GPUs."""
 
 import os
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from mistlab.values.errors import InputError
 from mistlab.values.workload import Precision
 from runtime.devices.table import DRIVERS
 
-# The CPU, or what has a driver.
+# ``cpu``, or a device kind that has a driver.
 DeviceKind = str
 
-# Two processes on a CPU are the least that communicate.
+# Communication needs at least two processes on a CPU.
 CPU_DEVICES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """Devices of one node, each driven by a process of its own; ``threads`` are a process's."""
+    """Devices of one node, with one process each; a process has ``threads`` threads."""
 
     kind: DeviceKind
     count: int
@@ -26,7 +26,7 @@ class Devices:
 
     @property
     def precision(self) -> Precision:
-        """The precision that operators are measured in: the fastest one for training."""
+        """The precision in which operators are measured: the fastest for training."""
         if self.kind == "cpu":
             return "fp32"
         return "bf16" if DRIVERS[self.kind].has_bf16() else "fp16"
@@ -37,7 +37,7 @@ class Devices:
         return torch.device(self.kind, 0)
 
     def device(self, rank: int) -> torch.device:
-        """The device of one process, which becomes its current one."""
+        """The device of a process; it becomes the process's current device."""
         if self.kind == "cpu":
             torch.set_num_threads(self.threads)
             return torch.device("cpu")
@@ -47,7 +47,7 @@ class Devices:
 
 
 def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
-    """The devices asked for; without a kind GPUs if there are any, without a count all of them."""
+    """The devices to measure: by default GPUs if there are any, and all of them."""
     present = DRIVERS[kind if kind in DRIVERS else "cuda"].count()
     if kind is None:
         kind = "cuda" if present else "cpu"

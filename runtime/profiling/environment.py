@@ -1,4 +1,4 @@
-"""Where something was measured: the device, the software."""
+"""Describes the machine of a measurement: its device, its software and its memory."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def environment_of(devices: Devices, revision: str) -> Environment:
-    """The machine and the software on it."""
+    """The device, and the versions of its software."""
     driver = DRIVERS.get(devices.kind)
     return Environment(
         device=driver.name(devices.first) if driver else _cpu(),
@@ -30,14 +30,14 @@ def environment_of(devices: Devices, revision: str) -> Environment:
 
 
 def host_memory_bytes() -> int:
-    """Memory of the machine, or as much of it as this container may use."""
+    """Memory of the machine, or the part of it that this container may use."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [Path(path).read_text().strip() for path in _LIMITS if Path(path).exists()]
     return min([machine, *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def device_memory_bytes(devices: Devices) -> int:
-    """All memory of a GPU, that outside of torch too, or a CPU device's part of a half."""
+    """All memory of a GPU. On a CPU, the devices share half of the machine's memory."""
     driver = DRIVERS.get(devices.kind)
     if driver is None:
         return host_memory_bytes() // 2 // devices.count
@@ -46,7 +46,7 @@ def device_memory_bytes(devices: Devices) -> int:
 
 
 def outside_bytes(device: torch.device) -> int:
-    """Memory that is taken outside of torch's allocator: of a GPU, or a CPU's own process."""
+    """Memory taken outside torch's allocator on a GPU; on a CPU, the memory of this process."""
     if driver_of(device) is not None:
         return outside.outside_bytes(device)
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -61,7 +61,7 @@ def _cpu() -> str:
 
 
 def _smi(name: str) -> str:
-    """What nvidia-smi says of the first GPU; empty where it says nothing."""
+    """A property of the first GPU from nvidia-smi; empty if it does not answer."""
     command = ["nvidia-smi", f"--query-gpu={name}", "--format=csv,noheader", "--id=0"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)

@@ -1,4 +1,4 @@
-"""Running work on several streams side by side: those of a GPU, or threads on a CPU."""
+"""Runs work on several streams side by side; on a CPU, threads take the place of streams."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,32 +16,32 @@ class Lanes(Protocol):
     """Streams that do not wait for one another."""
 
     def side_by_side(self, works: Sequence[TimedWork]) -> None:
-        """Start all at once; the caller's own stream goes on when all are done."""
+        """Start all works at once; the caller's stream goes on when all have ended."""
 
 
 @final
 class ThreadLanes:
-    """A thread for each stream."""
+    """Lanes on a CPU: a thread for each stream."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(len(STREAMS))
 
     def side_by_side(self, works: Sequence[TimedWork]) -> None:
-        """Start all at once, and wait for all."""
+        """Start all works at once, and wait for all."""
         for done in [self._threads.submit(work) for work in works]:
             done.result()
 
 
 @final
 class StreamLanes:
-    """A stream of the device for each stream."""
+    """Lanes on a GPU: a stream of the device for each stream."""
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self._device, self._driver = device, driver
         self._streams = [driver.stream(device) for _ in STREAMS]
 
     def side_by_side(self, works: Sequence[TimedWork]) -> None:
-        """Launch each behind what the current stream has done, and let it wait for all."""
+        """Start all works when the current stream comes here, and let it wait for their ends."""
         current, start = self._driver.current_stream(self._device), self._driver.event()
         start.record(current)
         for stream, work in zip(self._streams, works, strict=False):

@@ -1,4 +1,4 @@
-"""The host's time to launch kernels: blocks so small that nothing else takes time, as they run."""
+"""Measures the host's time to launch kernels, with blocks so small that the rest takes none."""
 
 import gc
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mistlab.cost.layers import work_of
+from mistlab.engines.mistlab import MISTLAB
 from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
@@ -21,7 +22,7 @@ from runtime.profiling.tiny_blocks import TinyBlocks, tiny
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchTiming:
-    """A forward and a backward of a tiny block, and how many kernels they are counted as."""
+    """The time of a tiny block's forward and backward, and their number of kernels."""
 
     kernels: int
     timing: Timing
@@ -30,9 +31,9 @@ class LaunchTiming:
 def launches(
     family: Family, attention: Attention, precision: Precision, clock: Clock, repetitions: int
 ) -> LaunchTiming:
-    """Time the host over a family's block, run by the executor with nothing offloaded.
+    """Time the host while the executor runs blocks of a family, with nothing offloaded.
 
-    Where the host stands in for a GPU too, its time is the process's own, whatever else runs.
+    On a CPU, the time is that of this process alone, so that other processes do not add to it.
     """
     now = process_time if clock.device.type == "cpu" else perf_counter
     with undisturbed():
@@ -45,8 +46,11 @@ def launches(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Where nothing but a block takes time: Python does not look for cycles, and kernels on a CPU
-    are not shared out, since to wake threads up takes longer than they do."""
+    """Within the ``with`` block, keep everything but the measured work from taking time.
+
+    Python's garbage collector is off. Kernels on a CPU run in one thread, because waking threads
+    takes longer than such a kernel.
+    """
     threads, collects = torch.get_num_threads(), gc.isenabled()
     torch.set_num_threads(1)
     gc.disable()
@@ -59,9 +63,11 @@ def undisturbed() -> Iterator[None]:
 
 
 def _kernels(workload: Workload) -> int:
-    """Kernels of a block's two passes, as predictions count them: what the executor does besides
-    is charged to these."""
-    compiled = work_of(graph_of(workload), "mistlab").compiled
+    """The number of kernels in a block's two passes, as predictions count them.
+
+    The executor's other work is charged to these kernels.
+    """
+    compiled = work_of(graph_of(workload), MISTLAB.kernels).compiled
     columns = size_columns(workload, {"b": np.array([1]), "tp": np.array([1])})
     counted = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
     return round(sum(counted[f"block {phase} kernels"] for phase in PHASES))

@@ -1,4 +1,4 @@
-"""Transfers on one stream alone: collectives, sends, and copies between a device and its host.
+"""Measures transfers, one at a time: collectives, sends, and copies between device and host.
 
 On a CPU both ends of a copy are host memory.
 """
@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from runtime.profiling.rank import Rank
 from runtime.profiling.timing import TimedWork, Timing
 
-# torch 2.13 renames them, and warns of the names that 2.11 has.
+# torch 2.13 gives these functions new names, and warns of the names that 2.11 has.
 gather_into = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 scatter_into = getattr(distributed, "reduce_scatter_single", None) or (
     distributed.reduce_scatter_tensor
@@ -26,37 +26,37 @@ Copy = Literal["host_to_device", "device_to_host"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCase:
-    """A collective over groups of ``gpus``; ``size_bytes`` are of the whole message."""
+    """A collective over groups of ``gpus`` ranks; ``size_bytes`` is the whole message."""
 
     kind: Collective
     gpus: int
     size_bytes: int
 
     def measured(self, rank: Rank) -> Timing:
-        """All groups of the node at once."""
+        """The time of the collective, with all groups of the node at once."""
         return rank.timed(collective(self.kind, self.size_bytes, rank, self.gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyCase:
-    """A copy from or to pinned memory."""
+    """A copy between a device and pinned memory of the host."""
 
     kind: Copy
     size_bytes: int
 
     def measured(self, rank: Rank) -> Timing:
-        """On all devices of the node at once."""
+        """The time of the copy, on all devices of the node at once."""
         return rank.timed(copy(self.kind, self.size_bytes, rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendCase:
-    """From one device to one other."""
+    """A message from one device to another."""
 
     size_bytes: int
 
     def measured(self, rank: Rank) -> Timing:
-        """Half of the way there and back, between the first two; the others wait."""
+        """Half the time of a message there and back, between the first two ranks."""
         message = _values(self.size_bytes, rank)
 
         def there_and_back() -> None:
@@ -72,7 +72,7 @@ class SendCase:
 
 
 def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> TimedWork:
-    """The work of a collective over this process's group."""
+    """A function that runs a collective over this process's group."""
     group = rank.groups[gpus]
     whole = _values(size_bytes, rank, gpus)
     part = whole[: len(whole) // gpus].clone()
@@ -81,7 +81,7 @@ def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> Time
 
 
 def copy(kind: Copy, size_bytes: int, rank: Rank) -> TimedWork:
-    """The work of a copy between this process's device and the host."""
+    """A function that copies between this process's device and the host."""
     on_device = _values(size_bytes, rank)
     on_host = torch.empty(len(on_device), pin_memory=on_device.device.type != "cpu").fill_(1.0)
     source, target = (on_host, on_device) if kind == "host_to_device" else (on_device, on_host)
@@ -89,7 +89,7 @@ def copy(kind: Copy, size_bytes: int, rank: Rank) -> TimedWork:
 
 
 def _values(size_bytes: int, rank: Rank, divisor: int = 1) -> Tensor:
-    """Random 32-bit values, as many as divide over a group."""
+    """Random 32-bit values; their number is a multiple of ``divisor``."""
     count = size_bytes // 4 // divisor * divisor
     return torch.randn(count, device=rank.clock.device)
 

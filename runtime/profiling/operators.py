@@ -1,7 +1,8 @@
-"""The operators of a GPT block by place, forward and backward, each by itself.
+"""Measures each operator of a GPT block by itself, forward and backward.
 
-They are the operators that this package's own blocks run, with random values. Places have the names
-of the documented tables; a linear's bias is left out, so that a product is nothing else.
+The operators are those of this package's own blocks, with random values. An operator is named by
+its place in the block, with the names of the documented tables. Linear layers have no bias here, so
+that a product is timed alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from runtime.profiling.counting import WorkCounter
 from runtime.profiling.timing import Clock, Timing
 
 DROPOUT = 0.1
-# Sums of a few thousand products of two such values stay far inside 16 bits.
+# Random values are this large, so that sums of a few thousand products of two fit in 16 bits.
 SCALE = 0.1
 
 Shape = tuple[int, ...]
@@ -29,7 +30,7 @@ OperatorCall = tuple[Callable[..., Tensor], tuple[Shape, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
-    """The sizes of a block, and of its micro-batch."""
+    """The sizes of a block and of its micro-batch."""
 
     hidden: int
     ffn: int
@@ -51,7 +52,7 @@ class AttentionSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTiming:
-    """One operator: its passes, and what both together do."""
+    """The times of an operator's two passes, and the work of both passes together."""
 
     forward: Timing
     backward: Timing
@@ -62,7 +63,7 @@ class OperatorTiming:
 def block_operator(
     block: BlockSizes, place: str, precision: Precision, clock: Clock, repetitions: int
 ) -> OperatorTiming:
-    """The operator at one place of a block."""
+    """Time the operator at one place of a block."""
     function, shapes = places_of(block)[place]
     return _timed(function, shapes, precision, clock, repetitions)
 
@@ -70,7 +71,7 @@ def block_operator(
 def fused_attention(
     sizes: AttentionSizes, precision: Precision, clock: Clock, repetitions: int
 ) -> OperatorTiming:
-    """Fused causal attention."""
+    """Time fused causal attention."""
     shape = (sizes.micro_batch, sizes.sequence_length, sizes.heads, sizes.head_dim)
 
     def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def fused_attention(
 
 
 def places_of(block: BlockSizes) -> Mapping[str, OperatorCall]:
-    """Each place's function, and the shapes of its operands."""
+    """The function at each place of a block, and the shapes of its operands."""
     batch, sequence, hidden = block.micro_batch, block.sequence_length, block.hidden
     of_heads = batch * block.heads
     tokens, wide = (batch, sequence, hidden), (batch, sequence, block.ffn)

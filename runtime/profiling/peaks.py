@@ -1,4 +1,4 @@
-"""What a device reaches at best: its fastest products, and its memory's bandwidth."""
+"""Measures the best rates of a device: of matrix products, and of its memory."""
 
 import torch
 
@@ -8,7 +8,7 @@ from runtime.profiling.timing import Clock, Timing
 
 
 def product_flop_per_s(precision: Precision, size: int, clock: Clock, repetitions: int) -> float:
-    """Operations a second of a product of two square matrices of random values."""
+    """Operations a second in a product of two square matrices of random values."""
     dtype = TYPE_OF_PRECISION[precision]
     left, right = (torch.randn(size, size, device=clock.device).to(dtype) for _ in range(2))
     result = torch.empty_like(left)

@@ -1,4 +1,4 @@
-"""One of the processes that measure together: its device, its groups, its neighbours."""
+"""One of the processes that measure together, with its device and its groups."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from runtime.devices.table import driver_of
 from runtime.profiling.device import Devices
 from runtime.profiling.timing import Clock, TimedWork, Timing, clock_of
 
-# How long a process waits for another before it gives up, and all end.
+# A process that waits this long for another gives up, and all processes end.
 PATIENCE = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rank:
-    """A process; ``groups`` has its group of each size, ``talk`` is for agreeing on times."""
+    """A process; ``groups`` has its group of each size, over ``talk`` processes compare times."""
 
     rank: int
     clock: Clock
@@ -32,7 +32,7 @@ class Rank:
 
     @classmethod
     def join(cls, rank: int, devices: Devices, meeting: Path, repetitions: int) -> Self:
-        """Meet the others, whose groups are ranks side by side."""
+        """Meet the other processes, and make groups of neighbouring ranks."""
         clock = clock_of(devices.device(rank))
         groups: dict[int, ProcessGroup] = {}
         talk = None
@@ -62,7 +62,7 @@ class Rank:
         )
 
     def slowest(self, samples_s: Sequence[float]) -> list[float]:
-        """Of each repetition the time of the process that took longest."""
+        """For each repetition, the time of the slowest process."""
         if self.talk is None:
             return list(samples_s)
         seconds = torch.tensor(samples_s, dtype=torch.float64)
@@ -70,22 +70,22 @@ class Rank:
         return seconds.tolist()
 
     def together(self) -> None:
-        """Until every process is here."""
+        """Wait until every process is here."""
         if self.talk is not None:
             distributed.barrier(self.talk)
 
     def timed(self, work: TimedWork) -> Timing:
-        """Work that all processes do at once."""
+        """Time work that all processes do at once."""
         self.together()
         return Timing.of(self.slowest(self.clock.samples_s(work, self.repetitions)))
 
     def leave(self) -> None:
-        """Part from the others."""
+        """Part from the other processes."""
         self.together()
         if self.talk is not None:
             distributed.destroy_process_group()
 
 
 def group_sizes(count: int) -> list[int]:
-    """Sizes of groups that leave no device of the node idle."""
+    """The sizes of groups that divide the number of devices."""
     return [size for size in range(2, count + 1) if count % size == 0]

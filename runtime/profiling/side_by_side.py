@@ -1,7 +1,8 @@
-"""The four streams side by side, in all mixtures of some lengths, and each alone.
+"""Measures how work on four streams slows down when the streams run side by side.
 
-How much work makes a length is found out first: products, transfers and copies of one size each, as
-many as take that long. Copies in both directions at once are among the mixtures.
+Each stream gets work of one of a few lengths, or none, and all mixtures of lengths are measured. A
+stream's work is a number of equal products, transfers or copies. Their time is measured first, to
+know how many make a length. Copies in both directions at once are among the mixtures.
 """
 
 from collections.abc import Callable
@@ -22,9 +23,10 @@ TRIAL_RUNS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """What streams are loaded with: ``levels`` are lengths in ``unit_s``, 0 an idle stream.
+    """The lengths of work: ``levels`` are multiples of ``unit_s``; 0 is an idle stream.
 
-    ``product_size`` is of the square products that compute, ``chunk_bytes`` of one transfer.
+    ``product_size`` is the size of the square products that compute, ``chunk_bytes`` the size of
+    one transfer.
     """
 
     levels: tuple[int, ...]
@@ -35,7 +37,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapCase:
-    """A length for each stream, while groups of ``gpus`` communicate."""
+    """One mixture: a level for each stream; groups of ``gpus`` ranks communicate."""
 
     gpus: int
     levels: tuple[int, ...]
@@ -43,14 +45,14 @@ class OverlapCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapTiming:
-    """Each stream's work alone (None where it has none), and all of it together."""
+    """The time of each stream's work alone (None for an idle stream), and of all together."""
 
     alone: tuple[Timing | None, ...]
     together: Timing
 
 
 def overlap_cases(gpus: int, levels: tuple[int, ...]) -> list[OverlapCase]:
-    """All mixtures in which at least two streams are busy; a lone device does not communicate."""
+    """All mixtures with at least two busy streams; one device alone does not communicate."""
     transfers = levels if gpus > 1 else (0,)
     mixtures = product(levels, transfers, levels, levels)
     busy = (mixture for mixture in mixtures if sum(level > 0 for level in mixture) > 1)
@@ -58,7 +60,7 @@ def overlap_cases(gpus: int, levels: tuple[int, ...]) -> list[OverlapCase]:
 
 
 class StreamLoads:
-    """The work of each stream of one process, and how often it makes a unit of length."""
+    """The work of each stream of a process, and how many repetitions make a unit of length."""
 
     def __init__(self, lengths: Lengths, rank: Rank, gpus: int) -> None:
         self._rank = rank
@@ -75,7 +77,7 @@ class StreamLoads:
         ]
 
     def measured(self, case: OverlapCase) -> OverlapTiming:
-        """Each stream alone, then all of them together."""
+        """Time each stream's work alone, then all of it together."""
         works = [self._work(stream, level) for stream, level in enumerate(case.levels)]
         return OverlapTiming(
             alone=tuple(None if work is None else self._timed([work]) for work in works),
@@ -83,7 +85,7 @@ class StreamLoads:
         )
 
     def _load(self, make: Callable[[], TimedWork], lengths: Lengths) -> tuple[TimedWork, int]:
-        """A piece of work, and how many of it all processes take for a unit."""
+        """A piece of work, and the number of repetitions that take one unit of length."""
         work = make()
         seconds = self._rank.slowest(self._rank.clock.samples_s(work, TRIAL_RUNS))
         return work, max(1, round(lengths.unit_s / Timing.of(seconds).median_s))

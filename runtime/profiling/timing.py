@@ -1,4 +1,4 @@
-"""How long work takes on a device, again and again: events on GPUs, a clock on CPUs."""
+"""Times repeated work on a device: by events on a GPU, by the host's clock on a CPU."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,22 +15,25 @@ from runtime.devices.table import driver_of
 TimedWork = Callable[[], object]
 
 WARM_UPS = 2
-# The GPU idles this long before each timed piece of work, so that the host has launched all of it.
+# The GPU idles this long before each timed work, so that the host has launched all kernels of it.
 HEAD_START_CYCLES = 2_000_000
-# Written before each piece of work, so that nothing of it lies in the L2 cache (at most 126 MB).
+# So many bytes are written before each timed work, to clear the L2 cache (at most 126 MB).
 FLUSHED_BYTES = 256 * MIB_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The median of repeated measurements; ``spread`` is their quartiles' distance over it."""
+    """The median of repeated measurements.
+
+    ``spread`` is the distance of the quartiles, divided by the median.
+    """
 
     median_s: float
     spread: float
 
     @classmethod
     def of(cls, samples_s: Sequence[float]) -> "Timing":
-        """The median of samples."""
+        """The median and spread of samples."""
         middle = median(samples_s)
         spread = 0.0
         if len(samples_s) > 1:
@@ -44,18 +47,18 @@ class Clock(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the work runs."""
+        """The device that runs the work."""
 
     def samples_s(self, work: TimedWork, repetitions: int) -> list[float]:
         """Seconds of each repetition, after warming up."""
 
     def wait(self) -> None:
-        """Until everything is done."""
+        """Wait until the device has ended all work."""
 
 
 @final
 class HostClock:
-    """Work that is done when its call returns."""
+    """Times work that has ended when its call returns."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -72,12 +75,12 @@ class HostClock:
         return samples
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Return at once: all work has ended."""
 
 
 @final
 class EventClock:
-    """Work on a GPU's current stream, between two events, out of a cold cache."""
+    """Times work on a GPU's current stream by two events, with a cold cache."""
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self.device, self._driver = device, driver
@@ -101,7 +104,7 @@ class EventClock:
         return [start.elapsed_time(end) / 1e3 for start, end in pairs]
 
     def wait(self) -> None:
-        """Until the GPU is idle."""
+        """Wait until the GPU is idle."""
         self._driver.synchronize(self.device)
 
 

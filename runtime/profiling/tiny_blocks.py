@@ -1,4 +1,4 @@
-"""Blocks so small that nothing but the host takes time, run by the executor on one device."""
+"""Runs blocks so small that only the host takes time, by the executor on one device."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -15,15 +15,15 @@ from runtime.engine.streams.lanes import Streams
 from runtime.engine.training import Training
 
 HIDDEN, HEADS, SEQUENCE, VOCAB = 64, 2, 8, 128
-# An iteration with many blocks is timed less one with few: embedding, head and what comes once an
-# iteration are in both, and find as little in a CPU's caches. The difference still has a block's
-# step, once in so many micro-batches.
+# The time of an iteration with few blocks is subtracted from that of an iteration with many blocks.
+# Embedding, head and work that is done once an iteration are in both, and find CPU caches equally
+# cold. The difference still contains a block's optimizer step, once for all micro-batches.
 FEW, MANY = 4, 8
 MICRO_BATCHES = 16
 
 
 def tiny(family: Family, attention: Attention, precision: Precision, *, layers: int) -> Workload:
-    """A model of such blocks."""
+    """A workload whose model has ``layers`` tiny blocks."""
     return Workload(
         model=ModelSpec.of(family=family, hidden=HIDDEN, layers=layers, heads=HEADS, vocab=VOCAB),
         sequence_length=SEQUENCE,
@@ -34,7 +34,7 @@ def tiny(family: Family, attention: Attention, precision: Precision, *, layers: 
 
 
 class TinyBlocks:
-    """Two models of tiny blocks, ready to run; ``again`` computes all blocks again."""
+    """Two models of tiny blocks, ready to run; with ``again`` all blocks are checkpointed."""
 
     def __init__(
         self,
@@ -71,21 +71,21 @@ class TinyBlocks:
             self._runs.append(run)
         tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64, device=device)
         self._batches = [(tokens, tokens)] * MICRO_BATCHES
-        # The first iteration is unlike the others.
+        # The first iteration takes longer than the others.
         self.sample_s()
 
     def sample_s(self, now: Callable[[], float] = perf_counter) -> float:
-        """Seconds of one block's forward and backward pass."""
+        """Seconds of one block's forward and backward."""
         few_s, many_s = (self._iteration_s(run, now) for run in self._runs)
         return (many_s - few_s) / (MANY - FEW) / MICRO_BATCHES
 
     def release(self) -> None:
-        """Let go of pinned memory."""
+        """Give pinned memory back."""
         for run in self._runs:
             run.release()
 
     def _iteration_s(self, run: Executor, now: Callable[[], float]) -> float:
-        # Reads and forgets what ran before, so that a sample costs what a step of a run costs.
+        # Reading the spans makes an iteration as costly as a step of a run, which reads them too.
         run.streams.spans()
         begin = now()
         run.iterate(self._batches)

@@ -1,4 +1,4 @@
-"""Measuring with several processes at once, one for each device of the node."""
+"""Measures with several processes at once, one for each device of the node."""
 
 import queue
 import signal
@@ -26,18 +26,21 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The processes that measure, and what they load streams with."""
+    """The processes that measure, and the lengths of their work."""
 
     devices: Devices
     repetitions: int
     lengths: Lengths
 
     def measured(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-        """The cases in order, each as soon as it is done."""
+        """Yield the outcome of each case in order, as soon as the case is measured."""
         yield from self._measured(cases)
 
     def outside_bytes(self, size_bytes: int) -> int:
-        """What a process takes of its device outside torch's allocator; messages are so long."""
+        """Device memory that a process takes outside torch's allocator.
+
+        ``size_bytes`` is the size of the messages that the processes exchange before.
+        """
         ((_, found),) = self._measured([OutsideCase(size_bytes=size_bytes)])
         return found
 
@@ -66,7 +69,7 @@ class World:
 
 
 def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
-    """The next outcome; refuses to wait for processes that have died or stopped."""
+    """The next outcome; raises if a process has died, or none answers."""
     waits = round(2 * PATIENCE.total_seconds() / POLL_S)
     for _ in range(waits):
         try:
@@ -89,8 +92,8 @@ def _next(outcomes: Any, processes: Sequence[BaseProcess], case: object) -> Any:
 
 
 def _measure(rank: int, world: World, folder: Path, cases: Sequence[Any], outcomes: Any) -> None:
-    """One process: all cases in order; the first one reports."""
-    # An interrupt goes to all processes of a terminal; the parent ends this one.
+    """The work of one process: measure all cases in order; the first process reports."""
+    # The terminal interrupts all its processes; this one ignores it, and the parent ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = Rank.join(rank, world.devices, folder / "meeting", world.repetitions)
     loads: dict[int, StreamLoads] = {}

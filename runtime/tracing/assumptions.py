@@ -1,7 +1,8 @@
-"""The comparisons on which traced code branched: where a graph holds, and where it may not.
+"""Finds the comparisons of sizes on which traced code branched, and the divisions it relied on.
 
-PyTorch notes a guard for each. Most hold whatever the sizes are (a product of sizes is not less
-than one of them) and are dropped; what remains limits the graph and is kept with it.
+PyTorch notes a guard for each comparison. Most guards hold for all sizes (a product of sizes is not
+less than one of them) and are dropped. The others say for which sizes the graph is valid, and are
+kept with the graph.
 """
 
 import sympy
@@ -11,14 +12,14 @@ from runtime.sizes import SizeSpace
 
 
 def assumptions_of(space: SizeSpace) -> list[str]:
-    """The guards that some sizes of at least two would break, in named symbols."""
+    """The guards that do not hold for all sizes of at least two, in named symbols."""
     guards = {guard.expr for guard in space.guards if not always(guard.expr, at_least=2)}
     named = {space.named(guard) for guard in guards} - {sympy.true}
     return sorted(set(map(str, named)) - _stated(space))
 
 
 def conditions_of(space: SizeSpace) -> list[tuple[sympy.Expr, sympy.Expr]]:
-    """The divisions that must come out whole: a size, and what it is divided by."""
+    """The divisions that must have no remainder: pairs of a size and its divisor."""
     found = list(space.conditions)
     for guard in space.guards:
         if isinstance(guard.expr, sympy.Eq) and isinstance(guard.expr.lhs, Mod | PythonMod):
@@ -33,7 +34,7 @@ def _stated(space: SizeSpace) -> set[str]:
 
 
 def always(guard: sympy.Basic, *, at_least: int) -> bool:
-    """Whether a comparison surely holds for all sizes from ``at_least`` on."""
+    """Whether a comparison is known to hold for all sizes from ``at_least`` on."""
     if not isinstance(guard, sympy.core.relational.Relational):
         return bool(guard == sympy.true)
     left, right = (_without_remainders(side) for side in (guard.lhs, guard.rhs))
@@ -42,7 +43,7 @@ def always(guard: sympy.Basic, *, at_least: int) -> bool:
     if difference == 0:
         return isinstance(guard, sympy.Eq | sympy.Ge | sympy.Le)
     signs = {sympy.sign(c) for c in difference.as_coefficients_dict().values()}
-    # Every term of one sign and a term without symbols: the difference is never zero.
+    # All terms have one sign, and one term has no symbol: the difference is never zero.
     apart = len(signs) == 1 and difference.subs(dict.fromkeys(difference.free_symbols, 0)) != 0
     if isinstance(guard, sympy.Ne):
         return apart
@@ -68,7 +69,7 @@ def _remainder(mod: sympy.Expr) -> sympy.Expr:
 
 
 def _divides(size: sympy.Expr, divisor: sympy.Expr) -> bool:
-    """Whether the quotient is a polynomial with whole coefficients."""
+    """Whether ``size / divisor`` is a polynomial with whole coefficients."""
     quotient = sympy.cancel(size / divisor)
     if not quotient.is_polynomial(*quotient.free_symbols):
         return False

@@ -1,4 +1,4 @@
-"""What a trace says when it cannot go on: which operator, and where in the user's code."""
+"""Errors of a trace that cannot go on: they name the operator and the line of the user's code."""
 
 import traceback
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ def refusal(operator: str, module: str, error: Exception) -> TraceError:
 
 
 def running_place() -> str:
-    """The innermost line of running code that is the user's."""
+    """The innermost running line of the user's code."""
     return _place(traceback.extract_stack())
 
 
 def failure(error: Exception) -> TraceError:
-    """The error for a model whose own code raised."""
+    """The error for a model whose own code raised ``error``."""
     place = _place(traceback.extract_tb(error.__traceback__))
     return TraceError(f"the model cannot be traced: {_reason(error)}{place}")
 
@@ -42,7 +42,7 @@ def _reason(error: Exception) -> str:
 
 
 def _place(frames: Iterable[traceback.FrameSummary]) -> str:
-    """The innermost line that is neither torch's nor the tracer's."""
+    """The innermost frame that is in neither torch's code nor the tracer's."""
     for frame in reversed(list(frames)):
         path = Path(frame.filename).resolve()
         if not path.is_relative_to(_TORCH) and not path.is_relative_to(_OURS / "tracing"):

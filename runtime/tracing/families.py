@@ -1,4 +1,4 @@
-"""Tracing the project's own transformers: with every size a symbol, or with numbers."""
+"""Traces the project's own transformers, with symbols or with numbers as sizes."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ from runtime.tracing.trace import trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Every size of a transformer and of its input; each an int or a symbol."""
+    """All sizes of a transformer and of its input, in the letters of the glossary."""
 
     b: Size
     s: Size
@@ -33,7 +33,7 @@ class Sizes:
 
 
 def symbolic_sizes(space: SizeSpace) -> Sizes:
-    """Every size a symbol; the numbers behind them only have to be unlike each other."""
+    """A symbol for every size; the numbers behind the symbols only have to differ."""
     tp = space.size("tp", 2)
     k = space.multiple("k", 6, tp)
     return Sizes(
@@ -51,13 +51,13 @@ def symbolic_sizes(space: SizeSpace) -> Sizes:
 
 
 def trace_variant(variant: Variant) -> ModelGraph:
-    """The graph of a variant in symbols, as it is shipped."""
+    """The graph of a variant with symbols as sizes, as the package ships it."""
     space = SizeSpace()
     return trace_sizes(variant, symbolic_sizes(space), space)
 
 
 def trace_spec(spec: ModelSpec, attention: str, precision: str) -> tuple[ModelSpec, ModelGraph]:
-    """A custom model of any structure that the torch models have, and its graph in symbols."""
+    """A custom model with the structure of ``spec``, and its graph with symbols as sizes."""
     variant = Variant(
         family=spec.family,
         attention=attention,
@@ -73,9 +73,9 @@ def trace_spec(spec: ModelSpec, attention: str, precision: str) -> tuple[ModelSp
 def trace_sizes(
     variant: Variant, sizes: Sizes, space: SizeSpace, structure: Structure | None = None
 ) -> ModelGraph:
-    """The graph of a variant for given sizes of ``space``: symbols, or numbers.
+    """The graph of a variant for given sizes, which are symbols of ``space`` or numbers.
 
-    Its family's structure is taken unless another is given.
+    The structure is that of the variant's family unless another is given.
     """
     config = ModelConfig(
         hidden=sizes.h,

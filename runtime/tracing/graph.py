@@ -1,4 +1,4 @@
-"""From a recorder's steps to a layer graph: sizes become expressions, peaks are sorted out."""
+"""Turns the recorded operators of a layer into a layer graph with expressions for sizes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -25,7 +25,7 @@ from runtime.tracing.recorder import Recorder, Step, Storage
 def layer_graph(
     layer: str, recorder: Recorder, parameters: Iterable[tuple[str, nn.Parameter]], output: Size
 ) -> LayerGraph:
-    """One layer's graph; ``output`` is the size in bytes of what it hands on."""
+    """The graph of one layer; ``output`` is the layer's output in bytes."""
     steps = [step for step in recorder.steps if step.layer == layer]
     storages = [x for x in recorder.storages.values() if x.owner == layer]
     inputs = [expression_of(x.size_bytes) for x in storages if x.is_input]

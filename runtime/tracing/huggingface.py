@@ -1,4 +1,4 @@
-"""Factories of Hugging Face models, from a ``config.json`` alone: nothing is downloaded."""
+"""Makes factories of Hugging Face models from a ``config.json``; nothing is downloaded."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,17 +13,17 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, masking_utils
 from mistlab.values.errors import InputError
 from runtime.tracing.own_model import Factory
 
-# What the library calls each way of computing attention.
+# The library's name for each way to compute attention.
 IMPLEMENTATIONS: Mapping[str, str] = {"flash": "sdpa", "math": "eager"}
 
 
 def factory_from(content: Mapping[str, Any], where: Path, attention: str) -> Factory:
-    """A factory of the causal language model that the ``content`` of a config.json describes."""
+    """A factory of the causal language model that a config.json describes."""
     config = _config(content, where)
     implementation = IMPLEMENTATIONS[attention]
 
     def factory() -> nn.Module:
-        # Nothing is generated: keys and values are not kept for later tokens.
+        # A model in training generates no text, so it keeps no keys and values for later tokens.
         config.use_cache = False
         model: nn.Module = AutoModelForCausalLM.from_config(
             config, attn_implementation=implementation, dtype=torch.get_default_dtype()
@@ -35,10 +35,10 @@ def factory_from(content: Mapping[str, Any], where: Path, attention: str) -> Fac
 
 @contextmanager
 def unpacked_sequences() -> Iterator[None]:
-    """Let the library take every row of tokens for one sequence, as it is in training.
+    """Within the ``with`` block, let the library treat every row of tokens as one sequence.
 
-    It finds that out by looking at the positions' values, and where it cannot, as on fake tensors,
-    it writes out a mask that a real step does not have.
+    In training each row is one sequence, and the library finds it out from the values of positions.
+    Fake tensors have no values; then the library writes out a mask, which a real step does not do.
     """
     find = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = lambda *_, **__: None

@@ -1,7 +1,7 @@
-"""Cutting a model into embedding, block and head, and running each forward and backward alone.
+"""Cuts a model into embedding, block and head, and runs each forward and backward by itself.
 
-The cut is made while the model runs: the block's input and output are detached, so that each part
-is an autograd graph of its own, as the executor of a plan treats it.
+The cut is made while the model runs: the block's input and output are detached. So each part has
+an autograd graph of its own, as it has when a plan is executed.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ EMBEDDING, BLOCK, HEAD = "embedding", "block", "head"
 
 
 def find_blocks(model: nn.Module, path: str | None = None) -> str:
-    """The path of a model's list of blocks: the one at ``path``, or the largest there is."""
+    """The path of a model's list of blocks: ``path`` if given, else that of the largest list."""
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and m}
     if path is not None and path not in lists:
         message = f"no list of blocks at {path!r}: the model has {', '.join(lists) or 'none'}"
@@ -37,7 +37,7 @@ def find_blocks(model: nn.Module, path: str | None = None) -> str:
 
 
 def keep_one(model: nn.Module, path: str) -> nn.Module:
-    """Cut the list of blocks down to its first, in place, and return that block."""
+    """Keep only the first block of the list of blocks, in place, and return this block."""
     parent, _, name = path.rpartition(".")
     block = model.get_submodule(path)[0]  # type: ignore[index]
     setattr(model.get_submodule(parent), name, nn.ModuleList([block]))
@@ -45,7 +45,7 @@ def keep_one(model: nn.Module, path: str) -> nn.Module:
 
 
 class LayerRun:
-    """Runs a model of one block under a recorder, forward and then backward, layer by layer."""
+    """Runs a model with one block under a recorder: forward, then backward layer by layer."""
 
     def __init__(self, block: nn.Module, recorder: Recorder) -> None:
         self._block = block
@@ -55,7 +55,7 @@ class LayerRun:
         self.handed_on: dict[str, Size] = {}
 
     def forward_and_backward(self, loss_of: Callable[[], Tensor]) -> None:
-        """Run the whole model once; ``loss_of`` calls it and returns a scalar."""
+        """Run the whole model once; ``loss_of`` calls the model and returns a scalar loss."""
         recorder = self._recorder
         entering = self._block.register_forward_pre_hook(self._enter_block, with_kwargs=True)
         leaving = self._block.register_forward_hook(self._leave_block)
@@ -124,9 +124,9 @@ def _refuse_unlike(path: str, blocks: nn.ModuleList) -> None:
 
 
 def differing_settings(blocks: nn.ModuleList) -> list[str]:
-    """Plain attributes in which a block differs from the first, ``attention.window`` say.
+    """Names of plain attributes that are not equal in all blocks, such as ``attention.window``.
 
-    A layer's own number is one by design and left out.
+    A layer's number differs by design and is left out.
     """
     first = _settings(blocks[0])
     others = [_settings(block) for block in blocks]

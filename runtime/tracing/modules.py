@@ -1,4 +1,4 @@
-"""Which module an operator belongs to, in the forward pass and in the backward pass."""
+"""Finds the module that an operator belongs to, in the forward and in the backward pass."""
 
 import bisect
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,11 @@ from torch.nn.modules.module import (
 
 
 class ModulePaths:
-    """Follows a model's calls.
+    """Follows the calls of a model's modules.
 
-    An operator of the backward pass belongs where its autograd node was made: nodes are numbered
-    in order of creation, and the forward operators are known by the number current at their call.
+    An operator of the backward pass belongs to the module whose forward made its autograd node.
+    Autograd numbers nodes in order of creation. For each forward operator the number at the time of
+    its call is noted.
     """
 
     def __init__(self, names: Mapping[nn.Module, str]) -> None:
@@ -33,7 +34,7 @@ class ModulePaths:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Keep track of the innermost module while its forward runs."""
+        """Within the ``with`` block, keep track of the innermost module whose forward runs."""
         entering = register_module_forward_pre_hook(self._enter)
         leaving = register_module_forward_hook(self._leave)
         try:
@@ -44,23 +45,23 @@ class ModulePaths:
 
     @property
     def running(self) -> str:
-        """The innermost running module."""
+        """The path of the innermost running module."""
         return self._stack[-1]
 
     def forward_path(self) -> str:
-        """The innermost running module; remembered for the backward pass."""
+        """The path of the innermost running module; it is noted for the backward pass."""
         self._numbers.append(torch._C._autograd._get_sequence_nr())
         self._paths.append(self.running)
         return self.running
 
     def backward_path(self) -> str:
-        """The module whose forward made the autograd node that is running."""
+        """The path of the module whose forward made the autograd node that is running."""
         node = torch._C._current_autograd_node()
         if node is None:
             return ""
         if node.name() == "torch::autograd::AccumulateGrad":
             return self._owner.get(id(node.variable), "")  # type: ignore[attr-defined]
-        # A node is made just before its operator runs, so the operator saw the next number.
+        # A node is made just before its operator runs, so the operator's noted number is one more.
         place = bisect.bisect_right(self._numbers, node._sequence_nr())
         return self._paths[place] if place < len(self._paths) else ""
 

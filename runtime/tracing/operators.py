@@ -1,4 +1,4 @@
-"""What an operator of a trace costs: its kind, floating-point operations and bytes moved."""
+"""The cost of each operator of a trace: its kind, its operations and the bytes that it moves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from torch.utils.flop_counter import flop_registry
 from mistlab.symbolic.graph import Kind
 from runtime.models.sizes import Size, value_of
 
-# By the operator's name without its overload; what is merely pointwise is known by its tag.
+# Keys are names of operators without their overload. Pointwise operators that are not listed are
+# known by their tag.
 KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "aten.mm": "matmul",
     "aten.addmm": "matmul",
@@ -83,7 +84,7 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "mistlab.all_gather": "collective",
 }
 
-# Allocations, and questions about a tensor: they do no work.
+# Operators that do no work: they allocate, or ask about a tensor.
 IDLE = {
     "aten.empty",
     "aten.empty_like",
@@ -94,7 +95,7 @@ IDLE = {
     "aten._local_scalar_dense",
 }
 
-# Operators that fetch rows of a table: the argument that is not read whole.
+# Operators that fetch rows of a table, with the argument that is the table.
 ROWS_OF = {
     "aten.embedding": "weight",
     "aten.gather": "self",
@@ -102,16 +103,16 @@ ROWS_OF = {
     "aten.nll_loss_forward": "self",
 }
 
-# Operators that read one half of each square of scores, the past positions.
+# Operators that read only past positions, which are half of each square of scores.
 READ_HALVES = {"mistlab.causal_softmax", "mistlab.causal_softmax_backward"}
 
-# Operators that write to an argument without reading it.
+# Operators that write to an argument and do not read it.
 OVERWRITES = {"aten.copy_", "aten.scatter_"}
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One operator as it was called."""
+    """One call of an operator, with its arguments and its result."""
 
     operator: OpOverload
     args: tuple[Any, ...]
@@ -125,7 +126,7 @@ class Call:
         return f"{namespace}.{name}"
 
     def argument(self, name: str) -> Any:
-        """The value of one of the schema's arguments, its default if it was not given."""
+        """The value of an argument of the schema, or its default if it was not given."""
         for place, schema in enumerate(self.operator._schema.arguments):
             if schema.name == name:
                 given = self.args[place] if place < len(self.args) else schema.default_value
@@ -139,7 +140,7 @@ class Call:
 
     @property
     def outputs(self) -> list[Tensor]:
-        """The tensors that were made or changed."""
+        """The tensors that the operator made or changed."""
         return self.changed or tensors_in(self.result)
 
     @property
@@ -154,7 +155,7 @@ class Call:
 
 
 def kind_of(call: Call) -> Kind:
-    """The class of kernels that the operator belongs to."""
+    """The kind of kernel that computes the operator."""
     if kind := KIND_OF_OPERATOR.get(call.name):
         return kind
     if call.operator.overloadpacket in flop_registry:
@@ -163,7 +164,7 @@ def kind_of(call: Call) -> Kind:
 
 
 def flop_of(call: Call) -> Size:
-    """Floating-point operations: products by PyTorch's own formulas, else one an element."""
+    """Floating-point operations: PyTorch's formulas for products, else one for each element."""
     kind = kind_of(call)
     if call.name == "aten._grouped_mm":
         return _grouped_flop(call)
@@ -180,7 +181,7 @@ def flop_of(call: Call) -> Size:
 
 
 def read_bytes(call: Call) -> Size:
-    """Bytes of each input once; of a table only the rows that are fetched."""
+    """Bytes read: each input once, but of a table only the rows that are fetched."""
     if kind_of(call) == "fill":
         return 0
     if call.name in ROWS_OF:
@@ -194,7 +195,7 @@ def read_bytes(call: Call) -> Size:
 
 
 def written_bytes(call: Call) -> Size:
-    """Bytes of each output once, fresh or in place."""
+    """Bytes written: each output once, whether it is new or changed in place."""
     if call.name == "aten.scatter_":
         return size_bytes(call.argument("src"))
     if call.name in READ_HALVES:
@@ -216,10 +217,13 @@ def size_bytes(tensor: Tensor) -> Size:
 
 
 def _grouped_flop(call: Call) -> Size:
-    """A product of each group's rows with its own matrix, whatever the groups' sizes are."""
+    """Operations of a product of each group's rows with the group's own matrix.
+
+    The sizes of the groups do not matter, because together they have all rows.
+    """
     left, right = call.argument("self").shape, call.argument("mat2").shape
     each = 2 * left[-2] * left[-1] * right[-1]
-    # Without ragged rows both have the groups as their first dimension.
+    # If groups have equally many rows, both arguments have the groups as their first dimension.
     return left[0] * each if len(left) == len(right) == 3 else each
 
 
@@ -231,5 +235,5 @@ def _attention_flop(call: Call) -> Size:
     # values, the queries and the keys.
     products = 5 if backward else 2
     multiply_adds = products * batch * heads * rows * columns * channels
-    # Half of the square is never computed where it is masked.
+    # Under a causal mask half of the square of scores is never computed.
     return multiply_adds if call.argument("is_causal") else 2 * multiply_adds

@@ -1,8 +1,8 @@
-"""Tracing a model of the user's own: a factory of an ``nn.Module`` in, a custom model out.
+"""Traces a user's own model: takes a factory of an ``nn.Module``, gives a custom model.
 
-Batch and sequence are symbols; the model's own sizes are what its factory gives it. A factory that
-takes ``tensor_parallel`` gets the degree as a symbol, one that takes ``sequence_length`` the
-sequence; without the first, the model is of one rank.
+Batch and sequence length are symbols; the factory chooses all other sizes. A factory with an
+argument ``tensor_parallel`` gets the degree as a symbol; without it the model is not split. A
+factory with an argument ``sequence_length`` gets the sequence length as a symbol.
 """
 
 import inspect
@@ -38,7 +38,7 @@ LARGEST_DEGREE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIns:
-    """The numbers that decide a branch where the model's code has one."""
+    """The numbers behind the symbols, which decide the branches of the model's code."""
 
     batch: int = 4
     sequence_length: int = 128
@@ -47,9 +47,9 @@ class StandIns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnModel:
-    """A traced model: its description, and its graph.
+    """A traced model: its description and its graph.
 
-    ``differing`` are settings in which its blocks are unlike: the first stands for all.
+    ``differing`` names settings that differ between its blocks; the graph is the first block's.
     """
 
     spec: ModelSpec
@@ -69,7 +69,8 @@ def trace_factory(
     """Build the factory's model with symbols in place of tensors, and trace a training step.
 
     The model is called with tokens, and with the same tokens as ``labels`` or ``targets`` if its
-    forward takes either. It may return its loss, or logits, to which cross-entropy is added.
+    forward has such an argument. It may return its loss, or logits, to which cross-entropy is
+    added.
     """
     space = SizeSpace()
     b = space.size("b", stand_ins.batch)
@@ -107,18 +108,18 @@ def trace_factory(
 
 @dataclass(slots=True)
 class _Step:
-    """One training step of the model, and the sizes seen on the way."""
+    """One training step of the model, and the sizes that it shows on the way."""
 
     tokens: Tensor
     sizes: dict[str, int] = field(default_factory=dict)
 
     def see_block(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        """Note the hidden size, as a hook of the block."""
+        """Note the hidden size; a forward hook of the block."""
         hidden = output if isinstance(output, Tensor) else output[0]
         self.sizes["hidden"] = value_of(hidden.shape[-1])
 
     def loss_of(self, model: nn.Module) -> Tensor:
-        """Run the model; its own loss, or the cross-entropy of its logits."""
+        """Run the model; return its own loss, or the cross-entropy of its logits."""
         taken = inspect.signature(model.forward).parameters
         labels = {name: self.tokens for name in ("labels", "targets") if name in taken}
         output = model(self.tokens, **labels)
@@ -137,7 +138,7 @@ class _Step:
 
 
 def _loss_and_logits(output: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The first scalar and the first larger tensor of what a model returned."""
+    """The first scalar and the first larger tensor in a model's output."""
     if isinstance(output, dict):
         output = tuple(output.values())
     values = output if isinstance(output, tuple | list) else (output,)
@@ -196,7 +197,7 @@ def _default_type(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep PyTorch from logging the traceback of an error that is about to be explained."""
+    """Keep PyTorch from logging the traceback of an error that this module will explain."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True
@@ -207,7 +208,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _spec(name: str, layers: int, step: _Step, model: nn.Module) -> ModelSpec:
-    """The description: heads and widths as its configuration calls them, where it has one."""
+    """The model's description, with heads and widths from its configuration if it has one."""
     config = getattr(model, "config", None)
     named = list(model.named_parameters(remove_duplicate=False))
     known: dict[str, Any] = {
@@ -232,7 +233,7 @@ def _spec(name: str, layers: int, step: _Step, model: nn.Module) -> ModelSpec:
 
 
 def _rotary(config: Any) -> dict[str, Any]:
-    """How a configuration of Hugging Face turns channels, where it does."""
+    """The rotary settings in a configuration of Hugging Face; empty if it has none."""
     given = getattr(config, "rope_parameters", None)
     given = given if isinstance(given, Mapping) else {}
     base = given.get("rope_theta", getattr(config, "rope_theta", None))
@@ -247,7 +248,10 @@ def _rotary(config: Any) -> dict[str, Any]:
 
 
 def _with_degrees(own: OwnModel, *, splits: bool) -> OwnModel:
-    """The model with the degrees that it can be split to, and what is assumed of other sizes."""
+    """The model with its possible degrees of tensor parallel.
+
+    Assumptions that hold for all of these degrees are dropped.
+    """
     tp = size_symbol("tp")
     conditions = own.graph.conditions
     if not splits:

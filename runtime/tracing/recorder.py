@@ -1,7 +1,7 @@
-"""A dispatch mode that writes down every operator, and what is alive while it runs.
+"""Records every operator of a running model, and the memory that is alive while it runs.
 
-Bytes are followed by storage, not by tensor: views share theirs, and a storage is gone when the
-last tensor on it is, exactly as in eager execution.
+Bytes are counted by storage, not by tensor: views share a storage. A storage is gone when its last
+tensor is gone, exactly as in eager execution.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,9 +25,9 @@ from runtime.tracing.operators import IDLE, Call, flop_of, kind_of, read_bytes, 
 
 @dataclass(slots=True)
 class Storage:
-    """A piece of memory that the trace has seen, and the layer that it counts for.
+    """A piece of memory in the trace, and the layer that it counts for.
 
-    ``kept_by`` is the module that first kept it for the backward pass, if any does.
+    ``kept_by`` is the module that first kept it for the backward pass, if one did.
     """
 
     reference: StorageWeakRef
@@ -41,7 +41,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operator of the trace, with the sizes of what was alive in its layer."""
+    """One operator of the trace; ``alive`` has the sizes of its layer's living storages."""
 
     layer: str
     phase: Phase
@@ -58,10 +58,10 @@ class Step:
 
 
 class Recorder(TorchDispatchMode):
-    """Records the operators of a model that runs under it, layer by layer.
+    """A dispatch mode that records the operators of a model that runs under it.
 
-    Whoever drives the model sets ``layer`` and ``phase`` as it goes. ``constants`` are tensors
-    that belong to no layer's activations: parameters, their gradients and buffers.
+    The code that runs the model sets ``layer`` and ``phase`` on the way. ``constants`` are tensors
+    that are no activations: parameters, their gradients and buffers.
     """
 
     def __init__(self, space: SizeSpace, paths: ModulePaths, constants: Iterable[Tensor]) -> None:
@@ -72,13 +72,16 @@ class Recorder(TorchDispatchMode):
         self.storages: dict[int, Storage] = {}
         self._space = space
         self._paths = paths
-        # Weak references also keep the addresses from being given out again.
+        # The weak references also keep the addresses of storages from being used again.
         self._constants = {
             key_of(tensor): StorageWeakRef(tensor.untyped_storage()) for tensor in constants
         }
 
     def adopt(self, tensor: Tensor) -> None:
-        """Count what another layer made as this layer's: its input, or its output's gradient."""
+        """Count a tensor that another layer made for this layer.
+
+        It is the layer's input in the forward pass, its output's gradient in the backward pass.
+        """
         storage = self._note(tensor)
         if storage is not None:
             storage.owner = self.layer
@@ -86,7 +89,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record what runs, under its module's name, and note what the backward pass keeps."""
+        """Within the ``with`` block, record operators and the tensors kept for backward."""
         saved = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
         with self, self._paths.following(), saved:
             yield
@@ -98,7 +101,7 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operator and write it down."""
+        """Run the operator and record it."""
         call = Call(operator, args, kwargs or {}, None)
         path = self._paths.forward_path if self.phase == "forward" else self._paths.backward_path
         module = path()
@@ -167,5 +170,5 @@ class Recorder(TorchDispatchMode):
 
 
 def key_of(tensor: Tensor) -> int:
-    """What tensors on one storage have in common."""
+    """A key that is the same for all tensors on one storage."""
     return tensor.untyped_storage()._cdata

@@ -1,4 +1,4 @@
-"""Running a model on symbolic tokens, to see the shape of what comes out."""
+"""Runs a model on tokens of symbolic shape, to see the shape of its output."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from runtime.sizes import TraceError, expression_of
 
 @dataclass(frozen=True, slots=True)
 class SymbolicTensor:
-    """A result's shape, in symbols and in the numbers behind them."""
+    """The shape of a result, in symbols and in the numbers behind the symbols."""
 
     shape: Shape
     concrete_shape: tuple[int, ...]
@@ -24,13 +24,13 @@ class SymbolicTensor:
 
 
 def tokens(batch: Size, sequence: Size) -> Tensor:
-    """Token numbers (batch, sequence) without values."""
+    """A tensor for tokens (batch, sequence), without values."""
     with construction((batch, sequence)):
         return torch.empty(batch, sequence, dtype=torch.int64)
 
 
 def run_symbolically(model: nn.Module, inputs: Tensor) -> SymbolicTensor:
-    """Run the model's forward pass on inputs made by ``tokens``."""
+    """Run the forward pass of a model on an input made by ``tokens``."""
     space = space_of(inputs.shape)
     if space is None:
         message = "the inputs have no symbolic size: make them with tokens(b, s) of symbols"

@@ -1,4 +1,4 @@
-"""Tracing a torch model into a layer graph."""
+"""Traces one training step of a torch model, and makes graphs of its layers from it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,10 +28,10 @@ def trace(
     precision: str,
     blocks: str | None = None,
 ) -> ModelGraph:
-    """The layer graph of a model built in ``space``; its list of blocks is cut down to one.
+    """The graphs of a model built in ``space``; only the first of its blocks is kept and traced.
 
-    ``loss_of`` runs the model and returns its scalar loss; ``blocks`` is the path of the list of
-    blocks where the largest is not it.
+    ``loss_of`` runs the model and returns its scalar loss. ``blocks`` is the path of the list of
+    blocks; without it the largest list is taken.
     """
     path = find_blocks(model, blocks)
     block = keep_one(model, path)
@@ -39,7 +39,7 @@ def trace(
     constants = [*model.parameters(), *model.buffers()]
     with space.fake_mode, torch.no_grad():
         for parameter in model.parameters():
-            # Gradients are accumulated from the first micro-batch on, as in training.
+            # With gradients in place the first micro-batch accumulates, as later ones do.
             parameter.grad = torch.zeros_like(parameter)
             constants.append(parameter.grad)
     names = {module: _within(path, name) for name, module in model.named_modules()}
@@ -66,16 +66,16 @@ def trace(
 
 
 class AsOnGPU(TorchFunctionMode):
-    """Sends causal attention to its fused operator whatever the dropout, as a GPU does.
+    """Sends causal attention to its fused operator even with dropout, as a GPU does.
 
-    The CPU's own choice writes attention out as soon as there is dropout. What the fused operator
-    keeps is the same with and without: dropout is drawn again from a seed.
+    On a CPU torch writes attention out if there is dropout. The fused operator keeps the same
+    tensors with and without dropout, because it draws dropout again from a seed.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call ``func``, attention without its dropout."""
+        """Call ``func``; if it is attention, without its dropout."""
         options = dict(kwargs or {})
         if func is scaled_dot_product_attention:
             args = args[:4]
@@ -91,7 +91,7 @@ def _within(path: str, name: str) -> str:
 def _parameters_of(
     model: nn.Module, path: str, recorder: Recorder
 ) -> dict[str, list[tuple[str, nn.Parameter]]]:
-    """Each layer's parameters: the block's, and the others where they are first used."""
+    """Each layer's parameters; one outside the block belongs to the layer that first uses it."""
     found: dict[str, list[tuple[str, nn.Parameter]]] = {EMBEDDING: [], BLOCK: [], HEAD: []}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name.startswith(f"{path}.0."):

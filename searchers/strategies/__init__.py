@@ -1,1 +1,13 @@
-"""Ways to look for the best plan: one strategy a file."""
+"""Ways to look for the best plan: one strategy a file, each imported when it is first named."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+
+def __getattr__(name: str) -> ModuleType:
+    module = f"{__name__}.{name}"
+    if name.startswith("_") or find_spec(module) is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    return import_module(module)

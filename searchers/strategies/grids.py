@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from mistlab.values.plan import Engine
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.ledger import Ledger
@@ -10,7 +9,7 @@ from searchers.strategies.exhaustive import exhaustive
 from searchers.strategy import Ending, Strategy
 
 
-def grid_of(engine: Engine) -> Strategy:
+def grid_of(engine: str) -> Strategy:
     """The grid of one engine; spaces of others are refused."""
 
     def grid(

@@ -67,7 +67,7 @@ REPORT = """\
 import json, sys
 from pathlib import Path
 
-from experiments.gpu_report import Report
+from experiments.reports.work import Report
 from experiments.running.plan_runs import RunRows
 from experiments.reports.figures import figures_of
 from experiments.reports.pack import pack

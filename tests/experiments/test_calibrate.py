@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import calibrate
-from experiments.calibrating.published import MEGATRON, read_end_to_end, read_megatron
+from experiments.calibrating.published import MEGATRON_COLUMNS, read_end_to_end, read_megatron
 from experiments.calibrating.whole_runs import figures_of, predicted_s
 from experiments.cli.commandline import run
 from mistlab import catalog
@@ -419,7 +419,7 @@ def test_megatron_runs_are_fitted_on_whole_folds(
     ]
 
     def written(times_ms: Sequence[float]) -> Path:
-        lines = [",".join(MEGATRON)]
+        lines = [",".join(MEGATRON_COLUMNS)]
         lines += [",".join(map(str, (*row[:-1], t))) for row, t in zip(rows, times_ms, strict=True)]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return path

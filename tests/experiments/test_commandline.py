@@ -59,28 +59,3 @@ def test_output_may_be_cut_short() -> None:
     )
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "analyse",
-        "build_graphs",
-        "calibrate",
-        "gpu_report",
-        "predictor_error",
-        "profile_hardware",
-        "survey",
-        "trace",
-    ],
-)
-def test_every_command_explains_itself(command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", f"experiments.{command}", "--help"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    )
-    assert done.stdout.startswith(f"usage: python -m experiments.{command}")
-    assert done.stderr == ""

@@ -8,6 +8,7 @@ import pytest
 
 from experiments import cross_check, predict
 from experiments.cli.commandline import run
+from experiments.comparing.cross_check import STRATA, WORST
 from experiments.comparing.random_plans import PROPOSING, random_plans
 from mistlab import catalog
 from mistlab.values.job import load_job
@@ -27,7 +28,7 @@ def test_random_plans_fit_and_are_the_same_for_the_same_seed() -> None:
         assert plan.prediction.fits
         assert plan.job.plan.layers == plan.job.workload.model.layers
     strata = [name for plan in plans for name in plan.strata]
-    assert set(strata) <= set(cross_check.STRATA)
+    assert set(strata) <= set(STRATA)
 
 
 def test_searchers_propose_a_tenth_of_the_plans_of_a_problem() -> None:
@@ -54,13 +55,13 @@ def test_the_two_agree_over_random_plans(
     assert summary["all"]["median"] < median
     assert summary["all"]["p95"] < P95
     assert summary["strata"]["the default problem"]["p95"] < P95_BY_DEFAULT
-    for name, wanted in cross_check.STRATA.items():
+    for name, wanted in STRATA.items():
         found = summary["strata"][name]
         assert found["share"] == found["plans"] / summary["plans"]
         if plans >= 1000:
             assert found["share"] >= wanted
             assert found["median"] < MEDIAN_OF_STRATUM
-    assert len(summary["worst"]) == cross_check.WORST
+    assert len(summary["worst"]) == WORST
     largest = max(rows, key=lambda row: abs(row["difference"]))
     assert summary["worst"][0] == largest
     assert load_job(tmp_path / f"{largest['plan']:04}.yaml").plan.num_stages == largest["stages"]

@@ -14,10 +14,10 @@ pytest.importorskip("torch")
 
 from experiments import run_plan
 from experiments.cli.commandline import DONE, run
-from experiments.gpu_report import Report
 from experiments.reports import rows as report_rows
 from experiments.reports.figures import figures_of
 from experiments.reports.plans import PLANS, ReportPlan
+from experiments.reports.work import Report
 from experiments.running.plan_runs import PlanRun, RunRows
 from mistlab import catalog
 from mistlab.values.model import ModelSpec
@@ -50,16 +50,16 @@ def runs_here(of: PlanRun, _seconds: float) -> Mapping[str, Any]:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """A device that command lines may name."""
-    parser_of_runs = run_plan._parser
+    parser_of_runs = run_plan.run_parser
 
-    def parser() -> argparse.ArgumentParser:
-        parser = parser_of_runs()
+    def parser(*of: Any) -> argparse.ArgumentParser:
+        parser = parser_of_runs(*of)
         (device,) = (action for action in parser._actions if action.dest == "device")
         device.choices = (SHAM,)
         return parser
 
     tiny = ModelSpec.of(family="gpt", hidden=32, layers=2, heads=2, vocab=96)
-    monkeypatch.setattr(run_plan, "_parser", parser)
+    monkeypatch.setattr(run_plan, "run_parser", parser)
     monkeypatch.setattr(catalog, "model", lambda _name: tiny)
     for steps in ("WARM_UPS", "TIMED", "CHECKED"):
         monkeypatch.setattr(report_rows, steps, 1)

@@ -10,12 +10,12 @@ import pytest
 
 from experiments import gpu_report
 from experiments.cli.commandline import DONE, run
-from experiments.gpu_report import Report
 from experiments.reports.checks import LOSS_TOLERANCE
 from experiments.reports.estimate import PROFILE, PROFILE_S, estimates, total_s
 from experiments.reports.figures import figures_of
 from experiments.reports.plans import CAPS_GIB, PLANS, ReportPlan
 from experiments.reports.rows import CHECKED, TIMED, WARM_UPS
+from experiments.reports.work import Report
 from experiments.running.plan_runs import PlanRun, RunRows, WorkerRunner
 from experiments.running.run_results import prediction_of
 from mistlab import catalog

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 from experiments import run_plan
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, run
-from experiments.running.run_endings import CRASHED
+from experiments.running.run_process import CRASHED
 from tests.experiments.test_run_plan import ROOT, UNLIKE, plan_file
 
 Process = subprocess.Popen[str]

@@ -8,11 +8,13 @@ import pytest
 
 from experiments import predict
 from experiments.cli.commandline import run
+from experiments.reports.predictions import predicted
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.workload import Workload
+from simulators.registry import PREDICTORS
 from simulators.symbolic import SymbolicPredictor
 
 GOOD = """\
@@ -77,7 +79,7 @@ MADE: list[Refusing] = []
 def test_plans_of_a_workload_are_predicted_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(predict.PREDICTORS, "symbolic", Refusing)
+    monkeypatch.setitem(PREDICTORS, "symbolic", Refusing)
     plain = ("checkpointed_layers: 4, ", "")
     paths = [
         plan_file(tmp_path, f"{model}-{number}.yaml", plain, ("gpt3-2.7b", model))
@@ -85,7 +87,7 @@ def test_plans_of_a_workload_are_predicted_together(
         for model in ("gpt3-2.7b", "llama-2.7b")
     ]
     MADE.clear()
-    answers = predict.predicted([Path(path) for path in paths])
+    answers = predicted([Path(path) for path in paths])
     assert [str(answer.path) for answer in answers] == paths
     assert [made.asked for made in MADE] == [[3], [3]]
 
@@ -93,12 +95,12 @@ def test_plans_of_a_workload_are_predicted_together(
 def test_a_plan_that_is_refused_is_told_from_those_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(predict.PREDICTORS, "symbolic", Refusing)
+    monkeypatch.setitem(PREDICTORS, "symbolic", Refusing)
     plain = ("checkpointed_layers: 4, ", "")
     names = ("a.yaml", "b.yaml", "c.yaml")
     changes = (plain,), (), (plain,)
     paths = [plan_file(tmp_path, name, *own) for name, own in zip(names, changes, strict=True)]
-    answers = predict.predicted([Path(path) for path in paths])
+    answers = predicted([Path(path) for path in paths])
     assert [answer.error for answer in answers] == ["", f"{paths[1]}: cannot recompute", ""]
     assert [answer.prediction is None for answer in answers] == [False, True, False]
 

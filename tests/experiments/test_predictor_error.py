@@ -2,17 +2,24 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiments import predictor_error
-from experiments.calibrating.published import END_TO_END, MEGATRON, read_end_to_end, read_megatron
+from experiments.calibrating.published import (
+    END_TO_END,
+    MEGATRON_COLUMNS,
+    read_end_to_end,
+    read_megatron,
+)
 from experiments.calibrating.whole_runs import predicted_s
 from experiments.cli.commandline import run
 from mistlab import catalog
-from mistlab.schedule.slot_table import Departures
+from mistlab.engines.mist import MIST
+from mistlab.engines.mistlab import MISTLAB
 from simulators.symbolic import SymbolicPredictor
 
 MIB_BYTES = 2**20
@@ -94,17 +101,19 @@ def test_stages_of_the_published_runtime_wait_for_transfers_and_those_of_ours_do
     (theirs_s,) = predictor.iterations(
         theirs.stages,
         np.array([4]),
-        departures=Departures(sends="blocking", step_moved=28, runtime="mist"),
+        engine=MIST,
     )
     assert predicted_s(theirs, theirs.cluster.hardware) == pytest.approx(theirs_s, rel=1e-12)
     (waiting_s,) = predictor.iterations(
-        theirs.stages, np.array([4]), departures=Departures(sends="blocking", runtime="mist")
+        theirs.stages, np.array([4]), engine=replace(MIST, step_moved=MISTLAB.step_moved)
     )
     assert waiting_s != expected
     # Their step is one kernel.
     assert theirs_s < waiting_s
     (adding_s,) = predictor.iterations(
-        theirs.stages, np.array([4]), departures=Departures(sends="blocking", step_moved=28)
+        theirs.stages,
+        np.array([4]),
+        engine=replace(MIST, kernels=MISTLAB.kernels, overlapped=MISTLAB.overlapped),
     )
     # Their products do not add gradients up.
     assert adding_s < theirs_s
@@ -125,7 +134,9 @@ def test_split_operators_are_approximated_by_broken_numbers_of_blocks(tmp_path: 
 def test_a_megatron_row_becomes_a_plan(tmp_path: Path) -> None:
     path = tmp_path / "megatron.csv"
     values = (16, 64, 2, 1024, 16, 24, 1024, 2, 2, 4, 500.0)
-    path.write_text(f"{','.join(MEGATRON)}\n{','.join(map(str, values))}\n", encoding="utf-8")
+    path.write_text(
+        f"{','.join(MEGATRON_COLUMNS)}\n{','.join(map(str, values))}\n", encoding="utf-8"
+    )
     (found,) = read_megatron(path, catalog.hardware("a100-80gb")).runs
     assert found.plan is not None
     assert found.plan.micro_batches == 64 // (2 * 2)

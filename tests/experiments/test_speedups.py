@@ -10,7 +10,7 @@ import pytest
 from experiments import speedups
 from experiments.cli.commandline import run
 from experiments.comparing.bench import Bench, Entry
-from experiments.speedups import _is_outside as is_outside
+from experiments.comparing.speedups import _is_outside as is_outside
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import survey
+from experiments import survey as survey_command
 from experiments.cli.commandline import run
 from mistlab import catalog
+from mistlab.cost.survey import Mesh, candidates_of, meshes, survey
 from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Offload, Plan, StagePlan
@@ -41,7 +42,7 @@ def model() -> StageModel:
     return StageModel.of(WORK)
 
 
-def stage_of(mesh: survey.Mesh, row: np.ndarray) -> StagePlan:
+def stage_of(mesh: Mesh, row: np.ndarray) -> StagePlan:
     """A candidate's first stage."""
     zero, checkpointed, weights, gradients, optimizer, activations = row.tolist()
     return StagePlan(
@@ -64,26 +65,26 @@ def test_what_fits_is_what_a_prediction_says(
 ) -> None:
     predictor = SymbolicPredictor(workload=WORK, cluster=cluster)
     gpus = cluster.num_gpus // stages
-    mesh = survey.Mesh(
+    mesh = Mesh(
         stages=stages, data_parallel=gpus, tensor_parallel=1, micro_batch=1, micro_batches=8 // gpus
     )
-    grid = survey.candidates_of(WORK.model, mesh, RATIOS)
+    grid = candidates_of(WORK.model, mesh, RATIOS)
     plans = [
         Plan(micro_batches=mesh.micro_batches, stages=(stage_of(mesh, row),) * stages)
         for row in grid
     ]
     fitting = [prediction.fits for prediction in predictor.predict_many(plans)]
-    found = survey.survey(model, cluster, mesh, RATIOS)
+    found = survey(model, cluster, mesh, RATIOS)
     assert (found.candidates, found.fitting) == (len(plans), sum(fitting))
     assert 0 < found.fitting < found.candidates
 
 
 def test_a_frontier_is_what_plans_one_by_one_allow(model: StageModel) -> None:
-    mesh = survey.Mesh(stages=2, data_parallel=2, tensor_parallel=1, micro_batch=2, micro_batches=2)
+    mesh = Mesh(stages=2, data_parallel=2, tensor_parallel=1, micro_batch=2, micro_batches=2)
     draw = np.random.default_rng(0)
     predictor = SymbolicPredictor(workload=WORK, cluster=CLUSTER)
 
-    found = survey.survey(model, CLUSTER, mesh, RATIOS)
+    found = survey(model, CLUSTER, mesh, RATIOS)
 
     assert found.candidates == 3 * 13 * 3**4
     assert 0 < found.fitting < found.candidates
@@ -115,16 +116,16 @@ def test_a_frontier_is_what_plans_one_by_one_allow(model: StageModel) -> None:
 
 
 def test_meshes_use_every_gpu_and_the_whole_batch() -> None:
-    found = list(survey.meshes(WORK, CLUSTER))
+    found = list(meshes(WORK, CLUSTER))
     assert len(found) == len(set(found)) > 10
     for mesh in found:
         assert mesh.stages * mesh.data_parallel * mesh.tensor_parallel == CLUSTER.num_gpus
         assert mesh.data_parallel * mesh.micro_batch * mesh.micro_batches == WORK.global_batch
 
 
-def surveyed(out: Path, *options: str) -> int:
+def survey_to(out: Path, *options: str) -> int:
     small = ["--model", "llama-350m", "--gpus-per-node", "2", "--sequence-length", "1024"]
-    return run(survey.main, [*small, "--quick", "--out", str(out), *options])
+    return run(survey_command.main, [*small, "--quick", "--out", str(out), *options])
 
 
 def test_a_run_directory_says_what_made_it(
@@ -132,7 +133,7 @@ def test_a_run_directory_says_what_made_it(
 ) -> None:
     out = tmp_path / "first"
 
-    assert surveyed(out) == 0
+    assert survey_to(out) == 0
 
     assert "candidates fit" in capsys.readouterr().out
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
@@ -147,7 +148,7 @@ def test_equal_surveys_are_equal_but_for_their_timing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def answer(name: str) -> dict[str, Any]:
-        assert surveyed(tmp_path / name, "--json") == 0
+        assert survey_to(tmp_path / name, "--json") == 0
         content: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert set(content.pop("timing")) == {"seconds", "stage_rows_per_s"}
         return content
@@ -159,7 +160,7 @@ def test_equal_surveys_are_equal_but_for_their_timing(
 
 def test_nothing_fits_is_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", "gpt3-175b", "--gpus-per-node", "1", "--out", str(tmp_path)]
-    assert run(survey.main, [*options, "--quick", "--global-batch", "1"]) == 1
+    assert run(survey_command.main, [*options, "--quick", "--global-batch", "1"]) == 1
     assert "nothing fits" in capsys.readouterr().out
 
 
@@ -178,7 +179,7 @@ def test_nothing_fits_is_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_wrong_options_name_the_option_and_the_remedy(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(survey.main, [*options, "--out", str(tmp_path)]) == 2
+    assert run(survey_command.main, [*options, "--out", str(tmp_path)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"error: {message}"), captured.err
@@ -189,5 +190,5 @@ def test_a_file_in_the_place_of_the_folder_is_refused(
 ) -> None:
     out = tmp_path / "taken"
     out.write_text("", encoding="utf-8")
-    assert surveyed(out) == 2
+    assert survey_to(out) == 2
     assert "--out" in capsys.readouterr().err

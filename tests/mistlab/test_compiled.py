@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sympy
 
-from mistlab.engines.memory import memory_of
+from mistlab.engines.table import ENGINES
 from mistlab.symbolic.compiled import ROWS_AT_ONCE, compile_expressions
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import Variant, shipped
@@ -37,7 +37,7 @@ def test_block_memory_equals_sympy_row_by_row() -> None:
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_states_shard_by_zero_level_and_split_by_ratio(zero: int) -> None:
-    states, memory = [weights, gradients, optimizer], memory_of("mistlab", "fp16")
+    states, memory = [weights, gradients, optimizer], ENGINES["mistlab"].memory["fp16"]
     sizes = (memory.weight, memory.gradient, memory.optimizer)
     blocks, ends = ([count * size for size in sizes] for count in (1200.0, 400.0))
     shards = [4 if zero >= level else 1 for level in (3, 2, 1)]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mistlab import catalog
-from mistlab.machine.whole_runs import highest_zero
+from mistlab.engines.table import ENGINES
 from mistlab.values.datafile import format_yaml, parse_yaml
 from mistlab.values.errors import FieldError, InputError
 from mistlab.values.job import Job, dump_job, job_from_mapping, job_to_mapping, load_job
@@ -251,11 +251,12 @@ def jobs(draw: st.DrawFn) -> Job:
     starts = [0, *ends[:-1]]
     micro_batches = draw(st.integers(1, 9))
     engine = draw(st.sampled_from(["mistlab", "megatron", "deepspeed"]))
+    highest = ENGINES[engine].highest_zero_of(in_pipeline=num_stages > 1)
     plan = Plan(
         engine=engine,
         micro_batches=micro_batches,
         stages=tuple(
-            draw(stages(end - start, engine, highest_zero(engine, in_pipeline=num_stages > 1)))
+            draw(stages(end - start, engine, highest))
             for start, end in zip(starts, ends, strict=True)
         ),
     )

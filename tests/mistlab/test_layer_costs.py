@@ -8,8 +8,8 @@ import pytest
 from mistlab import catalog
 from mistlab.cost.kernels import class_of, rule_of
 from mistlab.cost.layers import BESIDE, LayerFigures, LayerModel, slowdown_of, work_of
+from mistlab.engines.table import ENGINES
 from mistlab.machine.compute import OPERATOR_CLASSES, Compute, Rate
-from mistlab.schedule.slot_table import Runtime
 from mistlab.symbolic.library import Variant, graph_of, shipped
 from mistlab.symbolic.sizes import size_columns
 from mistlab.values.errors import FieldError
@@ -36,7 +36,7 @@ def sizes_of(work: Workload, b: np.ndarray, tp: np.ndarray) -> dict[str, np.ndar
 
 def block(compute: Compute = COMPUTE, engine: str = "mistlab", **sizes: int) -> LayerFigures:
     columns = sizes_of(WORK, np.array([sizes.get("b", 2)]), np.array([sizes.get("tp", 1)]))
-    work = work_of(graph_of(WORK), engine)  # type: ignore[arg-type]
+    work = work_of(graph_of(WORK), ENGINES[engine].kernels)
     return LayerModel(work=work, compute=compute, slowdown=1.0)(columns)["block"]
 
 
@@ -73,7 +73,7 @@ def test_weights_gradients_of_split_rows_go_on_beside_reductions(name: str) -> N
     """Of the two products that a weight has backward, the one whose result nobody waits for."""
     work = replace(WORK, model=catalog.model(name))
     columns = sizes_of(work, np.array([2]), np.array([4]))
-    compiled = work_of(graph_of(work), "megatron").compiled
+    compiled = work_of(graph_of(work), ENGINES["megatron"].kernels).compiled
     found = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
 
     def share(layer: str) -> float:
@@ -116,13 +116,13 @@ def test_gradients_of_weights_are_added_up_inside_products(family: str) -> None:
     """By engines mistlab and megatron; other gradients are added by kernels of their own."""
     graph = shipped(Variant(family=family, attention="flash", precision="half"))
 
-    def added(runtime: Runtime) -> set[str]:
+    def added(engine: str) -> set[str]:
         return {
             operator.module
             for layer in graph.layers
             for operator in layer.operators
             if operator.kind == "accumulate"
-            and rule_of(operator, layer, runtime, "flash").bytes_factor == 0
+            and rule_of(operator, layer, ENGINES[engine].kernels, "flash").bytes_factor == 0
         }
 
     weights = {"attention.qkv", "attention.output", "mlp.up", "mlp.down", "head.projection"}
@@ -136,8 +136,8 @@ def test_gradients_of_vectors_are_one_kernel() -> None:
     put together by a kernel that the published Mist has none for."""
     columns = sizes_of(WORK, np.array([2]), np.array([1]))
 
-    def kernels(runtime: Runtime) -> float:
-        compiled = work_of(graph_of(WORK), runtime).compiled
+    def kernels(engine: str) -> float:
+        compiled = work_of(graph_of(WORK), ENGINES[engine].kernels).compiled
         found = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
         return found["block backward kernels"]
 
@@ -150,9 +150,9 @@ def test_written_out_attention_copies_where_heads_share_keys(name: str, copies: 
     """By engine mistlab; where it copies nothing, each sequence's products are kernels."""
     work = replace(WORK, model=catalog.model(name), attention="math")
 
-    def kernels(runtime: Runtime, micro_batch: int) -> float:
+    def kernels(engine: str, micro_batch: int) -> float:
         columns = sizes_of(work, np.array([micro_batch]), np.array([1]))
-        compiled = work_of(graph_of(work), runtime).compiled
+        compiled = work_of(graph_of(work), ENGINES[engine].kernels).compiled
         found = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
         return found["block forward kernels"]
 
@@ -168,7 +168,7 @@ def test_operands_of_fused_attention_are_copied_for_batches_only() -> None:
 
 def test_a_softmax_that_is_not_fused_takes_more() -> None:
     unfused = replace(WORK, attention="math")
-    work = work_of(graph_of(unfused), "megatron")
+    work = work_of(graph_of(unfused), ENGINES["megatron"].kernels)
     model = LayerModel(work=work, compute=COMPUTE, slowdown=1.0)
 
     def seconds(micro_batch: int, tensor_parallel: int) -> float:

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.memory import CACHED_SHARE, allocator_of, reserved_bytes, room_bytes
+from mistlab.cost.memory import allocator_of, reserved_bytes, room_bytes
+from mistlab.engines.baselines import CACHED_SHARE
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Plan, StagePlan
@@ -36,7 +38,7 @@ def test_a_head_takes_in_proportion_up_to_those_that_were_measured(
     name: str, is_large: bool
 ) -> None:
     figures = StageModel.of(work_of(name)).figures(batch := StageBatch.of_plan(PLAN))
-    beyond = reserved_bytes(figures, batch, CLUSTER, "mistlab") - figures.peak_bytes
+    beyond = reserved_bytes(figures, batch, CLUSTER, ENGINES["mistlab"]) - figures.peak_bytes
     step = ALLOCATOR.step_bytes_a_parameter * figures.largest_parameters / 4
     head = ALLOCATOR.head_bytes_a_parameter * figures.head_parameters[1]
     assert (head > ALLOCATOR.head_mib * MIB_BYTES) == is_large
@@ -49,7 +51,7 @@ def test_baselines_hold_a_share_of_what_comes_and_goes() -> None:
         batch := StageBatch.of_plan(replace(PLAN, engine="megatron"))
     )
     states = figures.weights_bytes + figures.gradients_bytes + figures.optimizer_bytes
-    beyond = reserved_bytes(figures, batch, CLUSTER, "megatron") - figures.peak_bytes
+    beyond = reserved_bytes(figures, batch, CLUSTER, ENGINES["megatron"]) - figures.peak_bytes
     assert beyond.tolist() == pytest.approx(CACHED_SHARE * (figures.peak_bytes - states))
 
 

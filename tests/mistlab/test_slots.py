@@ -1,14 +1,16 @@
 """Counts of slots against a walk through the layers one by one, and the tables of slots."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
+from mistlab.engines.table import ENGINES
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_kinds import NOTHING, SLOT_KINDS, slot_counts
-from mistlab.schedule.slot_table import PHASES, template_of
+from mistlab.schedule.slot_table import PHASES
 
 STAGES = [
     (layers, checkpointed, embedding, head)
@@ -55,7 +57,7 @@ def test_broken_numbers_of_layers_lie_between_whole_ones() -> None:
 @pytest.mark.parametrize("engine", ["mistlab", "megatron", "deepspeed"])
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_every_table_computes_and_steps(engine: str, overlaps: bool) -> None:
-    template = template_of(engine, overlap_communication=overlaps)  # type: ignore[arg-type]
+    template = ENGINES[engine].template(overlap_communication=overlaps)
     assert set(template.phases) == set(PHASES)
     for phase, kind in (("first_forward", "F"), ("forward", "F"), ("backward", "B")):
         assert [task.kind for task in template.phases[phase]].count(kind) == 1
@@ -64,7 +66,7 @@ def test_every_table_computes_and_steps(engine: str, overlaps: bool) -> None:
 
 
 def test_the_overlapped_table_is_the_published_one() -> None:
-    phases = template_of("mistlab").phases
+    phases = ENGINES["mistlab"].template().phases
     written = {
         phase: {
             stream: {
@@ -96,7 +98,7 @@ def test_the_overlapped_table_is_the_published_one() -> None:
     }
 
 
-def test_depth_and_blocking_can_be_chosen() -> None:
-    template = template_of("mistlab", depth=3, sends="blocking")
-    assert (template.depth, template.sends) == (3, "blocking")
-    assert template.phases == template_of("mistlab").phases
+def test_an_engine_s_sends_are_those_of_its_slot_tables() -> None:
+    template = replace(ENGINES["megatron"], sends="blocking").template()
+    assert template.sends == "blocking"
+    assert template.phases == ENGINES["megatron"].template().phases

@@ -10,9 +10,9 @@ from mistlab import catalog
 from mistlab.cost.side_by_side import overlapped
 from mistlab.cost.stage import StageTimeModel
 from mistlab.cost.tasks import TaskModel, task_columns
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slot_table import template_of
 from mistlab.values.errors import InputError
 from mistlab.values.stages import StageBatch, StageSeconds
 from mistlab.values.workload import Workload
@@ -28,12 +28,15 @@ CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=2, gpus_per_node=8
 
 
 def model_of(
-    engine: str = "mistlab", cluster: Cluster = CLUSTER, **options: object
+    engine: str = "mistlab",
+    cluster: Cluster = CLUSTER,
+    *,
+    overlaps: bool = False,
+    **options: object,
 ) -> StageTimeModel:
-    template = template_of(engine, **options)  # type: ignore[arg-type]
-    return StageTimeModel(
-        tasks=TaskModel.of(WORK, cluster, engine, template)  # type: ignore[arg-type]
-    )
+    tasks = TaskModel.of(WORK, cluster, ENGINES[engine], overlap_communication=overlaps)
+    template = replace(tasks.template, **options)  # type: ignore[arg-type]
+    return StageTimeModel(tasks=replace(tasks, template=template))
 
 
 def candidates(rows: int, seed: int = 0) -> StageBatch:

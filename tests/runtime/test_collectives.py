@@ -11,6 +11,9 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from mistlab.schedule.lanes import LANES  # noqa: E402
+from mistlab.schedule.stage_program import iterations  # noqa: E402
+from mistlab.schedule.stage_shape import StageShape  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
 from mistlab.values.workload import Workload  # noqa: E402
 from runtime.checks.collectives.calls import (  # noqa: E402
@@ -31,9 +34,6 @@ from runtime.comm import topology  # noqa: E402
 from runtime.comm.group import Group, Pending  # noqa: E402
 from runtime.comm.threads import Meeting, run_threads  # noqa: E402
 from runtime.comm.topology import Topology, connected  # noqa: E402
-from runtime.engine.program.program import iterations  # noqa: E402
-from runtime.engine.program.shape import StageShape  # noqa: E402
-from runtime.engine.streams.lanes import LANES  # noqa: E402
 from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,

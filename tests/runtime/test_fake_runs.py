@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch")
 
 from mistlab import catalog  # noqa: E402
 from mistlab.machine.cluster import Cluster  # noqa: E402
+from mistlab.schedule.lanes import LANES  # noqa: E402
 from mistlab.values.job import Job  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
 from runtime.checks.fake.device import fake_device  # noqa: E402
 from runtime.checks.fake.driver import MEMORY_BYTES  # noqa: E402
 from runtime.checks.fake.sham import SHAM  # noqa: E402
-from runtime.engine.streams.lanes import LANES  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.profiling import tiny_blocks  # noqa: E402
 from runtime.profiling.device import Devices  # noqa: E402

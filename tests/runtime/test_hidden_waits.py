@@ -236,7 +236,7 @@ def test_the_host_lane_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_finding_says_what_to_do_where(planted: tuple[WaitFinding, ...]) -> None:
     (one,) = (str(one) for one in planted if one.kind == "scalar copied")
     assert re.fullmatch(
-        r"runtime/engine/norm\.py:\d+ \(Squares\._note\): Tensor\.__setitem__ in 1R\.4m1 "
+        r"runtime/engine/work/norm\.py:\d+ \(Squares\._note\): Tensor\.__setitem__ in 1R\.4m1 "
         r"\(last backward\), lane reduce_scatter, \d+ times: scalar copied: the host waits until "
         r"one number is copied: use zero_ or fill_",
         one,

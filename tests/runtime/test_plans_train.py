@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from mistlab.schedule.stage_program import iterations  # noqa: E402
+from mistlab.schedule.stage_shape import StageShape  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
 from mistlab.values.workload import Workload  # noqa: E402
-from runtime.engine.program.program import iterations  # noqa: E402
-from runtime.engine.program.shape import StageShape  # noqa: E402
 from runtime.engine.streams.races import without_wait  # noqa: E402
 from runtime.engine.streams.ranks import StreamedRanks  # noqa: E402
 from runtime.engine.streams.simulated import Progress  # noqa: E402

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from mistlab.calibration.operators import CLASS_OF_OPERATOR, OPERATORS_OF_CLASS  # noqa: E402
 from mistlab.cost.layers import work_of  # noqa: E402
+from mistlab.engines.table import ENGINES  # noqa: E402
 from mistlab.machine.compute import OperatorClass  # noqa: E402
 from mistlab.symbolic.library import graph_of  # noqa: E402
 from mistlab.symbolic.sizes import size_columns  # noqa: E402
@@ -56,7 +57,7 @@ def test_products_do_what_the_layer_graph_counts(operators: OperatorClass) -> No
         attention="math",
         precision="fp32",
     )
-    compiled = work_of(graph_of(workload), "mistlab").compiled
+    compiled = work_of(graph_of(workload), ENGINES["mistlab"].kernels).compiled
     columns = size_columns(workload, {"b": np.array([batch]), "tp": np.array([1])})
     work = dict(zip(compiled.names, compiled(columns)[:, 0], strict=True))
     flop, moved_bytes = (

@@ -9,6 +9,8 @@ pytest.importorskip("torch")
 
 import torch
 
+from mistlab.schedule import buffers, stage_program
+from mistlab.schedule.stage_program import Op
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.checks.races import one_rank
@@ -20,8 +22,6 @@ from runtime.checks.races.recorder import Recorder
 from runtime.checks.races.trace import HOST, Trace, Wait
 from runtime.checks.unlike import unlike_ranks
 from runtime.engine.executor import Executor
-from runtime.engine.program import buffers, program
-from runtime.engine.program.program import Op
 from runtime.engine.training import Training
 from tests.runtime.worlds import (
     ON_HOST,
@@ -301,6 +301,6 @@ def test_received_memory_may_not_be_written_before_compute_is_past_its_last_use(
     plan = Plan(micro_batches=4, stages=(stage(2), stage(2)))
     work = workload(layers=4, batch=8)
     assert Judge(trace_of(work, plan, 1, TRAINING)).findings() == []
-    monkeypatch.setattr(program, "_AFTER_COMPUTE", ())
+    monkeypatch.setattr(stage_program, "_AFTER_COMPUTE", ())
     kinds = {one.kind for one in Judge(trace_of(work, plan, 1, TRAINING)).findings()}
     assert kinds == {"used before allocated"}

@@ -6,10 +6,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab.schedule.slot_table import template_of
+from mistlab.engines.table import ENGINES
+from mistlab.schedule.plan_orders import passes_of_plan
+from mistlab.schedule.stage_program import Op, iterations
+from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.plan import Plan
-from runtime.engine.program.program import Op, iterations
-from runtime.engine.program.shape import StageShape
 from runtime.engine.streams.races import path, races, unallocated, without_wait
 from simulators.build import build_graph
 from simulators.pass_pattern import StageTasks
@@ -80,7 +81,7 @@ def lanes_of_program(ops: list[Op]) -> dict[str, list[str]]:
 
 def lanes_of_simulation(plan: Plan, index: int) -> dict[str, list[str]]:
     """The same tasks as the event simulator has them, in the order of its slot table."""
-    template = template_of("mistlab")
+    template = ENGINES[plan.engine].template()
     stages = []
     for one in range(plan.num_stages):
         shape = StageShape.of(plan, one)
@@ -103,7 +104,7 @@ def lanes_of_simulation(plan: Plan, index: int) -> dict[str, list[str]]:
                 send_s=1.0,
             )
         )
-    graph = build_graph(stages, template, plan.micro_batches)
+    graph = build_graph(stages, template, passes_of_plan(plan))
     found: dict[str, list[str]] = {}
     for task in range(len(graph)):
         if graph.stage(task) == index:

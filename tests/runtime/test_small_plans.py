@@ -6,14 +6,14 @@ pytest.importorskip("torch")
 
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.stage_program import iterations
+from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.job import Job
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from runtime.checks.small import MOST_BLOCKS, SmallPlan, small
 from runtime.checks.unlike import unlike_ranks
 from runtime.comm.topology import Topology
-from runtime.engine.program.program import iterations
-from runtime.engine.program.shape import StageShape
 from tests.runtime.worlds import random_plan
 
 LARGE = Plan(

@@ -4,10 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.engines.memory import memory_of  # noqa: E402
+from mistlab.engines.table import ENGINES  # noqa: E402
+from mistlab.schedule.stage_program import Op  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
 from mistlab.values.workload import Precision  # noqa: E402
-from runtime.engine.program.program import Op  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work.optimizer import Stepper  # noqa: E402
 from runtime.profiling.counting import WorkCounter  # noqa: E402
@@ -46,5 +46,5 @@ def test_a_step_moves_the_bytes_that_are_charged(
         run_step(executor, work, executor.connections, number)
     executor.streams.spans()
     assert len(counted) == len(executor.layers)
-    charged = memory_of("mistlab", precision).step_moved + UNTOUCHED[precision]
+    charged = ENGINES["mistlab"].step_moved[precision] + UNTOUCHED[precision]
     assert counted == pytest.approx([charged] * len(counted), rel=1e-3)

@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+from mistlab.schedule import stage_program
+from mistlab.schedule.stage_program import Op
 from mistlab.values.plan import Plan
 from runtime.checks.races.judge import Judge
 from runtime.checks.races.one_rank import trace_of
 from runtime.engine import executor
-from runtime.engine.program import program
-from runtime.engine.program.program import Op
 from tests.runtime.worlds import TRAINING, stage, workload
 
 WORK = workload(layers=2, batch=4, tied_embeddings=True)
@@ -30,7 +30,7 @@ def test_the_table_is_allocated_and_freed_in_order(rank: int) -> None:
 
 def test_a_sum_in_memory_that_compute_still_uses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # The head's gradients are there before compute has come to its last task.
-    monkeypatch.setattr(program, "_AFTER_COMPUTE", ("Y", "A<"))
+    monkeypatch.setattr(stage_program, "_AFTER_COMPUTE", ("Y", "A<"))
     assert kinds(1) == {"used before allocated"}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mistlab.machine.cluster import Cluster
 from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Engine, Plan
+from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.references import hardware_from
 from mistlab.values.search import PlanAndStagePredictor, Problem
@@ -65,7 +65,7 @@ class Counting:
     def fastest_times(self, count: int) -> list[float]:
         return sorted(self.fitting.values())[:count]
 
-    def stage_costs(self, batch: StageBatch, *, engine: Engine = "mistlab") -> StageCosts:
+    def stage_costs(self, batch: StageBatch, *, engine: str = "mistlab") -> StageCosts:
         self._count()
         self.stages += len(batch)
         return self.predictor.stage_costs(batch, engine=engine)

@@ -7,7 +7,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Engine, Plan, StagePlan
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 
@@ -60,7 +60,7 @@ def ratio(case: Case) -> float:
         zero=1 if data > 1 else 0,
     )
 
-    def seconds(engine: Engine) -> float:
+    def seconds(engine: str) -> float:
         plan = Plan(
             micro_batches=16,
             stages=(one,) * stages,

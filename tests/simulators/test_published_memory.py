@@ -9,7 +9,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Engine, Plan, StagePlan
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.units import MIB_BYTES
 from mistlab.values.workload import Attention, Workload
 from simulators.symbolic import SymbolicPredictor
@@ -68,7 +68,7 @@ def test_stages_hold_what_was_measured(
     ],
 )
 def test_baselines_that_ran_are_said_to_fit(
-    engine: Engine, name: str, stages: int, data: int, micro_batch: int
+    engine: str, name: str, stages: int, data: int, micro_batch: int
 ) -> None:
     predictor = predictor_of(name, "flash", stages * data)
     layers = predictor.workload.model.layers // stages

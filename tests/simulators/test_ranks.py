@@ -6,9 +6,10 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.tasks import TaskModel
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slot_table import template_of
+from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.build import build_graph
@@ -72,9 +73,14 @@ def unfolded(graph: TaskGraph) -> TaskGraph:
 
 
 def folded(plan: Plan) -> tuple[TaskGraph, list[Factors]]:
-    template = template_of(plan.engine, overlap_communication=plan.overlap_communication)
-    stages, factors = stages_of(TaskModel.of(WORK, CLUSTER, plan.engine, template), plan)
-    return build_graph(stages, template, plan.micro_batches), factors
+    model = TaskModel.of(
+        WORK,
+        CLUSTER,
+        ENGINES[plan.engine],
+        overlap_communication=plan.overlap_communication,
+    )
+    stages, factors = stages_of(model, plan)
+    return build_graph(stages, model.template, passes_of_plan(plan)), factors
 
 
 @pytest.mark.parametrize("name", PLANS)

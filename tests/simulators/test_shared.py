@@ -9,7 +9,7 @@ from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 from mistlab.values.errors import FieldError
-from mistlab.values.plan import Engine, Offload, Plan, StagePlan
+from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.symbolic import SymbolicPredictor
@@ -59,7 +59,7 @@ def stretches(simulation: Simulation) -> list[float]:
 
 
 @pytest.mark.parametrize("engine", ["mistlab", "megatron"])
-def test_sends_of_neighbours_at_one_time_share_their_nodes_network(engine: Engine) -> None:
+def test_sends_of_neighbours_at_one_time_share_their_nodes_network(engine: str) -> None:
     """The middle one of three nodes sends forward from one stage, and back from the other."""
     plan = replace(SIX, engine=engine)
     cluster = apart(replace(TWO_NODES, nodes=3, gpus_per_node=8))

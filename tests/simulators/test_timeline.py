@@ -6,13 +6,13 @@ import pytest
 
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Engine, Offload, Plan, StagePlan
+from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.timeline import MICROSECONDS, trace_of, trace_text
 
 
-def simulation_of(engine: Engine) -> Simulation:
+def simulation_of(engine: str) -> Simulation:
     offload = Offload(optimizer=0.5, activations=0.5 if engine == "mistlab" else 0.0)
     stage = StagePlan(
         layers=12, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=2, offload=offload

@@ -1,1 +1,1 @@
-"""The calls of all ranks of a plan, derived without running it, and what of them would hang."""
+"""Derives all ranks' calls of collectives from a plan, and finds calls that would hang."""

@@ -1,8 +1,8 @@
-"""Which calls of which groups every rank of a plan makes, in order, found without running it.
+"""Lists every rank's calls of collectives in order, derived from a plan without running it.
 
-What ranks call while they connect is noted by groups that stand in for theirs. What they call in
-training follows from their programs; ranks of a stage have one program, and differ in whom they
-exchange messages with.
+Calls while ranks connect are noted by stand-ins for their groups. Calls in training follow from the
+ranks' programs. All ranks of a stage have the same program, but exchange messages with different
+ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,29 +11,29 @@ from typing import Literal
 
 from torch import Tensor
 
+from mistlab.schedule.lanes import Lane
+from mistlab.schedule.stage_program import Op, iterations
+from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.comm.group import Alone, Group
 from runtime.comm.topology import Topology, connected, link_of
-from runtime.engine.program.program import Op, iterations
-from runtime.engine.program.shape import StageShape
-from runtime.engine.streams.lanes import Lane
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "exchange"]
-# The first iteration, and one that all others are like.
+# The first iteration, and a second one, which all later ones are like.
 ITERATIONS = 2
-# How many times a block sums up over tensor-parallel ranks, in either direction.
+# How many sums over tensor-parallel ranks a block has, forward and backward each.
 SUMS_OF_BLOCK, SUMS_OF_PARALLEL_BLOCK = 2, 1
-# What is summed up over them, and for the loss.
+# Names of the tensors that are summed over tensor-parallel ranks, and of those for the loss.
 ACTIVATIONS, THEIR_GRADIENTS = "activations", "gradients of activations"
 LOSS = ("largest logits", "logits at targets", "sums of powers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of the group of that name; ``what`` says in words what must be of one size.
+    """A call of a collective of ``group``; ``what`` names the tensor, which all ranks must share.
 
-    One that is made ``beside`` its task has the lane of tensor-parallel ranks, and the task waits.
+    A call ``beside`` its task runs on the lane of tensor-parallel ranks, and the task waits for it.
     """
 
     group: str
@@ -47,7 +47,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A task on its lane, the tasks that it waits for, counted back from it, and its calls."""
+    """A task on its lane, with its calls; ``waits`` counts back to the tasks it waits for."""
 
     task: str
     lane: Lane = "compute"
@@ -55,13 +55,13 @@ class Step:
     calls: tuple[Call, ...] = ()
 
 
-# By link and rank of the world, how much goes to it or comes from it in each exchange.
+# By link and by rank of the world: the size of a message to or from the rank in each exchange.
 Messages = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCalls:
-    """What a rank does in order, and its part in an exchange: sequences, or numbers."""
+    """A rank's tasks in order, and the sizes of its messages, in sequences or in elements."""
 
     rank: int
     steps: tuple[Step, ...]
@@ -71,7 +71,7 @@ class RankCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldCalls:
-    """The groups of more than one rank, and each rank's calls: first those that connect it."""
+    """The groups of more than one rank, and all ranks' calls while connecting and in training."""
 
     groups: tuple[tuple[str, tuple[int, ...]], ...]
     connecting: tuple[RankCalls, ...]
@@ -81,7 +81,7 @@ class WorldCalls:
 def calls_of(
     plan: Plan, workload: Workload, *, clips: bool = False, steps_on_host: bool = False
 ) -> WorldCalls:
-    """The calls of a plan's ranks; ``clips`` where a step needs the norm of all gradients."""
+    """The calls of a plan's ranks; ``clips`` if a step needs the norm of all gradients."""
     tied = workload.model.tied_embeddings
     topology = Topology(plan=plan, tied=tied)
     sums = SUMS_OF_PARALLEL_BLOCK if workload.model.parallel_block else SUMS_OF_BLOCK
@@ -117,7 +117,7 @@ def _training(topology: Topology, rank: int, steps: tuple[Step, ...]) -> RankCal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Notes:
-    """What a rank calls while it connects."""
+    """Notes the calls that a rank makes while it connects."""
 
     rank: int
     calls: list[Call] = field(default_factory=list)
@@ -125,7 +125,7 @@ class _Notes:
     receives: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def of(self, plan: Plan, *, tied: bool) -> RankCalls:
-        """Let the rank connect, as a run does."""
+        """Let the rank connect as in a run, and return its calls."""
         connected(plan, self.rank, self._make, tied=tied)
         steps = tuple(Step(task="connecting", calls=(call,)) for call in self.calls)
         return RankCalls(rank=self.rank, steps=steps, sends=self.sends, receives=self.receives)
@@ -137,7 +137,7 @@ class _Notes:
 
 
 class _Noted:
-    """A group that only notes how it is called."""
+    """A group that only notes its calls."""
 
     def __init__(self, name: str, ranks: Sequence[int], notes: _Notes) -> None:
         self._name, self._ranks, self._notes = name, ranks, notes
@@ -152,7 +152,7 @@ class _Noted:
         self._note("all_gather", f"{whole.numel()} of {own.numel()}")
 
     def reduce_scatter(self, whole: Tensor) -> None:
-        """Note a sum of which each rank keeps its part."""
+        """Note a sum of which each rank keeps a part."""
         self._note("reduce_scatter", f"{whole.numel()}")
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
@@ -168,7 +168,10 @@ class _Noted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """The calls of a stage's tasks; ``sums`` are a block's over tensor-parallel ranks, one way."""
+    """The calls of a stage's tasks.
+
+    ``sums`` is a block's number of sums over tensor-parallel ranks, forward or backward.
+    """
 
     topology: Topology
     shape: StageShape
@@ -176,7 +179,7 @@ class _Stage:
     known: dict[tuple[object, ...], tuple[Call, ...]] = field(default_factory=dict)
 
     def steps(self) -> tuple[Step, ...]:
-        """The tasks of its program with their calls."""
+        """The tasks of the stage's program, with their calls."""
         return tuple(
             Step(task=str(op.task), lane=op.lane, waits=op.waits, calls=self._calls(op))
             for program in iterations(self.shape, ITERATIONS)
@@ -184,28 +187,28 @@ class _Stage:
         )
 
     def gather(self, op: Op) -> tuple[Call, ...]:
-        """U."""
+        """U: gather the weights of a layer."""
         return (Call(group="gather", kind="all_gather", what=f"weights of layer {op.layer}"),)
 
     def reduce(self, op: Op) -> tuple[Call, ...]:
-        """R."""
+        """R: reduce the gradients of a layer."""
         kind: Kind = "reduce_scatter" if self.shape.zero >= 1 else "all_reduce"
         return (Call(group="reduce", kind=kind, what=f"gradients of layer {op.layer}"),)
 
     def exchange(self, op: Op) -> tuple[Call, ...]:
-        """X and Y."""
+        """X and Y: a message to or from a neighbouring stage."""
         link = link_of(op.lane, self.shape.stage)
         what = ACTIVATIONS if link.startswith("forward") else THEIR_GRADIENTS
         return (Call(group=link, kind="exchange", what=f"{what} of micro-batch {op.micro_batch}"),)
 
     def forward(self, op: Op) -> tuple[Call, ...]:
-        """F: sums over tensor-parallel ranks where split parts end, and the loss."""
+        """F: sums over tensor-parallel ranks where a split region ends, and those of the loss."""
         if op.layer in self.shape.blocks:
             return self._sums(*(ACTIVATIONS,) * self.sums)
         return self._sums(ACTIVATIONS) if op.layer < self.shape.blocks.start else self._sums(*LOSS)
 
     def backward(self, op: Op) -> tuple[Call, ...]:
-        """B: sums of gradients where split parts begin, behind a forward pass that runs again."""
+        """B: the forward's sums if it runs again, and sums of gradients where a region begins."""
         blocks, own = self.shape.blocks, self.topology.plan.stages[self.shape.stage]
         if op.layer < blocks.start:
             return ()
@@ -216,7 +219,7 @@ class _Stage:
         return (*again, *self._sums(*(THEIR_GRADIENTS,) * self.sums))
 
     def tied(self, _: Op) -> tuple[Call, ...]:
-        """The sum of a table's gradients over embedding and head."""
+        """The sum of the tied table's gradients over embedding and head."""
         names = {name for name, ranks in self.topology.groups() if len(ranks) > 1}
         group = "tied" if "tied" in names else "world"
         call = Call(group=group, kind="all_reduce", what="gradients of a table")

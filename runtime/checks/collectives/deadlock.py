@@ -1,18 +1,20 @@
-"""Whether ranks that wait for one another come to an end, by the rules of NCCL and of the runtime.
+"""Decides whether ranks that wait for one another come to an end, or hang.
 
-A task begins behind the task before it on its lane, behind those that its program names, and when
-its host has issued it. A group's calls run in the order of issue. A reduction or concatenation ends
-when all ranks of the group have begun theirs, an exchange when those have that it has messages for
-or from. A call that is the first of its kind and size holds its host too, until the hosts of all
-others issue theirs: NCCL connects what it needs for it. Nothing else takes time.
+These are the rules of NCCL and of the runtime. A task begins after the task before it on its lane,
+after the tasks that its program names, and after its host has issued it. A group's calls run in
+the order of issue. A reduction or concatenation ends when all ranks of the group have begun it. An
+exchange ends when the ranks that it has messages for or from have begun theirs. The first call of a
+kind and size also holds its host until all other hosts issue theirs, because NCCL then makes
+connections. Nothing else takes time.
 
-Ranks with one program are played as one that waits for whatever any of them waits for. If that one
-comes to an end, so do they all; if it does not, each rank is played by itself.
+Ranks with the same program are first played as one rank, which waits for everything that any of
+them waits for. If this rank comes to an end, all of them do. If not, each rank is played by itself.
 
-Streams may share a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS). What waits in a queue for an event
-keeps all behind it from beginning, whatever their streams; and torch lets the stream that exchanges
-messages wait for the end of the exchange, which has a stream of its own. A reduction beside a
-backward pass waits in its own lane's queue for the pass, and the pass in compute's for its end.
+Streams may share a hardware queue (CUDA_DEVICE_MAX_CONNECTIONS). Work that waits in a queue for an
+event holds up all work behind it, whatever its stream. An exchange runs on a stream of its own, and
+torch lets the stream that issues it wait for its end. A reduction beside a backward pass waits in
+its own lane's queue for the pass to come so far, and the pass waits in compute's queue for the
+reduction's end.
 """
 
 from collections import defaultdict
@@ -20,17 +22,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from mistlab.schedule.lanes import LANES
 from runtime.checks.collectives.calls import Call, RankCalls, Step
-from runtime.engine.streams.lanes import LANES
 
 Groups = Sequence[tuple[str, tuple[int, ...]]]
-# With more tasks in all, ranks that do not end together are not played one by one.
+# With more tasks than this in all, ranks are not played by themselves.
 MOST_STEPS = 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A task of a rank that waits, and in which call of which group, if in one."""
+    """A task of a rank that waits, and the call that it waits in, if it waits in one."""
 
     rank: int
     task: str
@@ -48,10 +50,10 @@ def deadlock(
     *,
     queues: int = len(LANES),
 ) -> list[Waiting]:
-    """Tasks of which each waits for the next and the last for the first, or for what nobody calls.
+    """Tasks that hang: each waits for the next, and the last for the first or for a missing call.
 
-    Empty if all come to an end. ``greeted`` are calls before these: ranks that have exchanged
-    messages in them have their channels. Lanes have ``queues`` in turn.
+    Empty if all ranks come to an end. ``greeted`` are the calls while connecting: ranks that have
+    exchanged messages then have their channels. Lanes take ``queues`` hardware queues in turn.
     """
     alike: dict[int, list[RankCalls]] = defaultdict(list)
     for one in ranks:
@@ -65,13 +67,16 @@ def deadlock(
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """Moments that come when all before them have: how many those are, and who follows each."""
+    """Moments in time; one comes when all moments that must precede it have come.
+
+    For each moment: the number of moments that must precede it, and the moments that follow it.
+    """
 
     counts: list[int] = field(default_factory=list)
     followers: list[list[int]] = field(default_factory=list)
 
     def new(self, *before: int | None) -> int:
-        """A moment behind others."""
+        """A new moment after others."""
         self.counts.append(0)
         self.followers.append([])
         moment = len(self.counts) - 1
@@ -80,13 +85,13 @@ class _Moments:
         return moment
 
     def order(self, earlier: int | None, later: int) -> None:
-        """Let a moment come behind another."""
+        """Let a moment come after another."""
         if earlier is not None:
             self.counts[later] += 1
             self.followers[earlier].append(later)
 
     def never(self) -> set[int]:
-        """Those that never come."""
+        """The moments that never come."""
         counts = list(self.counts)
         ready = [moment for moment, count in enumerate(counts) if count == 0]
         for moment in ready:
@@ -99,7 +104,7 @@ class _Moments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """A call: the moments of its beginning and end, of its issue, and when its host goes on."""
+    """A call's moments: its beginning, its end, its issue, and when its host goes on."""
 
     begins: int
     ends: int
@@ -108,7 +113,7 @@ class _Made:
 
 
 class _Laid:
-    """A program as moments: what each task and call comes behind on its own rank."""
+    """Lays a rank's program out as moments, each after earlier moments of the same rank."""
 
     def __init__(self, moments: _Moments, *, rank: int) -> None:
         self.of_queue: dict[int, int] = {}
@@ -117,23 +122,23 @@ class _Laid:
         self._of_lane: dict[str, int] = {}
         self._of_group: dict[str, int] = {}
         self._ends: list[int] = []
-        # When the host goes on behind the last call that held it.
+        # When the host goes on after the last call that held it.
         self._host: int | None = None
         self._at = 0
 
     def begin(self, step: Step, queue: int) -> None:
-        """A task begins: behind its lane, its queue, its host, and what it waits for."""
+        """A task begins: after its lane, its queue, its host and the tasks it waits for."""
         number = len(self._ends)
         named = [self._ends[number - wait] for wait in step.waits if wait <= number]
         before = self._of_lane.get(step.lane), self.of_queue.get(queue), self._host
         self._at = self.of_queue[queue] = self._new(step, None, *before, *named)
 
     def step_aside(self, step: Step, queue: int) -> None:
-        """What a task calls now is in another queue, behind the task and behind what is there."""
+        """The task's next call is in another queue: after the task, and after that queue."""
         self._at = self.of_queue[queue] = self._new(step, None, self._at, self.of_queue.get(queue))
 
     def call(self, step: Step, call: Call, *, holds: bool) -> _Made:
-        """A task makes a call, behind its group's calls before; it may hold the host."""
+        """A task makes a call, after its group's earlier calls; the call may hold the host."""
         begins = self._new(step, call, self._at, self._of_group.get(call.group))
         ends = self._new(step, call, begins)
         issued = self._host
@@ -154,7 +159,7 @@ class _Laid:
 
 
 class _Played:
-    """Ranks, each list of which is played as one."""
+    """Plays lists of ranks, each list as one rank."""
 
     def __init__(
         self,
@@ -167,7 +172,7 @@ class _Played:
         self._place = {one.rank: place for place, alike in enumerate(played) for one in alike}
         self._greeted = {one.rank: {*one.sends, *one.receives} for one in greeted}
         self._moments = _Moments()
-        # What nobody does.
+        # A moment that never comes, since it must come after itself.
         self._nothing = self._moments.new()
         self._moments.order(self._nothing, self._nothing)
         self._of: dict[int, Waiting] = {}
@@ -177,7 +182,7 @@ class _Played:
         self._meet(groups)
 
     def waiting(self) -> list[Waiting]:
-        """Tasks that never end, each of which waits for the next."""
+        """Tasks that never end, each waiting for the next; empty if all tasks end."""
         never = self._moments.never() - {self._nothing}
         if not never:
             return []
@@ -194,7 +199,7 @@ class _Played:
         return [one for one, _ in groupby(found)]
 
     def _issued(self, alike: Sequence[RankCalls]) -> dict[tuple[str, bool], list[_Made]]:
-        """Lay a program out; its calls by group, exchanges and others apart."""
+        """Lay a program out; return its calls by group, exchanges apart from the others."""
         laid = _Laid(self._moments, rank=alike[0].rank)
         known = {("exchange", link) for link in self._links(alike)}
         made: dict[tuple[str, bool], list[_Made]] = defaultdict(list)
@@ -217,11 +222,11 @@ class _Played:
         return made
 
     def _links(self, alike: Sequence[RankCalls]) -> set[str]:
-        """Links on which all have exchanged a message before."""
+        """Links on which all of these ranks have exchanged a message before."""
         return set.intersection(*(self._greeted.get(one.rank, set()) for one in alike))
 
     def _meet(self, groups: Groups) -> None:
-        """Let calls wait for the others of their group, by number."""
+        """Let the first calls of a group wait for one another, then the second calls, and so on."""
         gathered = {
             (name, frozenset(self._place[rank] for rank in ranks)) for name, ranks in groups
         }
@@ -237,7 +242,7 @@ class _Played:
                         self._gather([one, theirs[number] if number < len(theirs) else None])
 
     def _ends(self, place: int, link: str) -> set[int]:
-        """Those that exchange messages with one."""
+        """The lists of ranks that exchange messages with the list ``place`` over a link."""
         return {
             self._place[peer]
             for one in self._played[place]
@@ -245,7 +250,7 @@ class _Played:
         }
 
     def _gather(self, made: Sequence[_Made | None]) -> None:
-        """Let some calls end when all have begun, and their hosts go on when all are issued."""
+        """Let calls end when all of them have begun; held hosts go on when all are issued."""
         moments, nothing = self._moments, self._nothing
         begun = moments.new(*(nothing if one is None else one.begins for one in made))
         there = [one for one in made if one is not None]
@@ -259,7 +264,7 @@ class _Played:
 
 
 def _real(alike: Sequence[RankCalls], step: Step) -> Iterator[Call]:
-    """The calls of a step but exchanges without messages, which nobody makes."""
+    """The calls of a step, without exchanges that have no messages: a run skips them."""
     for call in step.calls:
         if call.kind != "exchange" or any(
             one.sends.get(call.group) or one.receives.get(call.group) for one in alike

@@ -1,7 +1,8 @@
-"""Collectives that would hang: judged from the calls of all ranks, before anything runs.
+"""Finds collectives that would hang, from the calls of all ranks, before anything runs.
 
-All ranks of a group must enter its first call, and all its calls in one order, of one size; what a
-rank sends another must be what that one receives, in that order; and nobody may wait in a circle.
+All ranks of a group must take part in its first call, and make all its calls in one order and of
+one size. A receiver must expect the messages that its sender sends, in the same order. Ranks must
+not wait for one another in a circle.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,22 +10,23 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
 
+from mistlab.schedule.lanes import LANES
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.checks.collectives.calls import Call, RankCalls, WorldCalls, calls_of
 from runtime.checks.collectives.deadlock import Waiting, deadlock
-from runtime.engine.streams.lanes import LANES
 
 Trouble = Literal["first call", "order", "messages", "deadlock"]
-# Beyond those that fill a pipeline, micro-batches repeat the same passes: rings have two entries.
+# Micro-batches beyond the number that fills a pipeline, which repeat the same passes. The number is
+# even, because tasks take turns in rings of two buffers.
 MOST_STEADY = 4
-# Of a long circle the first tasks say enough.
+# Tasks of a long circle that a message names.
 MOST_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFinding:
-    """Calls of a group that do not fit together, of these ranks, and in words what to do."""
+    """Calls of a group by some ranks that do not fit together; ``words`` say what to do."""
 
     trouble: Trouble
     group: str
@@ -44,24 +46,24 @@ def collective_findings(
     steps_on_host: bool = False,
     queues: int = len(LANES),
 ) -> tuple[CollectiveFinding, ...]:
-    """What would hang in a run of a plan, or be mistaken for something else.
+    """Collectives of a plan's run that would hang, or would mix up tensors.
 
-    ``clips`` if a step needs the norm of all gradients. Lanes have ``queues`` of the hardware in
-    turn, one each if there are enough.
+    ``clips`` says whether a step needs the norm of all gradients. Lanes take ``queues`` hardware
+    queues in turn: one each if there are enough.
     """
     calls = calls_of(few_batches(plan), workload, clips=clips, steps_on_host=steps_on_host)
     return findings_of(calls, queues=queues)
 
 
 def few_batches(plan: Plan) -> Plan:
-    """The plan with no more micro-batches than show all tasks and waits that there are."""
+    """The plan with fewer micro-batches, but enough to show every kind of task and wait."""
     most = 2 * plan.num_stages + MOST_STEADY
     most += (plan.micro_batches - most) % 2
     return replace(plan, micro_batches=min(plan.micro_batches, most))
 
 
 def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[CollectiveFinding, ...]:
-    """What does not fit together in the calls of all ranks."""
+    """Calls that do not fit together, among the calls of all ranks."""
     judged = _Judged(world)
     return (
         *judged.first_calls(),
@@ -72,7 +74,7 @@ def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[Collect
 
 
 class _Judged:
-    """The calls of all ranks, in two phases; those of one program are listed once."""
+    """Compares the calls of all ranks, in the phases ``connecting`` and ``training``."""
 
     def __init__(self, world: WorldCalls) -> None:
         self.groups = world.groups
@@ -80,7 +82,7 @@ class _Judged:
         self._known: dict[tuple[int, str, bool], tuple[tuple[Call, str], ...]] = {}
 
     def first_calls(self) -> Iterator[CollectiveFinding]:
-        """Groups that some ranks call and others do not."""
+        """Groups that some of their ranks call and others do not."""
         for group, ranks in self.groups:
             firsts = {rank: self._first(rank, group) for rank in ranks}
             absent = tuple(rank for rank, first in firsts.items() if first is None)
@@ -93,7 +95,7 @@ class _Judged:
                 yield _finding("first call", group, absent, made, words)
 
     def orders(self) -> Iterator[CollectiveFinding]:
-        """Of each group the first of its ranks that calls it otherwise than the one in front."""
+        """For each group, the first rank whose calls differ from the calls of its first rank."""
         for phase, calls in self.phases.items():
             for group, ranks in self.groups:
                 for rank in ranks[1:]:
@@ -105,7 +107,7 @@ class _Judged:
                         break
 
     def messages(self) -> Iterator[CollectiveFinding]:
-        """Messages that are not what their receiver expects, the first of each pair of ranks."""
+        """For each pair of ranks, the first message that its receiver does not expect."""
         for phase, calls in self.phases.items():
             for link, ranks in self.groups:
                 for pair in _pairs([calls[rank] for rank in ranks], link):
@@ -114,11 +116,11 @@ class _Judged:
                         yield found
 
     def deadlocks(self, queues: int) -> Iterator[CollectiveFinding]:
-        """Ranks that never end, though each call by itself fits the others."""
+        """Ranks that never end, although their calls fit together."""
         connecting, training = self.phases.values()
         phases = (("connecting", connecting, ()), ("training", training, connecting))
         for phase, calls, greeted in phases:
-            # Only what ends with a queue for each lane may be for the queues.
+            # The queues are to blame only if all ranks end with a queue for each lane.
             for given in dict.fromkeys((len(LANES), min(queues, len(LANES)))):
                 waiting = deadlock(calls, self.groups, greeted, queues=given)
                 if waiting:
@@ -126,7 +128,7 @@ class _Judged:
                     break
 
     def _of(self, rank: RankCalls, group: str, *, messages: bool) -> tuple[tuple[Call, str], ...]:
-        """The exchanges or the other calls of a group, and their tasks."""
+        """A rank's exchanges over a group, or its other calls of the group, with their tasks."""
         key = (id(rank.steps), group, messages)
         if key not in self._known:
             self._known[key] = tuple(
@@ -173,7 +175,7 @@ def _kinds(calls: Calls) -> list[tuple[str, str]]:
 
 
 def _pairs(ranks: Sequence[RankCalls], link: str) -> dict[tuple[int, int], None]:
-    """Senders and receivers of a link, as either of them says."""
+    """Pairs of sender and receiver on a link that either of the two lists."""
     sent = [(one.rank, peer) for one in ranks for peer in one.sends.get(link, ())]
     due = [(peer, one.rank) for one in ranks for peer in one.receives.get(link, ())]
     return dict.fromkeys((*sent, *due))
@@ -186,7 +188,7 @@ def _order(
     pair: Sequence[Calls],
     trouble: Trouble = "order",
 ) -> CollectiveFinding:
-    """Where the calls of two ranks part."""
+    """A finding that names the first call in which two ranks differ."""
     kinds = zip_longest(*map(_kinds, pair))
     number = next(number for number, (one, other) in enumerate(kinds) if one != other)
     made = [calls[number] if number < len(calls) else None for calls in pair]
@@ -199,7 +201,7 @@ def _order(
 
 
 def _circle(phase: str, waiting: Sequence[Waiting], queues: int) -> CollectiveFinding:
-    """Ranks that wait for one another, or for nobody."""
+    """A finding about ranks that wait for one another, or for a call that nobody makes."""
     told = [str(one) for one in waiting]
     more = f" (and {len(told) - MOST_TOLD} more)" if len(told) > MOST_TOLD else ""
     remedy = (
@@ -229,6 +231,6 @@ def _named(group: str, ranks: Sequence[int]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Ranks in words, the first few of many."""
+    """Numbers of ranks in words; only the first few if there are many."""
     names = [str(rank) for rank in ranks[:MOST_TOLD]] + ["..."] * (len(ranks) > MOST_TOLD)
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}"

@@ -1,1 +1,1 @@
-"""A rank on a device without memory, where whatever lets the host wait for the device shows."""
+"""Runs a rank on a device without memory, and notes where its host would wait for a GPU."""

@@ -1,7 +1,7 @@
-"""What torch does otherwise on CUDA devices than on those of other makers, before any operator.
+"""Makes a stand-in device behave like CUDA where torch treats other makers' devices differently.
 
-A number that is assigned to an element is a tensor on the CPU at first, and so is one that is made
-from numbers; a CUDA device says that it is one.
+On CUDA torch makes a tensor on the CPU first, when a number is assigned to an element and when a
+tensor is made from numbers. And a tensor's ``is_cuda`` is true.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ Way = Callable[[Watch, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any
 
 
 class CudaWays(TorchFunctionMode):
-    """Lets all devices but the CPU be treated as CUDA's are."""
+    """A mode in which torch treats all devices but the CPU as CUDA devices."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class CudaWays(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch."""
+        """Call a function of torch, the way that it works on CUDA."""
         way = _WAYS.get(func, _call)
         try:
             return way(self._watch, func, args, kwargs or {})
@@ -50,7 +50,7 @@ def _call(
 def _choose(
     _watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Numbers of elements become a tensor on the CPU."""
+    """``tensor[index]``: a list of numbers as index becomes a tensor on the CPU."""
     tensor, index, *value = args
     parts = index if isinstance(index, tuple) else (index,)
     parts = tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
@@ -60,7 +60,7 @@ def _choose(
 def _assign(
     watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """One element takes a copy of a number; several are filled, and so are those of a mask."""
+    """``tensor[index] = value``: one element copies a number, several elements are filled."""
     tensor, index, value = args
     is_number = not isinstance(value, Tensor) and is_on_device(tensor)
     if is_number and isinstance(index, Tensor) and index.dtype is torch.bool:
@@ -76,7 +76,7 @@ def _assign(
 def _make(
     watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Numbers become a tensor on the CPU, which is copied."""
+    """A tensor from numbers is made on the CPU and copied to its device."""
     device = kwargs.get("device")
     if func is Tensor.new_tensor and device is None:
         device = args[0].device
@@ -95,7 +95,7 @@ def _is_cuda(
 
 
 def _is_plain(index: Any) -> bool:
-    """Whether an index says where the elements are, so that they are a view."""
+    """Whether an index consists of numbers and slices, so that its elements are a view."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(
         isinstance(part, int | slice | EllipsisType) and not isinstance(part, bool)

@@ -1,8 +1,9 @@
-"""A device without memory, on which whole iterations run: what lets a GPU's host wait shows.
+"""A stand-in for a GPU without memory, which shows where the host would wait for a GPU.
 
-Its tensors are fake: they have sizes and a place, and no values. So operators on tensors of two
-places fail as on a GPU, backward passes run in the device's own thread, and nothing takes time.
-``Driver`` is all that the runtime asks of a device, so a stand-in for it is enough.
+Its tensors are fake: they have a size and a device, but no values, and whole iterations take
+no time. Operators on tensors of two devices fail as on a GPU, and backward passes run in the
+device's own thread. The runtime uses a device only through a ``Driver``, so one more driver is
+enough.
 """
 
 from collections.abc import Iterator
@@ -25,17 +26,17 @@ from runtime.engine.executor import Batches, Executor
 from runtime.engine.streams.device_streams import streams_of
 from runtime.engine.training import Training
 
-# The first makes what lasts, the second takes the step of the first.
+# The first iteration makes memory that lasts. The second takes the optimizer step of the first.
 ITERATIONS = 2
 
 
 @contextmanager
 def fake_device() -> Iterator[Watch]:
-    """Let there be a device that torch calls "sham", and watch what runs on it.
+    """Within the ``with`` block there is a device called "sham"; the ``Watch`` gathers findings.
 
-    Tensors that are made meanwhile are all fake, those on the CPU too. A process should end by
-    ``os._exit`` afterwards, as ``experiments.sanitize`` does: autograd's thread for the device
-    aborts some of them when it meets the end of their interpreter.
+    All tensors made in the block are fake, those on the CPU too. Afterwards the process should end
+    by ``os._exit``, as ``experiments.sanitize`` does: at the end of the interpreter autograd's
+    thread for the device aborts some processes.
     """
     register()
     watch = Watch()
@@ -44,7 +45,7 @@ def fake_device() -> Iterator[Watch]:
     with ExitStack() as stack:
         stack.callback(DRIVERS.pop, SHAM)
         DRIVERS[SHAM] = driver
-        # Fake tensors bear one thread at a time: of what asks how many there are, too.
+        # Fake tensors work in one thread only, so torch must report one thread.
         stack.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)
         stack.enter_context(torch.autograd.set_multithreading_enabled(has_own_thread()))
@@ -58,9 +59,9 @@ def fake_device() -> Iterator[Watch]:
 def device_findings(
     workload: Workload, plan: Plan, rank: int, training: Training, *, serialises: bool = False
 ) -> tuple[WaitFinding, ...]:
-    """What would keep the host of one rank of a plan waiting, or fail there; the rank runs alone.
+    """Places where one rank's host would wait for its GPU, or would fail; the rank runs alone.
 
-    Nothing is computed and nothing takes memory: a plan of any size can be given as it is.
+    Nothing is computed and nothing takes memory, so a plan of any size can be checked.
     """
     with fake_device() as watch:
         device = torch.device(SHAM, 0)

@@ -1,7 +1,7 @@
-"""A driver of a device that is not there: streams and events in name, pinned memory in a list.
+"""The driver of a device that does not exist: its streams and events do nothing.
 
-The host lane's work runs at once, in the thread that issues: so it is seen by the modes that watch
-that thread.
+Work of the host lane runs at once, in the thread that issues it, so that the modes that watch this
+thread see it.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from runtime.checks.fake.watch import Watch
 from runtime.devices.driver import DevicePeaks
 from runtime.engine.storage.saved import storage_of
 
-# Devices, memory of each, and what a run has had of it at most: all made up.
+# Invented figures: number of devices, memory of each, and a run's peak.
 DEVICES, MEMORY_BYTES, PEAK_BYTES = 8, 80 * GIB_BYTES, GIB_BYTES
 
 
@@ -25,34 +25,34 @@ class FakeStream:
     """A stream on which everything has ended."""
 
     def wait_event(self, event: Any) -> None:
-        """It has come."""
+        """Do nothing: the event has come."""
 
 
 class FakeEvent:
-    """An event that has come; those of a driver are a millisecond apart, in order of recording."""
+    """An event that has come; each recording is one millisecond after the one before."""
 
     def __init__(self, driver: "FakeDriver") -> None:
         self._driver = driver
         self.recorded_ms = 0
 
     def record(self, stream: Any) -> None:
-        """The clock's next tick."""
+        """Take the next tick of the driver's clock."""
         self.recorded_ms = self._driver.tick()
 
     def synchronize(self) -> None:
-        """The host waits."""
+        """Note that the host waits."""
         self._driver.watch.note("wait", "Event.synchronize")
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Ticks in between."""
+        """Milliseconds between two recordings."""
         return float(end_event.recorded_ms - self.recorded_ms)
 
 
 class AtOnce(Executor):
-    """Runs what is submitted where it is submitted."""
+    """An executor that runs a call in the thread that submits it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """The result is there."""
+        """Run a call now."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -71,24 +71,24 @@ class FakeDriver:
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self._ticks = 0
-        # Each is held as long as it is pinned: no other storage gets its number meanwhile.
+        # Tensors are held while they are pinned, so that no other storage gets their number.
         self._pinned: dict[int, Tensor] = {}
 
     def tick(self) -> int:
-        """The time."""
+        """The next millisecond."""
         self._ticks += 1
         return self._ticks
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether copies of a tensor on the host run by themselves."""
+        """Whether a tensor lies in pinned memory of the host."""
         return storage_of(tensor) in self._pinned
 
     def count(self) -> int:
-        """Devices."""
+        """An invented number of devices."""
         return DEVICES
 
     def choose(self, device: torch.device) -> None:
-        """Nothing to choose."""
+        """Do nothing: all devices are the same."""
 
     def name(self, device: torch.device) -> str:
         """A name that no device has."""
@@ -99,15 +99,15 @@ class FakeDriver:
         return True
 
     def current_stream(self, device: torch.device) -> FakeStream:
-        """Some stream."""
+        """A stream."""
         return FakeStream()
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> FakeStream:
-        """Some other."""
+        """A stream."""
         return FakeStream()
 
     def using(self, stream: Any) -> AbstractContextManager[object]:
-        """Nothing changes."""
+        """A context without effect."""
         return nullcontext()
 
     def event(self) -> FakeEvent:
@@ -115,48 +115,48 @@ class FakeDriver:
         return FakeEvent(self)
 
     def synchronize(self, device: torch.device) -> None:
-        """The host waits."""
+        """Note that the host waits."""
         self.watch.note("wait", "synchronize")
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A generator that nothing draws from."""
+        """A generator; nothing draws from it."""
         return torch.Generator()
 
     def idle(self, cycles: int) -> None:
-        """Nothing is queued."""
+        """Do nothing: nothing takes time."""
 
     def threads(self, name: str) -> Executor:
-        """The calling thread."""
+        """An executor that works in the calling thread."""
         return AtOnce()
 
     def host_zeros(self, size_bytes: int) -> Tensor:
-        """Fake bytes of the host."""
+        """Fake zeros in host memory."""
         return torch.zeros(size_bytes, dtype=torch.uint8)
 
     def pin(self, memory: Tensor) -> int:
-        """Remember that memory is pinned."""
+        """Note that memory is pinned."""
         self.watch.note("memory pinned", "pin")
         self._pinned[storage_of(memory)] = memory
         return 0
 
     def unpin(self, memory: Tensor) -> None:
-        """Forget it."""
+        """Note that memory is no longer pinned."""
         del self._pinned[storage_of(memory)]
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
-        """All is free."""
+        """The invented memory size, all of it free."""
         return MEMORY_BYTES, MEMORY_BYTES
 
     def reserved_bytes(self, device: torch.device) -> int:
-        """Nothing is taken."""
+        """None."""
         return 0
 
     def cap(self, device: torch.device, share: float) -> None:
-        """Nothing is capped."""
+        """Do nothing: nothing takes memory."""
 
     def count_anew(self, device: torch.device) -> None:
-        """Nothing is counted."""
+        """Do nothing: nothing takes memory."""
 
     def peaks(self, device: torch.device) -> DevicePeaks:
-        """The same of every run."""
+        """Invented peaks, the same for every run."""
         return DevicePeaks(allocated_bytes=PEAK_BYTES, reserved_bytes=PEAK_BYTES, retries=0)

@@ -1,7 +1,7 @@
-"""Groups whose other ranks are not there, with NCCL's demands on what it is given.
+"""Groups with only one real rank, which check tensors as NCCL does.
 
-A collective is in the order of the current stream, so nothing is pending. It leaves tensors as they
-are: without memory they have no values.
+A collective is in the order of the current stream, so nobody waits for it. It leaves tensors as
+they are, because tensors without memory have no values.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,28 +15,28 @@ from runtime.comm.group import Alone, Group
 
 @final
 class FakeGroup:
-    """Ranks of which one is here."""
+    """A group of ``size`` ranks; only ``rank`` exists."""
 
     def __init__(self, size: int, rank: int, watch: Watch) -> None:
         self.size, self.rank = size, rank
         self._watch = watch
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Nothing changes."""
+        """Only check the tensor."""
         self._check("all_reduce", tensor)
 
     def all_gather(self, whole: Tensor, own: Tensor) -> None:
-        """Nothing changes."""
+        """Only check the tensors and their sizes."""
         self._check("all_gather", whole, own)
         self._check_parts("all_gather", whole, own.numel())
 
     def reduce_scatter(self, whole: Tensor) -> None:
-        """Nothing changes."""
+        """Only check the tensor and its size."""
         self._check("reduce_scatter", whole)
         self._check_parts("reduce_scatter", whole, whole.numel() // self.size)
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
-        """Nothing comes."""
+        """Only check the tensors and the ranks."""
         for tensor, peer in (*sends, *receives):
             self._check("exchange", tensor)
             if not 0 <= peer < self.size or peer == self.rank:
@@ -56,7 +56,7 @@ class FakeGroup:
 
 
 def fake_maker(rank: int, watch: Watch) -> Callable[[str, Sequence[int]], Group | None]:
-    """Makes the groups of one rank."""
+    """A function that makes the groups of one rank."""
 
     def make(_name: str, ranks: Sequence[int]) -> Group | None:
         if rank not in ranks:

@@ -1,8 +1,8 @@
-"""Which operators let the host wait for a GPU though nothing in their names says so.
+"""Detects operators that make the host wait for a GPU although their names do not say so.
 
-As torch's operators are on CUDA: a number that is read, a size that follows from values, a copy
-between device and host that is not asked to run by itself or cannot, since the host's memory is not
-pinned or not in one piece.
+The rules are those of torch's operators on CUDA. The host waits for a number that it reads, and for
+a size that depends on values. It waits for a copy between device and host, unless the copy is
+``non_blocking`` and the host's memory is pinned and in one piece.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,19 +21,20 @@ from runtime.checks.fake.watch import Kind, Watch
 from runtime.models import operators
 
 aten = torch.ops.aten
-# Kinds of places that are no device's.
+# Kinds of devices that are no stand-in for a GPU.
 _ELSEWHERE = ("cpu", "meta")
 Arguments = Mapping[str, Any]
-# These neither compute nor move anything.
+# Operators that neither compute nor move anything.
 _IDLE = (aten.lift_fresh, aten.lift, aten.set_)
 _CHOOSING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
 
 class HiddenWaits(TorchDispatchMode):
-    """Judges all operators that run under it; works on top of a mode of fake tensors.
+    """A mode that judges all operators; it needs a mode of fake tensors below it.
 
-    A number that is read is zero. Operators that consist of others are judged by those, the
-    project's own among them; ``ways`` is a mode that torch leaves before it comes to these.
+    A number that is read is zero. An operator that consists of others, such as the project's own,
+    is judged by these. ``ways`` is a mode that torch leaves before it calls this one, so it is
+    entered again for them.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class HiddenWaits(TorchDispatchMode):
 def hidden_wait(
     func: OpOverload, args: Sequence[Any], kwargs: Arguments, is_pinned: Callable[[Tensor], bool]
 ) -> Kind | None:
-    """How an operator lets the host wait, if it does."""
+    """How an operator makes the host wait; None if it does not."""
     packet = func.overloadpacket
     if packet is aten._to_copy:
         return _moved(args[0], kwargs, is_pinned)
@@ -109,7 +110,7 @@ def hidden_wait(
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:
-    """All tensors of arguments or results."""
+    """All tensors in nested arguments or results."""
     if isinstance(given, Tensor):
         yield given
     elif isinstance(given, Mapping):
@@ -121,7 +122,7 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
 
 @cache
 def _consists_of_others(func: OpOverload) -> bool:
-    """Whether torch takes an operator apart, wherever its tensors are."""
+    """Whether torch replaces an operator by others on every device."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
@@ -143,13 +144,13 @@ def _moved(source: Tensor, kwargs: Arguments, is_pinned: Callable[[Tensor], bool
     if not kwargs.get("non_blocking", False):
         return "blocking copy"
     if wanted.type == "cpu":
-        # Torch makes pinned memory for what is to come by itself.
+        # Torch makes pinned memory for the copy's result.
         return "memory pinned"
     return None if is_pinned(source) and source.is_contiguous() else "unpinned copy"
 
 
 def _chosen(args: Sequence[Any]) -> Kind | None:
-    """Masks are turned into numbers of elements first, numbers that are on the CPU are copied."""
+    """Indexing with tensors: a mask needs sizes from values, an index on the CPU is copied."""
     indices = [index for index in args[1] if index is not None]
     if not all(is_on_device(index) for index in indices):
         return "blocking copy"
@@ -165,5 +166,5 @@ def _works_on_cpu(func: OpOverload, given: Any) -> bool:
 
 
 def is_on_device(tensor: Tensor) -> bool:
-    """Whether a tensor is where a GPU's would be."""
+    """Whether a tensor is on the stand-in for a GPU."""
     return tensor.device.type not in _ELSEWHERE

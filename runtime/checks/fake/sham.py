@@ -1,8 +1,8 @@
-"""A kind of device that torch knows by name only: "sham". No compiler is needed to have it.
+"""Registers a kind of device with torch, "sham", that exists in name only; needs no compiler.
 
-A process cannot forget a kind of device. So this one says that it is not available: what looks for
-some accelerator to use, as torch's checkpoints do, does not come upon it. Torch still
-pins memory by it from then on, so a process that trains on GPUs should not have it.
+A process cannot forget a kind of device. So the device says that it is not available, and code that
+looks for an accelerator, such as torch's checkpoints, does not use it. Still, torch pins memory
+by it from then on. So a process that trains on GPUs should not register it.
 """
 
 from functools import cache
@@ -18,7 +18,7 @@ SHAM = "sham"
 
 @cache
 def register() -> None:
-    """Tell torch of the kind of device, once in a process."""
+    """Register the kind of device with torch, once in a process."""
     setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
     if setup is None:
         message = (
@@ -55,7 +55,7 @@ def register() -> None:
 def has_own_thread() -> bool:
     """Whether autograd has a thread for the device.
 
-    It starts its threads at a process's first backward pass, for the devices that are known then.
+    Autograd starts its threads at a process's first backward pass, for the devices known then.
     """
     with FakeTensorMode():
         x = torch.zeros((), device=SHAM, requires_grad=True)

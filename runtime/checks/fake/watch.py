@@ -1,7 +1,7 @@
-"""What lets the host wait for the device inside an iteration, or would fail there: notes of where.
+"""Notes each place in an iteration where the host would wait for the device, or would fail.
 
-Who runs an operator need not know which task it belongs to. The executor's own frames on the stack
-tell whether an iteration is being issued, and which task of which lane.
+The code that runs an operator need not know its task. The executor's frames on the call stack tell
+whether an iteration is being issued, and which task on which lane.
 """
 
 import inspect
@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Literal
 
 import runtime
+from mistlab.schedule.stage_program import Op
 from runtime.engine.executor import Executor
-from runtime.engine.program.program import Op
 
 Kind = Literal[
     "value read",
@@ -33,7 +33,7 @@ Kind = Literal[
     "collective",
     "failure",
 ]
-# What a device does then, and what to do about it.
+# What happens in each case, and what to do about it.
 REMEDIES: Mapping[Kind, str] = {
     "value read": "the host waits for a number of the device: keep it in a tensor there",
     "size from values": "the host waits to learn a size: mask values instead of choosing some",
@@ -48,9 +48,9 @@ REMEDIES: Mapping[Kind, str] = {
     "failure": "it cannot run, or cannot be judged",
 }
 
-# The first iteration may do these.
+# Findings that are right in the first iteration.
 _ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned")
-# These end a run on whatever lane.
+# Findings that end a run, whatever the lane.
 _ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
 MOST_SAID = 160
 _ROOT = Path(runtime.__file__).parent
@@ -59,10 +59,10 @@ _ITERATE = Executor.iterate.__code__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitFinding:
-    """Something at a place that would be wrong on a GPU, in words of the task that was issued.
+    """A wait or a failure on a GPU: the operator, the task that was being issued, and the place.
 
-    ``place`` is the project's innermost line, ``times`` how often it was met, ``said`` an error's
-    own words.
+    ``place`` is the project's innermost line. ``times`` counts how often it was met. ``said`` is
+    an error's message.
     """
 
     kind: Kind
@@ -83,7 +83,7 @@ class WaitFinding:
 
 
 class Watch:
-    """Gathers findings of the thread that makes it, and of threads that work for it meanwhile."""
+    """Gathers findings of the thread that makes it, and of threads that work for this thread."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -92,11 +92,11 @@ class Watch:
 
     @property
     def findings(self) -> tuple[WaitFinding, ...]:
-        """One finding for all of a kind, an operator, a lane and a place: the first task's."""
+        """The findings; one for each kind, operator, lane and place, with the first task."""
         return tuple(replace(one, times=times) for one, times in self._times.items())
 
     def note(self, kind: Kind, operator: str, said: str = "") -> bool:
-        """Remember what is met now, if that is inside an iteration and wrong there; whether it is.
+        """Note a finding if it is inside an iteration and wrong there; return whether it is.
 
         The host's lane may wait, and the first iteration may make memory that lasts.
         """
@@ -121,13 +121,13 @@ class Watch:
         return True
 
     def stop(self, kind: Kind, operator: str, error: BaseException) -> None:
-        """Remember an error that ends the run."""
+        """Note an error that ends the run."""
         said = shorten(str(error), MOST_SAID)
         if error is not self.stopped_by and self.note(kind, operator, said):
             self.stopped_by = error
 
     def _frames(self) -> Iterator[FrameType]:
-        """Of this thread, innermost first; then of the thread that waits for it."""
+        """Frames of this thread, innermost first; then of the thread that waits for it."""
         frame = inspect.currentframe()
         while frame is not None:
             yield frame
@@ -146,7 +146,7 @@ def _executor(frame: FrameType) -> Executor:
 
 
 def _op(frame: FrameType) -> Op | None:
-    """The task that a frame of the executor works at."""
+    """The task in a frame of the project's code, if the frame has one."""
     op = frame.f_locals.get("op") if _file(frame.f_code.co_filename) else None
     return op if isinstance(op, Op) else None
 
@@ -158,7 +158,7 @@ def _place(frame: FrameType) -> str | None:
 
 @cache
 def _file(name: str) -> str | None:
-    """A file of what is checked, as the project calls it."""
+    """A path relative to the project; None for files of others and of the checks."""
     path = Path(name)
     if not path.is_relative_to(_ROOT) or path.is_relative_to(_ROOT / "checks"):
         return None

@@ -1,1 +1,1 @@
-"""A rank on CPU tensors as a graph of what its streams would do, and what in it nothing orders."""
+"""Runs a rank on CPU tensors, and finds uses of memory by its streams that nothing orders."""

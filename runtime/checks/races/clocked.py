@@ -1,6 +1,7 @@
-"""A device's streams and events as notes in a trace, behind the interface of a driver.
+"""A driver that runs on the CPU and notes the order of its streams and events in a trace.
 
-What is put on a stream runs at once, on CPU tensors; the trace knows after what it would have come.
+Work on a stream runs at once, on CPU tensors. The trace knows which earlier work it would have
+waited for on a GPU.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,18 +21,18 @@ Result = TypeVar("Result")
 
 
 class ClockedStream:
-    """An actor of the trace by the name of the lane that it serves."""
+    """A stream; in the trace it is an actor with the name of its lane."""
 
     def __init__(self, driver: "ClockedDriver", name: str) -> None:
         self.driver, self.name = driver, name
 
     def wait_event(self, event: "ClockedEvent") -> None:
-        """Work from now on comes after the event."""
+        """Let work from now on come after the event."""
         self.driver.wait(self.name, event)
 
 
 class ClockedEvent:
-    """A point of an actor; before it is recorded, none."""
+    """A point in the work of an actor, once it is recorded."""
 
     def __init__(self, driver: "ClockedDriver") -> None:
         self.driver = driver
@@ -39,18 +40,18 @@ class ClockedEvent:
         self.task = self.lane = ""
 
     def record(self, stream: ClockedStream) -> None:
-        """The end of what the stream has been given."""
+        """Be the end of all work that the stream has been given."""
         self.note(stream.name)
 
     def note(self, actor: str) -> None:
-        """The end of what an actor has done."""
+        """Be the end of all work that an actor has done."""
         trace = self.driver.trace
         if actor != self.driver.host:
             trace.work(actor, self.driver.host)
         self.stretch, self.task, self.lane = trace.reached(actor), trace.task, actor
 
     def synchronize(self) -> None:
-        """The calling thread of the host waits."""
+        """Let the calling thread's work come after the event."""
         self.driver.wait(self.driver.host, self)
 
     def elapsed_time(self, _end_event: "ClockedEvent") -> float:
@@ -59,7 +60,7 @@ class ClockedEvent:
 
 
 class _HostFuture(Future[Result]):
-    """What the host's lane has done: whoever asks for it comes after it."""
+    """The result of a call on the host's lane; whoever asks for it comes after the call."""
 
     end: ClockedEvent
 
@@ -70,7 +71,7 @@ class _HostFuture(Future[Result]):
 
 
 class _HostThread(Executor):
-    """The host's lane: an actor of its own, whose work runs where it is submitted."""
+    """The host's lane: an actor of its own, whose calls run in the thread that submits them."""
 
     def __init__(self, driver: "ClockedDriver") -> None:
         self.driver = driver
@@ -91,14 +92,14 @@ class _HostThread(Executor):
 
 
 class ClockedDriver:
-    """A driver whose streams and events are those of a trace."""
+    """A driver that notes streams and events in a trace."""
 
     backend = "none"
     version = ""
 
     def __init__(self, trace: Trace, memory: Memory) -> None:
         self.trace, self.memory = trace, memory
-        # The actor of the host that runs now, and the stream that is current.
+        # The host's actor that runs now, and the current stream.
         self.host = HOST
         self.compute = self.current = ClockedStream(self, "compute")
 
@@ -115,27 +116,27 @@ class ClockedDriver:
         return 1
 
     def choose(self, device: torch.device) -> None:
-        """There is no other."""
+        """Do nothing: there is one device."""
 
     def name(self, device: torch.device) -> str:
-        """A word."""
+        """An invented name."""
         return "stand-in"
 
     def has_bf16(self) -> bool:
-        """Numbers are of no interest."""
+        """Yes: the values of numbers do not matter."""
         return True
 
     def current_stream(self, device: torch.device) -> ClockedStream:
-        """The stream that operators are put on."""
+        """The stream that operators run on now."""
         return self.current
 
     def stream(self, device: torch.device, *, urgent: bool = False) -> ClockedStream:
-        """A new stream; who makes it names it."""
+        """A new stream; the caller gives it a name."""
         return ClockedStream(self, "stream")
 
     @contextmanager
     def using(self, stream: ClockedStream) -> Iterator[None]:
-        """Let a stream be the current one."""
+        """Make a stream the current stream within the ``with`` block."""
         before, self.current = self.current, stream
         try:
             yield
@@ -147,34 +148,34 @@ class ClockedDriver:
         return ClockedEvent(self)
 
     def synchronize(self, device: torch.device) -> None:
-        """The host comes after all streams."""
+        """Let the host come after all streams."""
         for actor in {stretch.actor for stretch in self.trace.stretches} - {HOST, HOST_LANE}:
             self.trace.follow(self.host, self.trace.reached(actor))
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """Numbers are of no interest."""
+        """A generator of the CPU."""
         return torch.Generator()
 
     def idle(self, cycles: int) -> None:
-        """Nothing takes time."""
+        """Do nothing: nothing takes time."""
 
     def threads(self, name: str) -> Executor:
         """The host's lane."""
         return _HostThread(self)
 
     def host_zeros(self, size_bytes: int) -> Tensor:
-        """Memory of the host."""
+        """Zeros in host memory, which the trace notes."""
         with _disable_current_modes():
             zeros = torch.zeros(size_bytes, dtype=torch.uint8)
         self.memory.made_on_host(zeros)
         return zeros
 
     def pin(self, memory: Tensor) -> int:
-        """Nothing to do."""
+        """Do nothing."""
         return 0
 
     def unpin(self, memory: Tensor) -> None:
-        """Nothing to undo."""
+        """Do nothing."""
 
     def free_and_total_bytes(self, device: torch.device) -> tuple[int, int]:
         """Nothing is measured."""
@@ -185,10 +186,10 @@ class ClockedDriver:
         return 0
 
     def cap(self, device: torch.device, share: float) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is measured."""
 
     def count_anew(self, device: torch.device) -> None:
-        """Nothing is counted."""
+        """Do nothing: nothing is measured."""
 
     def peaks(self, device: torch.device) -> DevicePeaks:
         """Nothing is measured."""

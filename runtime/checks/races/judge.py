@@ -1,4 +1,4 @@
-"""Which pairs of uses of memory a trace leaves unordered, and what a single wait is needed for."""
+"""Finds pairs of uses of memory that nothing in a trace orders, and the waits that order others."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ NONE: Waits = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceFinding:
-    """Two deeds with the same memory that nothing orders."""
+    """Two uses of the same memory that nothing orders."""
 
     kind: Kind
     memory: str
@@ -22,7 +22,7 @@ class RaceFinding:
 
     @property
     def missing(self) -> str:
-        """The wait that would order them."""
+        """The wait that would order the two, in words."""
         first, second = self.first, self.second
         return f"a wait of {second.actor}, at {second.task}, for {first.task} on {first.actor}"
 
@@ -33,7 +33,7 @@ class RaceFinding:
 
 @dataclass(eq=False)
 class Judge:
-    """A trace, and what must be in order in it."""
+    """Judges a trace: which pairs of stretches must be in order, and which are."""
 
     trace: Trace
     _needs: dict[int, list[Need]] = field(init=False)
@@ -47,7 +47,7 @@ class Judge:
 
     @cached_property
     def waits(self) -> dict[Wait, int]:
-        """The waits of tasks, each with the stretch that begins behind it."""
+        """The waits of tasks, each with the stretch that begins after it."""
         return {
             source.wait: number
             for number, stretch in enumerate(self.trace.stretches)
@@ -56,17 +56,19 @@ class Judge:
         }
 
     def findings(self, without: Waits = NONE) -> list[RaceFinding]:
-        """What nothing orders, if the waits in ``without`` are left out."""
+        """The pairs that nothing orders if the waits in ``without`` are left out."""
         return [self._finding(need) for need in self._unmet(without)]
 
     def is_needed(self, *waits: Wait) -> bool:
-        """Whether something is unordered without some waits."""
+        """Whether some pair is unordered without these waits."""
         return any(True for _ in self._unmet(frozenset(waits)))
 
     def detours(self, wait: Wait) -> list[list[str]]:
-        """Of a wait that is not needed, why: the stretches that lead without it from the work that
-        it waits for to its own; or else, for each pair of deeds that it orders, those that lead
-        from the first to the second. There are none where it orders nothing.
+        """Why a wait is not needed, as paths of stretches that do not use the wait.
+
+        If a path leads from the work that the wait waits for to the waiting work, it is the only
+        one. Otherwise there is a path for each pair of uses that the wait orders, from the first
+        use to the second. The list is empty if the wait orders nothing.
         """
         begins, source = self.waits[wait], self._source(wait)
         around = self.path(source, begins, frozenset([wait]))
@@ -82,7 +84,7 @@ class Judge:
         ]
 
     def path(self, earlier: int, later: int, without: Waits = NONE) -> list[str]:
-        """The stretches that lead from one to another, in words; empty if they are unordered."""
+        """A path of stretches from one to another, in words; empty if they are unordered."""
         came_from = {later: later}
         queue = deque([later])
         while queue:
@@ -101,7 +103,7 @@ class Judge:
 
     @cached_property
     def _before(self) -> list[int]:
-        """For each stretch the set of those before it, as bits."""
+        """For each stretch the set of stretches before it, as bits."""
         before: list[int] = []
         for stretch in self.trace.stretches:
             before.append(_behind(stretch, before, NONE))
@@ -112,7 +114,10 @@ class Judge:
         return next(one.stretch for one in sources if one.wait is wait)
 
     def _unmet(self, without: Waits) -> Iterator[Need]:
-        """Goes through the stretches that a wait may matter to, for as long as anybody asks."""
+        """The needs that are unordered without some waits, one after another.
+
+        Only stretches from the first left-out wait on can be affected.
+        """
         first = min((self.waits[wait] for wait in without), default=0)
         before = self._before[:first]
         for number in range(first, len(self.trace.stretches)):
@@ -139,7 +144,7 @@ class Judge:
 
 
 def _behind(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
-    """The set of stretches before one, from the sets of its sources, as bits."""
+    """The set of stretches before a stretch, as bits, from the sets of its sources."""
     bits = 0
     for source in stretch.sources:
         if source.wait is None or source.wait not in without:
@@ -148,9 +153,9 @@ def _behind(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
 
 
 def _conflicts(trace: Trace) -> Iterator[Need]:
-    """Pairs of uses of the same bytes, of which one writes, with no other use in between.
+    """Pairs of uses of the same bytes with no other use in between, where one of the two writes.
 
-    If each of these is in order, so is every pair of uses: order is transitive.
+    If each of these pairs is in order, every pair of uses is, because order is transitive.
     """
     by_storage: dict[int, list[Access]] = defaultdict(list)
     for access in trace.accesses:
@@ -173,7 +178,7 @@ def _conflicts(trace: Trace) -> Iterator[Need]:
 
 
 def _neighbours(accesses: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
-    """Of one storage's uses, each with those that it must follow at once, byte range by range."""
+    """Pairs of a storage's uses: a use, and a later one that must follow it directly."""
     bounds = sorted({bound for one in accesses for bound in (one.begin, one.end)})
     places = {bound: number for number, bound in enumerate(bounds)}
     writer: list[Access | None] = [None] * len(bounds)

@@ -1,6 +1,6 @@
-"""Groups of ranks of which one is here: its collectives run as NCCL's do, with its own values.
+"""Groups with only one real rank, whose collectives compute with this rank's values alone.
 
-NCCL runs a collective in the order of the stream that is current, so nothing is pending.
+As with NCCL, a collective is in the order of the current stream, so nobody waits for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from runtime.comm.group import Alone, Group, own_part
 
 
 class LoopGroup:
-    """A group of ``size`` ranks; the others have what this one has."""
+    """A group of ``size`` ranks; the others have the same values as this rank."""
 
     def __init__(self, size: int, rank: int) -> None:
         self.size, self.rank = size, rank
@@ -21,7 +21,7 @@ class LoopGroup:
         tensor.mul_(self.size if operation == "sum" else 1)
 
     def all_gather(self, whole: Tensor, own: Tensor) -> None:
-        """Fill ``whole`` with copies of ``own``, which may be a part of it."""
+        """Fill ``whole`` with copies of ``own``, which may be a part of ``whole``."""
         size = own.numel()
         whole[: self.rank * size].view(-1, size).copy_(own)
         whole[(self.rank + 1) * size :].view(-1, size).copy_(own)
@@ -33,11 +33,11 @@ class LoopGroup:
             mine.copy_(own)
 
     def reduce_scatter(self, whole: Tensor) -> None:
-        """Add equal values up in this rank's part; all of ``whole`` is read."""
+        """Sum equal values in this rank's part; read all of ``whole``."""
         own_part(whole, self).copy_(whole.view(self.size, -1).sum(0))
 
     def exchange(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
-        """Read what is sent, and fill what is received."""
+        """Read all tensors to send, and fill all tensors to receive with random values."""
         for tensor, _ in sends:
             tensor.sum()
         for tensor, _ in receives:
@@ -45,7 +45,7 @@ class LoopGroup:
 
 
 def loops(rank: int) -> Callable[[str, Sequence[int]], Group | None]:
-    """Makes the groups of one rank of a plan."""
+    """A function that makes the groups of one rank."""
 
     def make(_name: str, ranks: Sequence[int]) -> Group | None:
         if rank not in ranks:

@@ -1,8 +1,9 @@
-"""Whose memory an operator touches: the storages of a trace, from their allocation to their end.
+"""Follows the memory that operators touch, from its allocation to its end.
 
-CUDA's caching allocator hands memory out by streams. It has two rules for memory that several
-streams use: another stream may use it only behind the point of the allocating stream at which it
-was allocated, and it may be freed only when the allocating stream has waited for every user.
+CUDA's caching allocator hands memory out to one stream. It has two rules for memory that several
+streams use. Another stream may use the memory only after the point of the allocating stream at
+which it was allocated. The memory may be freed only when the allocating stream has waited for every
+user.
 """
 
 import weakref
@@ -16,7 +17,10 @@ from runtime.checks.races.trace import HOST, Access, Deed, Need, Trace
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Storage:
-    """Live memory; ``owner`` is the stream that allocated it, or the host, or nobody who counts."""
+    """Live memory; ``owner`` is the stream that allocated it, or the host.
+
+    It is None for memory from before the trace, to which the allocator's rules are not applied.
+    """
 
     number: int
     owner: str | None
@@ -29,7 +33,7 @@ class _Storage:
 
 
 class Memory:
-    """Notes in a trace what is touched; finds storages by their identity."""
+    """Notes in a trace which bytes are touched; finds storages by their identity."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -41,24 +45,24 @@ class Memory:
         return tensor.untyped_storage()._cdata in self._live
 
     def is_host(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in host memory that copies of the device use."""
+        """Whether a tensor is in host memory that the device copies from or to."""
         storage = self._live.get(tensor.untyped_storage()._cdata)
         return storage is not None and storage.is_host
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """Give the part of memory that a tensor takes a name."""
+        """Give a name to the bytes of a tensor."""
         begin, end = _bytes_of(tensor)
         if end > begin:
             part = (begin, end, name)
             self.trace.parts.setdefault(self._found(tensor).number, []).append(part)
 
     def made_on_host(self, memory: Tensor) -> None:
-        """Memory of the host that copies of the device use."""
+        """Note new host memory that the device copies from or to."""
         number = self._number(f"host memory of {memory.nbytes:,} bytes")
         self._add(memory, _Storage(number=number, owner=HOST, is_host=True))
 
     def allocated(self, tensor: Tensor, actor: str) -> None:
-        """Memory that is handed out to a stream, behind what the stream has been given so far."""
+        """Note new memory for a stream, allocated after all work that the stream has by now."""
         trace = self.trace
         shape = "x".join(map(str, tensor.shape)) or "1"
         made = f"{shape} {str(tensor.dtype).removeprefix('torch.')} made by {trace.task}"
@@ -72,7 +76,7 @@ class Memory:
         self._add(tensor, storage)
 
     def touched(self, tensor: Tensor, stretch: int, *, writes: bool, operator: str) -> None:
-        """An operator of a stretch reads or writes a tensor."""
+        """Note that an operator of a stretch reads or writes a tensor."""
         begin, end = _bytes_of(tensor)
         storage = self._found(tensor)
         key = (stretch, storage.number, begin, end, writes)
@@ -86,7 +90,7 @@ class Memory:
         storage.users[trace.stretches[stretch].actor] = access
 
     def _found(self, tensor: Tensor) -> _Storage:
-        """A tensor's memory; what was there before the trace belongs to nobody who counts."""
+        """A tensor's storage; a storage from before the trace has no owner."""
         storage = self._live.get(tensor.untyped_storage()._cdata)
         if storage is None:
             storage = _Storage(number=self._number("memory of before"), owner=None)
@@ -144,7 +148,7 @@ class Memory:
 
 
 def _bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor's first element begins in its storage, and where its last one ends."""
+    """The bytes in its storage at which a tensor begins and ends."""
     begin = int(tensor.storage_offset()) * tensor.element_size()
     if tensor.numel() == 0:
         return begin, begin

@@ -1,4 +1,4 @@
-"""Any rank of a plan, run by itself on CPU tensors, as a trace of what its streams would do."""
+"""Runs one rank of a plan alone on CPU tensors, and traces the work of its streams."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from mistlab.schedule.lanes import LANES
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.checks.races.clocked import ClockedDriver, ClockedStream
@@ -18,21 +19,20 @@ from runtime.devices.driver import Driver
 from runtime.devices.table import DRIVERS
 from runtime.engine.executor import Batches, Executor
 from runtime.engine.streams.cuda import CudaStreams
-from runtime.engine.streams.lanes import LANES
 from runtime.engine.training import Training
 
 DEVICE = torch.device("cpu")
-# The first iteration differs from the others, and a third shows what crosses two of them.
+# The first iteration differs from the others; a third shows work that two like ones share.
 ITERATIONS = 3
 
 
 def trace_of(
     workload: Workload, plan: Plan, rank: int, training: Training, *, serialises: bool = False
 ) -> Trace:
-    """Train a rank some iterations, whose ends the host does not wait for, and step at the end.
+    """Train a rank for some iterations without waiting for their ends, then take the last step.
 
-    A run reads losses after each iteration, which lets the host wait for everything: without that,
-    what orders one iteration's work with the next one's must be in the program.
+    A real run reads the loss after each iteration, and so waits for all work. Here nothing waits
+    between iterations, so the program itself must order the work of one with the work of the next.
     """
     trace = Trace()
     memory = Memory(trace)
@@ -59,7 +59,7 @@ def trace_of(
 
 @contextmanager
 def standing_in(driver: Driver) -> Iterator[None]:
-    """Let a driver drive the CPU as if it were a GPU."""
+    """Within the ``with`` block, let a driver drive the CPU as if it were a GPU."""
     DRIVERS[DEVICE.type] = driver
     try:
         yield
@@ -79,7 +79,7 @@ def _batches(workload: Workload, connections: Connections) -> Batches:
 
 
 def _name(executor: Executor, memory: Memory) -> None:
-    """Say which part of a rank's memory is what."""
+    """Name the parts of a rank's memory."""
     state = executor.state
     for layer, own in state.layers.items():
         kinds = zip(("masters", "moment 1", "moment 2"), own.optimizer, strict=True)

@@ -1,4 +1,4 @@
-"""Notes every operator that runs: which bytes it reads and writes, on whose behalf."""
+"""Notes in a trace which bytes every running operator reads and writes, and on which stream."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from runtime.checks.races.clocked import ClockedDriver
 from runtime.checks.races.memory import Memory
 from runtime.checks.races.trace import HOST_LANE, Trace
 
-# Operators that touch no bytes: they make room, or look at a tensor in another way.
+# Operators that touch no bytes: they allocate, or make a view.
 _UNTOUCHING = frozenset(
     f"aten::{name}"
     for name in (
@@ -25,12 +25,12 @@ _UNTOUCHING = frozenset(
         "lift_fresh",
     )
 )
-# Operators after which the host knows a value, and so that the current stream has come so far.
+# Operators that give the host a value, so that the host comes after the current stream's work.
 _ASKING = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::nonzero"})
 
 
 class Recorder(TorchDispatchMode):
-    """While it is on, every operator is an entry of the trace."""
+    """A mode that notes every operator in the trace."""
 
     def __init__(self, trace: Trace, memory: Memory, driver: ClockedDriver) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Note the operator's uses, then run it, then note what it has made."""
+        """Note the operator's uses of memory, run it, then note the memory that it has made."""
         kwargs = kwargs or {}
         name = operator._schema.name
         touches = not (operator.is_view or name in _UNTOUCHING)
@@ -68,11 +68,14 @@ class Recorder(TorchDispatchMode):
             self.memory.touched(tensor, stretch, writes=True, operator=operator)
 
     def _actor(self, tensors: list[Tensor], kwargs: Mapping[str, Any]) -> str:
-        """The host's lane does its work itself; the host what is of host memory alone."""
+        """The actor that runs an operator: the host's lane, the host or the current stream.
+
+        The host runs an operator if all its tensors are in host memory.
+        """
         if self.driver.host == HOST_LANE:
             return HOST_LANE
         is_host = bool(tensors) and all(self.memory.is_host(tensor) for tensor in tensors)
-        # A factory that names a device works there, whatever tensor it takes its shape from.
+        # A factory that names a device works there, wherever the tensor is whose shape it copies.
         if is_host and kwargs.get("device") is None:
             return self.driver.host
         return self.driver.current.name
@@ -81,7 +84,7 @@ class Recorder(TorchDispatchMode):
 def _given(
     operator: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[Tensor, bool]]:
-    """The tensors that an operator is given, and whether it writes each."""
+    """The tensors among an operator's arguments, and whether it writes to each."""
     arguments = operator._schema.arguments
     values = [*zip(args, arguments, strict=False)]
     if kwargs:
@@ -93,7 +96,7 @@ def _given(
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors that an argument or a result is, or is a list of."""
+    """The tensors in an argument or result, which is a tensor or a list of tensors."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):

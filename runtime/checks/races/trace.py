@@ -1,20 +1,20 @@
-"""What one rank did, as a graph: stretches of work, what each came after, and what each touched.
+"""A graph of one rank's work: stretches of work, their order, and the memory that they touch.
 
-An actor is a stream of the device, the thread of the host that issues, or the host's lane. A
-stretch is an actor's work between two points at which it hears of others, or others hear of it.
+An actor is a stream of the device, the host's thread that issues, or the host's lane. A stretch is
+an actor's work between two points at which the actor waits for others, or others wait for it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-# The thread that issues, and the lane of the host (``runtime.engine.streams.lanes.LANES``).
+# Names of the thread that issues and of the host's lane (``mistlab.schedule.lanes.LANES``).
 HOST, HOST_LANE = "issuing thread", "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Wait:
-    """A wait for an event that a task has: of ``task`` on ``lane`` for the end of another task."""
+    """A wait of ``task`` on ``lane`` for the end of another task."""
 
     task: str
     lane: str
@@ -26,7 +26,7 @@ class Wait:
 
 
 class Source(NamedTuple):
-    """A stretch that another one comes after, and the wait that this rests on, if it is one."""
+    """A stretch that must come before another, and the wait that orders the two, if one does."""
 
     stretch: int
     wait: Wait | None = None
@@ -34,7 +34,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stretch:
-    """Work of one actor; all of it comes after all ``sources``, which have lower numbers."""
+    """Work of one actor, after all its ``sources``, which have lower numbers."""
 
     actor: str
     task: str
@@ -57,7 +57,7 @@ Kind = Literal["race", "used before allocated", "freed while used"]
 
 
 class Deed(NamedTuple):
-    """What a task did on an actor, in words."""
+    """An action of a task on an actor, in words."""
 
     task: str
     actor: str
@@ -68,7 +68,7 @@ class Deed(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Two stretches that must be in order, and why: a rule, and what was done with a memory."""
+    """Two stretches that must be in order: the rule, and the two uses of memory behind it."""
 
     earlier: int
     later: int
@@ -80,21 +80,21 @@ class Need(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """The graph, in the order in which the host issued it."""
+    """The graph, in the order in which the host issued the work."""
 
     stretches: list[Stretch] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
     needs: list[Need] = field(default_factory=list)
-    # What each storage is called, and what the parts of some are, by their bytes.
+    # The name of each storage, and names of byte ranges in some storages.
     storages: list[str] = field(default_factory=list)
     parts: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
-    # Says which task is being issued.
+    # Gives the name of the task that is being issued.
     issuing: Callable[[], str] = "start".__str__
     _last: dict[str, int] = field(default_factory=dict)
-    # Actors whose last stretch takes more work, and those whose last stretch has taken some.
+    # Actors whose last stretch can take more work, and actors whose last stretch has some.
     _open: set[str] = field(default_factory=set)
     _busy: set[str] = field(default_factory=set)
-    # The last stretch of an actor of the host that another actor comes after.
+    # By pair of actor and host actor: the host's last stretch that the actor comes after.
     _heard: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
@@ -103,7 +103,7 @@ class Trace:
         return self.issuing()
 
     def called(self, access: Access) -> str:
-        """What an access touches, by name."""
+        """The name of the memory that an access touches."""
         names = [
             name
             for begin, end, name in self.parts.get(access.storage, ())
@@ -112,7 +112,7 @@ class Trace:
         return " and ".join(names) or self.storages[access.storage]
 
     def deed(self, access: Access | Deed) -> Deed:
-        """An access in words."""
+        """An access as a deed, in words."""
         if isinstance(access, Deed):
             return access
         does = "writes" if access.writes else "reads"
@@ -123,21 +123,21 @@ class Trace:
         )
 
     def reached(self, actor: str) -> int | None:
-        """The actor's last stretch, which ends here; None if it has done nothing."""
+        """End the actor's last stretch and return its number; None if the actor has none."""
         self._open.discard(actor)
         return self._last.get(actor)
 
     def follow(self, actor: str, source: int | None, wait: Wait | None = None) -> None:
-        """Let what an actor does from now on come after a stretch."""
+        """Let the actor's work from now on come after a stretch."""
         if source is not None:
             is_new = actor in self._open and actor not in self._busy
-            # Sources have lower numbers, so that one pass over the stretches finds all orders.
+            # Sources have lower numbers, so that one pass over the stretches finds their order.
             if not is_new or self._last[actor] < source:
                 self._begin(actor)
             self.stretches[self._last[actor]].sources.append(Source(source, wait))
 
     def work(self, actor: str, host: str) -> int:
-        """The stretch of what an actor of the host gives to an actor now."""
+        """The stretch of the work that the host's actor ``host`` gives to ``actor`` now."""
         if actor != host:
             heard = self.reached(host)
             if heard is not None and self._heard.get((actor, host)) != heard:
@@ -149,7 +149,7 @@ class Trace:
         return self._last[actor]
 
     def moment(self, actor: str, host: str) -> int:
-        """A stretch without work: behind all that an actor, and what gives it work, has come to."""
+        """A new stretch without work, after all work of ``actor`` and ``host`` so far."""
         sources = [self.reached(one) for one in {actor, host}]
         found = [Source(one) for one in sources if one is not None]
         self.stretches.append(Stretch(actor=actor, task=self.task, sources=found))

@@ -1,6 +1,6 @@
-"""Memory that lives as long as a run: one allocation of exactly what is needed, and its parts.
+"""Memory for a whole run: one allocation of exactly the size needed, handed out in parts.
 
-Sizes come from a rehearsal: what takes parts does so twice, first from a ``Rehearsal``.
+The size comes from a rehearsal: code that takes parts runs twice, first with a ``Rehearsal``.
 """
 
 from typing import Protocol
@@ -12,19 +12,19 @@ from torch import Tensor
 from runtime.devices.driver import Driver
 from runtime.devices.pinned import lend
 
-# Parts begin where any type may, and where vector instructions like it.
+# Parts begin at multiples of this, which suits every type and vector instructions.
 PLACE_BYTES = 256
 
 
 class Room(Protocol):
-    """Where flat tensors can be had."""
+    """Hands out flat tensors."""
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """The next part."""
+        """The next part: a flat tensor of ``numel`` elements."""
 
 
 class Rehearsal:
-    """Counts what is taken."""
+    """Hands out tensors without memory, and counts their bytes."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -36,7 +36,10 @@ class Rehearsal:
 
 
 class Arena:
-    """Zeros on a device, or of the host; pinned for the copies of ``pins_for``, if there is one."""
+    """One allocation of zeros on a device or on the host, handed out in parts.
+
+    Host memory is pinned for the copies of the driver ``pins_for``, if it is given.
+    """
 
     def __init__(
         self, size_bytes: int, device: torch.device, *, pins_for: Driver | None = None
@@ -61,19 +64,19 @@ class Arena:
         return part.view(dtype)
 
     def release(self) -> None:
-        """Give pinned memory back, which nothing uses any more."""
+        """Give pinned memory back; nothing may use it any more."""
         _LENT.discard(self)
         if self._lent is not None:
             self._lent.give_back()
             self._lent = None
 
 
-# Arenas of this process in pinned memory.
+# Arenas of this process that are in pinned memory.
 _LENT: WeakSet[Arena] = WeakSet()
 
 
 def release_all() -> None:
-    """Give all pinned memory back: of a run that failed, wherever it was."""
+    """Give all pinned memory of this process back, after a run has failed."""
     for arena in tuple(_LENT):
         arena.release()
 

@@ -1,17 +1,17 @@
-"""Activations and their gradients on their way between stages: X and Y."""
+"""Sends and receives activations and their gradients between stages: the tasks X and Y."""
 
 import torch
 from torch import Tensor
 
+from mistlab.schedule.stage_program import Op
+from mistlab.schedule.stage_shape import RING
 from runtime.comm.group import Pending
 from runtime.comm.topology import Connections, link_of
-from runtime.engine.program.program import Op
-from runtime.engine.program.shape import RING
 from runtime.engine.streams.lanes import LaneWork, Streams
 
 
 class Boundary:
-    """What comes from and goes to neighbouring stages; two of each are under way at most."""
+    """Tensors from and to neighbouring stages, at most two of each at a time."""
 
     def __init__(
         self,
@@ -28,20 +28,20 @@ class Boundary:
         self.outbox: list[Tensor | None] = [None] * RING
 
     def receive(self, op: Op) -> LaneWork:
-        """Room for what comes, and the work of receiving it."""
+        """Allocate a tensor, and return the work that receives into it."""
         tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         self.streams.spoil(tensor)
         self.inbox[op.turn] = tensor
         return lambda: self._exchange(op, tensor, receives=True)
 
     def send(self, op: Op) -> LaneWork:
-        """The work of sending what is in the outbox."""
+        """The work that sends the tensor in the outbox."""
         tensor = self.outbox[op.turn]
         assert tensor is not None
         return lambda: self._exchange(op, tensor, receives=False)
 
     def taken(self, turn: int) -> Tensor:
-        """What has come."""
+        """Take the received tensor out of the inbox."""
         tensor = self.inbox[turn]
         assert tensor is not None
         self.inbox[turn] = None

@@ -1,4 +1,4 @@
-"""Host memory of activations that are away: buffers of exactly the sizes that layers save."""
+"""Host memory for offloaded activations: one buffer for each tensor that a layer saves."""
 
 import torch
 from torch import Tensor
@@ -6,12 +6,12 @@ from torch import Tensor
 from runtime.devices.driver import Driver
 from runtime.engine.storage.arena import Arena
 
-# Layer, which of the micro-batches in flight, and which of what the layer saves.
+# Number of the layer, of the micro-batch in flight, and of the tensor that the layer saves.
 SavedKey = tuple[int, int, int]
 
 
 class HostPool:
-    """A buffer for each place; the first iteration makes them."""
+    """A buffer for each saved tensor; the first iteration makes the buffers."""
 
     def __init__(self, *, pins_for: Driver | None) -> None:
         self._pins_for = pins_for
@@ -24,7 +24,7 @@ class HostPool:
         return sum(arena.size_bytes for arena in self._arenas.values())
 
     def take(self, place: SavedKey, size_bytes: int) -> Tensor:
-        """The buffer of a place, which always has the same size."""
+        """The buffer for a saved tensor, whose size is the same in each iteration."""
         if place not in self._arenas:
             arena = Arena(size_bytes, torch.device("cpu"), pins_for=self._pins_for)
             self._arenas[place] = arena
@@ -32,6 +32,6 @@ class HostPool:
         return self._buffers[place]
 
     def release(self) -> None:
-        """Unpin everything."""
+        """Give all buffers back."""
         for arena in self._arenas.values():
             arena.release()

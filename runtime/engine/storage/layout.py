@@ -1,8 +1,8 @@
-"""How a layer's parameters lie in one flat vector, who owns which part, and where ratios cut.
+"""The layout of a layer's parameters in one flat vector, and its cuts over ranks and hosts.
 
-Parameters begin at multiples of ``ALIGNMENT`` elements; the end is padded so that data-parallel
-ranks own equal, aligned parts. Cuts fall on the same multiple, so that arithmetic on the two sides
-of a cut is, bit for bit, that of the whole.
+Parameters begin at multiples of ``ALIGNMENT`` elements. The end is padded, so that data-parallel
+ranks own equal, aligned parts. An offload ratio cuts at such a multiple too, so that arithmetic on
+the two pieces gives the same bits as arithmetic on the whole.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,13 @@ class Entry:
 
     @property
     def numel(self) -> int:
-        """Its elements."""
+        """Number of elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A layer's flat vector, and this rank's part of it where ``parts`` ranks share it out."""
+    """A layer's flat vector; if ``parts`` ranks share it, this rank has number ``part``."""
 
     entries: tuple[Entry, ...]
     numel: int
@@ -40,7 +40,7 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]], *, parts: int, part: int) -> Self:
-        """Lay parameters out in order."""
+        """The layout of parameters in the order of ``shapes``."""
         entries, offset = [], 0
         for name, shape in shapes.items():
             entries.append(Entry(name=name, shape=tuple(shape), offset=offset))
@@ -54,12 +54,12 @@ class Layout:
 
     @property
     def own(self) -> slice:
-        """This rank's part."""
+        """This rank's part of the flat vector."""
         size = self.numel // self.parts
         return slice(self.part * size, (self.part + 1) * size)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters in a flat tensor, by name."""
+        """Views of the parameters in a flat tensor, by name."""
         return {e.name: flat[e.offset : e.offset + e.numel].view(e.shape) for e in self.entries}
 
 
@@ -69,7 +69,7 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def kept_elements(numel: int, ratio: float) -> int:
-    """How many of ``numel`` elements stay on the device when ``ratio`` of them leaves.
+    """How many of ``numel`` elements stay on the device if ``ratio`` of them are offloaded.
 
     >>> kept_elements(640, 0.37)
     448

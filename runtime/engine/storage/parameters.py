@@ -1,14 +1,17 @@
-"""A rank's flat vectors as parts of the model's tensors: first weights, norms, tied tables."""
+"""Relates a rank's flat vectors to the model's tensors.
+
+First weights, checkpoints, the norm of gradients and tied tables need this.
+"""
 
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.workload import Workload
 from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections
-from runtime.engine.program.shape import StageShape
 from runtime.engine.storage.layout import Entry
 from runtime.engine.storage.pieces import Piece, part_of, pieces_of
 from runtime.engine.storage.state import StageState
@@ -18,7 +21,7 @@ from runtime.engine.work.norm import Squares
 
 
 class Parameters:
-    """Who holds what of each parameter."""
+    """Knows which part of each parameter this rank holds and steps."""
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class Parameters:
         self._table: Tensor | None = None
 
     def set_masters(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
-        """Take a layer's unsplit tensors as master weights."""
+        """Set a layer's master weights from the layer's unsplit tensors."""
         layout = self.state.layers[layer].layout
         flat = torch.zeros(layout.numel, device=next(iter(tensors.values())).device)
         views = layout.views(flat)
@@ -46,8 +49,10 @@ class Parameters:
         self.state.layers[layer].optimizer[0].store(own)
 
     def pieces(self, layer: int) -> Iterator[Piece]:
-        """The boxes of the model's tensors that the rank steps of a layer; each is on the device,
-        or each on the host, as far as the optimizer's state is."""
+        """The boxes of the model's tensors that the rank steps in a layer.
+
+        Each box is either on the device or on the host, like the optimizer state in it.
+        """
         one, ranks = self.layers[layer], self.connections.tensor
         begin, end = self._stepped(layer)
         kept = begin + self.state.layers[layer].optimizer[0].kept
@@ -67,7 +72,7 @@ class Parameters:
                 )
 
     def values(self, layer: int, kind: int, piece: Piece) -> Tensor:
-        """Where a piece's masters (0) or moments (1, 2) are, on the device or on the host."""
+        """The memory of a piece's masters (0) or moments (1, 2), on the device or on the host."""
         split = self.state.layers[layer].optimizer[kind]
         begin, flat = piece.begin, split.resident
         if begin >= split.kept:
@@ -75,18 +80,19 @@ class Parameters:
         return flat[begin : begin + piece.numel].view(piece.sizes)
 
     def counted(self) -> dict[int, list[slice]]:
-        """Of what the rank steps of each layer, the ranges that no other rank counts."""
+        """For each layer, ranges of the stepped vector that only this rank counts in a norm."""
         place = self.connections.place
         if self.shape.zero == 0 and place.data > 0:
             return {layer: [] for layer in self.layers}
         return {layer: self._counted(layer) for layer in self.layers}
 
     def add_up(self, squares: Squares) -> LaneWork:
-        """Give embedding and head the sum of both's gradients of the table that they share.
+        """The work that sums the gradients of a tied table over embedding and head.
 
-        Whatever degrees and levels of ZeRO the two have, a rank's part is a range of the table's
-        rows one after another: ranks add theirs to a whole table, and take it out again. That is
-        compute's memory, until ``drop_table``.
+        A rank's gradients are a range of the table's elements, whatever the degrees and ZeRO levels
+        of the two stages. So each rank adds its range into a whole table of zeros, the table is
+        summed over the ranks, and each rank takes its range out again. The whole table is compute's
+        memory until ``drop_table``.
         """
         group, place = self.connections.tied, self.connections.place
         assert group is not None
@@ -109,7 +115,7 @@ class Parameters:
         return work
 
     def drop_table(self) -> None:
-        """Let go of the whole table: compute has waited for its use."""
+        """Free the whole table, after compute has waited for its use."""
         self._table = None
 
     def _counted(self, layer: int) -> list[slice]:
@@ -126,7 +132,7 @@ class Parameters:
         return found
 
     def _tables(self) -> Iterator[tuple[Tensor, int]]:
-        """The rank's gradients of the table, and where in the whole table they begin."""
+        """The rank's gradients of the table, and the element of the whole table they begin at."""
         for layer, module in self.layers.items():
             for entry in self.state.layers[layer].layout.entries:
                 if module.prefix + entry.name in (TABLE, TIED):
@@ -139,17 +145,19 @@ class Parameters:
                         yield gradients[low - begin : high - begin], first + low
 
     def _used(self, entry: Entry) -> int:
-        """Elements of this rank's part of the table that are no padding."""
+        """Number of elements in this rank's part of the table that are no padding."""
         return min(entry.numel, self.table_numel - self.connections.place.tensor * entry.numel)
 
     def stepped(self, layer: int, kind: int) -> Tensor:
-        """A copy of what the rank steps of a layer on the host: masters (0) or moments (1, 2)."""
+        """A copy on the host of the rank's masters (0) or moments (1, 2) of a layer."""
         split = self.state.layers[layer].optimizer[kind]
         return torch.cat([split.resident.cpu(), split.tail])
 
     def writes(self, piece: Piece) -> bool:
-        """Whether this rank is the one that writes a piece, where several have it; of two tied
-        tables the embedding's is written."""
+        """Whether this rank writes a piece to a checkpoint, where several ranks have the piece.
+
+        Of two tied tables only the embedding's is written.
+        """
         if self.tied and piece.name == TIED:
             return False
         place = self.connections.place
@@ -157,7 +165,7 @@ class Parameters:
         return is_first and (piece.is_split or place.tensor == 0)
 
     def _stepped(self, layer: int) -> tuple[int, int]:
-        """The range of a layer's flat vector that the rank steps."""
+        """Begin and end of the range of a layer's flat vector that the rank steps."""
         layout = self.state.layers[layer].layout
         own = layout.own if self.shape.zero >= 1 else slice(0, layout.numel)
         return own.start, own.stop

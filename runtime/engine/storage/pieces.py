@@ -1,7 +1,7 @@
-"""What part of the model's tensors each range of a rank's flat vectors is: boxes of whole tensors.
+"""Maps ranges of a rank's flat vectors to boxes, which are rectangular parts of whole tensors.
 
-A range of a flat vector is up to three boxes of the tensor that lies there (a begun row, whole
-rows, a broken-off row), more where the rank's rows are not neighbours in the whole tensor.
+A range of a flat vector is at most three boxes of a tensor: the end of a row, whole rows, the
+beginning of a row. There are more if the rank's rows are not neighbours in the whole tensor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,9 @@ from runtime.models.parallel import ColumnLinear, RowLinear, VocabularyEmbedding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A box of the whole tensor ``name``, which lies at ``begin`` of what the rank steps.
+    """A box of the whole tensor ``name``; it lies at ``begin`` in the vector that the rank steps.
 
-    Of a tensor that is not split every tensor-parallel rank has the same.
+    If the tensor is not split, all tensor-parallel ranks have the same piece.
     """
 
     name: str
@@ -27,14 +27,14 @@ class Piece:
 
     @property
     def numel(self) -> int:
-        """Its elements."""
+        """Number of elements."""
         rows, columns = self.sizes if len(self.sizes) == 2 else (*self.sizes, 1)
         return rows * columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows of a rank's tensor, and where they begin in the whole one."""
+    """Rows ``begin`` to ``end`` of a rank's tensor, which are rows from ``first`` of the whole."""
 
     begin: int
     end: int
@@ -43,7 +43,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """How a rank's part of a tensor lies in the whole."""
+    """The place of a rank's part in the whole tensor."""
 
     rows: tuple[Rows, ...]
     column: int = 0
@@ -53,7 +53,7 @@ class Part:
 def part_of(
     module: nn.Module, leaf: str, shape: Sequence[int], *, rank: int, ranks: int, used: int
 ) -> Part:
-    """How tensor-parallel ranks split a module's parameter; of the whole, ``used`` rows count."""
+    """The rank's part of a module's parameter; rows from ``used`` on are padding."""
     size = shape[0]
     if isinstance(module, ColumnLinear):
         return Part(rows=tuple(_blocks(module.blocks, rank, ranks, used)))
@@ -77,7 +77,10 @@ def _blocks(blocks: Sequence[int], rank: int, ranks: int, used: int) -> Iterator
 def pieces_of(
     name: str, shape: Sequence[int], part: Part, low: int, high: int, begin: int
 ) -> Iterator[Piece]:
-    """The boxes of elements ``low`` to ``high`` of a rank's tensor; ``low`` lies at ``begin``."""
+    """The boxes of elements ``low`` to ``high`` of a rank's tensor.
+
+    Element ``low`` lies at ``begin`` in the vector that the rank steps.
+    """
     columns = shape[1] if len(shape) == 2 else 1
     for rows in part.rows:
         at, end = max(low, rows.begin * columns), min(high, rows.end * columns)

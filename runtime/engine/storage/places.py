@@ -1,10 +1,11 @@
-"""Where a layer's parameters find their weights and gradients: views of flat vectors, made once.
+"""Points a layer's parameters to their weights and gradients, which are views of flat vectors.
 
-Weights and gradients that come and go are whole in an entry of a ring, now in the one and now in
-the other; parameters follow them there.
+Weights and gradients that are gathered or fetched are whole only in an entry of a ring of two. They
+change from one entry to the other, and the parameters follow them.
 
-Gradients of matrices add up while a layer runs backward. Vectors are many and small, and each would
-be a kernel of its own: autograd leaves their gradients with them, and one kernel adds them all.
+Gradients of matrices are added to their sums while a layer runs backward. Gradients of vectors are
+many and small, and adding each would take a kernel. So autograd leaves them with their parameters,
+and one kernel adds them all.
 """
 
 from dataclasses import dataclass
@@ -13,17 +14,17 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from runtime.engine.program.shape import RING
+from mistlab.schedule.stage_shape import RING
 from runtime.engine.storage.layout import Layout
 from runtime.engine.storage.state import StageState
 
-# The table that the head may borrow, as the embedding calls it.
+# The embedding's name for the table that the head may borrow.
 OWN_TABLE = "tokens.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _FlatVector:
-    """A flat vector, and a layer's parameters in it; ``vectors`` are those of one dimension."""
+    """A flat vector and a layer's parameters in it; ``vectors`` have one dimension."""
 
     whole: Tensor
     views: tuple[Tensor, ...]
@@ -31,14 +32,14 @@ class _FlatVector:
 
     @classmethod
     def of(cls, layout: Layout, whole: Tensor) -> Self:
-        """Find the parameters."""
+        """Find a layer's parameters in the flat vector ``whole``."""
         views = tuple(layout.views(whole).values())
         return cls(whole=whole, views=views, vectors=[one for one in views if one.dim() == 1])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Layer:
-    """A layer's own parameters; where they may be, by entry of the rings; where they are."""
+    """A layer's own parameters, their places by entry of the rings, and their places now."""
 
     parameters: tuple[nn.Parameter, ...]
     vectors: list[nn.Parameter]
@@ -49,7 +50,7 @@ class _Layer:
 
 
 class ParameterPlaces:
-    """The places of a stage's parameters."""
+    """Points the parameters of a stage's layers to their places."""
 
     def __init__(self, state: StageState, modules: dict[int, nn.Module]) -> None:
         self._layers = {layer: _adopt(state, layer, module) for layer, module in modules.items()}
@@ -58,11 +59,11 @@ class ParameterPlaces:
             modules[shape.last_layer].get_submodule("projection").weight = modules[
                 shape.first_layer
             ].get_parameter(OWN_TABLE)
-            # The head adds to the table's gradients first.
+            # The head's backward pass is the first to add to the table's gradients.
             self.take_gradients(shape.first_layer, 0)
 
     def take_weights(self, layer: int, entry: int) -> Tensor:
-        """Let a layer's parameters be where its weights are whole: in the vector returned."""
+        """Point a layer's parameters to its whole weights of an entry; return the flat vector."""
         one = self._layers[layer]
         place = one.weights[entry]
         if place is not one.weights_now:
@@ -72,7 +73,7 @@ class ParameterPlaces:
         return place.whole
 
     def take_gradients(self, layer: int, entry: int) -> Tensor:
-        """Let a layer's gradients add up where they belong: in the vector returned."""
+        """Point a layer's gradients to their sums of an entry; return the flat vector."""
         one = self._layers[layer]
         place = one.gradients[entry]
         if place is not one.gradients_now:
@@ -82,8 +83,7 @@ class ParameterPlaces:
         return place.whole
 
     def add_vectors(self, layer: int) -> None:
-        """Add the gradients of a layer's vectors, which a backward pass has left with them, to
-        their sums."""
+        """Add the gradients that a backward pass has left with a layer's vectors to their sums."""
         one = self._layers[layer]
         if one.vectors:
             assert one.gradients_now is not None
@@ -94,7 +94,7 @@ class ParameterPlaces:
 
 
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
-    """Put real parameters in place of a module's shapes."""
+    """Give a module without storage real parameters."""
     layout, shape = state.layers[layer].layout, state.shape
     weights = [_FlatVector.of(layout, state.whole_weights(layer, entry)) for entry in range(RING)]
     gradients = [
@@ -105,7 +105,7 @@ def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:
         path, _, leaf = entry.name.rpartition(".")
         parameters.append(nn.Parameter(view.data))
         setattr(module.get_submodule(path), leaf, parameters[-1])
-    # What stays is at one place, whatever the entry.
+    # Weights and gradients that use no ring have one place for every entry.
     return _Layer(
         parameters=tuple(parameters),
         vectors=[one for one in parameters if one.dim() == 1],

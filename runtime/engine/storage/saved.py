@@ -1,8 +1,8 @@
-"""What a layer saves for its backward pass: kept on the device, or on the host, or computed again.
+"""Holds the tensors that a layer saves for its backward pass, on the device or on the host.
 
-Autograd's saved tensors are taken apart while a layer runs. A view of its weights is moved along
-when the weights are elsewhere in the backward pass. Any other is a view of a storage, which is
-counted once however many views there are, and which may live on the host meanwhile.
+Hooks see each tensor that autograd saves while a layer runs. A view of the layer's weights is moved
+along if the weights are at another place in the backward pass. Any other tensor is a view of a
+storage. A storage is counted once, however many views it has, and may live on the host meanwhile.
 """
 
 from collections.abc import Callable
@@ -14,28 +14,30 @@ from torch import Tensor
 
 @dataclass(slots=True, eq=False)
 class _View:
-    """A saved tensor until it is needed; while its storage is away, its type and place in it."""
+    """A saved tensor; while its storage is away, only its type and its place in the storage."""
 
     tensor: Tensor | None
     place: tuple[torch.dtype, torch.Size, tuple[int, ...], int] | None = None
 
     def leave(self) -> None:
-        """Let go of the storage."""
+        """Drop the tensor, and note its place."""
         one = self.tensor
         assert one is not None
         self.place = (one.dtype, one.shape, one.stride(), int(one.storage_offset()))
         self.tensor = None
 
     def come_back(self, flat: Tensor) -> None:
-        """Be a view of a storage that has the same bytes."""
+        """Be a view of a new storage with the same bytes."""
         assert self.place is not None
         dtype, size, stride, offset = self.place
         empty = torch.empty(0, dtype=dtype, device=flat.device)
         self.tensor = empty.set_(flat.untyped_storage(), offset, size, stride)
 
     def taken(self) -> Tensor:
-        """The tensor, for the one operator that needs it: it goes as soon as that has run, as
-        autograd's own would."""
+        """Give the tensor to the one operator that needs it, and drop it here.
+
+        So its memory is freed when the operator has run, as without hooks.
+        """
         one = self.tensor
         assert one is not None, "a saved tensor is needed that is away"
         self.tensor = None
@@ -44,7 +46,7 @@ class _View:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Storage:
-    """A storage that a layer keeps, by all its views."""
+    """A storage that a layer keeps, with all its views."""
 
     size_bytes: int
     views: list[_View] = field(default_factory=list)
@@ -53,11 +55,10 @@ class _Storage:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Saved:
-    """The storages that one layer of one micro-batch keeps; ``size_bytes`` are of those that are
-    here.
+    """The storages that one layer keeps for one micro-batch.
 
-    ``weights`` is where the layer's weights are whole when it runs forward, ``constants`` are
-    numbers of storages that stay anyway.
+    ``size_bytes`` counts those that are on the device. ``weights`` is the layer's flat vector of
+    weights in the forward pass. ``constants`` are numbers of storages that stay in any case.
     """
 
     weights: Tensor
@@ -65,27 +66,27 @@ class Saved:
     size_bytes: int = 0
     _home: int = field(init=False)
     _moved: int = 0
-    # By number: no other storage gets the number of one that has views here.
+    # Keys are storages' numbers; no new storage gets the number of one that has views here.
     _storages: dict[int, _Storage] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._home = storage_of(self.weights)
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """Where the layer runs forward."""
+        """A context for the layer's forward pass."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def keep(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Keep a tensor as if autograd had saved it; how to get it back."""
+        """Keep a tensor as if autograd had saved it; return a function that gives it back."""
         packed = self._pack(tensor)
         return lambda: self._unpack(packed)
 
     def move_weights(self, weights: Tensor) -> None:
-        """Say where in their storage the weights are in the backward pass."""
+        """Say where the weights are in the backward pass."""
         self._moved = int(weights.storage_offset() - self.weights.storage_offset())
 
     def largest(self, most_bytes: float) -> list[int]:
-        """Places of storages that together have at most so many bytes, large ones first."""
+        """Numbers of storages with at most ``most_bytes`` together; large storages go first."""
         chosen, left = [], most_bytes
         sizes = [(s.size_bytes, n) for n, s in enumerate(self._storages.values()) if s.is_here]
         for size, place in sorted(sizes, key=lambda found: (-found[0], found[1])):
@@ -95,7 +96,7 @@ class Saved:
         return chosen
 
     def leave(self, place: int) -> Tensor:
-        """Let go of a storage; its bytes, for who copies them."""
+        """Drop a storage; return its bytes, for the copy to the host."""
         storage = self._place(place)
         one = storage.views[0].tensor
         assert one is not None
@@ -107,7 +108,7 @@ class Saved:
         return flat
 
     def come_back(self, place: int, flat: Tensor) -> None:
-        """Take a storage back that has the bytes of one that left, or will have."""
+        """Take a new storage in place of one that left; its bytes may still be on their way."""
         storage = self._place(place)
         for view in storage.views:
             view.come_back(flat)
@@ -120,7 +121,7 @@ class Saved:
     def _pack(self, tensor: Tensor) -> "_View | Tensor":
         storage = tensor.untyped_storage()
         number = storage._cdata
-        # A parameter is re-pointed by others, and an output that keeps itself would never go.
+        # Detached: a parameter's data changes place, and an output that keeps itself would stay.
         tensor = tensor.detach()
         if number == self._home or number in self.constants:
             return tensor
@@ -145,9 +146,9 @@ class Saved:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """The number of the storage that a tensor is a view of: no other has it while that one lives.
+    """The number of a tensor's storage; no other storage has it while this one lives.
 
-    Unlike an address of memory, it is there for tensors without any memory too.
+    Unlike an address of memory, tensors without memory have it too.
     """
     number: int = tensor.untyped_storage()._cdata
     return number

@@ -1,6 +1,6 @@
-"""Room on the device for optimizer state that is fetched to be stepped: there while layers step.
+"""Room on the device for offloaded optimizer state, while layers take their optimizer steps.
 
-Each step takes it anew, and gives it back to what needs memory most when nothing steps.
+Each step allocates the room anew and frees it, since other tensors need the memory in between.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from runtime.engine.streams.lanes import Streams
 
 
 class Staging:
-    """A ring's entries, each with master weights and two moments of ``numel`` elements."""
+    """Entries of a ring; each has ``kinds`` vectors (masters and moments) of ``numel`` elements."""
 
     def __init__(
         self, entries: Iterable[int], kinds: int, numel: int, device: torch.device
@@ -27,7 +27,7 @@ class Staging:
         return sum(slot.nbytes for slots in self._slots.values() for slot in slots)
 
     def open(self) -> None:
-        """Take the room."""
+        """Allocate the room."""
         for entry in self._entries:
             self._slots[entry] = tuple(
                 torch.empty(self._numel, dtype=torch.float32, device=self._device)
@@ -35,12 +35,12 @@ class Staging:
             )
 
     def close(self, streams: Streams) -> None:
-        """Give it back."""
+        """Free the room."""
         for slots in self._slots.values():
             for slot in slots:
                 streams.spoil(slot)
         self._slots.clear()
 
     def of(self, entry: int, numel: int) -> list[Tensor]:
-        """An entry's parts for so many elements."""
+        """The first ``numel`` elements of each vector of an entry."""
         return [slot[:numel] for slot in self._slots[entry]]

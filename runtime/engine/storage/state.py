@@ -1,8 +1,8 @@
-"""What a rank keeps of each layer, and the rings that layers take in turn.
+"""A rank's weights, gradients and optimizer state of each layer, and the rings of buffers.
 
-A vector that is offloaded in part is ``Split``: its beginning stays on the device, its tail lives
-on the host, and it is whole only in an entry of a ring. The optimizer's vectors are never put
-together: their two pieces step apart.
+A vector that is partly offloaded is ``Split``: its beginning stays on the device, and its tail is
+on the host. Weights and gradients are whole only in an entry of a ring, which layers use in turn.
+The optimizer's vectors are never whole: their two pieces are stepped separately.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from mistlab.schedule.stage_shape import RING, StageShape
 from runtime.devices.table import driver_of
-from runtime.engine.program.shape import RING, StageShape
 from runtime.engine.storage.arena import Arena, Rehearsal, Room
 from runtime.engine.storage.layout import Layout, kept_elements
 from runtime.engine.storage.staging import Staging
@@ -23,29 +23,29 @@ MOMENTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Split:
-    """A flat vector of which the tail is on the host."""
+    """A flat vector whose tail is on the host."""
 
     resident: Tensor
     tail: Tensor
 
     @classmethod
     def of(cls, numel: int, ratio: float, dtype: torch.dtype, device: Room, host: Room) -> Self:
-        """Cut ``numel`` elements by a ratio."""
+        """Take room for ``numel`` elements, ``ratio`` of them on the host."""
         kept = kept_elements(numel, ratio)
         return cls(resident=device.take(kept, dtype), tail=host.take(numel - kept, dtype))
 
     @property
     def kept(self) -> int:
-        """Elements on the device."""
+        """Number of elements on the device."""
         return self.resident.numel()
 
     def load(self, whole: Tensor) -> None:
-        """Put the vector together."""
+        """Copy the two pieces into ``whole``."""
         whole[: self.kept].copy_(self.resident)
         whole[self.kept :].copy_(self.tail, non_blocking=True)
 
     def store(self, whole: Tensor) -> None:
-        """Take it apart."""
+        """Copy ``whole`` into the two pieces."""
         self.resident.copy_(whole[: self.kept])
         self.tail.copy_(whole[self.kept :], non_blocking=True)
 
@@ -54,10 +54,11 @@ class Split:
 class LayerState:
     """One layer's vectors on one rank.
 
-    ``weights`` holds the rank's own weights (its part from ZeRO-3 on), ``gradients`` the sums of
-    micro-batches (its part from ZeRO-2 on), ``optimizer`` master weights and two moments (its part
-    from ZeRO-1 on). ``step`` counts the optimizer's steps, ``host_step`` those of the host, which
-    gets gradients through ``exchange`` and gives weights back.
+    ``weights`` holds the layer's weights (with ZeRO-3, this rank's part). ``gradients`` holds the
+    sums over micro-batches (from ZeRO-2 on, this rank's part). ``optimizer`` holds master weights
+    and two moments (from ZeRO-1 on, this rank's part). ``step`` counts the optimizer's steps on the
+    device, ``host_step`` those on the host. Through ``exchange`` the host gets gradients and gives
+    weights back.
     """
 
     layout: Layout
@@ -71,7 +72,7 @@ class LayerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageState:
-    """All of a rank's layers by number, and its rings: an entry of each for either parity."""
+    """All layers of a rank by number, and its rings, each with two entries."""
 
     shape: StageShape
     dtype: torch.dtype
@@ -91,7 +92,7 @@ class StageState:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Self:
-        """Rehearse, allocate, take."""
+        """Allocate the state: rehearse to know the sizes, allocate, hand out the parts."""
         rehearsed = Rehearsal(), Rehearsal()
         _parts(shape, layouts, dtype, *rehearsed)
         on_device = Arena(rehearsed[0].size_bytes, device)
@@ -112,7 +113,7 @@ class StageState:
         )
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes on the device by class, as predictions name them."""
+        """Bytes on the device for each class of memory, under the names that predictions use."""
         layers = self.layers.values()
         slots = [*self.weight_slots, *self.gradient_slots, *self.sum_slots]
         return {
@@ -123,24 +124,24 @@ class StageState:
         }
 
     def whole_weights(self, layer: int, entry: int) -> Tensor:
-        """Where a layer's weights are whole when they are used."""
+        """The vector in which a layer's weights are whole while they are used."""
         if self.shape.rings_weights(layer):
             return self.weight_slots[entry][: self.layers[layer].layout.numel]
         return self.layers[layer].weights.resident
 
     def own_weights(self, layer: int, entry: int) -> Tensor:
-        """In these, what the rank keeps of them itself."""
+        """The part of the whole weights that this rank keeps."""
         whole, shape = self.whole_weights(layer, entry), self.shape
         return whole[self.layers[layer].layout.own] if shape.zero >= 3 else whole
 
     def whole_gradients(self, layer: int, entry: int) -> Tensor:
-        """Where a backward pass adds a layer's gradients."""
+        """The vector to which a backward pass adds a layer's gradients."""
         if self.shape.rings_gradients(layer):
             return self.gradient_slots[entry][: self.layers[layer].layout.numel]
         return self.layers[layer].gradients.resident
 
     def sums(self, layer: int, entry: int) -> Tensor:
-        """Where the gradients of micro-batches add up: the rank's part from ZeRO-2 on."""
+        """The vector of sums over micro-batches; from ZeRO-2 on, this rank's part."""
         if not self.shape.offload_of(layer).gradients:
             return self.layers[layer].gradients.resident
         if self.shape.zero < 2:
@@ -149,12 +150,12 @@ class StageState:
         return self.sum_slots[entry][: own.stop - own.start]
 
     def stepped_gradients(self, layer: int, entry: int) -> Tensor:
-        """The gradients of what the rank steps."""
+        """The gradients of the weights that the rank steps."""
         sums = self.sums(layer, entry)
         return sums[self.layers[layer].layout.own] if self.shape.zero == 1 else sums
 
     def set_stepped(self, layer: int, entry: int, begin: int, values: Tensor) -> None:
-        """Take weights that have been stepped, from ``begin`` of those that the rank steps."""
+        """Write stepped weights back, at ``begin`` of the weights that the rank steps."""
         whole, own, shape = self.whole_weights(layer, entry), self.layers[layer], self.shape
         stepped = whole[own.layout.own] if shape.zero >= 1 else whole
         place = slice(begin, begin + values.numel())

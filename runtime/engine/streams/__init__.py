@@ -1,1 +1,1 @@
-"""The queues of work of one device: a GPU's own, or simulated ones that look for races."""
+"""The queues of work of one device: streams of a GPU, or simulated streams on a CPU."""

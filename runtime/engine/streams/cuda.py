@@ -1,4 +1,4 @@
-"""Streams of a GPU: a stream for each lane, compute being the current one."""
+"""The lanes of a GPU: a stream for each lane; compute uses the current stream."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -9,34 +9,38 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from mistlab.schedule.lanes import LANES, Lane
 from runtime.comm.group import Pending
 from runtime.devices.driver import Driver, Stream
 from runtime.devices.driver import Event as DeviceEvent
 from runtime.engine.streams.host_lane import HostEvent, HostLane, Span
-from runtime.engine.streams.lanes import LANES, Event, Lane, LaneWork
+from runtime.engine.streams.lanes import Event, LaneWork
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Ran:
-    """Work on a stream: its start and its end, None once the host has waited for them."""
+    """Work on a stream: the events of its start and its end.
+
+    They are None once the host has waited for them.
+    """
 
     start: DeviceEvent | None
     end: DeviceEvent | None
 
 
 class CudaStreams:
-    """Lanes of a GPU. With ``serialises`` every work waits for the one before, whatever its lane.
+    """Lanes of a GPU; with ``serialises`` all work runs in the order of its submission.
 
-    Who issues never waits here but in ``synchronize`` and ``spans``, and where work needs what the
-    host's lane has not come to yet. Events that ``spans`` has read are used again: what they were
-    of has ended, and nobody needs to wait for it.
+    The thread that issues waits only in ``synchronize`` and ``spans``, and for unfinished work of
+    the host's lane that new work needs. Events that ``spans`` has read are used again: their work
+    has ended, so nobody waits for them any more.
     """
 
     def __init__(self, device: torch.device, driver: Driver, *, serialises: bool = False) -> None:
         self._device, self._driver = device, driver
         self._serialises = serialises
         compute = driver.current_stream(device)
-        # Where both are ready transfers go first: what computes later waits for what they bring.
+        # Ready transfers go before ready computing, because later computing waits for them.
         self._streams: dict[Lane, Stream] = {
             lane: compute if lane == "compute" else driver.stream(device, urgent=True)
             for lane in LANES
@@ -45,7 +49,7 @@ class CudaStreams:
         self._last: Event | None = None
         self._log: list[_Ran | HostEvent] = []
         self._free: list[DeviceEvent] = []
-        # What ``beside`` gives to a collective, and what it gets back.
+        # Events of ``beside``: the collective waits for the first, compute for the second.
         self._made, self._reduced = driver.event(), driver.event()
         self._born_s = perf_counter()
         self._began = driver.event()
@@ -56,7 +60,7 @@ class CudaStreams:
         return self._streams[lane]
 
     def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
-        """Issue work on a stream."""
+        """Issue work on a lane."""
         if self._serialises and self._last is not None:
             waits = (*waits, self._last)
         if lane == "host":
@@ -83,14 +87,14 @@ class CudaStreams:
         return _Ran(start=start, end=self._mark(stream))
 
     def settle(self, pending: Pending | None) -> None:
-        """Nothing to wait for: collectives run in the order of the stream."""
+        """Do nothing: a collective runs in the order of its stream."""
         assert pending is None
 
     def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
-        """Run a collective on its lane behind what compute has been given, and work on compute.
+        """Run a collective on its lane after compute's work so far, and ``work`` on compute.
 
-        Two events serve all such collectives: a stream that waits for an event waits for what had
-        been recorded when it was told to.
+        Two events serve all of these collectives: a stream that is told to wait for an event waits
+        for the event's last recording before that.
         """
         if self._serialises:
             self.settle(collective())
@@ -106,17 +110,17 @@ class CudaStreams:
         compute.wait_event(self._reduced)
 
     def synchronize(self) -> None:
-        """Let the host wait for everything."""
+        """Wait, in the calling thread, for all work."""
         for event in self._log:
             if isinstance(event, Future):
                 event.result()
         self._driver.synchronize(self._device)
 
     def spoil(self, tensor: Tensor) -> None:
-        """Nothing is checked here."""
+        """Do nothing: a GPU's streams check nothing."""
 
     def spans(self) -> list[Span]:
-        """When each work ran, in the order of submission, in seconds since these streams began."""
+        """Start and end of each work in order of submission, in seconds since the lanes began."""
         self.synchronize()
         spans = [self._span(ran) for ran in self._log]
         self._log.clear()
@@ -124,14 +128,14 @@ class CudaStreams:
         return spans
 
     def close(self) -> None:
-        """Let the host lane's thread end; the device does what was issued."""
+        """Let the host lane's thread end; the device still runs the work that was issued."""
         self._host.close()
 
     def _anchor(self) -> None:
-        """Note one moment by the device's clock and by the host's.
+        """Note one moment by the device's clock and by the host's clock.
 
-        Times of events are 32-bit milliseconds since another event: measured from a moment that is
-        hours back they would lose their resolution.
+        The time between two events is a 32-bit number of milliseconds, which over hours would lose
+        its resolution.
         """
         self._began.record(self._streams["compute"])
         self._began.synchronize()

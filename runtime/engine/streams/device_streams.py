@@ -1,4 +1,4 @@
-"""The streams that a device has."""
+"""Chooses the streams for a device."""
 
 import torch
 
@@ -9,7 +9,7 @@ from runtime.engine.streams.simulated import SimulatedStreams
 
 
 def streams_of(device: torch.device, *, serialises: bool = False) -> Streams:
-    """Its own, or on a CPU simulated ones; with ``serialises`` one task runs after another."""
+    """A GPU's streams, or simulated streams on a CPU; with ``serialises`` no two tasks overlap."""
     driver = driver_of(device)
     if driver is None:
         return SimulatedStreams(spoils=False)

@@ -1,4 +1,4 @@
-"""The lane of a CUDA device's host: a thread that does what arithmetic is left to processors."""
+"""The host's lane beside a GPU: a thread for the arithmetic that the host's processors do."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -14,10 +14,10 @@ HostEvent = Future[Span]
 
 
 class HostLane:
-    """Work of the host in order; its events are futures, with the seconds that it ran.
+    """Runs work of the host in order; its events are futures of start and end in seconds.
 
-    ``thread`` runs one piece of work at a time. ``aside`` is where the work issues the copies that
-    it makes itself: none of the other lanes' streams, which are ahead.
+    ``thread`` runs one piece of work at a time. Within ``aside`` the work issues its own copies, on
+    a stream that no other lane uses: other lanes' streams have later work queued already.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class HostLane:
         self._aside = aside
 
     def submit(self, work: LaneWork, waits: Sequence[Event]) -> HostEvent:
-        """Queue work behind other work of the lane, and behind events of the device."""
+        """Queue work after the lane's other work, and after events of the device."""
         return self._thread.submit(self._run, work, tuple(waits))
 
     def close(self) -> None:
-        """Let the thread end after the work that it is at; what is queued is not done any more."""
+        """Let the thread end after its current work; queued work is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, work: LaneWork, waits: Sequence[Event]) -> Span:

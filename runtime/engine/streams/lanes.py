@@ -1,31 +1,18 @@
-"""Streams and events: one small interface, met by CUDA and by simulated streams.
+"""The interface of lanes, the queues on which the executor of a plan runs work side by side.
 
-A lane is a queue of work that runs in order: of the device or, one of them, of the host. Work may
-be told to wait for events, the ends of other work; apart from that, lanes run side by side. Who
-issues runs ahead of all of them.
+A lane runs its work in order. All lanes are the device's but one, which is the host's. Work may be
+told to wait for events, which are the ends of other work; apart from these waits, lanes run side by
+side. The thread that issues work runs ahead of all lanes.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from mistlab.schedule.lanes import Lane
 from runtime.comm.group import Pending
 
-Lane = Literal[
-    "compute",
-    "host_to_device",
-    "device_to_host",
-    "all_gather",
-    "reduce_scatter",
-    "send_forward",
-    "send_backward",
-    "receive_forward",
-    "receive_backward",
-    "host",
-    "tensor_parallel",
-]
-LANES: tuple[Lane, ...] = get_args(Lane)
 LaneWork = Callable[[], Pending | None]
 Event = Any
 
@@ -34,23 +21,25 @@ class Streams(Protocol):
     """Lanes of one device."""
 
     def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
-        """Queue work that waits for events; the event of its end."""
+        """Queue work that waits for events; return the event of the work's end."""
 
     def settle(self, pending: Pending | None) -> None:
-        """Let the work that calls this wait for a collective that it has started."""
+        """Let the calling work wait for a collective that it has started."""
 
     def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
-        """Inside work on compute: a collective on the lane of tensor-parallel ranks while compute
-        does other work; what compute does next waits for both."""
+        """Run a collective on the lane of tensor-parallel ranks, and ``work`` on compute beside it.
+
+        Called inside work on compute. Compute's next work waits for both.
+        """
 
     def synchronize(self) -> None:
-        """Let the host wait for everything."""
+        """Wait, in the calling thread, for all work."""
 
     def spoil(self, tensor: Tensor) -> None:
-        """Make what nobody may read any more useless, where that is checked."""
+        """Overwrite memory that nobody may read any more, if these streams check reads."""
 
     def spans(self) -> list[tuple[float, float]]:
-        """When each work since the last call ran, in seconds on one clock; waits for all."""
+        """Wait for all work; return start and end of each work since the last call, in seconds."""
 
     def close(self) -> None:
-        """Begin nothing any more: the run is over, or has failed."""
+        """Begin no more work: the run is over, or has failed."""

@@ -1,7 +1,8 @@
-"""Whether a program's tasks that touch the same buffer are ordered, whatever the lanes' progress.
+"""Finds pairs of tasks in a program that use the same buffer in no certain order.
 
-A second opinion on ``runtime.engine.program.hazards``, of which it shares nothing: for each task
-the tasks that happen before it, from lanes and waits alone, then every pair that shares a buffer.
+It checks ``mistlab.schedule.hazards`` and shares no code with it. For each task it finds the
+tasks that happen before it, from lanes and waits alone. Then it looks at every pair that shares a
+buffer.
 """
 
 from collections import deque
@@ -9,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from runtime.engine.program.program import Op
-from runtime.engine.streams.lanes import Lane
+from mistlab.schedule.lanes import Lane
+from mistlab.schedule.stage_program import Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """Two tasks, by number, of which at least one writes a buffer, in no order."""
+    """Two tasks, by number, in no certain order; at least one of them writes the buffer."""
 
     earlier: int
     later: int
@@ -23,7 +24,7 @@ class Race:
 
 
 def races(ops: Sequence[Op]) -> list[Race]:
-    """The races of a program, or of successive ones put together."""
+    """The races of a program, or of successive programs put together."""
     before = _happened_before(ops)
     touching: dict[tuple[str | int, ...], list[tuple[int, bool]]] = {}
     for number, op in enumerate(ops):
@@ -38,7 +39,7 @@ def races(ops: Sequence[Op]) -> list[Race]:
 
 
 def unallocated(ops: Sequence[Op]) -> list[int]:
-    """Tasks that get memory from compute, and may run before compute is past its last use."""
+    """Tasks that take over memory from compute, and may run before compute's last use of it."""
     before = _happened_before(ops)
     last, found = -1, []
     for number, op in enumerate(ops):
@@ -50,7 +51,7 @@ def unallocated(ops: Sequence[Op]) -> list[int]:
 
 
 def without_wait(ops: Sequence[Op], number: int, wait: int) -> list[Op]:
-    """The program in which a task does not wait for another."""
+    """The program without one wait of one task."""
     changed = list(ops)
     waits = tuple(one for one in ops[number].waits if one != wait)
     changed[number] = replace(ops[number], waits=waits)
@@ -58,7 +59,7 @@ def without_wait(ops: Sequence[Op], number: int, wait: int) -> list[Op]:
 
 
 def path(ops: Sequence[Op], earlier: int, later: int) -> list[int]:
-    """Tasks that lead from one to another, each before the next; empty if they are unordered."""
+    """Tasks that lead from one to another, each before the next; empty if there is no order."""
     came_from: dict[int, int] = {later: later}
     queue = deque([later])
     previous = _previous_of_lane(ops)
@@ -77,7 +78,7 @@ def path(ops: Sequence[Op], earlier: int, later: int) -> list[int]:
 
 
 def _happened_before(ops: Sequence[Op]) -> list[int]:
-    """For each task the set of those before it, as bits."""
+    """For each task the set of tasks before it, as bits."""
     previous, before = _previous_of_lane(ops), list[int]()
     for number in range(len(ops)):
         bits = 0

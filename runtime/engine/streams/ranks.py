@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks for models: collectives inside a layer's own computing."""
+"""Tensor-parallel ranks of a model that the executor runs: collectives inside a layer."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,10 @@ from runtime.engine.streams.lanes import Streams
 
 
 class StreamedRanks:
-    """A group whose collectives a layer waits for, while other lanes go on.
+    """A group whose collectives run inside a layer, while other lanes go on.
 
-    Backward, products whose results nobody in the layer waits for are put off: they are done beside
-    the next reduction, which is that of the gradient of their layer's input.
+    In the backward pass some products give results that the layer itself does not need. They are
+    put off, and done beside the layer's next reduction, that of its input's gradient.
     """
 
     def __init__(self, group: Group, streams: Streams) -> None:
@@ -22,14 +22,14 @@ class StreamedRanks:
         self._put_off: list[Callable[[], object]] = []
 
     def put_off(self, product: Callable[[], object]) -> None:
-        """Do a product beside the next reduction; now, where there is none."""
+        """Do a product beside the next reduction; do it now if there is only one rank."""
         if self.size > 1:
             self._put_off.append(product)
         else:
             product()
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
-        """Reduce over the group, in place, beside what has been put off."""
+        """Reduce over the group, in place, beside the products that were put off."""
         if self._put_off:
             self._streams.beside(lambda: self._group.all_reduce(tensor, operation), self._catch_up)
         elif self.size > 1:
@@ -46,5 +46,5 @@ class StreamedRanks:
     def _catch_up(self) -> None:
         products, self._put_off = self._put_off, []
         while products:
-            # What a product holds goes when it is done.
+            # A product's tensors are freed as soon as it is done.
             products.pop(0)()

@@ -1,8 +1,8 @@
-"""Streams that this process plays itself: correct programs cannot tell how far lanes have come.
+"""Simulated streams on a CPU, which can vary how far each lane has come, to uncover races.
 
-Compute runs at once, on the host. Other lanes hold their work back: ``eager`` runs what can run
-at once, ``lazy`` runs nothing before somebody waits for it, ``random`` does a bit of both, by seed.
-What may no longer be read is overwritten with NaN.
+Compute runs its work at once. Other lanes may hold work back: ``eager`` runs all work that can run,
+``lazy`` runs nothing before somebody waits for it, ``random`` mixes both, by seed. A correct
+program gives the same results with each. Memory that may no longer be read is overwritten with NaN.
 """
 
 import random
@@ -15,14 +15,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mistlab.schedule.lanes import LANES, Lane
 from runtime.comm.group import Pending
-from runtime.engine.streams.lanes import LANES, Event, Lane, LaneWork
+from runtime.engine.streams.lanes import Event, LaneWork
 
 Progress = Literal["eager", "lazy", "random"]
 
 
 def _done() -> None:
-    """In place of work that has run."""
+    """Stands in place of work that has run."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -56,7 +57,7 @@ class SimulatedStreams:
         self._draw = random.Random(self.seed)
 
     def submit(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> Event:
-        """Queue work; compute waits and runs now."""
+        """Queue work; work on compute waits and runs now."""
         item = _Item(lane=lane, work=work, waits=waits)
         self._log.append(item)
         self._queues[lane].append(item)
@@ -70,7 +71,7 @@ class SimulatedStreams:
         return item
 
     def settle(self, pending: Pending | None) -> None:
-        """Wait for a collective; the other lanes go on meanwhile, as those of a device do."""
+        """Wait for a collective; the other lanes go on meanwhile, as on a device."""
         if pending is None:
             return
         while not pending.is_ready():
@@ -79,24 +80,24 @@ class SimulatedStreams:
         pending.finish()
 
     def beside(self, collective: LaneWork, work: Callable[[], object]) -> None:
-        """Start a collective, do the work, wait for the collective."""
+        """Start a collective, do ``work``, then wait for the collective."""
         pending = collective()
         work()
         self.settle(pending)
 
     def synchronize(self) -> None:
-        """Run everything."""
+        """Run all work."""
         for queue in self._queues.values():
             while queue:
                 self._reach(queue[-1])
 
     def spoil(self, tensor: Tensor) -> None:
-        """Fill with NaN, whatever type the bytes are read as."""
+        """Fill a tensor with bytes that are NaN in every floating-point type."""
         if self.spoils:
             tensor.view(torch.uint8).fill_(255)
 
     def spans(self) -> list[tuple[float, float]]:
-        """When each work ran, in the order of submission."""
+        """Start and end of each work, in order of submission."""
         self.synchronize()
         spans = []
         for item in self._log:
@@ -107,7 +108,7 @@ class SimulatedStreams:
         return spans
 
     def close(self) -> None:
-        """Forget what was queued, and what it holds."""
+        """Drop all queued work, and the tensors that it holds."""
         for queue in self._queues.values():
             queue.clear()
         self._log.clear()
@@ -122,7 +123,7 @@ class SimulatedStreams:
                     pass
 
     def _advance_all(self) -> bool:
-        """Take each lane a step further if it can go; whether any could."""
+        """Take each lane one step further if possible; return whether any lane could go."""
         advanced = [self._advance(lane) for lane, queue in self._queues.items() if queue]
         return any(advanced)
 
@@ -145,14 +146,14 @@ class SimulatedStreams:
         return True
 
     def _reach(self, event: _Item) -> None:
-        """Run a lane up to an event, and what it waits for before."""
+        """Run a lane up to an event, and all work that it waits for."""
         queue = self._queues[event.lane]
         while not event.is_done:
             item = queue[0]
             if item.started_s is None:
                 for before in item.waits:
                     self._reach(before)
-            # Waiting for one collective may have brought this lane further.
+            # While another collective was waited for, this lane may have gone on.
             if item.is_done:
                 continue
             if item.started_s is None:
@@ -172,7 +173,7 @@ class SimulatedStreams:
 
     def _start(self, item: _Item) -> None:
         item.started_s = perf_counter()
-        # Work holds tensors, and the log holds items: what has run lets go of them.
+        # Work holds tensors and the log holds items, so work that has run is dropped.
         work, item.work = item.work, _done
         with torch.no_grad() if item.lane != "compute" else torch.enable_grad():
             item.pending = work()

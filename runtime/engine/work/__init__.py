@@ -1,1 +1,1 @@
-"""What tasks do: forward and backward passes, copies, collectives and optimizer steps."""
+"""The work of tasks: forward and backward passes, copies, collectives and optimizer steps."""

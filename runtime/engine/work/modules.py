@@ -1,4 +1,4 @@
-"""The layers of a stage as modules without storage, and weights that depend on the seed alone."""
+"""Builds a stage's layers as modules without storage, and draws their first weights by seed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.workload import Workload
 from runtime.comm.group import Group
 from runtime.devices.table import generator_of
-from runtime.engine.program.shape import StageShape
 from runtime.engine.storage.layout import shapes_of
 from runtime.models.attention import RotaryTables
 from runtime.models.config import ModelConfig, config_of, structure_of
@@ -21,13 +21,13 @@ from runtime.runnable import check_model
 
 INITIAL_STD = 0.02
 HOST = torch.device("cpu")
-# The table of token vectors, and the head's weight that may be tied to it.
+# Names of the table of token vectors, and of the head's weight, which may be tied to it.
 TABLE, TIED = "embedding.tokens.weight", "head.projection.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerModule:
-    """A layer as one tensor-parallel rank holds it; ``prefix`` begins its parameters' names."""
+    """A layer on one tensor-parallel rank; its parameters' full names begin with ``prefix``."""
 
     prefix: str
     module: nn.Module
@@ -35,16 +35,16 @@ class LayerModule:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The rank's parts of the layer's own parameters; a table that it borrows is none."""
+        """Shapes of the rank's parts of the layer's own parameters, without a borrowed table."""
         shapes = shapes_of(self.module)
         return {name: shape for name, shape in shapes.items() if name in self.whole_shapes}
 
     def whole_shape(self, name: str) -> tuple[int, ...]:
-        """The unsplit shape of a parameter by its full name."""
+        """The unsplit shape of a parameter, by the parameter's full name."""
         return self.whole_shapes[name.removeprefix(self.prefix)]
 
     def part_of(self, tensors: Mapping[str, Tensor], ranks: Group) -> dict[str, Tensor]:
-        """The rank's part of the layer's unsplit tensors; a padded vocabulary is zeros."""
+        """The rank's part of the layer's unsplit tensors; padding of the vocabulary is zeros."""
         padded = {
             name: _padded(tensor, ranks.size * self.module.get_parameter(name).shape[0])
             if self.prefix + name in (TABLE, TIED)
@@ -54,7 +54,7 @@ class LayerModule:
         return shard_of(self.module, padded, rank=ranks.rank, ranks=ranks.size)
 
     def initial(self, seed: int, *, tied: bool, device: torch.device = HOST) -> dict[str, Tensor]:
-        """The layer's unsplit parameters before training."""
+        """The layer's unsplit first weights."""
         return {
             name: initial_tensor(self.prefix + name, shape, seed, tied=tied, device=device)
             for name, shape in self.whole_shapes.items()
@@ -64,8 +64,11 @@ class LayerModule:
 def initial_tensor(
     name: str, shape: tuple[int, ...], seed: int, *, tied: bool, device: torch.device = HOST
 ) -> Tensor:
-    """A parameter before training: by its name, so that no plan changes it, and by the generator
-    of a device, whose kinds draw other values."""
+    """First weights of a parameter, drawn on a device.
+
+    They depend on the seed and the parameter's name, so they are the same for every plan. Kinds of
+    devices draw different values.
+    """
     if tied and name == TIED:
         name = TABLE
     if len(shape) == 1:
@@ -78,7 +81,7 @@ def initial_tensor(
 def layer_modules(
     workload: Workload, shape: StageShape, ranks: TensorParallel, device: torch.device
 ) -> dict[int, LayerModule]:
-    """A stage's layers by their numbers in the whole model."""
+    """A stage's layers, by number in the whole model."""
     check_model(workload)
     config = config_of(workload, tensor_parallel=ranks.size)
     build = _Builder(workload, config, ranks, _rotary(config, workload, device))

@@ -1,4 +1,4 @@
-"""The norm of all gradients, every parameter counted once, whoever holds how many copies of it."""
+"""The norm of all gradients of a model, with every parameter counted once over all ranks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 TIED_TABLE = -1
-# Elements whose squares are summed up one by one; sums of rows are added as trees are.
+# Squares are summed within rows of so many elements, then the rows' sums are added.
 ROW = 1024
 
 
 class Squares:
-    """Sums of squares of a rank's gradients: one number for each layer, and one for a tied table.
+    """Sums of squares of a rank's gradients: one for each layer, and one for a tied table.
 
-    ``counted`` are the ranges of what the rank steps of a layer that count on this rank; nothing is
-    computed where no norm is wanted. No copy is made of gradients: memory that a lane allocates is
-    never compute's again.
+    ``counted`` has, for each layer, the ranges of the stepped vector that count on this rank. If no
+    norm is ``wanted``, nothing is computed. Gradients are not copied, because compute cannot reuse
+    memory that another lane allocates.
     """
 
     def __init__(
@@ -31,17 +31,17 @@ class Squares:
         self._sums = torch.zeros(len(self._rows), device=device)
 
     def take(self, layer: int, gradients: Tensor) -> None:
-        """Note a layer's gradients, summed up over everything."""
+        """Sum the squares of a layer's final gradients."""
         if self._wanted:
             self._note(layer, [gradients[part] for part in self._counted[layer]])
 
     def take_table(self, gradients: Tensor, *, counts: bool) -> None:
-        """Note the gradients of the table that embedding and head share."""
+        """Sum the squares of the gradients of a table that embedding and head share."""
         if self._wanted:
             self._note(TIED_TABLE, [gradients] if counts else [])
 
     def total(self) -> Tensor:
-        """The sum over this rank's layers."""
+        """The sum over all of this rank's layers."""
         return self._sums.sum()
 
     def _note(self, layer: int, parts: Sequence[Tensor]) -> None:

@@ -1,7 +1,7 @@
-"""The optimizer's step of one layer, taken apart from its gradients by an iteration: S.
+"""The optimizer's step of one layer, one iteration after its gradients: the task S.
 
-A step on the device asks the host nothing: whether it is left out, and by what gradients are
-divided, are tensors on the device.
+The host waits for nothing in a step: the divisor of gradients, and whether the step is skipped, are
+tensors on the device.
 """
 
 from collections.abc import Iterator
@@ -9,30 +9,30 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from runtime.engine.program.program import Op
+from mistlab.schedule.stage_program import Op
 from runtime.engine.storage.state import StageState
 from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.training import Training
 
 GROWTH, BACKOFF = 2.0, 0.5
-# Elements that are stepped at once: of so many a 32-bit copy of gradients is made.
+# So many elements are stepped at once, to limit the 32-bit copy of their gradients.
 CHUNK = 2**24
 
 
 class Scaling:
-    """The loss scale, and what the last report says of gradients."""
+    """The loss scale, and the norm and overflow of the last gradients."""
 
     def __init__(self, training: Training, device: torch.device) -> None:
         self._training = training
         self.scale = torch.full((), training.loss_scale or 1.0, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
-        # What gradients are divided by in the step, and whether it is left out.
+        # The divisor of gradients in the step, and whether the step is skipped.
         self.divisor = torch.ones((), device=device)
         self.overflow = torch.zeros((), device=device)
         self.norm = torch.zeros((), device=device)
 
     def judge(self, squares: Tensor) -> None:
-        """Take the sum of the squares of all scaled gradients."""
+        """Set divisor, overflow and loss scale from the sum of squares of all scaled gradients."""
         training = self._training
         self.norm.copy_(squares.sqrt() / self.scale)
         self.overflow.copy_(~squares.isfinite())
@@ -47,15 +47,15 @@ class Scaling:
             )
 
     def said(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """What gradients are divided by, and whether the step is left out, for a step there."""
+        """Divisor and overflow as tensors on a device, for a step on this device."""
         return self.divisor.to(device), self.overflow.to(device)
 
 
 class Stepper:
     """Steps layers with the gradients of the iteration before.
 
-    ``learning_rate`` is that iteration's; None where there are no gradients yet, and a step only
-    makes the weights from their 32-bit masters.
+    ``learning_rate`` is that iteration's. It is None before the first gradients; then a step only
+    rounds the 32-bit masters to weights.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Stepper:
         self.learning_rate: float | None = None
 
     def step(self, op: Op) -> LaneWork:
-        """The work of one layer's step, or of what of it is the device's."""
+        """The work of one layer's step, as far as the device does it."""
         learning_rate = self.learning_rate
         return lambda: self._step(op, learning_rate)
 
     def step_on_host(self, op: Op) -> LaneWork:
-        """The work of the host's part, between the gradients' arrival and the weights' leaving."""
+        """The work of the host's part of a step: from the exchanged gradients to weights."""
         learning_rate = self.learning_rate
         return lambda: self._step_on_host(op, learning_rate)
 
@@ -99,7 +99,7 @@ class Stepper:
         own.exchange.copy_(master)
 
     def _pieces(self, op: Op) -> list[list[Tensor]]:
-        """Masters and moments: those on the device, and those that are staged there."""
+        """Masters and moments to step on the device: the resident ones, and the staged ones."""
         splits = self.state.layers[op.layer].optimizer
         pieces = [[split.resident for split in splits]]
         if self.state.shape.stages_tail(op.layer):

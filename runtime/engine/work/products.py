@@ -1,11 +1,10 @@
-"""Products of linear layers that add the gradients of their weights up themselves.
+"""Linear layers whose backward pass adds the weight's gradient straight to the sum of gradients.
 
-Autograd makes a weight's gradient anew and adds it to the one that is there: three more passes over
-the weight's bytes, and a tensor of its size meanwhile. Here the product that makes the gradient
-adds it to the sums, which are in place before a backward pass begins
-(``runtime.engine.storage.places``). Where the gradient of a layer's input is summed up over
-tensor-parallel ranks, those of the weights that it went through are put off until that sum is under
-way.
+Autograd would make the gradient as a new tensor and then add it to the sum, with three more passes
+over the weight's bytes. Here the product that makes the gradient adds it to the sum, which is in
+place before the backward pass begins (``runtime.engine.storage.places``). If the gradient of a
+layer's input is summed over tensor-parallel ranks, products for weights' gradients are put off, to
+run while this sum is under way.
 """
 
 from collections.abc import Callable
@@ -18,19 +17,19 @@ from torch import Tensor, nn
 from runtime.engine.streams.ranks import StreamedRanks
 from runtime.models.parallel import ColumnLinear, RowLinear
 
-# Takes work that is to be done now or later in the same backward pass of a layer.
+# Takes work, and does it now or later in the same backward pass of the layer.
 RunBeside = Callable[[Callable[[], object]], None]
 
 
 class _AddingUp(torch.autograd.Function):
-    """``x @ weight.T + bias``, both of two dimensions; autograd hears of no weight's gradient."""
+    """``x @ weight.T + bias`` of matrices; autograd gets no gradient for the weight."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # What is saved may be elsewhere by then: the sums are the parameter's own.
+        # The saved weight may have moved by the backward pass; the sum is the parameter's ``grad``.
         ctx.parameter, ctx.has_bias, ctx.schedule = weight, bias is not None, schedule
         return nn.functional.linear(x, weight, bias)
 
@@ -46,14 +45,17 @@ class _AddingUp(torch.autograd.Function):
 
 
 def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside) -> Tensor:
-    """torch's ``linear`` with a backward pass that adds to ``weight.grad``, which is there."""
+    """torch's ``linear``, but its backward pass adds to ``weight.grad``, which must exist."""
     made: Tensor = _AddingUp.apply(x, weight, bias, schedule)
     return made
 
 
 def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
-    """Let the linear layers of a module add the gradients of their weights up: of those whose rows
-    are split over ranks, beside the sum over ranks that the gradient of their input waits for."""
+    """Let all linear layers of a module add their weights' gradients to the sums themselves.
+
+    Layers whose rows are split over ranks do so beside the sum of their input's gradient over
+    ranks.
+    """
     for one in module.modules():
         if isinstance(one, ColumnLinear):
             one.multiply = partial(adding_up, schedule=ranks.put_off)

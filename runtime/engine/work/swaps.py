@@ -1,19 +1,22 @@
-"""Copies between device and host, and collectives of weights and gradients: P, G, O, U, R."""
+"""Copies between device and host, and collectives of weights and gradients.
+
+These are the tasks P, G, O, U and R.
+"""
 
 from collections.abc import Callable
 
 from torch import Tensor
 
+from mistlab.schedule.stage_program import Op
 from runtime.comm.group import Pending, own_part, then
 from runtime.comm.topology import Connections
-from runtime.engine.program.program import Op
 from runtime.engine.storage.state import Split, StageState
 from runtime.engine.streams.lanes import LaneWork, Streams
 from runtime.engine.work.norm import Squares
 
 
 class Swaps:
-    """The work of each swap and collective of a stage's layers."""
+    """Makes the work of each copy and collective of a stage's layers."""
 
     def __init__(
         self, state: StageState, connections: Connections, squares: Squares, streams: Streams
@@ -33,7 +36,7 @@ class Swaps:
             "R": lambda op: lambda: self._reduce(op),
         }
         if state.shape.steps_on_host:
-            # Instead of optimizer state that comes to the step, gradients leave and weights come.
+            # Optimizer state stays on the host: gradients leave, and stepped weights come.
             self.works["O>"] = lambda op: lambda: self._give_gradients(op)
             self.works["O<"] = lambda op: lambda: self._take_weights(op)
 

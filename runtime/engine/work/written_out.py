@@ -1,9 +1,9 @@
-"""Written-out attention that copies nothing: its products read and write heads where they lie.
+"""Written-out attention without copies: its products read and write heads where they lie.
 
-A product of matrices can take its batches at one stride only. Heads of one sequence lie so in the
-tensor of queries, keys and values, and in the layer's output; heads of several do not. So a product
-is one of each sequence, and the copies that bring heads of all sequences together, of operands,
-results and gradients, are left out. That takes heads with keys and values of their own.
+A batched product needs its matrices at a constant stride. In the tensor of queries, keys and
+values, and in the layer's output, the heads of one sequence lie at a constant stride, but the heads
+of several sequences do not. So there is one product for each sequence, and operands, results and
+gradients need no copies. This works only if each head has keys and values of its own.
 
 Axes: B batch, S sequence, H the rank's heads, D channels a head.
 """
@@ -20,8 +20,10 @@ from runtime.models.operators import causal_softmax, causal_softmax_backward
 
 
 class _InPlace(torch.autograd.Function):
-    """Attention (B, S, H, D) of queries, keys and values (B, S, 3 H, D); keeps these and the
-    shares (B, H, S, S)."""
+    """Attention (B, S, H, D) of queries, keys and values (B, S, 3 H, D).
+
+    Keeps its input and the shares (B, H, S, S).
+    """
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor) -> Tensor:
@@ -49,13 +51,13 @@ class _InPlace(torch.autograd.Function):
 
 
 def attend_in_place(qkv: Tensor, of: Attention) -> Tensor:
-    """Written-out attention without dropout, of as many keys and values as queries."""
+    """Written-out attention without dropout, with as many heads of keys as of queries."""
     mixed: Tensor = _InPlace.apply(qkv)
     return mixed
 
 
 def let_attend_in_place(module: nn.Module) -> None:
-    """Let a module's written-out attention copy nothing, where its heads share no keys."""
+    """Let a module's written-out attention work without copies, if its heads share no keys."""
     for one in module.modules():
         if isinstance(one, Attention) and _is_written_out(one.config):
             one.attend = attend_in_place
@@ -75,7 +77,7 @@ def _factor(qkv: Tensor) -> float:
 
 
 def _product(left: Tensor, right: Tensor, factor: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """``factor * left @ right`` of four dimensions, one sequence after another."""
+    """``factor * left @ right`` of tensors of four dimensions, one sequence after another."""
     if out is None:
         out = left.new_empty(*left.shape[:-1], right.shape[-1])
     for one, other, result in zip(left, right, out, strict=True):

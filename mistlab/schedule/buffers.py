@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mistlab.schedule.slot_table import Phase
-from runtime.engine.program.shape import StageShape
+from mistlab.schedule.stage_shape import StageShape
 
 Buffer = tuple[str | int, ...]
 Buffers = tuple[Buffer, ...]

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import Self
 
+from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import in_flight
-from mistlab.schedule.slot_table import Task
+from mistlab.schedule.places import ring_entries
+from mistlab.schedule.slot_table import Task, Template
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
 
-# Layers that a stage passes, counted over all passes, take the entries of rings in turn.
-RING = 2
+# How many entries the rings have of a stage that the runtime executes.
+RING = ring_entries(ENGINES["mistlab"].template().depth)
 
 
 def shares_table(plan: Plan) -> bool:
@@ -27,6 +29,7 @@ class StageShape:
     Embedding and head have one table, ``shares_table``, or one each that ``ties`` keeps alike.
     """
 
+    template: Template
     stage: int
     num_stages: int
     micro_batches: int
@@ -57,6 +60,9 @@ class StageShape:
         zero = own.zero if own.data_parallel > 1 else 0
         shares = tied and shares_table(plan)
         return cls(
+            template=ENGINES[plan.engine].template(
+                overlap_communication=plan.overlap_communication
+            ),
             stage=stage,
             num_stages=plan.num_stages,
             micro_batches=plan.micro_batches,

@@ -1,7 +1,7 @@
 """The tasks of an iteration of a stage in the order that the host issues them: the slot table.
 
-A task says which buffers it reads and writes (``runtime.engine.program.buffers``); what it waits
-for follows from that alone (``runtime.engine.program.hazards``). Layers count through the whole
+A task says which buffers it reads and writes (``mistlab.schedule.buffers``); what it waits
+for follows from that alone (``mistlab.schedule.hazards``). Layers count through the whole
 model, as in ``simulators``.
 """
 
@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mistlab.schedule.orders import pipeline_order
-from mistlab.schedule.slot_table import Action, Kind, Phase, Task, Template, template_of
-from runtime.engine.program.buffers import Buffers, Touched
-from runtime.engine.program.hazards import Hazards
-from runtime.engine.program.shape import RING, StageShape
-from runtime.engine.streams.lanes import Lane
+from mistlab.schedule.buffers import Buffers, Touched
+from mistlab.schedule.hazards import Hazards
+from mistlab.schedule.lanes import Lane, lane_of
+from mistlab.schedule.orders import DEFAULT_ORDER, named_order
+from mistlab.schedule.places import entry_of, layer_at, slots_of, tasks_of_slot
+from mistlab.schedule.slot_table import Action, Kind, Phase, Task, Template
+from mistlab.schedule.stage_passes import StagePass, passes_of
+from mistlab.schedule.stage_shape import RING, StageShape
 
 # The host's part of a step: a task of its lane, whatever the name of its action.
 _HOST = "host step"
@@ -99,17 +101,17 @@ class _Tasks:
 
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
-        template = template_of("mistlab")
-        self.template = _stepping_on_host(template) if shape.steps_on_host else template
+        self.template = _stepping_on_host(shape.template) if shape.steps_on_host else shape.template
 
     def iteration(self) -> Iterator[Op]:
         shape = self.shape
-        orders = pipeline_order(shape.num_stages, shape.micro_batches)[shape.stage]
-        yield from self._receive(orders[0], 0)
-        for number, action in enumerate(orders):
+        order = named_order(DEFAULT_ORDER, shape.num_stages, shape.micro_batches)
+        passes = passes_of(order)[shape.stage].passes
+        yield from self._receive(passes[0], 0)
+        for number, action in enumerate(passes):
             # What the next pass needs may come while this one computes.
-            if number + 1 < len(orders):
-                yield from self._receive(orders[number + 1], number + 1)
+            if number + 1 < len(passes):
+                yield from self._receive(passes[number + 1], number + 1)
             yield from self._pass(action, number)
             yield from self._send(action, number)
         yield from self._end()
@@ -129,22 +131,20 @@ class _Tasks:
     def _reduction(self, task: Extra, *, reads: Buffers = (), writes: Buffers) -> Op:
         return Op(task=task, lane="reduce_scatter", phase="step", reads=reads, writes=writes)
 
-    def _pass(self, action: Action, number: int) -> Iterator[Op]:
-        phase = _phase(action, self.shape.micro_batches)
+    def _pass(self, action: StagePass, number: int) -> Iterator[Op]:
+        phase = action.phase
         depth, count = self.template.depth, self.shape.num_layers
-        offsets = {"ahead": depth, "here": 0, "behind": -depth}
         if phase == "first_forward":
             yield from self._host_steps(action, number)
             yield from self._room("open")
         if action.kind == "B" and self.shape.offload.activations > 0:
             # What has left since the last forward makes room for what comes back.
             yield self._memory("let go", "leaving", phase)
-        for slot in range(-depth, count + depth):
-            rows = [(row, slot + offsets[row.place]) for row in self.template.phases[phase]]
+        for slot in slots_of(count, depth):
             # Lanes keep the table's order.
+            rows = tasks_of_slot(self.template.phases[phase], slot, count, depth)
             for row, position in sorted(rows, key=self._turn):
-                is_inside = 0 <= position < count
-                if is_inside and self.shape.has(row, self._layer(action, position)):
+                if self.shape.has(row, self._layer(action, position)):
                     yield self._op(row, position, action, number)
         if phase == "first_forward":
             yield from self._room("close")
@@ -163,22 +163,20 @@ class _Tasks:
         turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
         return turns.index(_name(row) if _name(row) in turns else row.stream)
 
-    def _host_steps(self, action: Action, number: int) -> Iterator[Op]:
+    def _host_steps(self, action: StagePass, number: int) -> Iterator[Op]:
         """All at once, since each begins as soon as its gradients are there."""
         for position in range(self.shape.num_layers):
             if self.shape.steps_tail(self._layer(action, position)):
                 yield self._op(_HOST_STEP, position, action, number, lane="host")
 
-    def _layer(self, action: Action, position: int) -> int:
-        if action.kind == "F":
-            return self.shape.first_layer + position
-        return self.shape.last_layer - position
+    def _layer(self, action: StagePass, position: int) -> int:
+        return self.shape.first_layer + layer_at(position, self.shape.num_layers, action.phase)
 
     def _op(
-        self, row: Task, position: int, action: Action, number: int, lane: Lane | None = None
+        self, row: Task, position: int, action: StagePass, number: int, lane: Lane | None = None
     ) -> Op:
-        layer, phase = self._layer(action, position), _phase(action, self.shape.micro_batches)
-        entry = (number * self.shape.num_layers + position) % RING
+        layer, phase = self._layer(action, position), action.phase
+        entry = entry_of(number, position, self.shape.num_layers, self.template.depth)
         touched = Touched(
             shape=self.shape,
             layer=layer,
@@ -191,8 +189,14 @@ class _Tasks:
             more = self._at_the_ends(position, action, number)
             reads, writes = (*reads, *more[0]), (*writes, *more[1])
         return Op(
-            task=replace(action, kind=row.kind, direction=row.direction, layer=layer),
-            lane=lane or _lane(row),
+            task=Action(
+                stage=action.stage,
+                kind=row.kind,
+                direction=row.direction,
+                layer=layer,
+                micro_batch=action.micro_batch,
+            ),
+            lane=lane or lane_of(row),
             phase=phase,
             entry=entry,
             turn=number % RING,
@@ -200,7 +204,9 @@ class _Tasks:
             writes=writes,
         )
 
-    def _at_the_ends(self, position: int, action: Action, number: int) -> tuple[Buffers, Buffers]:
+    def _at_the_ends(
+        self, position: int, action: StagePass, number: int
+    ) -> tuple[Buffers, Buffers]:
         """What the first and the last layer of a pass touch besides."""
         reads: Buffers = ()
         writes: Buffers = ()
@@ -216,18 +222,16 @@ class _Tasks:
                 reads = (("report",),)
         return reads, writes
 
-    def _has_neighbour(self, action: Action, *, receives: bool) -> bool:
+    def _has_neighbour(self, action: StagePass, *, receives: bool) -> bool:
         """Whether a pass gets its input from another stage, or gives its outcome to one."""
-        if (action.kind == "F") == receives:
-            return self.shape.stage > 0
-        return not self.shape.has_head
+        return (action.comes_from if receives else action.goes_to) is not None
 
-    def _receive(self, action: Action, number: int) -> Iterator[Op]:
+    def _receive(self, action: StagePass, number: int) -> Iterator[Op]:
         if self._has_neighbour(action, receives=True):
             lane: Lane = "receive_forward" if action.kind == "F" else "receive_backward"
             yield self._transfer("Y", lane, action, number, writes=(("inbox", number % RING),))
 
-    def _send(self, action: Action, number: int) -> Iterator[Op]:
+    def _send(self, action: StagePass, number: int) -> Iterator[Op]:
         if self._has_neighbour(action, receives=False):
             lane: Lane = "send_forward" if action.kind == "F" else "send_backward"
             yield self._transfer("X", lane, action, number, reads=(("outbox", number % RING),))
@@ -236,7 +240,7 @@ class _Tasks:
         self,
         kind: Kind,
         lane: Lane,
-        action: Action,
+        action: StagePass,
         number: int,
         *,
         reads: Buffers = (),
@@ -245,9 +249,9 @@ class _Tasks:
         above = (action.kind == "F") == (kind == "X")
         layer = self.shape.last_layer if above else self.shape.first_layer
         return Op(
-            task=replace(action, kind=kind, layer=layer),
+            task=Action(stage=action.stage, kind=kind, layer=layer, micro_batch=action.micro_batch),
             lane=lane,
-            phase=_phase(action, self.shape.micro_batches),
+            phase=action.phase,
             turn=number % RING,
             reads=reads,
             writes=writes,
@@ -266,15 +270,3 @@ def _stepping_on_host(template: Template) -> Template:
 
 def _name(task: Task | Action) -> str:
     return f"{task.kind}{task.direction or ''}"
-
-
-def _lane(row: Task) -> Lane:
-    if row.stream != "gpu_to_gpu":
-        return row.stream
-    return "all_gather" if row.kind == "U" else "reduce_scatter"
-
-
-def _phase(action: Action, micro_batches: int) -> Phase:
-    if action.kind == "F":
-        return "first_forward" if action.micro_batch == 0 else "forward"
-    return "last_backward" if action.micro_batch == micro_batches - 1 else "backward"

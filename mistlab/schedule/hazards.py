@@ -4,8 +4,8 @@ Vector clocks: for each task, how many tasks of each lane have ended before it b
 wait that the clock already implies is left out, so that every wait in a program is needed.
 """
 
-from runtime.engine.program.buffers import Buffer, Buffers
-from runtime.engine.streams.lanes import LANES, Lane
+from mistlab.schedule.buffers import Buffer, Buffers
+from mistlab.schedule.lanes import LANES, Lane
 
 Clock = tuple[int, ...]
 

@@ -1,0 +1,158 @@
+"""Measured runs beside their predictions: a row for each run's time and each stage's memory."""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from experiments.calibrating.error_summary import by_set, memory_summary, summary_of
+from experiments.calibrating.error_words import text_of
+from experiments.calibrating.folds import FOLDS
+from experiments.calibrating.published import (
+    PublishedRun,
+    Table,
+    carried,
+    read_end_to_end,
+    read_megatron,
+)
+from experiments.calibrating.whole_runs import (
+    figures_of,
+    fit_sustained,
+    is_said_to_fit,
+    predicted_s,
+)
+from experiments.cli.commandline import DONE, print_json, progress
+from experiments.cli.rundir import RunDirectory
+from experiments.reports import plots
+from mistlab import catalog
+from mistlab.cost.bounds import bounds_of
+from mistlab.cost.memory import reserved_bytes
+from mistlab.engines.table import ENGINES
+from mistlab.values.plan import Plan
+from simulators.events import EventSimulator
+
+END_TO_END = "end_to_end.csv"
+MEGATRON = ("megatron_a100_one_node.csv", "megatron_a100_many_nodes.csv")
+# Machines whose whole runs all went into their calibration.
+FITTED_TO_ALL = ("l4-24gb", "a100-40gb", "a10g-24gb")
+
+
+def errors(options: argparse.Namespace) -> int:
+    """Compare, print a table, write rows and scatter plots."""
+    runs, tables = _runs(options.tables)
+    progress(f"predicting {len(runs)} runs")
+    left_out = _left_out(runs) if options.tables is not None else {}
+    times = _fastest([_time(one, left_out.get(one.name), events=options.events) for one in runs])
+    memory = [row for one in runs for row in _memory(one)]
+    summary = {
+        "tables": {table.path.name: table.sha256 for table in tables},
+        "times": [summary_of(name, rows) for name, rows in by_set(times).items()],
+        "memory": memory_summary(memory, runs),
+    }
+    directory = RunDirectory.make(options.out, "predictor_error", vars(options))
+    directory.write_rows([*times, *memory])
+    plots.times(times, directory.path / "times.svg")
+    if memory:
+        plots.predicted_beside_measured(memory, directory.path / "memory.svg")
+    if options.json:
+        print_json({**summary, "runs": times, "stages": memory})
+    else:
+        print(text_of(summary, times, memory, options.out))
+    return DONE
+
+
+def _runs(folder: Path | None) -> tuple[list[PublishedRun], list[Table]]:
+    megatron = catalog.hardware("a100-80gb")
+    content = (
+        files("experiments.calibrating").joinpath("published.yaml").read_text(encoding="utf-8")
+    )
+    base, weak_scaling = carried(content, megatron)
+    if folder is None:
+        return [*base, *weak_scaling], []
+    tables = [read_end_to_end(folder / END_TO_END)]
+    tables += [
+        read_megatron(folder / name, megatron) for name in MEGATRON if (folder / name).exists()
+    ]
+    # The base case is among the runs of the table.
+    return [*(one for table in tables for one in table.runs), *weak_scaling], tables
+
+
+def _left_out(runs: Sequence[PublishedRun]) -> Mapping[str, float]:
+    """Errors of runs that their machine was fitted to, each left out of the fit in turn."""
+    by_machine: dict[str, list[PublishedRun]] = defaultdict(list)
+    for one in runs:
+        if one.cluster.hardware.name in FITTED_TO_ALL:
+            by_machine[one.cluster.hardware.name].append(one)
+    found = [
+        fit_sustained(alike, alike[0].cluster.hardware)
+        for alike in by_machine.values()
+        if len(alike) > 1
+    ]
+    return {
+        one.name: error
+        for fitted in found
+        for one, error in zip(fitted.runs, fitted.left_out.tolist(), strict=True)
+    }
+
+
+def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[str, Any]:
+    seconds = predicted_s(one, one.cluster.hardware)
+    gpus = int((one.stages.data_parallel * one.stages.tensor_parallel).sum())
+    width = bounds_of(one.workload, one.cluster, one.engine).half_width(gpus)
+    # Of whole layers alone.
+    played_s = _played_s(one, one.plan) if events and one.plan is not None else None
+    return {
+        "set": one.set,
+        "run": one.name,
+        "workload": f"{gpus} x {one.workload.model.hidden} x {one.workload.model.layers} x "
+        f"{one.workload.global_batch} {one.workload.attention}",
+        "micro_batch": int(one.stages.micro_batch[0]),
+        "fitted": one.cluster.hardware.name in FITTED_TO_ALL
+        or ("node" in one.set and one.fold in FOLDS.split(",")),
+        "error_left_out": left_out,
+        "approximated": one.plan is None,
+        "fits": is_said_to_fit(one),
+        "predicted_s": seconds,
+        "measured_s": one.iteration_s,
+        "half_width": width,
+        "error": seconds / one.iteration_s - 1,
+        **({"events_error": played_s / one.iteration_s - 1} if played_s else {}),
+    }
+
+
+def _played_s(one: PublishedRun, plan: Plan) -> float:
+    """Seconds of an iteration by the event simulator."""
+    simulator = EventSimulator(workload=one.workload, cluster=one.cluster)
+    return simulator.simulate(plan, engine=one.ran_by).iteration_s
+
+
+def _fastest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of weak scaling, whose table omits the micro-batch, the fastest one of each run."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        key = row["set"], row["run"]
+        if key not in found or row["predicted_s"] < found[key]["predicted_s"]:
+            found[key] = row
+    return list(found.values())
+
+
+def _memory(one: PublishedRun) -> Iterator[dict[str, Any]]:
+    if not one.allocated_bytes or one.plan is None:
+        return
+    figures = figures_of(one)
+    reserved = reserved_bytes(figures, one.stages, one.cluster, ENGINES[one.engine])
+    for stage, (allocated, held) in enumerate(
+        zip(one.allocated_bytes, one.reserved_bytes, strict=True)
+    ):
+        yield {
+            "run": one.name,
+            "stage": stage,
+            "predicted_bytes": float(figures.peak_bytes[stage]),
+            "measured_bytes": allocated,
+            "error": float(figures.peak_bytes[stage]) / allocated - 1,
+            "predicted_reserved_bytes": float(reserved[stage]),
+            "measured_reserved_bytes": held,
+            "reserved_error": float(reserved[stage]) / held - 1,
+        }

@@ -1,0 +1,96 @@
+"""Errors of predictions as a table and sentences."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mistlab.values.units import GIB_BYTES
+
+
+def text_of(
+    summary: Mapping[str, Any],
+    times: Sequence[Mapping[str, Any]],
+    memory: Sequence[Mapping[str, Any]],
+    out: Path,
+) -> str:
+    """A table of runs, a line for each set, and the memory of stages."""
+    few = [row for row in times if "node" not in row["set"]]
+    lines = [f"{'run':36} predicted s  measured s   error"]
+    lines += [
+        f"{row['run']:36} {row['predicted_s']:11.3f} {row['measured_s']:11.3f}  "
+        f"{row['error']:+6.1%}"
+        + (" (approximated)" if row["approximated"] else "")
+        + (f" (micro-batch {row['micro_batch']})" if "weak" in row["set"] else "")
+        for row in few
+    ]
+    lines += [
+        "",
+        "mean absolute errors: raw, median, after removing the mean (as the literature does)",
+    ]
+    for one in summary["times"]:
+        lines.append(
+            f"  {one['set']}: {one['mean_error']:.2%}, {one['median_error']:.2%}, "
+            f"{one['mean_error_after_removing_the_mean']:.2%} of {one['runs']} runs, bias "
+            f"{one['bias']:+.2%}{_unseen(one)}{_ranks(one)}{_played(one)}; "
+            f"{one['runs_said_not_to_fit']} are said not to fit"
+        )
+    if memory:
+        found = summary["memory"]
+        lines += [
+            "",
+            (
+                f"allocated memory of {found['stages']} stages: mean error "
+                f"{found['mean_error']:.2%}, worst {found['worst_error']:+.2%}; reserved "
+                f"{found['mean_reserved_error']:.2%}, worst {found['worst_reserved_error']:+.2%}"
+                f"{_reserved_left_out(found)}"
+            ),
+        ]
+        lines += [
+            f"  {row['run']:32} stage {row['stage']}  {row['predicted_bytes'] / GIB_BYTES:6.2f} of "
+            f"{row['measured_bytes'] / GIB_BYTES:6.2f} GiB  {row['error']:+6.1%}"
+            for row in memory
+        ]
+    return "\n".join([*lines, f"pictures and rows: {out}"])
+
+
+def _reserved_left_out(found: Mapping[str, Any]) -> str:
+    error = found["mean_reserved_error_left_out"]
+    return "" if error is None else f"; {error:.2%} with each run left out of the fit"
+
+
+def _played(one: Mapping[str, Any]) -> str:
+    if "mean_events_error" not in one:
+        return ""
+    return (
+        f"; played task by task {one['mean_events_error']:.2%} of {one['runs_played']} runs, "
+        f"{one['events_inside_bounds']:.0%} inside bounds"
+    )
+
+
+def _unseen(one: Mapping[str, Any]) -> str:
+    if not one["runs_not_fitted"]:
+        return ""
+    bounds = f"{one['inside_bounds']:.0%} inside bounds of {one['median_half_width']:.1%}"
+    return (
+        f"; {one['runs_not_fitted']} left out of the fit: "
+        f"{one['mean_error_of_runs_not_fitted']:.2%} and "
+        f"{one['median_error_of_runs_not_fitted']:.2%}, {bounds}"
+    )
+
+
+def _ranks(one: Mapping[str, Any]) -> str:
+    parts = []
+    if one["median_rank_correlation"] is not None:
+        parts.append(
+            f"median rank correlation {one['median_rank_correlation']:.3f} over "
+            f"{one['workloads']} workloads"
+        )
+    if one["median_predicted_best_over_measured_best"] is not None:
+        parts.append(
+            f"the predicted best takes {one['median_predicted_best_over_measured_best']:.1%} more "
+            f"than the measured one (median; worst "
+            f"{one['worst_predicted_best_over_measured_best']:.1%}, within 5 % in "
+            f"{one['predicted_best_within_5_percent']:.0%} of workloads), "
+            f"{one['telling_pairs_in_wrong_order']} pairs in the wrong order"
+        )
+    return "".join(f"; {part}" for part in parts)

@@ -1,0 +1,32 @@
+"""All commands in groups, each with the first line of its docstring; commands are not imported."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1]
+
+# A new command is a file, and its name in one of these.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Plans": ("predict", "analyse", "survey"),
+    "Searches": ("tune", "compare_searchers", "speedups"),
+    "Training": ("run_plan", "sanitize"),
+    "Machines": ("profile_hardware", "calibrate", "gpu_report"),
+    "Models": ("trace", "build_graphs"),
+    "How good predictions are": ("predictor_error", "cross_check"),
+}
+
+
+def listing() -> Iterator[str]:
+    """The lines that tell of every command."""
+    width = max(len(name) for names in GROUPS.values() for name in names)
+    yield "python -m experiments NAME ..., or python -m experiments.NAME ...; --help explains each."
+    for group, names in GROUPS.items():
+        yield f"\n{group}"
+        for name in names:
+            yield f"  {name:{width}}  {_first_line(FOLDER / f'{name}.py')}"
+
+
+def _first_line(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    return (text or "").partition("\n")[0]

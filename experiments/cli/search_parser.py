@@ -1,0 +1,28 @@
+"""The options of commands that search for plans."""
+
+import argparse
+from typing import Any
+
+from experiments.cli.commandline import PROBLEM, parser_of
+
+
+def search_parser(
+    command: str, description: str | None, **defaults: Any
+) -> argparse.ArgumentParser:
+    """The options that say what to find a plan for, where, and with what budget."""
+    parser = parser_of(
+        command,
+        description,
+        **PROBLEM,
+        space="mist",
+        engine=None,
+        seed=0,
+        **defaults,
+    )
+    parser.add_argument("--budget-seconds", type=float, help="seconds that a searcher may take")
+    parser.add_argument(
+        "--budget-evaluations",
+        type=int,
+        help="plans that a searcher may ask about, 1,000 stage candidates as one",
+    )
+    return parser

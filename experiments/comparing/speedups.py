@@ -1,0 +1,223 @@
+"""Speedups of mist over the grids of Megatron-LM and DeepSpeed, problem by problem."""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+from experiments.cli.commandline import DONE, print_json, progress
+from experiments.cli.live import Live
+from experiments.cli.rundir import RunDirectory
+from experiments.comparing.bench import Bench, Entry
+from experiments.comparing.search_words import plan_words
+from mistlab import catalog
+from mistlab.machine.cluster import Cluster
+from mistlab.values.datafile import parse_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
+from mistlab.values.workload import Attention, Workload
+from searchers.membership import contains
+
+FAMILIES = ("gpt3", "llama", "falcon")
+ATTENTIONS: tuple[Attention, ...] = ("flash", "math")
+GRIDS = ("megatron", "deepspeed")
+BUDGET = Budget(seconds=120)
+# Sizes that are looked at in haste.
+QUICK = 2
+Row = dict[str, Any]
+
+
+def speedups(options: argparse.Namespace) -> int:
+    """Search the grid, print and write the table."""
+    name = "speedups.yaml"
+    text = files("experiments.comparing").joinpath(name).read_text(encoding="utf-8")
+    content = parse_yaml(text, name)
+    assert isinstance(content, Mapping)
+    problems = _problems(content, options)
+    directory = RunDirectory.make(options.out, "speedups", vars(options))
+    rows: list[Row] = []
+    for problem in problems:
+        rows.append(_row(problem, content["measured"], options.seed))
+        directory.write_rows(rows)
+        progress(_line(rows[-1]))
+    averages = list(_averages(rows, content["averages"]))
+    if options.json:
+        print_json({"rows": rows, "averages": averages})
+    else:
+        print("\n".join(_table(rows, averages)))
+    return DONE
+
+
+def _problems(content: Mapping[str, Any], options: argparse.Namespace) -> list[Problem]:
+    clusters = [
+        cluster
+        for cluster in content["clusters"]
+        if options.hardware in (None, cluster["hardware"])
+    ]
+    if not clusters:
+        known = ", ".join(cluster["hardware"] for cluster in content["clusters"])
+        message = f"--hardware {options.hardware}: no evaluation was published: give one of {known}"
+        raise InputError(message)
+    return [
+        Problem(
+            workload=Workload(
+                model=catalog.model(f"{family}-{place['size']}"),
+                sequence_length=cluster["sequence_length"],
+                global_batch=place["global_batch"],
+                attention=attention,
+                precision="fp16",
+            ),
+            cluster=Cluster(
+                hardware=catalog.hardware(cluster["hardware"]),
+                nodes=place["nodes"],
+                gpus_per_node=place["gpus_per_node"],
+            ),
+        )
+        for cluster in clusters
+        for place in content["grid"][: QUICK if options.quick else None]
+        for family in FAMILIES[: 1 if options.quick else None]
+        for attention in ATTENTIONS[: 1 if options.quick else None]
+    ]
+
+
+def _row(problem: Problem, measured: Sequence[Row], seed: int) -> Row:
+    bench = Bench.of(problem)
+
+    def searched(searcher: str, space: str) -> Entry:
+        live = Live(searcher=searcher)
+        return bench.played(bench.search(searcher, space_of(space), BUDGET, seed, live))
+
+    entries = {"mist": searched("mist", "mist")}
+    entries |= {name: searched(name, name) for name in GRIDS}
+    is_outside = _is_outside(problem, entries["megatron"])
+    if is_outside:
+        entries["wide"] = searched("mist", "wide")
+    work, hardware = problem.workload, problem.cluster.hardware.name
+    found = next(
+        (
+            row
+            for row in measured
+            if (row["hardware"], row["model"], row["attention"])
+            == (hardware, work.model.name, work.attention)
+        ),
+        {},
+    )
+    return {
+        "hardware": hardware,
+        "model": work.model.name,
+        "attention": work.attention,
+        "gpus": problem.cluster.num_gpus,
+        **{f"{name}_s": _predicted_s(entry) for name, entry in entries.items()},
+        **{f"{name}_played_s": entry.simulated_s for name, entry in entries.items()},
+        **{f"over_{name}": _over(entries, name, "mist", _predicted_s) for name in GRIDS},
+        **{f"over_{name}_played": _over(entries, name, "mist", _played_s) for name in GRIDS},
+        "grid_is_outside": is_outside,
+        "wide_over_megatron": _over(entries, "megatron", "wide", _predicted_s),
+        "wide_over_megatron_played": _over(entries, "megatron", "wide", _played_s),
+        **{f"measured_over_{name}": found.get(f"over_{name}") for name in GRIDS},
+        "plans": {
+            name: "; ".join(plan_words(entry.answer[0]))
+            for name, entry in entries.items()
+            if entry.answer is not None
+        },
+        "fits": entries["mist"].answer is not None,
+    }
+
+
+def _is_outside(problem: Problem, grid: Entry) -> bool:
+    """Whether a grid's best plan is none of space mist, were it run by mistlab's engine. A single
+    rank shards nothing, whatever its ZeRO level is called."""
+    if grid.answer is None:
+        return False
+    plan, space = grid.answer[0], space_of("mist")
+    stages = tuple(
+        replace(stage, zero=min(space.zero)) if stage.data_parallel == 1 else stage
+        for stage in plan.stages
+    )
+    return not contains(problem, space, replace(plan, engine=space.engine, stages=stages))
+
+
+def _predicted_s(entry: Entry) -> float | None:
+    return None if entry.answer is None else entry.answer[1].iteration_s
+
+
+def _played_s(entry: Entry) -> float | None:
+    return entry.simulated_s
+
+
+def _over(
+    entries: Mapping[str, Entry],
+    slower: str,
+    faster: str,
+    seconds: Callable[[Entry], float | None],
+) -> float | None:
+    slower_s, faster_s = (
+        seconds(entries[name]) if name in entries else None for name in (slower, faster)
+    )
+    return None if slower_s is None or faster_s is None else slower_s / faster_s
+
+
+def _averages(rows: Sequence[Row], published: Sequence[Row]) -> Iterator[Row]:
+    """The ratios over the Megatron grid, for each average that was published and for the rest."""
+    for hardware in dict.fromkeys([*(row["hardware"] for row in rows), None]):
+        for attention in (*ATTENTIONS, None):
+            some = [
+                row
+                for row in rows
+                if hardware in (None, row["hardware"]) and attention in (None, row["attention"])
+            ]
+            ratios = [row["over_megatron"] for row in some if row["over_megatron"]]
+            played = [row["over_megatron_played"] for row in some if row["over_megatron_played"]]
+            if ratios and (hardware is None) == (attention is None):
+                known = [
+                    p for p in published if (p["hardware"], p["attention"]) == (hardware, attention)
+                ]
+                yield {
+                    "hardware": hardware,
+                    "attention": attention,
+                    "workloads": len(ratios),
+                    "mean": sum(ratios) / len(ratios),
+                    "least": min(ratios),
+                    "most": max(ratios),
+                    "mean_played": sum(played) / len(played),
+                    "least_played": min(played),
+                    "published_mean": known[0]["mean"] if known else None,
+                    "published_most": known[0]["most"] if known else None,
+                }
+
+
+HEAD = (
+    f"{'workload':28} {'GPUs':>4} {'mist s':>8} {'over Megatron':>14} {'played':>7} {'in wide':>8} "
+    f"{'measured':>9} {'over DeepSpeed':>15} {'measured':>9}"
+)
+
+
+def _table(rows: Sequence[Row], averages: Sequence[Row]) -> Iterator[str]:
+    yield HEAD
+    yield from map(_line, rows)
+    for row in averages:
+        of = " ".join(filter(None, (row["hardware"], row["attention"]))) or "all"
+        beside = ""
+        if row["published_mean"]:
+            beside = f"; published {row['published_mean']}x, at most {row['published_most']}x"
+        yield (
+            f"over Megatron-LM, {of}: {row['mean']:.2f}x on average, {row['least']:.2f}x to "
+            f"{row['most']:.2f}x; played {row['mean_played']:.2f}x, {row['least_played']:.2f}x at "
+            f"least{beside}"
+        )
+
+
+def _line(row: Row) -> str:
+    def ratio(name: str) -> str:
+        return "-" if row[name] is None else f"{row[name]:.2f}x"
+
+    workload = f"{row['hardware'].split('-')[0]} {row['model']}, {row['attention']}"
+    seconds = "-" if row["mist_s"] is None else f"{row['mist_s']:.2f}"
+    return (
+        f"{workload:28} {row['gpus']:>4} {seconds:>8} "
+        f"{ratio('over_megatron'):>14} {ratio('over_megatron_played'):>7} "
+        f"{ratio('wide_over_megatron'):>8} {ratio('measured_over_megatron'):>9} "
+        f"{ratio('over_deepspeed'):>15} {ratio('measured_over_deepspeed'):>9}"
+    )

@@ -1,0 +1,82 @@
+"""One searcher's plan for a problem: searched, played, explained and written."""
+
+import argparse
+from collections.abc import Iterator
+
+from experiments.cli.commandline import (
+    DONE,
+    INTERRUPTED,
+    NoAnswerError,
+    print_json,
+    progress,
+    writable,
+)
+from experiments.cli.live import Live
+from experiments.cli.search_options import (
+    budget_of,
+    searched,
+    searchers_called,
+    space_for,
+)
+from experiments.comparing.bench import Bench, Entry, decided
+from experiments.comparing.explain import Why, explain
+from experiments.comparing.search_rows import rows_of
+from experiments.comparing.search_words import (
+    plan_words,
+    prediction_words,
+    rival_words,
+    smallest_words,
+    why_words,
+)
+from experiments.comparing.smallest import smallest
+from mistlab.values.job import dump_job
+from mistlab.values.search import Budget
+from mistlab.values.value import to_mapping
+
+BUDGET = Budget(evaluations=100_000, seconds=60)
+QUICK = Budget(evaluations=1_000, seconds=2)
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Search, write the plan, print one page about it."""
+    (name,) = searchers_called([options.searcher])
+    problem, space = searched(options)
+    budget = budget_of(options, QUICK if options.quick else BUDGET)
+    out = writable(options.out, "plan file")
+    bench, live, space = Bench.of(problem), Live(searcher=name), space_for(name, space)
+    bench.warm_up(space)
+    entry = decided(bench.played(bench.search(name, space, budget, options.seed, live)))
+    live.end(f"{entry.result.status} in {entry.result.wall_s:.2f} s")
+    if entry.answer is None:
+        return _no_answer(entry, bench)
+    dump_job(bench.job(entry.answer[0]), out)
+    why = explain(entry, [entry], bench)
+    if options.json:
+        (row,) = rows_of([entry], bench)
+        chosen_by = "played" if entry.is_played else "predicted"
+        print_json({**row, "chosen_by": chosen_by, "why": to_mapping(why), "out": str(out)})
+    else:
+        print("\n".join([*_page(entry, why), f"plan: {out}"]))
+    if entry.is_interrupted:
+        progress("interrupted: the plan is the best until then")
+        return INTERRUPTED
+    return DONE
+
+
+def _no_answer(entry: Entry, bench: Bench) -> int:
+    if entry.is_interrupted:
+        progress("interrupted: nothing that fits was found")
+        return INTERRUPTED
+    words = smallest_words(smallest(bench, entry.space), entry.space.name)
+    reason = [entry.result.reason] if entry.result.reason else []
+    raise NoAnswerError("\n".join([*reason, *words]))
+
+
+def _page(entry: Entry, why: Why) -> Iterator[str]:
+    assert entry.answer is not None
+    plan, prediction = entry.answer
+    yield prediction_words(prediction, entry.answer_simulated_s)
+    yield from plan_words(plan)
+    yield from why_words(why)
+    yield from rival_words(entry)
+    yield from (f"note: {note}" for note in prediction.notes)

@@ -1,0 +1,39 @@
+"""One played iteration of a plan, drawn: as a trace for Perfetto and as a picture."""
+
+from pathlib import Path
+
+from experiments.cli.commandline import (
+    progress,
+)
+from mistlab.cost.memory import reserved_bytes, room_bytes
+from mistlab.engines.table import ENGINES
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.job import Job
+from mistlab.values.stages import StageBatch
+from simulators.events import Simulation
+from simulators.memory import MemoryOverTime, memory_of
+from simulators.timeline import trace_text
+
+
+def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
+    """One iteration as a trace and as a picture."""
+    from experiments.reports import plots  # noqa: PLC0415 (matplotlib takes longer to load than to predict)
+
+    trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
+    trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")
+    plots.timeline(simulation, picture, name)
+    progress(f"{trace} (open it at ui.perfetto.dev), {picture}")
+
+
+def _memory(job: Job, simulation: Simulation) -> list[MemoryOverTime]:
+    """Memory of each stage over the iteration; what runs out is said."""
+    model = StageModel.of(job.workload, job.plan.engine)
+    batch = StageBatch.of_plan(job.plan)
+    figures = model.figures(batch)
+    reserved = reserved_bytes(figures, batch, job.cluster, ENGINES[job.plan.engine])
+    beyond = reserved - figures.peak_bytes
+    memory = memory_of(simulation, job.plan, model, room_bytes(job.cluster) - beyond)
+    for stage in memory:
+        if stage.overflow:
+            progress(stage.overflow)
+    return memory

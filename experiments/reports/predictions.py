@@ -1,0 +1,177 @@
+"""Plan files predicted, those of one problem together, and their predictions as text and JSON."""
+
+import argparse
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.cli.commandline import (
+    DONE,
+    NO_ANSWER,
+    print_json,
+    progress,
+    writable,
+)
+from experiments.reports.drawings import draw
+from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job, load_job
+from mistlab.values.prediction import Prediction, Predictor, compared
+from mistlab.values.units import GIB_BYTES
+from mistlab.values.value import to_mapping
+from mistlab.values.workload import Workload
+from simulators.events import EventSimulator, Simulation
+from simulators.registry import PREDICTORS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan file's prediction, or what is wrong with it; the iteration if it is to be drawn."""
+
+    path: Path
+    job: Job | None
+    prediction: Prediction | None
+    simulation: Simulation | None = None
+    error: str = ""
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Predict plan files, in order; a bad one does not stop the others."""
+    if options.timeline is not None and options.simulator != "events":
+        message = "--timeline needs what --simulator events plays: give both"
+        raise InputError(message)
+    answers = predicted(options.plans, options.simulator, drawn=options.timeline is not None)
+    for answer in answers:
+        if answer.simulation is not None:
+            folder = writable(options.timeline / "x", "folder").parent
+            assert answer.job is not None
+            draw(answer.job, answer.simulation, answer.path.stem, folder)
+    for answer in answers:
+        if options.json:
+            print_json(_mapping(answer))
+        elif answer.prediction is None:
+            progress(f"error: {answer.error}")
+        else:
+            print(_table(answer))
+    if not options.json:
+        print("".join(f"{line}\n" for line in _comparisons(answers)), end="")
+    return DONE if all(answer.prediction is not None for answer in answers) else NO_ANSWER
+
+
+def predicted(
+    paths: Sequence[Path], simulator: str = "symbolic", *, drawn: bool = False
+) -> list[Answer]:
+    """The answers to plan files, in order; plans of one workload and cluster go through together.
+
+    Those that are to be ``drawn`` come with the iteration that was played.
+    """
+    answers: dict[int, Answer] = {}
+    together: dict[tuple[Workload, Cluster], list[tuple[int, Job]]] = defaultdict(list)
+    for place, path in enumerate(paths):
+        try:
+            job = load_job(path)
+        except InputError as error:
+            answers[place] = Answer(path=path, job=None, prediction=None, error=str(error))
+        else:
+            together[job.workload, job.cluster].append((place, job))
+    for (workload, cluster), jobs in together.items():
+        predictor = PREDICTORS[simulator](workload=workload, cluster=cluster)
+        answer = _played if drawn else _together
+        places = [place for place, _ in jobs]
+        chosen = [(paths[place], job) for place, job in jobs]
+        answers |= zip(places, answer(predictor, chosen), strict=True)
+    return [answers[place] for place in range(len(paths))]
+
+
+def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> list[Answer]:
+    """The answers to jobs, all at once; one by one where one is refused, to find out which."""
+    try:
+        predictions = predictor.predict_many([job.plan for _, job in jobs])
+    except InputError as error:
+        if len(jobs) > 1:
+            return [_together(predictor, [job])[0] for job in jobs]
+        ((path, job),) = jobs
+        return [_refused(path, job, error)]
+    return [
+        Answer(path=path, job=job, prediction=prediction)
+        for (path, job), prediction in zip(jobs, predictions, strict=True)
+    ]
+
+
+def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[Answer]:
+    """The answers to jobs with their iterations."""
+    assert isinstance(predictor, EventSimulator)
+    for path, job in jobs:
+        try:
+            simulation = predictor.simulate(job.plan)
+            prediction = predictor.prediction_of(job.plan, simulation)
+        except InputError as error:
+            yield _refused(path, job, error)
+        else:
+            yield Answer(path=path, job=job, prediction=prediction, simulation=simulation)
+
+
+def _refused(path: Path, job: Job, error: InputError) -> Answer:
+    return Answer(path=path, job=job, prediction=None, error=f"{path}: {error}")
+
+
+def _mapping(answer: Answer) -> Mapping[str, Any]:
+    if answer.prediction is None:
+        return {"plan": str(answer.path), "error": answer.error}
+    return {"plan": str(answer.path), **to_mapping(answer.prediction)}
+
+
+def _table(answer: Answer) -> str:
+    job, prediction = answer.job, answer.prediction
+    assert job is not None
+    assert prediction is not None
+    head = ["", "blocks", "steady s", "first s", "last s", "allocated", "reserved", "host GiB"]
+    rows = [head]
+    for index, (stage, found) in enumerate(zip(job.plan.stages, prediction.stages, strict=True)):
+        times = (found.stable_s, found.delta_forward_s, found.delta_backward_s)
+        sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.host_bytes)
+        rows.append(
+            [
+                f"stage {index}",
+                str(stage.layers),
+                *(f"{seconds:.3f}" for seconds in times),
+                *(f"{size / GIB_BYTES:.2f}" for size in sizes),
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    room = job.cluster.memory_bytes / GIB_BYTES
+    verdict = "fits" if prediction.fits else "does not fit"
+    summary = (
+        f"{answer.path}\n{prediction.iteration_s:.3f} s an iteration "
+        f"({prediction.iteration_s_low:.3f} to {prediction.iteration_s_high:.3f}), "
+        f"{prediction.tokens_per_s:,.0f} tokens/s, {prediction.mfu:.0%} of the peak; "
+        f"{verdict} {room:.1f} GiB"
+    )
+    notes = [f"note: {note}" for note in prediction.notes]
+    return "\n".join([summary, *lines, *notes])
+
+
+def _comparisons(answers: Sequence[Answer]) -> Iterator[str]:
+    """The fastest of the plans that fit, of each workload, beside the others."""
+    by_workload: dict[Workload, list[tuple[Path, Prediction]]] = defaultdict(list)
+    for answer in answers:
+        if answer.job is not None and answer.prediction is not None and answer.prediction.fits:
+            by_workload[answer.job.workload].append((answer.path, answer.prediction))
+    for plans in by_workload.values():
+        (first, best), *others = sorted(plans, key=lambda plan: plan[1].iteration_s)
+        for path, prediction in others:
+            comparison = compared(best, prediction)
+            sure = "beyond" if comparison.exceeds_bounds else "within"
+            yield (
+                f"{first} is {comparison.ratio - 1:.1%} faster than {path}, "
+                f"{sure} what the bounds tell apart"
+                if not math.isclose(comparison.ratio, 1.0)
+                else f"{first} and {path} take equally long"
+            )

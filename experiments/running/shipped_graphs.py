@@ -1,0 +1,24 @@
+"""The layer graphs that are shipped: the catalogue's models traced, and written."""
+
+import argparse
+from pathlib import Path
+
+import mistlab.catalog
+from experiments.cli.commandline import DONE, progress
+from mistlab.symbolic import graphfile
+from mistlab.symbolic.library import variants
+from runtime.tracing.families import trace_variant
+
+SHIPPED = Path(mistlab.catalog.__file__).parent / "graphs"
+
+
+def build_graphs(options: argparse.Namespace) -> int:
+    """Write every variant's graph; progress goes to standard error."""
+    out: Path = options.out or SHIPPED
+    out.mkdir(parents=True, exist_ok=True)
+    for variant in variants():
+        progress(f"tracing {variant.name}")
+        mapping = graphfile.to_mapping(trace_variant(variant))
+        (out / f"{variant.name}.json").write_text(graphfile.dumps(mapping), encoding="utf-8")
+    print(f"{len(variants())} graphs in {out}")
+    return DONE

@@ -1,0 +1,168 @@
+"""Models traced with every attention and precision: a factory's, a configuration's, a mapping's."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from experiments.cli.commandline import (
+    DONE,
+    NoAnswerError,
+    print_json,
+    progress,
+    writable,
+)
+from experiments.running.traced_words import summary_of, tell
+from mistlab.symbolic import graphfile
+from mistlab.symbolic.graph import ModelGraph
+from mistlab.values.datafile import read_json, read_yaml
+from mistlab.values.errors import InputError, near_matches
+from mistlab.values.model import ModelSpec
+from mistlab.values.value import to_mapping
+
+ATTENTIONS = ("flash", "math")
+
+
+def trace(options: argparse.Namespace) -> int:
+    """Trace and write; a summary goes to standard output."""
+    out = writable(options.out, "file")
+    traced = _traced(options)
+    spec, graphs = traced[0][0], [graph for _, graph in traced]
+    content = {
+        "spec": to_mapping(spec, omit_defaults=True),
+        "graphs": [graphfile.to_mapping(graph) for graph in graphs],
+    }
+    out.write_text(graphfile.dumps(content), encoding="utf-8")
+    summary = summary_of(spec, graphs, out)
+    if options.json:
+        print_json(summary)
+    else:
+        tell(summary)
+    return DONE
+
+
+def _traced(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph]]:
+    """The model with every attention and precision, each a description and a graph."""
+    sizes = import_module("runtime.sizes")
+    if options.sequence_length < 2:
+        message = f"--sequence-length {options.sequence_length}: give at least 2"
+        raise InputError(message)
+    try:
+        if ":" in options.source:
+            return _of_factory(options)
+        path = Path(options.source)
+        if path.suffix in (".yaml", ".yml"):
+            return _of_mapping(options, path)
+        if path.suffix == ".json" or path.is_dir():
+            return _of_config(options, path)
+    except sizes.TraceError as error:
+        raise NoAnswerError(str(error)) from error
+    message = (
+        f"{options.source!r} is nothing to trace: give package.module:factory, the path of a "
+        "config.json, or a .yaml with a model's mapping"
+    )
+    raise InputError(message)
+
+
+def _of_factory(options: argparse.Namespace) -> list[tuple[ModelSpec, ModelGraph]]:
+    own_model = import_module("runtime.tracing.own_model")
+    factory = _factory(options.source)
+    name = options.name or options.source.partition(":")[2]
+    return [
+        _trace_own(own_model, factory, options, name, "own", precision)
+        for precision in _precisions(options)
+    ]
+
+
+def _of_config(options: argparse.Namespace, path: Path) -> list[tuple[ModelSpec, ModelGraph]]:
+    file = path / "config.json" if path.is_dir() else path
+    content = read_json(file)
+    own_model = import_module("runtime.tracing.own_model")
+    huggingface = import_module("runtime.tracing.huggingface")
+    name = options.name or file.resolve().parent.name
+    with huggingface.unpacked_sequences():
+        return [
+            _trace_own(own_model, huggingface.factory_from(content, file, a), options, name, a, p)
+            for a in _attentions(options)
+            for p in _precisions(options)
+        ]
+
+
+def _of_mapping(options: argparse.Namespace, path: Path) -> list[tuple[ModelSpec, ModelGraph]]:
+    families = import_module("runtime.tracing.families")
+    mapping = {"name": path.stem, **read_yaml(path)}
+    spec = ModelSpec.from_mapping(
+        mapping if options.name is None else {**mapping, "name": options.name}
+    )
+    traced = []
+    for attention in _attentions(options):
+        for precision in _precisions(options):
+            progress(f"tracing {spec.name}: attention {attention}, {precision} precision")
+            traced.append(families.trace_spec(spec, attention, precision))
+    return traced
+
+
+def _attentions(options: argparse.Namespace) -> Sequence[str]:
+    return ATTENTIONS if options.attention is None else (options.attention,)
+
+
+def _precisions(options: argparse.Namespace) -> Sequence[str]:
+    if options.precision is None:
+        return ("half", "single")
+    return ("single",) if options.precision == "fp32" else ("half",)
+
+
+def _trace_own(
+    own_model: Any,
+    factory: Any,
+    options: argparse.Namespace,
+    name: str,
+    attention: str,
+    precision: str,
+) -> tuple[ModelSpec, ModelGraph]:
+    progress(f"tracing {name}: attention {attention}, {precision} precision")
+    traced = own_model.trace_factory(
+        factory,
+        name=name,
+        precision=precision,
+        attention=attention,
+        blocks=options.blocks,
+        stand_ins=own_model.StandIns(sequence_length=options.sequence_length),
+    )
+    if traced.differing:
+        progress(
+            f"the blocks of {name} differ in {', '.join(traced.differing)}: "
+            "all are counted as the first"
+        )
+    return traced.spec, traced.graph
+
+
+def _factory(source: str) -> Any:
+    module_name, _, name = source.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        message = (
+            f"{source}: there is no module {module_name!r}: run from the folder that holds it, or "
+            "set PYTHONPATH"
+        )
+        raise InputError(message) from None
+    except Exception as error:
+        message = f"{source}: importing {module_name} raised {type(error).__name__}: {error}"
+        raise InputError(message) from error
+    factory = getattr(module, name, None)
+    if factory is None:
+        names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        message = (
+            f"{source}: {module_name} has no {name!r}{near_matches(name, names or ['(none)'])}"
+        )
+        raise InputError(message)
+    if not callable(factory):
+        message = f"{source}: {factory!r} is not a function: give one that returns the model"
+        raise InputError(message)
+    return factory

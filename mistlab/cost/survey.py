@@ -1,0 +1,157 @@
+"""Every candidate of equal stages on a mesh at once: how many fit, and the least recomputation.
+
+A candidate is a pipeline of equal stages: its depth, data and tensor parallel degrees, micro-batch,
+ZeRO level, checkpointed blocks and the four offload ratios. The first and the last stage of each
+candidate are evaluated; a frontier keeps the least recomputation that fits for a given use of host
+memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.memory import reserved_bytes, room_bytes
+from mistlab.engines.table import ENGINES
+from mistlab.machine.cluster import Cluster
+from mistlab.schedule.orders import in_flight
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.model import ModelSpec
+from mistlab.values.stages import StageBatch, StageFigures
+from mistlab.values.workload import Workload
+
+KINDS = ("weights", "gradients", "optimizer", "activations")
+LARGEST_MICRO_BATCH = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """How GPUs and the batch are divided, before memory is saved."""
+
+    stages: int
+    data_parallel: int
+    tensor_parallel: int
+    micro_batch: int
+    micro_batches: int
+
+    @property
+    def label(self) -> str:
+        """The mesh in a few words."""
+        return (
+            f"pp {self.stages} · dp {self.data_parallel} · tp {self.tensor_parallel}"
+            f" · micro-batch {self.micro_batch}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """One mesh: how many candidates there are and fit, and its frontier.
+
+    ``frontier`` has rows of host bytes a GPU, recomputed share of the blocks, peak bytes: each the
+    least recomputation for no more host memory.
+    """
+
+    mesh: Mesh
+    candidates: int
+    fitting: int
+    frontier: tuple[tuple[float, float, float], ...]
+
+
+def meshes(workload: Workload, cluster: Cluster) -> Iterator[Mesh]:
+    """Every way to divide all GPUs of a cluster into equal stages, and the batch into sequences."""
+    gpus, model = cluster.num_gpus, workload.model
+    for stages in _divisors(gpus):
+        if model.layers % stages:
+            continue
+        for tensor_parallel in _divisors(gpus // stages):
+            data_parallel = gpus // stages // tensor_parallel
+            for micro_batch in _divisors(workload.global_batch // data_parallel):
+                if workload.global_batch % data_parallel or micro_batch > LARGEST_MICRO_BATCH:
+                    continue
+                yield Mesh(
+                    stages=stages,
+                    data_parallel=data_parallel,
+                    tensor_parallel=tensor_parallel,
+                    micro_batch=micro_batch,
+                    micro_batches=workload.global_batch // data_parallel // micro_batch,
+                )
+
+
+def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[float]) -> Surveyed:
+    """Evaluate every way to save memory on one mesh."""
+    layers = model.workload.model.layers // mesh.stages
+    grid = candidates_of(model.workload.model, mesh, ratios)
+    fits, ends = np.ones(len(grid), dtype=bool), []
+    for first in (True, False):
+        batch = _stage(mesh, layers, grid, first=first)
+        figures = model.figures(batch)
+        reserved = reserved_bytes(figures, batch, cluster, ENGINES[model.engine])
+        fits &= figures.feasible & (reserved <= room_bytes(cluster))
+        ends.append(figures)
+    peak, host = (
+        np.maximum(*(getattr(figures, name) for figures in ends))
+        for name in ("peak_bytes", "host_bytes")
+    )
+    fits &= _first_node_bytes(mesh, cluster, ends) <= cluster.host_memory_bytes
+    return Surveyed(
+        mesh=mesh,
+        candidates=len(grid),
+        fitting=int(fits.sum()),
+        frontier=_frontier(host[fits], grid[fits, 1] / layers, peak[fits]),
+    )
+
+
+def _first_node_bytes(
+    mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]
+) -> NDArray[np.float64]:
+    """What the host of the first node holds, which is the fullest: its stages have most
+    micro-batches in flight, and hold as much more than the last one as they have more of these."""
+    first, last = (figures.host_bytes for figures in ends)
+    ranks = np.arange(min(cluster.gpus_per_node, cluster.num_gpus))
+    held = [
+        in_flight(int(stage), mesh.stages, mesh.micro_batches)
+        for stage in ranks // (mesh.data_parallel * mesh.tensor_parallel)
+    ]
+    most = in_flight(0, mesh.stages, mesh.micro_batches)
+    shares = [(count - 1) / (most - 1) if most > 1 else 1.0 for count in held]
+    return np.asarray(len(ranks) * last + sum(shares) * (first - last))
+
+
+def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> NDArray[np.float64]:
+    """Rows of ZeRO level, checkpointed blocks and the four ratios."""
+    levels = (1, 2, 3) if mesh.data_parallel > 1 else (0,)
+    checkpointed = np.arange(model.layers // mesh.stages + 1)
+    axes = np.meshgrid(levels, checkpointed, *([ratios] * len(KINDS)), indexing="ij")
+    return np.stack([axis.ravel() for axis in axes], axis=1)
+
+
+def _stage(mesh: Mesh, layers: int, grid: NDArray[np.float64], *, first: bool) -> StageBatch:
+    rows = len(grid)
+    place = 0 if first else mesh.stages - 1
+    return StageBatch(
+        layers=np.full(rows, layers),
+        data_parallel=np.full(rows, mesh.data_parallel),
+        tensor_parallel=np.full(rows, mesh.tensor_parallel),
+        micro_batch=np.full(rows, mesh.micro_batch),
+        zero=grid[:, 0],
+        checkpointed_layers=grid[:, 1],
+        in_flight=np.full(rows, in_flight(place, mesh.stages, mesh.micro_batches)),
+        has_embedding=np.full(rows, place == 0),
+        has_head=np.full(rows, place == mesh.stages - 1),
+        first_rank=np.full(rows, place * mesh.data_parallel * mesh.tensor_parallel),
+        **{f"offload_{kind}": grid[:, 2 + i] for i, kind in enumerate(KINDS)},
+    )
+
+
+def _frontier(
+    host: NDArray[np.float64], recomputed: NDArray[np.float64], peak: NDArray[np.float64]
+) -> tuple[tuple[float, float, float], ...]:
+    order = np.lexsort((peak, recomputed, host))
+    rows = np.stack([host, recomputed, peak], axis=1)[order]
+    best = np.minimum.accumulate(np.append(np.inf, rows[:-1, 1])) if len(rows) else np.empty(0)
+    return tuple((float(h), float(r), float(p)) for h, r, p in rows[rows[:, 1] < best])
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]

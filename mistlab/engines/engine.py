@@ -1,0 +1,102 @@
+"""An engine: a system that trains by a plan, as one value.
+
+An engine differs from another by its slot tables, its kernels, what it keeps in memory, what its
+step moves, and by what plans may ask of it. Whoever predicts, checks, searches or trains reads the
+row and asks nobody else.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.kernel_rules import KernelRule
+from mistlab.schedule.slot_table import Sends, Template
+from mistlab.values.workload import Precision
+
+# What a level of ZeRO and those below it shard, in words.
+_SHARDS = ("nothing", "optimizer state alone", "optimizer state and gradients alone")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Engine:
+    """One engine.
+
+    ``overlapped`` is its slot table with gradients reduced and weights gathered beside the passes,
+    ``afterwards`` its slot table with both after the last pass; it has one of them at least.
+    ``sends`` is how its stages pass activations on. ``kernels`` are the rules by which its kernels
+    differ from a layer graph's operators. ``memory`` is what it keeps in each precision that it
+    trains in, ``step_moved`` how many bytes a parameter its optimizer's step reads and writes.
+    ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
+    and goes; None stands for the allocator that a hardware file describes, which is the one of this
+    package's own runtime.
+
+    The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
+    says whether states and activations may lie in host memory, ``is_for_plans`` whether plans may
+    name it, ``runs_here`` whether this package's runtime executes its slot table.
+    """
+
+    name: str
+    overlapped: Template | None = None
+    afterwards: Template | None = None
+    sends: Sends = "overlapped"
+    kernels: tuple[KernelRule, ...] = ()
+    memory: Mapping[Precision, EngineMemory]
+    step_moved: Mapping[Precision, int]
+    cached_share: float | None = None
+    highest_zero: int = 3
+    highest_zero_in_pipeline: int = 3
+    offloads: bool = False
+    is_for_plans: bool = True
+    runs_here: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.overlapped is not None or self.afterwards is not None, self.name
+        assert self.memory.keys() == self.step_moved.keys(), self.name
+
+    def template(self, *, overlap_communication: bool = True) -> Template:
+        """The slot table of a plan that lets communication overlap or not."""
+        wanted, other = self.overlapped, self.afterwards
+        if not overlap_communication:
+            wanted, other = other, wanted
+        template = wanted or other
+        assert template is not None
+        return replace(template, sends=self.sends)
+
+    def highest_zero_of(self, *, in_pipeline: bool) -> int:
+        """The highest ZeRO level that a stage may have."""
+        return self.highest_zero_in_pipeline if in_pipeline else self.highest_zero
+
+    def zero_problem(self, level: int, *, in_pipeline: bool) -> str:
+        """Why a stage cannot have a ZeRO level; empty if it can."""
+        highest = self.highest_zero_of(in_pipeline=in_pipeline)
+        if level <= highest:
+            return ""
+        pipeline = " in a pipeline" if highest < self.highest_zero else ""
+        allowed = " or ".join(map(str, range(highest + 1)))
+        return (
+            f"{level}, but engine {self.name} shards {_SHARDS[highest]}{pipeline}: give {allowed}"
+        )
+
+    def offload_problem(self, *, offloads: bool) -> str:
+        """Why a stage cannot offload; empty if it can, or does not."""
+        if self.offloads or not offloads:
+            return ""
+        return f"engine {self.name} keeps everything on the GPU: leave it out, or give mistlab"
+
+    def overlap_problem(
+        self, *, overlap_communication: bool, others: Callable[[], Sequence[str]]
+    ) -> str:
+        """Why communication cannot be kept from overlapping; empty if it can. ``others`` gives
+        the engines that can be asked to."""
+        if overlap_communication or self.afterwards is not None:
+            return ""
+        return (
+            f"False does not go with engine {self.name}, which always overlaps: leave it out, or "
+            f"give engine: {' or '.join(others())}"
+        )
+
+    def precision_problem(self, precision: Precision) -> str:
+        """Why the engine cannot train in a precision; empty if it can."""
+        if precision in self.memory:
+            return ""
+        return f"{precision}, but engine {self.name} trains in {', '.join(self.memory)} alone"

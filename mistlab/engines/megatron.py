@@ -1,0 +1,44 @@
+"""The row of Megatron-LM, by its own table of bytes a parameter (README, "Distributed Optimizer").
+
+Under bf16 gradients add up in 32 bits; under fp16 they stay 16-bit, and the step makes a 32-bit
+copy of those that the rank steps. There are no buckets: gradients lie in one buffer, are reduced in
+it, and weights are gathered in place.
+"""
+
+from dataclasses import replace
+
+from mistlab.engines.baselines import AFTERWARDS, CACHED_SHARE, KERNELS, OVERLAPPED
+from mistlab.engines.engine import Engine
+from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.kernel_rules import KernelRule
+
+# Gradients are added up inside the product that makes them (gradient accumulation fusion).
+_FUSED_ACCUMULATION = KernelRule(kind="accumulate", bytes_factor=0.0)
+# The fused softmax takes whole groups of four; what stands in for it scales, masks, converts to 32
+# bits and back in separate kernels.
+_SOFTMAX_OF_FOURS = tuple(
+    KernelRule(name=name, fused_for=4, bytes_unfused=unfused, kernels_unfused=12)
+    for name, unfused in (
+        ("mistlab.causal_softmax", 10.0),
+        ("mistlab.causal_softmax_backward", 7.0),
+    )
+)
+
+MEGATRON = Engine(
+    name="megatron",
+    overlapped=replace(OVERLAPPED, overlaps_tensor_backward=True),
+    afterwards=replace(AFTERWARDS, overlaps_tensor_backward=True),
+    kernels=(_FUSED_ACCUMULATION, *_SOFTMAX_OF_FOURS, *KERNELS),
+    memory={
+        "fp16": EngineMemory(weight=2, gradient=2, optimizer=12, step_scratch=4, wide_logits=True),
+        "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=True),
+        "fp32": EngineMemory(weight=4, gradient=4, optimizer=8),
+    },
+    # As DeepSpeed's step, but 32-bit gradients need no copy and take 2 more to clear, and in full
+    # precision weights are stepped in place.
+    step_moved={"fp16": 62, "bf16": 50, "fp32": 44},
+    cached_share=CACHED_SHARE,
+    # Its distributed optimizer shards optimizer state alone.
+    highest_zero=1,
+    highest_zero_in_pipeline=1,
+)

@@ -1,0 +1,19 @@
+"""All engines by name. A new one is a file with its row, and one line here."""
+
+from mistlab.engines.deepspeed import DEEPSPEED
+from mistlab.engines.engine import Engine
+from mistlab.engines.megatron import MEGATRON
+from mistlab.engines.mist import MIST
+from mistlab.engines.mistlab import MISTLAB
+
+ENGINES: dict[str, Engine] = {row.name: row for row in (MISTLAB, MEGATRON, DEEPSPEED, MIST)}
+
+
+def names_for_plans() -> tuple[str, ...]:
+    """The engines that a plan may name."""
+    return tuple(name for name, row in ENGINES.items() if row.is_for_plans)
+
+
+def names_that_wait() -> tuple[str, ...]:
+    """The engines for plans that can keep communication from overlapping."""
+    return tuple(name for name in names_for_plans() if ENGINES[name].afterwards is not None)

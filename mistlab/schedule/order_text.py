@@ -1,0 +1,147 @@
+"""Pipeline orders as text: one line a stage, one word a pass, such as ``F0m3 B0m3``.
+
+``F0m3`` is the forward pass of chunk 0 for micro-batch 3. ``B`` is the backward pass; where the
+stage has ``W`` too, ``B`` computes the gradient of the input alone and ``W`` those of the weights.
+The chunk may be left out where there is one. Of S stages with v chunks each, chunk c of stage s is
+part c S + s of the model.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, NoReturn, get_args
+
+from mistlab.values.errors import InputError
+
+PassKind = Literal["F", "B", "W"]
+_KINDS: Mapping[str, PassKind] = {kind: kind for kind in get_args(PassKind)}
+
+_NUMBER = "0|[1-9][0-9]{0,8}"
+_WORD = re.compile(rf"([FBW])({_NUMBER})?m({_NUMBER})")
+# So much of a word is shown in a message.
+_SHOWN = 24
+
+
+class OrderedPass(NamedTuple):
+    """One pass of a micro-batch through a chunk of a stage, as an order has it."""
+
+    kind: PassKind
+    chunk: int
+    micro_batch: int
+
+
+class StageChunk(NamedTuple):
+    """A chunk of a stage: of S stages, part ``chunk`` S + ``stage`` of the model."""
+
+    stage: int
+    chunk: int
+
+
+StageOrder = tuple[OrderedPass, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOrder:
+    """In which order each stage takes its passes; ``checked_order`` makes valid ones."""
+
+    stages: tuple[StageOrder, ...]
+    micro_batches: int
+    chunks: int = 1
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline."""
+        return len(self.stages)
+
+    def source(self, stage: int, of: OrderedPass) -> StageChunk | None:
+        """Where a stage's pass gets its input from; None where no pass of its kind makes it."""
+        return self._beside(stage, of, -1)
+
+    def destination(self, stage: int, of: OrderedPass) -> StageChunk | None:
+        """Where the outcome of a stage's pass goes; None where it stays."""
+        return self._beside(stage, of, 1)
+
+    def _beside(self, stage: int, of: OrderedPass, step: int) -> StageChunk | None:
+        if of.kind == "W":
+            return None
+        part = of.chunk * self.num_stages + stage + (step if of.kind == "F" else -step)
+        if not 0 <= part < self.num_stages * self.chunks:
+            return None
+        chunk, beside = divmod(part, self.num_stages)
+        return StageChunk(beside, chunk)
+
+    def word(self, of: OrderedPass) -> str:
+        """A pass as its text."""
+        chunk = of.chunk if self.chunks > 1 else ""
+        return f"{of.kind}{chunk}m{of.micro_batch}"
+
+    def __str__(self) -> str:
+        """The order's text."""
+        return "".join(f"{' '.join(map(self.word, stage))}\n" for stage in self.stages)
+
+
+def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> PipelineOrder:
+    """The order that a text says, whose passes are not checked against one another yet."""
+    lines = text.rstrip().splitlines()
+    if len(lines) != num_stages:
+        message = (
+            f"has {_counted(len(lines), 'line')} for {_counted(num_stages, 'stage')}: give one "
+            "line a stage, or the order of a plan with so many stages"
+        )
+        raise InputError(message)
+    parsed = [_words(number, line) for number, line in enumerate(lines, 1)]
+    chunks = _chunks(parsed)
+    if chunks > 1:
+        for number, words in enumerate(parsed, 1):
+            for word, _, has_chunk in words:
+                if not has_chunk:
+                    remedy = f"there are {chunks}: write {word[0]}0{word[1:]}"
+                    refuse_word(number, word, f"names no chunk, but {remedy}")
+    return PipelineOrder(
+        stages=tuple(tuple(ordered for _, ordered, _ in words) for words in parsed),
+        micro_batches=micro_batches,
+        chunks=chunks,
+    )
+
+
+def refuse_word(line: int, word: str, problem: str) -> NoReturn:
+    """Raise ``InputError`` about a word of a line, counted from one."""
+    message = f"line {line}: {word} {problem}"
+    raise InputError(message)
+
+
+# A word, the pass that it stands for, and whether it names the chunk.
+_Word = tuple[str, OrderedPass, bool]
+
+
+def _words(number: int, line: str) -> list[_Word]:
+    found: list[_Word] = []
+    for word in line.split():
+        match = _WORD.fullmatch(word)
+        if match is None:
+            problem = "is not a pass: write F, B or W, the chunk, m and the micro-batch, like F0m3"
+            refuse_word(number, repr(word[:_SHOWN]), problem)
+        kind, chunk, micro_batch = match.groups()
+        ordered = OrderedPass(_KINDS[kind], int(chunk or 0), int(micro_batch))
+        found.append((word, ordered, chunk is not None))
+    return found
+
+
+def _chunks(lines: Sequence[Sequence[_Word]]) -> int:
+    """How many chunks a stage has; refuses numbers of chunks with a gap before them."""
+    first = {
+        ordered.chunk: (number, word)
+        for number, words in enumerate(lines, 1)
+        for word, ordered, _ in words
+    }
+    chunks = next(chunk for chunk in range(len(first) + 1) if chunk not in first)
+    for chunk, (number, word) in first.items():
+        if chunk > chunks:
+            have = "there is chunk 0 alone" if chunks == 1 else f"chunks are 0 to {chunks - 1}"
+            have = have if chunks else "there is no chunk 0"
+            refuse_word(number, word, f"is of chunk {chunk}, but {have}: number them without a gap")
+    return max(1, chunks)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,120 @@
+"""The passes of each stage of a pipeline in an iteration, each with all that its order says.
+
+Phases, neighbours and slots of activations are derived here and nowhere else: the event simulator
+and the runtime take them from here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from heapq import heappop, heappush
+
+from mistlab.schedule.order_checks import splits_backward
+from mistlab.schedule.order_text import OrderedPass, PassKind, PipelineOrder, StageChunk
+from mistlab.schedule.slot_table import Phase
+
+# Pipelines whose passes are kept.
+_MOST_KEPT = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePass:
+    """One pass of a micro-batch through a chunk of a stage, the stage's ``number``-th from zero.
+
+    Phases follow the order: ``first_forward`` is the first F of a chunk, ``last_backward`` its last
+    B, or its last W where the stage has W (all its B are ``backward`` then). ``is_first`` of its
+    kind in its chunk: gradients that add up begin with such a pass. The micro-batch's activations
+    are in slot ``held`` from F to the last pass that needs them; no two that are held at once have
+    the same. ``comes_from`` and ``goes_to`` are None at the model's ends and for W.
+    """
+
+    stage: int
+    number: int
+    kind: PassKind
+    chunk: int
+    micro_batch: int
+    phase: Phase
+    is_first: bool
+    held: int
+    comes_from: StageChunk | None
+    goes_to: StageChunk | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePasses:
+    """A stage's passes in order; ``most_held`` slots of activations are in use at once."""
+
+    passes: tuple[StagePass, ...]
+    most_held: int
+    splits_backward: bool
+
+    def __iter__(self) -> Iterator[StagePass]:
+        return iter(self.passes)
+
+    def __len__(self) -> int:
+        return len(self.passes)
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def passes_of(order: PipelineOrder) -> tuple[StagePasses, ...]:
+    """The passes of each stage of a pipeline."""
+    return tuple(_of_stage(order, stage) for stage in range(order.num_stages))
+
+
+def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
+    actions = order.stages[stage]
+    splits = splits_backward(actions)
+    first: dict[tuple[PassKind, int], int] = {}
+    last: dict[tuple[PassKind, int], int] = {}
+    for number, one in enumerate(actions):
+        first.setdefault((one.kind, one.chunk), number)
+        last[one.kind, one.chunk] = number
+    slots = _Slots(frees="W" if splits else "B")
+    passes = []
+    for number, one in enumerate(actions):
+        key = one.kind, one.chunk
+        is_first, is_last = first[key] == number, last[key] == number
+        passes.append(
+            StagePass(
+                stage=stage,
+                number=number,
+                kind=one.kind,
+                chunk=one.chunk,
+                micro_batch=one.micro_batch,
+                phase=_phase(one.kind, is_first=is_first, is_last=is_last, splits=splits),
+                is_first=is_first,
+                held=slots.of(one),
+                comes_from=order.source(stage, one),
+                goes_to=order.destination(stage, one),
+            )
+        )
+    return StagePasses(passes=tuple(passes), most_held=slots.most, splits_backward=splits)
+
+
+def _phase(kind: PassKind, *, is_first: bool, is_last: bool, splits: bool) -> Phase:
+    if kind == "F":
+        return "first_forward" if is_first else "forward"
+    return "last_backward" if is_last and (kind == "W" or not splits) else "backward"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Slots:
+    """Hands out slots of activations, the lowest free one first; passes of a kind free theirs."""
+
+    frees: PassKind
+    most: int = 0
+    taken: dict[tuple[int, int], int] = field(default_factory=dict)
+    free: list[int] = field(default_factory=list)
+
+    def of(self, one: OrderedPass) -> int:
+        """The slot of a pass, taken or freed."""
+        key = one.chunk, one.micro_batch
+        if one.kind == "F":
+            if not self.free:
+                heappush(self.free, self.most)
+                self.most += 1
+            self.taken[key] = heappop(self.free)
+        held = self.taken[key]
+        if one.kind == self.frees:
+            heappush(self.free, held)
+        return held

@@ -1,0 +1,87 @@
+"""Every command: short, quick to explain itself, listed, and imported by nothing."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.cli.listing import GROUPS, listing
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "experiments"
+COMMANDS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("__"))
+MOST_LINES = 150
+# What only the work of a command needs, never its options.
+HEAVY = ("numpy", "sympy", "scipy", "pandas", "matplotlib", "optuna", "pulp", "torch", "yaml")
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_explains_itself_and_loads_nothing_for_it(command: str) -> None:
+    code = (
+        f"import runpy, sys; sys.argv = ['x', '--help']\n"
+        f"try: runpy.run_module('experiments.{command}', run_name='__main__')\n"
+        f"except SystemExit: print([m for m in {HEAVY} if m in sys.modules])"
+    )
+    done = python("-c", code)
+    assert done.stdout.startswith(f"usage: python -m experiments.{command}")
+    assert done.stdout.endswith("[]\n")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("path", [*FOLDER.rglob("*.py")], ids=lambda path: path.stem)
+def test_nothing_imports_a_command(path: Path) -> None:
+    assert not {f"experiments.{name}" for name in COMMANDS} & {*imported(path)}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_short(command: str) -> None:
+    assert len((FOLDER / f"{command}.py").read_text().splitlines()) <= MOST_LINES
+
+
+def test_every_command_is_listed_once() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == COMMANDS
+
+
+def test_the_listing_tells_a_line_of_each() -> None:
+    text = "\n".join(listing())
+    for name in COMMANDS:
+        doc = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8")))
+        assert f"{name} " in text
+        assert doc is not None
+        assert doc.splitlines()[0] in text
+
+
+def test_without_a_name_all_commands_are_listed() -> None:
+    done = python("-m", "experiments")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "\n".join(listing()) + "\n"
+
+
+def test_an_unknown_command_gets_near_matches() -> None:
+    done = python("-m", "experiments", "predct")
+    assert done.returncode == 2
+    assert done.stderr == "error: command 'predct' is unknown: did you mean 'predict'?\n"
+
+
+def test_a_command_runs_by_its_name() -> None:
+    by_name, by_module = python("-m", "experiments", "analyse"), python("-m", "experiments.analyse")
+    assert by_name.stdout == by_module.stdout != ""
+    assert by_name.returncode == by_module.returncode == 0

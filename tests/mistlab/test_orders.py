@@ -1,0 +1,128 @@
+"""Pipeline orders: their text, what is refused in it, and the passes that follow from it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mistlab.schedule.order_text import StageChunk
+from mistlab.schedule.orders import ORDERS, in_flight, named_order, order_of_text
+from mistlab.schedule.stage_passes import StagePass, passes_of
+from mistlab.values.errors import InputError
+
+stage_counts = st.integers(1, 8)
+micro_batch_counts = st.integers(1, 12)
+names = st.sampled_from(sorted(ORDERS))
+
+
+@given(stage_counts, micro_batch_counts, names)
+def test_every_micro_batch_goes_forward_and_back_once_on_every_stage(
+    stages: int, micro_batches: int, name: str
+) -> None:
+    for passes in named_order(name, stages, micro_batches).stages:
+        for kind in "FB":
+            of_kind = [one.micro_batch for one in passes if one.kind == kind]
+            assert of_kind == list(range(micro_batches))
+
+
+@given(stage_counts, micro_batch_counts, names)
+def test_an_order_comes_back_from_its_text(stages: int, micro_batches: int, name: str) -> None:
+    order = named_order(name, stages, micro_batches)
+    assert order_of_text(str(order), stages, micro_batches) == order
+
+
+@given(stage_counts, micro_batch_counts)
+def test_what_is_in_flight_is_what_1f1b_holds(stages: int, micro_batches: int) -> None:
+    passes = passes_of(named_order("1f1b", stages, micro_batches))
+    expected = [in_flight(stage, stages, micro_batches) for stage in range(stages)]
+    assert [of_stage.most_held for of_stage in passes] == expected
+    for of_stage, held in zip(passes, expected, strict=True):
+        assert all(one.held == one.micro_batch % held for one in of_stage)
+
+
+# Two stages of two chunks each, two micro-batches.
+CHUNKS = """
+F0m0 F0m1 F1m0 F1m1 B1m0 B1m1 B0m0 B0m1
+F0m0 F0m1 F1m0 B1m0 F1m1 B1m1 B0m0 B0m1
+""".strip()
+# Two stages, three micro-batches; the gradients of weights fill the ends.
+SPLIT = """
+Fm0 Fm1 Bm0 Fm2 Bm1 Bm2 Wm0 Wm1 Wm2
+Fm0 Bm0 Fm1 Bm1 Wm0 Fm2 Bm2 Wm1 Wm2
+""".strip()
+
+
+def shown(one: StagePass) -> tuple[object, ...]:
+    return one.kind, one.chunk, one.micro_batch, one.phase, one.is_first, one.held
+
+
+def test_passes_of_chunks_say_where_micro_batches_come_from_and_go_to() -> None:
+    first, last = passes_of(order_of_text(CHUNKS, 2, 2))
+    assert [shown(one) for one in first][:5] == [
+        ("F", 0, 0, "first_forward", True, 0),
+        ("F", 0, 1, "forward", False, 1),
+        ("F", 1, 0, "first_forward", True, 2),
+        ("F", 1, 1, "forward", False, 3),
+        ("B", 1, 0, "backward", True, 2),
+    ]
+    assert (first.most_held, last.most_held) == (4, 3)
+    ways = {(one.kind, one.chunk): (one.comes_from, one.goes_to) for one in first}
+    assert ways["F", 0] == (None, StageChunk(1, 0))
+    assert ways["F", 1] == (StageChunk(1, 0), StageChunk(1, 1))
+    assert ways["B", 1] == (StageChunk(1, 1), StageChunk(1, 0))
+    assert ways["B", 0] == (StageChunk(1, 0), None)
+    ways = {(one.kind, one.chunk): (one.comes_from, one.goes_to) for one in last}
+    assert ways["F", 1] == ways["B", 1][::-1] == (StageChunk(0, 1), None)
+
+
+def test_gradients_of_weights_end_what_their_passes_hold() -> None:
+    first, last = passes_of(order_of_text(SPLIT, 2, 3))
+    assert [one.phase for one in first if one.kind == "B"] == ["backward"] * 3
+    assert [one.phase for one in first if one.kind == "W"] == ["backward"] * 2 + ["last_backward"]
+    assert [one.is_first for one in first if one.kind == "W"] == [True, False, False]
+    assert first.splits_backward
+    assert (first.most_held, last.most_held) == (3, 2)
+    assert all(one.comes_from is one.goes_to is None for one in first if one.kind == "W")
+
+
+def test_phases_follow_the_order_and_not_the_numbers() -> None:
+    (passes,) = passes_of(order_of_text("Fm2 Fm0 Bm2 Fm1 Bm1 Bm0", 1, 3))
+    assert [one.phase for one in passes] == [
+        *("first_forward", "forward", "backward", "forward", "backward", "last_backward")
+    ]
+    assert [one.is_first for one in passes] == [True, False, True, False, False, False]
+    assert [one.held for one in passes] == [0, 1, 0, 0, 0, 1]
+
+
+CIRCLE = (
+    "in a circle: Bm0 of line 1 waits for Bm0 of line 2, which is after Fm1 of line 2; "
+    "Fm1 of line 2 waits for Fm1 of line 1, which is after Bm0 of line 1: put one of them after"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("Fm0 Bm0 Fm1 Bm1", "has 1 line for 2 stages: give one line a stage"),
+        (f"{CHUNKS}\nFm0", "has 3 lines for 2 stages: give one line a stage"),
+        ("Fm0\n0Bm0", "line 2: '0Bm0' is not a pass: write F, B or W, the chunk, m and"),
+        ("Fm0\nFm00", "line 2: 'Fm00' is not a pass: write F"),
+        ("Fm0\n\0\x01", "line 2: '\\x00\\x01' is not a pass: write F"),
+        ("Fm0 Fm2\nFm0", "line 1: Fm2 is of none: the plan's micro-batches are 0 to 1"),
+        ("Fm0 Bm0 Fm1 Bm1\nFm0 Bm0 Fm1", "line 2: Bm1 is missing: put it where it is to run"),
+        ("Fm0 Fm0\nFm0", "line 1: Fm0 is there twice: leave one of the two out"),
+        ("Bm0 Fm0 Fm1 Bm1\nFm0", "line 1: Bm0 comes before Fm0, its forward pass: put it after"),
+        (
+            "Fm0 Fm1 Bm0 Bm1\nFm0 Wm0 Bm0 Fm1 Bm1 Wm1",
+            "line 2: Wm0 comes before Bm0, the gradient of its input: put it after",
+        ),
+        ("Fm0 Fm1 Bm0 Bm1\nFm0 Bm0 Wm0 Fm1 Bm1", "line 2: Wm1 is missing: put it"),
+        (CHUNKS.replace("F1m0", "F2m0"), "line 1: F1m0 is missing"),
+        (f"{CHUNKS} F3m0", "line 2: F3m0 is of chunk 3, but chunks are 0 to 1: number them"),
+        (CHUNKS.replace("F0m0", "Fm0"), "line 1: Fm0 names no chunk, but there are 2: write F0m0"),
+        ("Fm0 Bm0 Fm1 Bm1\nFm0 Fm1 Bm0 Bm1", CIRCLE),
+    ],
+)
+def test_an_order_that_cannot_run_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(InputError) as caught:
+        order_of_text(text, 2, 2)
+    assert problem in str(caught.value)
