@@ -5,13 +5,13 @@ choices. Each is compiled once, the first for each graph, the second once and fo
 at millions a second, since candidates share their few layers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, Self
 
 import numpy as np
-import sympy
 from numpy.typing import NDArray
 
 from mistlab.engines.engine_memory import EngineMemory
@@ -19,11 +19,13 @@ from mistlab.engines.table import ENGINES
 from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions
 from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.feasible import divides, holds, remainders
-from mistlab.symbolic.graph import LAYERS, PHASES, ModelGraph
+from mistlab.symbolic.graph import LAYERS, PHASES
+from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer import LayerSums, sum_name
+from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
-from mistlab.symbolic.stage import stage_expressions
+from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.symbolic.symbols import size_names, sizes_of_candidates
 from mistlab.values.dimensions import DIMENSIONS, Dimension
 from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
@@ -48,7 +50,7 @@ class StageModel:
     layers: Compiled
     remainders: Compiled
     assumptions: tuple[str, ...]
-    _known: "Known[_Sizes]" = field(default_factory=Known, init=False, repr=False, compare=False)
+    _known: Known[_Sizes] = field(default_factory=Known, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
@@ -83,7 +85,7 @@ class StageModel:
         return StagePeaks(feasible=feasible, **values)
 
     def _values(
-        self, batch: StageBatch, compiled: "_StageCompiler"
+        self, batch: StageBatch, compiled: _StageCompiler
     ) -> tuple[NDArray[np.bool_], Mapping[str, NDArray[np.float64]]]:
         sizes, rows = self._sizes_of(batch)
         shared = Shared(table=sizes.table, index=rows)
@@ -92,12 +94,12 @@ class StageModel:
         values = stages(batch.by_symbol(stages.columns), shared)
         return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
 
-    def _sizes_of(self, batch: StageBatch) -> tuple["_Sizes", NDArray[np.int64]]:
+    def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, NDArray[np.int64]]:
         """The sizes that the candidates have, and which of them each has."""
         names = sizes_of_candidates().values()
         return self._known([batch.value(name) for name in names], self._sizes)
 
-    def _sizes(self, degrees: Sequence[NDArray[Any]]) -> "_Sizes":
+    def _sizes(self, degrees: Sequence[NDArray[Any]]) -> _Sizes:
         """All sizes, and the sums of layers of these sizes, for columns of candidates' sizes."""
         columns = size_columns(
             self.workload, dict(zip(sizes_of_candidates(), degrees, strict=True))
@@ -109,8 +111,8 @@ class StageModel:
         return _Sizes(feasible=feasible, table={**sums, **columns})
 
 
-@cache
-def _layers(graph: ModelGraph) -> Compiled:
+@kept
+def _layers(graph: StoredGraph) -> Compiled:
     expressions = {
         sum_name(name, entry.name): getattr(sums, entry.name)
         for name, layer in zip(LAYERS, graph.layers, strict=True)
@@ -120,8 +122,8 @@ def _layers(graph: ModelGraph) -> Compiled:
     return compile_expressions(expressions, columns=size_names(), constants={})
 
 
-@cache
-def _remainders(graph: ModelGraph) -> Compiled:
+@kept
+def _remainders(graph: StoredGraph) -> Compiled:
     return remainders(graph.conditions, size_names(), {})
 
 
@@ -129,14 +131,14 @@ def _remainders(graph: ModelGraph) -> Compiled:
 _StageCompiler = Callable[[EngineMemory, bool, tuple[Dimension, ...]], Compiled]
 
 
-@cache
+@kept
 def _all(
     memory: EngineMemory, tied_embeddings: bool, _dimensions: tuple[Dimension, ...]
 ) -> Compiled:
     return _compiled(_expressions(memory, tied_embeddings))
 
 
-@cache
+@kept
 def _peaks(
     memory: EngineMemory, tied_embeddings: bool, _dimensions: tuple[Dimension, ...]
 ) -> Compiled:
@@ -146,6 +148,8 @@ def _peaks(
 
 
 def _expressions(memory: EngineMemory, tied_embeddings: bool) -> Mapping[str, sympy.Expr]:
+    from mistlab.symbolic.stage import stage_expressions  # noqa: PLC0415 (needs SymPy)
+
     stage = stage_expressions(memory, tied_embeddings=tied_embeddings)
     held = {
         "weights_bytes": stage.weights.device,

@@ -6,8 +6,7 @@ chooses for a stage comes in columns named as in ``StageBatch``.
 
 from collections.abc import Mapping
 
-import sympy
-
+from mistlab.symbolic.lazily import sympy
 from mistlab.values.dimensions import DIMENSIONS
 
 # Sizes of a workload, the same for every candidate. Those of a candidate are dimensions.
@@ -33,11 +32,11 @@ def size_names() -> tuple[str, ...]:
     return (*sizes_of_candidates(), *WORKLOAD_SIZES)
 
 
-def size_symbol(name: str) -> sympy.Symbol:
+def size_symbol(name: str) -> "sympy.Symbol":
     """The symbol of a size: a positive integer."""
     return sympy.Symbol(name, integer=True, positive=True)
 
 
-def choice_symbol(name: str) -> sympy.Symbol:
+def choice_symbol(name: str) -> "sympy.Symbol":
     """The symbol of a choice: a number that is not negative."""
     return sympy.Symbol(name, nonnegative=True)
