@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.slot_table import Sends, Template
+from mistlab.values.errors import refuse
 from mistlab.values.workload import Precision
 
 # What a level of ZeRO and those below it shard, in words.
@@ -30,7 +31,8 @@ class Engine:
     and goes; None stands for the allocator that a hardware file describes, which is the one of this
     package's own runtime.
 
-    The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
+    ``measured_as`` names the engine whose measured runs say how sure this one's times are; empty
+    stands for the engine itself. The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
     says whether states and activations may lie in host memory, ``is_for_plans`` whether plans may
     name it, ``runs_here`` whether this package's runtime executes its slot table.
     """
@@ -46,6 +48,7 @@ class Engine:
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
+    measured_as: str = ""
     is_for_plans: bool = True
     runs_here: bool = False
 
@@ -61,6 +64,12 @@ class Engine:
         template = wanted or other
         assert template is not None
         return replace(template, sends=self.sends)
+
+    def memory_in(self, precision: Precision) -> EngineMemory:
+        """What the engine keeps in a precision; refuses one that it does not train in."""
+        if problem := self.precision_problem(precision):
+            refuse("workload.precision", problem)
+        return self.memory[precision]
 
     def highest_zero_of(self, *, in_pipeline: bool) -> int:
         """The highest ZeRO level that a stage may have."""
@@ -99,4 +108,5 @@ class Engine:
         """Why the engine cannot train in a precision; empty if it can."""
         if precision in self.memory:
             return ""
-        return f"{precision}, but engine {self.name} trains in {', '.join(self.memory)} alone"
+        known = " or ".join(self.memory)
+        return f"{precision}, but engine {self.name} does not train in it: give {known}"
