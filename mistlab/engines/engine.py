@@ -32,7 +32,9 @@ class Engine:
     package's own runtime.
 
     ``measured_as`` names the engine whose measured runs say how sure this one's times are; empty
-    stands for the engine itself. The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
+    stands for the engine itself.
+
+    The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
     says whether states and activations may lie in host memory, ``is_for_plans`` whether plans may
     name it, ``runs_here`` whether this package's runtime executes its slot table.
     """
@@ -81,7 +83,7 @@ class Engine:
         if level <= highest:
             return ""
         pipeline = " in a pipeline" if highest < self.highest_zero else ""
-        allowed = " or ".join(map(str, range(highest + 1)))
+        allowed = _one_of([str(level) for level in range(highest + 1)])
         return (
             f"{level}, but engine {self.name} shards {_SHARDS[highest]}{pipeline}: give {allowed}"
         )
@@ -101,12 +103,18 @@ class Engine:
             return ""
         return (
             f"False does not go with engine {self.name}, which always overlaps: leave it out, or "
-            f"give engine: {' or '.join(others())}"
+            f"give engine: {_one_of(others())}"
         )
 
     def precision_problem(self, precision: Precision) -> str:
         """Why the engine cannot train in a precision; empty if it can."""
         if precision in self.memory:
             return ""
-        known = " or ".join(self.memory)
+        known = _one_of([*self.memory])
         return f"{precision}, but engine {self.name} does not train in it: give {known}"
+
+
+def _one_of(names: Sequence[str]) -> str:
+    """Names as a choice between them: "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
