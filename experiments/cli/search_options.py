@@ -33,7 +33,7 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
 
 
 def space_called(name: str, engine: str | None) -> SearchSpace:
-    """A space by name, with another engine if one is given; some engines offload nothing."""
+    """A space by name, as far as another engine goes along with it if one is given."""
     try:
         space = space_of(name)
     except InputError as error:
@@ -41,8 +41,10 @@ def space_called(name: str, engine: str | None) -> SearchSpace:
         raise InputError(message) from None
     if engine is None or engine == space.engine:
         return space
-    offload = space.offload if ENGINES[engine].offloads else OffloadRatios()
-    return replace(space, engine=engine, offload=offload)
+    row = ENGINES[engine]
+    offload = space.offload if row.offloads else OffloadRatios()
+    zero = tuple(level for level in space.zero if level <= row.highest_zero)
+    return replace(space, engine=engine, offload=offload, zero=zero or (row.highest_zero,))
 
 
 def space_for(searcher: str, space: SearchSpace) -> SearchSpace:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from mistlab.engines.table import names_for_plans
+from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.values.errors import InputError, near_matches, refuse
 from mistlab.values.value import bounded, check_fields, name_in, ratio
 
@@ -59,6 +59,9 @@ class SearchSpace:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_not_empty(self)
+        engine = ENGINES[self.engine]
+        if problem := engine.zero_problem(min(self.zero), in_pipeline=True):
+            refuse("zero", problem)
         if not self.unequal_stages and (self.unequal_meshes or self.layers_off_balance != 0):
             problem = (
                 "False does not go with unequal_meshes or layers_off_balance: stages that are "
