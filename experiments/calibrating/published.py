@@ -12,6 +12,7 @@ import numpy as np
 
 from mistlab import catalog
 from mistlab.calibration.rows import Row, positive, read_rows
+from mistlab.engines.aceso import ACESO
 from mistlab.engines.deepspeed import DEEPSPEED
 from mistlab.engines.engine import Engine
 from mistlab.engines.megatron import MEGATRON
@@ -49,10 +50,9 @@ WEAK_SCALING = (
 CATALOGUE_FAMILY = {"gpt2": "gpt3", "gpt": "gpt3"}
 CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
 CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
-# Stages on Aceso's runtime waited for every transfer. Tensor-parallel ranks of Megatron-LM sent a
+# Tensor-parallel ranks of Megatron-LM sent a
 # part of the activations each (scatter-gather-tensors-in-pipeline until 2023, pipe-partitioned
 # tensors of DeepSpeed).
-WAITING = replace(MEGATRON, sends="blocking")
 SENDING_PARTS = replace(MEGATRON, sends="split")
 # The engine that ran a system's plans, and whether communication overlapped.
 SYSTEMS: Mapping[str, tuple[Engine, bool]] = {
@@ -60,8 +60,8 @@ SYSTEMS: Mapping[str, tuple[Engine, bool]] = {
     "mist": (MIST, True),
     "megatron-lm": (MEGATRON, True),
     "deepspeed": (DEEPSPEED, True),
-    "aceso": (WAITING, False),
-    "megatron": (WAITING, False),
+    "aceso": (ACESO, False),
+    "megatron": (ACESO, False),
 }
 README_BASE = {
     "id": "mist-l4-readme-small-base",
