@@ -2,10 +2,10 @@
 
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
+from typing import Any
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     module = f"{__name__}.{name}"
     if name.startswith("_") or find_spec(module) is None:
         message = f"module {__name__!r} has no attribute {name!r}"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.cli.commandline import (
     DONE,
@@ -15,7 +15,6 @@ from experiments.cli.commandline import (
     progress,
     writable,
 )
-from experiments.reports.drawings import draw
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, load_job
@@ -23,8 +22,10 @@ from mistlab.values.prediction import Prediction, Predictor, compared
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.value import to_mapping
 from mistlab.values.workload import Workload
-from simulators.events import EventSimulator, Simulation
 from simulators.registry import PREDICTORS
+
+if TYPE_CHECKING:
+    from simulators.events import Simulation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Answer:
     path: Path
     job: Job | None
     prediction: Prediction | None
-    simulation: Simulation | None = None
+    simulation: "Simulation | None" = None
     error: str = ""
 
 
@@ -46,6 +47,8 @@ def predict(options: argparse.Namespace) -> int:
     answers = predicted(options.plans, options.simulator, drawn=options.timeline is not None)
     for answer in answers:
         if answer.simulation is not None:
+            from experiments.reports.drawings import draw  # noqa: PLC0415 (needs SimPy)
+
             folder = writable(options.timeline / "x", "folder").parent
             assert answer.job is not None
             draw(answer.job, answer.simulation, answer.path.stem, folder)
@@ -103,6 +106,8 @@ def _together(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> list[An
 
 def _played(predictor: Predictor, jobs: Sequence[tuple[Path, Job]]) -> Iterator[Answer]:
     """The answers to jobs with their iterations."""
+    from simulators.events import EventSimulator  # noqa: PLC0415 (needs SimPy)
+
     assert isinstance(predictor, EventSimulator)
     for path, job in jobs:
         try:

@@ -24,7 +24,7 @@ ATTENTION = ("op", "shapes", "batch", "seq", "heads", "head_dim", "fwd_median_ms
 def read_attention_table(
     path: Path, peaks: PeakTflops, *, campaign: str | None
 ) -> tuple[Origin, list[Rate]]:
-    """Read a table; return rates of fused attention and, where it has them, batched products."""
+    """Read a table; return rates of fused attention, and of batched products if it has any."""
     origin, rows = read_rows(path, ATTENTION, campaign=campaign, campaign_column="db")
     rates: dict[OperatorClass, list[float]] = defaultdict(list)
     products: list[tuple[float, float, float]] = []

@@ -2,12 +2,16 @@
 
 from functools import cache
 
-import sympy
+import numpy as np
 
-from mistlab.symbolic.graph import LayerGraph
+from mistlab.symbolic.compiled import Compiled, compile_expressions
+from mistlab.symbolic.graph import LAYERS
+from mistlab.symbolic.kept import kept
+from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import constants_of
-from mistlab.symbolic.symbols import size_symbol
+from mistlab.symbolic.stored_graph import StoredGraph
+from mistlab.symbolic.symbols import SIZES
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 
@@ -35,9 +39,15 @@ def _step_flop(workload: Workload, counts: tuple[int, int, int]) -> float:
 def _sequence_flop(workload: Workload) -> tuple[float, ...]:
     """Operations of a sequence in the embedding, a block and the head."""
     sizes = {**constants_of(workload), "b": 1, "tp": 1, "V": workload.model.padded_vocab(1)}
-    values = {size_symbol(name): size for name, size in sizes.items()}
-    return tuple(float(_flop(layer).subs(values)) for layer in graph_of(workload).layers)
+    columns = {name: np.array([float(size)]) for name, size in sizes.items()}
+    return tuple(float(flop) for (flop,) in _flop(graph_of(workload))(columns))
 
 
-def _flop(layer: LayerGraph) -> sympy.Expr:
-    return sympy.Add(*(o.flop for o in layer.operators if o.kind in PRODUCTS))
+@kept
+def _flop(graph: StoredGraph) -> Compiled:
+    """Operations of the products of the embedding, a block and the head."""
+    flop = {
+        name: sympy.Add(*(o.flop for o in layer.operators if o.kind in PRODUCTS))
+        for name, layer in zip(LAYERS, graph.layers, strict=True)
+    }
+    return compile_expressions(flop, columns=tuple(SIZES), constants={})

@@ -3,13 +3,14 @@
 Axes: C candidates; the layers of a model (embedding, block, head) are named, not numbered.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
 import numpy as np
-import sympy
 from numpy.typing import NDArray
 
 from mistlab.cost.kernels import class_of, rule_of
@@ -17,7 +18,10 @@ from mistlab.engines.kernel_rules import KernelRule
 from mistlab.machine.compute import OPERATOR_CLASSES, Compute
 from mistlab.machine.hardware import PeakTflops
 from mistlab.symbolic.compiled import Compiled, compile_expressions
-from mistlab.symbolic.graph import LAYERS, PHASES, LayerGraph, ModelGraph, Operator, Phase
+from mistlab.symbolic.graph import LAYERS, PHASES, LayerGraph, Operator, Phase
+from mistlab.symbolic.kept import kept
+from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.symbolic.symbols import SIZES, size_symbol
 from mistlab.values.workload import Precision
 
@@ -58,37 +62,47 @@ class LayerWork:
     """The work of a model's layers by one engine's kernels, as functions of columns."""
 
     compiled: Compiled
-    messages: Mapping[tuple[str, Phase], int]
+
+    def messages(self, name: str, phase: Phase) -> int:
+        """How many messages the tensor-parallel ranks reduce in a phase of a layer."""
+        return self.compiled.numbers[f"{name} {phase}"]
 
     @classmethod
-    def of(cls, graph: ModelGraph, rules: KernelRules) -> Self:
+    def of(cls, graph: StoredGraph, rules: KernelRules) -> Self:
         """Compile a graph's layers."""
-        layers = dict(zip(LAYERS, graph.layers, strict=True))
-        expressions: dict[str, sympy.Expr] = {}
-        for name, layer in layers.items():
-            expressions |= {
-                f"{name} parameters": layer.parameter_count,
-                f"{name} saved": layer.saved_bytes,
-                f"{name} input": layer.input_bytes,
-                f"{name} output": layer.output_bytes,
-            }
-            for phase in PHASES:
-                messages = [o.read_bytes for o in layer.collectives if o.phase == phase]
-                expressions[f"{name} {phase} messages"] = sympy.Add(*messages)
-                for key, work in _work(layer, phase, rules, graph.attention).items():
-                    expressions[f"{name} {phase} {key}"] = work
-        return cls(
-            compiled=compile_expressions(expressions, columns=tuple(SIZES), constants={}),
-            messages={
-                (name, phase): sum(o.phase == phase for o in layer.collectives)
-                for name, layer in layers.items()
-                for phase in PHASES
-            },
-        )
+        return cls(compiled=_compiled(graph, rules))
+
+
+@kept
+def _compiled(graph: StoredGraph, rules: KernelRules) -> Compiled:
+    layers = dict(zip(LAYERS, graph.layers, strict=True))
+    expressions: dict[str, sympy.Expr] = {}
+    for name, layer in layers.items():
+        expressions |= {
+            f"{name} parameters": layer.parameter_count,
+            f"{name} saved": layer.saved_bytes,
+            f"{name} input": layer.input_bytes,
+            f"{name} output": layer.output_bytes,
+        }
+        for phase in PHASES:
+            messages = [o.read_bytes for o in layer.collectives if o.phase == phase]
+            expressions[f"{name} {phase} messages"] = sympy.Add(*messages)
+            for key, work in _work(layer, phase, rules, graph.attention).items():
+                expressions[f"{name} {phase} {key}"] = work
+    return compile_expressions(
+        expressions,
+        columns=tuple(SIZES),
+        constants={},
+        numbers={
+            f"{name} {phase}": sum(o.phase == phase for o in layer.collectives)
+            for name, layer in layers.items()
+            for phase in PHASES
+        },
+    )
 
 
 @cache
-def work_of(graph: ModelGraph, rules: KernelRules) -> LayerWork:
+def work_of(graph: StoredGraph, rules: KernelRules) -> LayerWork:
     """The work of a graph's layers by an engine's kernels."""
     return LayerWork.of(graph, rules)
 
@@ -133,7 +147,7 @@ class LayerModel:
         return Pass(
             compute_s=_joined(np.sum([*seconds.values()], axis=0), launches_s),
             beside_s=beside_s + values[f"{of_beside} bytes"] * matmul.s_per_byte,
-            messages=self.work.messages[name, phase],
+            messages=self.work.messages(name, phase),
             message_bytes=values[f"{name} {phase} messages"],
         )
 

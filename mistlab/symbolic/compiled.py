@@ -1,32 +1,62 @@
-"""Expressions compiled once to NumPy and evaluated over columns of candidates.
+"""Compiled expressions, evaluated over columns of candidates.
 
-Common parts are shared, and rows go through in blocks that stay in the processor's cache: the time
-a row takes does not depend on how many there are.
+Expressions are the source text of one function of NumPy columns. Rows go through in blocks that
+stay in the processor's cache: the time a row takes does not depend on how many there are.
 
 Axes: E expressions, C candidates.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
-import sympy
 from numpy.typing import NDArray
-from sympy.printing.numpy import NumPyPrinter
 
-from mistlab.symbolic.maximum import largest
+from mistlab.symbolic.grammar import function_of
+from mistlab.symbolic.lazily import sympy
 
 ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """Expressions as one function of columns."""
+    """Expressions as one function of columns, in the words of its source text.
+
+    ``numbers`` are whole numbers that belong to them and depend on no column.
+    """
 
     names: tuple[str, ...]
     columns: tuple[str, ...]
-    function: Callable[..., tuple[Any, ...]]
+    source: str
+    numbers: Mapping[str, int] = field(default_factory=dict, compare=False)
+    function: Callable[..., tuple[Any, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "function", function_of(self.source))
+
+    def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Self], tuple[Mapping[str, Any]]]:
+        """In another process the function is made of its source again."""
+        return type(self).from_mapping, (self.to_mapping(),)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """What ``to_mapping`` wrote; a ``RefusedError`` if the source is more than arithmetic."""
+        return cls(
+            names=tuple(mapping["names"]),
+            columns=tuple(mapping["columns"]),
+            source=mapping["source"],
+            numbers=mapping["numbers"],
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return {
+            "names": self.names,
+            "columns": self.columns,
+            "source": self.source,
+            "numbers": dict(self.numbers),
+        }
 
     def __call__(
         self, columns: Mapping[str, NDArray[Any]], shared: "Shared | None" = None
@@ -63,53 +93,18 @@ class Shared:
 
 
 def compile_expressions(
-    expressions: Mapping[str, sympy.Expr],
+    expressions: Mapping[str, "sympy.Expr"],
     *,
     columns: tuple[str, ...],
     constants: Mapping[str, int],
+    numbers: Mapping[str, int] | None = None,
 ) -> Compiled:
     """Compile ``expressions``; symbols are columns or constants, by their short names."""
-    substituted = [with_constants(e, constants) for e in expressions.values()]
-    free = {symbol.name: symbol for e in substituted for symbol in e.free_symbols}
-    unknown = sorted(set(free) - set(columns))
-    if unknown:
-        message = f"symbols {', '.join(unknown)} are neither columns nor constants"
-        raise ValueError(message)
-    arguments = [free.get(name, sympy.Symbol(name)) for name in columns]
-    printer = _Printer({"fully_qualified_modules": False, "inline": True})
-    function = sympy.lambdify(arguments, substituted, modules="numpy", printer=printer, cse=True)
-    return Compiled(names=tuple(expressions), columns=columns, function=function)
+    from mistlab.symbolic.printing import source_of  # noqa: PLC0415 (needs SymPy)
 
-
-def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> sympy.Expr:
-    """An expression with numbers for the symbols that have one; as it is if none has."""
-    known = {
-        symbol: sympy.Integer(constants[symbol.name])
-        for symbol in expression.free_symbols
-        if symbol.name in constants
-    }
-    if not known:
-        return expression
-    # With numbers for the model's sizes, few of a maximum's terms can still be the largest.
-    return sympy.expand(expression.subs(known)).replace(sympy.Max, lambda *terms: largest(terms))
-
-
-class _Printer(NumPyPrinter):  # type: ignore[misc]
-    """Prints maxima and choices as the two-argument functions that NumPy runs fastest."""
-
-    def _print_Max(self, expression: sympy.Expr) -> str:  # noqa: N802
-        first, *others = map(self._print, expression.args)
-        for other in others:
-            first = f"numpy.maximum({first}, {other})"
-        return str(first)
-
-    def _print_Piecewise(self, expression: sympy.Expr) -> str:  # noqa: N802
-        *choices, (last, _) = expression.args
-        if last == 0 and len(choices) == 1:
-            # A product with the condition takes a fifth of the time of a choice.
-            ((value, condition),) = choices
-            return f"(({self._print(value)})*({self._print(condition)}))"
-        text = self._print(last)
-        for value, condition in reversed(choices):
-            text = f"numpy.where({self._print(condition)}, {self._print(value)}, {text})"
-        return str(text)
+    return Compiled(
+        names=tuple(expressions),
+        columns=columns,
+        source=source_of([*expressions.values()], columns, constants),
+        numbers=dict(numbers or {}),
+    )

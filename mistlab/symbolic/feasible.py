@@ -1,15 +1,20 @@
 """Which sizes mean anything: a mask over columns of candidates, never an exception."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import sympy
 from numpy.typing import NDArray
 
 from mistlab.symbolic.compiled import Compiled, compile_expressions
-from mistlab.symbolic.graph import Condition
-from mistlab.symbolic.text import relation_from
+from mistlab.symbolic.kept import kept
+from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.symbols import size_symbol
+
+if TYPE_CHECKING:
+    from mistlab.symbolic.graph import Condition
 
 
 def remainders(
@@ -37,8 +42,31 @@ def holds(
     columns: Mapping[str, NDArray[Any]],
 ) -> NDArray[np.bool_]:
     """For each row, whether the comparisons hold on which the traced code branched."""
+    values = _indicators(tuple(assumptions), tuple(columns))(columns)
+    return np.asarray((values == 1).all(axis=0))
+
+
+def broken_at(assumptions: Sequence[str], sequence_length: int) -> list[str]:
+    """The comparisons that cannot hold for sequences of a length, whatever other sizes are."""
+    return [*_broken(tuple(assumptions), sequence_length).numbers]
+
+
+@kept
+def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compiled:
+    """One where a comparison holds, else zero."""
+    from mistlab.symbolic.text import relation_from  # noqa: PLC0415 (needs SymPy)
+
     indicators = {
         text: sympy.Piecewise((1, relation_from(text)), (0, True)) for text in assumptions
     }
-    values = compile_expressions(indicators, columns=tuple(columns), constants={})(columns)
-    return np.asarray((values == 1).all(axis=0))
+    return compile_expressions(indicators, columns=columns, constants={})
+
+
+@kept
+def _broken(assumptions: tuple[str, ...], sequence_length: int) -> Compiled:
+    """No expressions; the comparisons that are false are its numbers."""
+    from mistlab.symbolic.text import relation_from  # noqa: PLC0415 (needs SymPy)
+
+    at = {size_symbol("s"): sequence_length}
+    false = [text for text in assumptions if relation_from(text).subs(at) == False]  # noqa: E712
+    return compile_expressions({}, columns=(), constants={}, numbers=dict.fromkeys(false, 1))

@@ -5,12 +5,14 @@ torch. A model has three layers: the embedding, one block, which stands for all 
 with the loss. All counts are for one micro-batch on one tensor-parallel rank.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Literal
 
-import sympy
+from mistlab.symbolic.lazily import sympy
 
-Shape = tuple[sympy.Expr, ...]
+Shape = tuple["sympy.Expr", ...]
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 LAYERS = ("embedding", "block", "head")

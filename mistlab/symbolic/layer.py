@@ -1,13 +1,14 @@
 """A layer graph summed up: its work by class of operators, and its memory."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Self
 
-import sympy
-
 from mistlab.symbolic.graph import PHASES, Kind, LayerGraph, Operator, Phase
+from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.maximum import largest
 
 

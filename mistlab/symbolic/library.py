@@ -7,10 +7,8 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 
-from mistlab.symbolic import graphfile
-from mistlab.symbolic.graph import ModelGraph
-from mistlab.symbolic.symbols import size_symbol
-from mistlab.symbolic.text import relation_from
+from mistlab.symbolic.feasible import broken_at
+from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.values.datafile import read_json
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
@@ -52,13 +50,13 @@ def variants() -> tuple[Variant, ...]:
 
 
 @cache
-def shipped(variant: Variant) -> ModelGraph:
+def shipped(variant: Variant) -> StoredGraph:
     """A shipped graph."""
     text = (files("mistlab.catalog") / "graphs" / f"{variant.name}.json").read_text("utf-8")
-    return graphfile.from_mapping(json.loads(text), variant.name)
+    return StoredGraph.of(json.loads(text), variant.name)
 
 
-def graph_of(workload: Workload) -> ModelGraph:
+def graph_of(workload: Workload) -> StoredGraph:
     """The graph that a workload runs: a shipped one, or its traced model's own."""
     model = workload.model
     precision = "single" if workload.precision == "fp32" else "half"
@@ -88,13 +86,11 @@ def _has_family_structure(model: ModelSpec) -> bool:
     return all(getattr(model, name) == getattr(plain, name) for name in names)
 
 
-def _traced(workload: Workload, precision: str) -> ModelGraph:
+def _traced(workload: Workload, precision: str) -> StoredGraph:
     model, attention = workload.model, workload.attention
     assert model.graph_file is not None
     content = read_json(Path(model.graph_file))
-    graphs = [
-        graphfile.from_mapping(mapping, model.graph_file) for mapping in content.get("graphs", [])
-    ]
+    graphs = [StoredGraph.of(mapping, model.graph_file) for mapping in content.get("graphs", [])]
     for graph in graphs:
         if graph.precision == precision and graph.attention in (attention, "own"):
             _check_assumptions(graph, workload)
@@ -107,10 +103,9 @@ def _traced(workload: Workload, precision: str) -> ModelGraph:
     raise InputError(message)
 
 
-def _check_assumptions(graph: ModelGraph, workload: Workload) -> None:
+def _check_assumptions(graph: StoredGraph, workload: Workload) -> None:
     """Refuse a sequence at which the traced code takes another branch."""
-    sequence = {size_symbol("s"): workload.sequence_length}
-    broken = [text for text in graph.assumptions if relation_from(text).subs(sequence) == False]  # noqa: E712
+    broken = broken_at(graph.assumptions, workload.sequence_length) if graph.assumptions else []
     if broken:
         message = (
             f"workload.sequence_length: {workload.sequence_length} breaks {', '.join(broken)}, "

@@ -1,9 +1,11 @@
 """The maximum of several expressions in sizes, without those that can never be the largest."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-import sympy
+from mistlab.symbolic.lazily import sympy
 
 T = TypeVar("T")
 

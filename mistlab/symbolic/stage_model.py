@@ -5,13 +5,13 @@ choices. Each is compiled once, the first for each graph, the second once and fo
 at millions a second, since candidates share their few layers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, Self
 
 import numpy as np
-import sympy
 from numpy.typing import NDArray
 
 from mistlab.engines.engine_memory import EngineMemory
@@ -19,11 +19,13 @@ from mistlab.engines.table import ENGINES
 from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions
 from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.feasible import divides, holds, remainders
-from mistlab.symbolic.graph import LAYERS, PHASES, ModelGraph
+from mistlab.symbolic.graph import LAYERS, PHASES
+from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer import LayerSums, sum_name
+from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
-from mistlab.symbolic.stage import stage_expressions
+from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.symbolic.symbols import CHOICES, SIZES
 from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
 from mistlab.values.workload import Workload
@@ -47,7 +49,7 @@ class StageModel:
     layers: Compiled
     remainders: Compiled
     assumptions: tuple[str, ...]
-    _known: "Known[_Sizes]" = field(default_factory=Known, init=False, repr=False, compare=False)
+    _known: Known[_Sizes] = field(default_factory=Known, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
@@ -91,7 +93,7 @@ class StageModel:
         values = stages({name: by_symbol[name] for name in CHOICES}, shared)
         return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
 
-    def _sizes(self, degrees: Sequence[NDArray[Any]]) -> "_Sizes":
+    def _sizes(self, degrees: Sequence[NDArray[Any]]) -> _Sizes:
         """All sizes, and the sums of layers of these sizes, for columns of b and tp."""
         columns = size_columns(self.workload, *degrees)
         sums = dict(zip(self.layers.names, self.layers(columns), strict=True))
@@ -101,8 +103,8 @@ class StageModel:
         return _Sizes(feasible=feasible, table={**sums, **columns})
 
 
-@cache
-def _layers(graph: ModelGraph) -> Compiled:
+@kept
+def _layers(graph: StoredGraph) -> Compiled:
     expressions = {
         sum_name(name, entry.name): getattr(sums, entry.name)
         for name, layer in zip(LAYERS, graph.layers, strict=True)
@@ -112,17 +114,17 @@ def _layers(graph: ModelGraph) -> Compiled:
     return compile_expressions(expressions, columns=tuple(SIZES), constants={})
 
 
-@cache
-def _remainders(graph: ModelGraph) -> Compiled:
+@kept
+def _remainders(graph: StoredGraph) -> Compiled:
     return remainders(graph.conditions, tuple(SIZES), {})
 
 
-@cache
+@kept
 def _all(memory: EngineMemory, tied_embeddings: bool) -> Compiled:
     return _compiled(_expressions(memory, tied_embeddings))
 
 
-@cache
+@kept
 def _peaks(memory: EngineMemory, tied_embeddings: bool) -> Compiled:
     expressions = _expressions(memory, tied_embeddings)
     names = [entry.name for entry in fields(StagePeaks) if entry.name in expressions]
@@ -130,6 +132,8 @@ def _peaks(memory: EngineMemory, tied_embeddings: bool) -> Compiled:
 
 
 def _expressions(memory: EngineMemory, tied_embeddings: bool) -> Mapping[str, sympy.Expr]:
+    from mistlab.symbolic.stage import stage_expressions  # noqa: PLC0415 (needs SymPy)
+
     stage = stage_expressions(memory, tied_embeddings=tied_embeddings)
     held = {
         "weights_bytes": stage.weights.device,

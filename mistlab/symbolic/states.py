@@ -5,11 +5,12 @@ its share of the rank's bytes of blocks after sharding; the embedding and the he
 needed first and last in every pass, stay on the device.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-import sympy
-
 from mistlab.engines.engine_memory import EngineMemory
+from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.symbols import choice_symbol
 
 

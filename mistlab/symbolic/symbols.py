@@ -6,7 +6,7 @@ chooses for a stage comes in columns named as in ``StageBatch``.
 
 from collections.abc import Mapping
 
-import sympy
+from mistlab.symbolic.lazily import sympy
 
 SIZES: Mapping[str, str] = {
     "b": "micro_batch",  # sequences in a micro-batch on one rank
@@ -36,11 +36,11 @@ CHOICES: Mapping[str, str] = {
 }
 
 
-def size_symbol(name: str) -> sympy.Symbol:
+def size_symbol(name: str) -> "sympy.Symbol":
     """The symbol of a size: a positive integer."""
     return sympy.Symbol(name, integer=True, positive=True)
 
 
-def choice_symbol(name: str) -> sympy.Symbol:
+def choice_symbol(name: str) -> "sympy.Symbol":
     """The symbol of a choice: a number that is not negative."""
     return sympy.Symbol(name, nonnegative=True)

@@ -4,17 +4,17 @@ joblib's context says where: nothing here in one process, ``parallel_config(n_jo
 of this machine, another backend on a Ray or Dask cluster.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
-
-from joblib import Parallel, delayed
 
 from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, PlanAndStagePredictor, Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.groups import Group
+from searchers.joining.in_processes import in_processes
 from searchers.joining.least_work import LeastWork
 from searchers.joining.programme import join_hastily, near_best
 from searchers.ledger import SHORT_LIST, BudgetSpentError, Clock, Ledger
@@ -150,16 +150,14 @@ def solved(tasks: Sequence[GroupTask], ledger: Ledger) -> list[float]:
     if len(tasks) <= 1:
         return [task.solved(ledger) for task in tasks]
     budget = ledger.budget_left
-    answers: Iterable[_Answer] = Parallel()(
-        delayed(_answer)(task, ledger.predictor, budget, ledger.clock) for task in tasks
-    )
+    answer = partial(_answer, predictor=ledger.predictor, budget=budget, clock=ledger.clock)
     seconds = []
-    for answer in answers:
-        ledger.count(stages=answer.stage_evaluations)
-        ledger.predict(answer.nearest)
-        if answer.is_spent:
+    for found in in_processes(answer, tasks):
+        ledger.count(stages=found.stage_evaluations)
+        ledger.predict(found.nearest)
+        if found.is_spent:
             raise BudgetSpentError
-        seconds.append(answer.seconds)
+        seconds.append(found.seconds)
     return seconds
 
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Self
 
-from joblib import effective_n_jobs
-
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.alike import AlikeStages
 from searchers.joining.candidates import BESIDE
 from searchers.joining.group_tasks import NEAR, GroupTask, Joiner, solved
 from searchers.joining.groups import Group, groups_of
+from searchers.joining.in_processes import jobs
 from searchers.joining.least_work import LeastWork, work_of
 from searchers.joining.programme import join_hastily
 from searchers.ledger import Ledger
@@ -92,7 +91,7 @@ class Hierarchy:
         """Let the ledger see the best plan of each group, as many groups at once as joblib's
         context has jobs."""
         best_s = self.ledger.best_s
-        at_once = effective_n_jobs(None)
+        at_once = jobs()
         while left:
             left = [group for group in left if self._least_s(group) < best_s]
             tasks = [

@@ -1,0 +1,142 @@
+"""The folder in which compiled expressions are kept as source text, between processes.
+
+``MISTLAB_CACHE`` names it, or else it is ``mistlab`` in the user's cache folder; ``MISTLAB_CACHE=``
+(empty) keeps nothing. Each version of the package has a folder in it, each recipe a file. Files
+appear whole, by renaming, so that processes may share the folder, be killed, and delete it at any
+time. Whatever is wrong with it is said once, as a warning, and expressions are compiled as if it
+were not there: nothing depends on it but time.
+
+A folder that others may write to is not used: they could plant other numbers in it. What its files
+may do when they are run is limited by ``mistlab.symbolic.grammar`` besides.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mistlab.symbolic.recipe import version
+
+VARIABLE = "MISTLAB_CACHE"
+# Of versions that are used no longer, as many folders stay.
+MOST_VERSIONS = 8
+MOST_BYTES = 4 * 2**20
+
+
+class CacheWarning(UserWarning):
+    """The folder of compiled expressions cannot be used, or something in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFolder:
+    """Values as JSON by their recipes, in a folder of one version."""
+
+    path: Path
+
+    def read(self, recipe: str) -> Mapping[str, Any] | None:
+        """What was kept for a recipe; None if that is nothing, or not to be trusted."""
+        path = self._file(recipe)
+        try:
+            text = _trusted_text(path)
+            if text is None:
+                return None
+            digest, _, content = text.partition("\n")
+            if digest != _digest(content):
+                self.say_damaged(recipe)
+                return None
+            kept: Mapping[str, Any] = json.loads(content)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _say(f"{path}: {error.strerror}")
+            return None
+        except ValueError:
+            self.say_damaged(recipe)
+            return None
+        return kept if kept.get("recipe") == recipe else None
+
+    def write(self, recipe: str, value: Mapping[str, Any]) -> None:
+        """Keep a value, if the folder can be written to."""
+        content = json.dumps({"recipe": recipe, **value})
+        try:
+            if not self.path.is_dir():
+                self._make()
+            if not _is_ours(self.path.stat()):
+                _say(f"{self.path}: others may write to it: it is not used")
+                return
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=self.path, suffix=".part", delete=False
+            ) as file:
+                file.write(f"{_digest(content)}\n{content}")
+            Path(file.name).replace(self._file(recipe))
+        except OSError as error:
+            _say(f"{self.path}: {error.strerror}: compiled expressions cannot be kept")
+
+    def say_damaged(self, recipe: str) -> None:
+        """Say that what was kept for a recipe is not what was written."""
+        _say(f"{self._file(recipe)}: is damaged: what it held is compiled again")
+
+    def _file(self, recipe: str) -> Path:
+        return self.path / f"{_digest(recipe)}.json"
+
+    def _make(self) -> None:
+        """Make the folder, and let those of old versions go."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        others = [one for one in self.path.parent.iterdir() if one.is_dir()]
+        others.sort(key=lambda one: one.stat().st_mtime, reverse=True)
+        for old in others[MOST_VERSIONS:]:
+            if old != self.path:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def kept_folder() -> KeptFolder | None:
+    """This user's folder for this version of the package; None if nothing is to be kept."""
+    return _kept_folder(os.environ.get(VARIABLE), os.environ.get("XDG_CACHE_HOME"))
+
+
+@cache
+def _kept_folder(given: str | None, caches: str | None) -> KeptFolder | None:
+    if given == "":
+        return None
+    try:
+        folder = Path(given) if given else (Path(caches) if caches else Path.home() / ".cache")
+    except RuntimeError:
+        # A user without a home.
+        return None
+    return KeptFolder(path=(folder if given else folder / "mistlab") / version())
+
+
+def _trusted_text(path: Path) -> str | None:
+    """The text of a file; None if others may have written it."""
+    with path.open("rb") as file:
+        for status in (os.fstat(file.fileno()), path.parent.stat()):
+            if not _is_ours(status):
+                _say(f"{path.parent}: others may write to it: it is not used")
+                return None
+        return file.read(MOST_BYTES).decode("utf-8")
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Whether nobody but this user and root can have written a file or to a folder."""
+    if os.name != "posix":
+        return True
+    writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid in (0, os.geteuid()) and not writable
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@cache
+def _say(text: str) -> None:
+    """Warn, once in a process."""
+    warnings.warn(text, CacheWarning, stacklevel=2)

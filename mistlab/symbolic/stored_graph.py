@@ -1,0 +1,100 @@
+"""A layer graph as its file has it: its text, and expressions for whoever asks for them.
+
+Whether two graphs are the same is told by the digest of the text, without reading its expressions:
+that takes SymPy, and what was compiled of the same text before does not need them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mistlab.symbolic.graph import Condition, LayerGraph, ModelGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredGraph:
+    """A graph that a file holds; ``where`` names the file in errors."""
+
+    digest: str
+    where: str = field(compare=False)
+    mapping: Mapping[str, Any] = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any], where: str) -> StoredGraph:
+        """The graph of a file's mapping; what is none is refused at once."""
+        if not _has_texts(mapping):
+            _from_mapping(mapping, where)
+        text = json.dumps(mapping, sort_keys=True)
+        return cls(digest=hashlib.sha256(text.encode()).hexdigest(), where=where, mapping=mapping)
+
+    @property
+    def graph(self) -> ModelGraph:
+        """The graph, its expressions read."""
+        return _read(self)
+
+    @property
+    def attention(self) -> str:
+        """How attention is computed, as the model was traced."""
+        return str(self.mapping["attention"])
+
+    @property
+    def precision(self) -> str:
+        """Of two bytes (``half``) or of four (``single``)."""
+        return str(self.mapping["precision"])
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The comparisons on which the traced code branched."""
+        return tuple(self.mapping["assumptions"])
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What must divide."""
+        return self.graph.conditions
+
+    @property
+    def embedding(self) -> LayerGraph:
+        """The embedding."""
+        return self.graph.embedding
+
+    @property
+    def block(self) -> LayerGraph:
+        """One block."""
+        return self.graph.block
+
+    @property
+    def head(self) -> LayerGraph:
+        """The head with the loss."""
+        return self.graph.head
+
+    @property
+    def layers(self) -> tuple[LayerGraph, LayerGraph, LayerGraph]:
+        """Embedding, block, head."""
+        return self.graph.layers
+
+
+def _has_texts(mapping: object) -> bool:
+    """Whether what is asked of a graph without reading its expressions is there."""
+    if not isinstance(mapping, Mapping):
+        return False
+    assumptions = mapping.get("assumptions")
+    texts = [mapping.get("attention"), mapping.get("precision")]
+    texts += assumptions if isinstance(assumptions, list) else [None]
+    return all(isinstance(text, str) for text in texts)
+
+
+@cache
+def _read(stored: StoredGraph) -> ModelGraph:
+    return _from_mapping(stored.mapping, stored.where)
+
+
+def _from_mapping(mapping: Mapping[str, Any], where: str) -> ModelGraph:
+    from mistlab.symbolic import graphfile  # noqa: PLC0415 (needs SymPy)
+
+    return graphfile.from_mapping(mapping, where)
