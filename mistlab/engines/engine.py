@@ -18,7 +18,7 @@ from mistlab.values.workload import Precision
 _SHARDS = ("nothing", "optimizer state alone", "optimizer state and gradients alone")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """One engine.
 
@@ -57,6 +57,9 @@ class Engine:
     def __post_init__(self) -> None:
         assert self.overlapped is not None or self.afterwards is not None, self.name
         assert self.memory.keys() == self.step_moved.keys(), self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def template(self, *, overlap_communication: bool = True) -> Template:
         """The slot table of a plan that lets communication overlap or not."""

@@ -1,5 +1,6 @@
 """Rows of engines: what plans and spaces may ask of them, and in which words they refuse."""
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,14 @@ def test_every_row_has_its_name_and_whole_tables(name: str) -> None:
         template = row.template(overlap_communication=overlaps)
         assert set(template.phases) == set(PHASES)
         assert template.sends == row.sends
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_row_that_went_to_another_process_is_the_same(name: str) -> None:
+    row = ENGINES[name]
+    other = pickle.loads(pickle.dumps(row))
+    assert (other, hash(other)) == (row, hash(row))
+    assert replace(row, sends="split") != row
 
 
 def test_plans_name_rows_for_plans_alone() -> None:
