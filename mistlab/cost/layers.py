@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Self
 
 import numpy as np
@@ -70,11 +69,11 @@ class LayerWork:
     @classmethod
     def of(cls, graph: StoredGraph, rules: KernelRules) -> Self:
         """Compile a graph's layers."""
-        return cls(compiled=_compiled(graph, rules))
+        return cls(compiled=_compiled(graph, rules, size_names()))
 
 
 @kept
-def _compiled(graph: StoredGraph, rules: KernelRules) -> Compiled:
+def _compiled(graph: StoredGraph, rules: KernelRules, columns: tuple[str, ...]) -> Compiled:
     layers = dict(zip(LAYERS, graph.layers, strict=True))
     expressions: dict[str, sympy.Expr] = {}
     for name, layer in layers.items():
@@ -91,7 +90,7 @@ def _compiled(graph: StoredGraph, rules: KernelRules) -> Compiled:
                 expressions[f"{name} {phase} {key}"] = work
     return compile_expressions(
         expressions,
-        columns=size_names(),
+        columns=columns,
         constants={},
         numbers={
             f"{name} {phase}": sum(o.phase == phase for o in layer.collectives)
@@ -101,7 +100,6 @@ def _compiled(graph: StoredGraph, rules: KernelRules) -> Compiled:
     )
 
 
-@cache
 def work_of(graph: StoredGraph, rules: KernelRules) -> LayerWork:
     """The work of a graph's layers by an engine's kernels."""
     return LayerWork.of(graph, rules)

@@ -59,8 +59,8 @@ class StageModel:
         return cls(
             workload=workload,
             engine=engine,
-            layers=_layers(graph),
-            remainders=_remainders(graph),
+            layers=_layers(graph, size_names()),
+            remainders=_remainders(graph, size_names()),
             assumptions=graph.assumptions,
         )
 
@@ -112,19 +112,19 @@ class StageModel:
 
 
 @kept
-def _layers(graph: StoredGraph) -> Compiled:
+def _layers(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
     expressions = {
         sum_name(name, entry.name): getattr(sums, entry.name)
         for name, layer in zip(LAYERS, graph.layers, strict=True)
         for sums in (LayerSums.of(layer),)
         for entry in fields(LayerSums)
     }
-    return compile_expressions(expressions, columns=size_names(), constants={})
+    return compile_expressions(expressions, columns=columns, constants={})
 
 
 @kept
-def _remainders(graph: StoredGraph) -> Compiled:
-    return remainders(graph.conditions, size_names(), {})
+def _remainders(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
+    return remainders(graph.conditions, columns, {})
 
 
 # What an engine keeps, whether embeddings are tied, and all rows of the table of dimensions.
