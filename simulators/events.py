@@ -15,7 +15,7 @@ import numpy as np
 from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.iteration import iteration_figures
-from mistlab.cost.tasks import TASK_COLUMNS, TaskModel, TaskSeconds
+from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
@@ -262,7 +262,7 @@ def _worked(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:
 def stages_of(model: TaskModel, plan: Plan) -> tuple[list[StageTasks], list[Factors]]:
     """The times of each stage's tasks, and the factors by which its streams slow one another."""
     batch = StageBatch.of_plan(plan)
-    seconds = model.seconds({name: getattr(batch, name) for name in TASK_COLUMNS})
+    seconds = model.seconds({name: batch.value(name) for name in task_columns()})
     types, networks = _layer_types(plan), _networks(seconds, batch)
     names = _names(model.template)
     stages, first_layer, ends = [], 0, (0, plan.num_stages - 1)

@@ -19,6 +19,7 @@ from mistlab.engines.mistlab import MISTLAB
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.mesh import num_gpus
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.stages import (
@@ -166,7 +167,7 @@ class SymbolicPredictor:
     def _worked_out(self, schedule: EngineMode, batch: StageBatch) -> Iterator[KnownStage]:
         figures = self._stages(schedule.engine.name).figures(batch)
         costs = self._costs(schedule, batch, figures)
-        gpus = np.minimum(batch.data_parallel * batch.tensor_parallel, self.cluster.gpus_per_node)
+        gpus = np.minimum(num_gpus(batch.value), self.cluster.gpus_per_node)
         return known_stages(costs, figures, gpus)
 
     def _stages(self, engine: str) -> StageModel:

@@ -5,7 +5,7 @@ A100 80 GB, and Megatron's weak scaling.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,10 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
 from mistlab.schedule.orders import in_flight
 from mistlab.values.datafile import parse_yaml
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.stages import StageBatch
 from mistlab.values.units import MIB_BYTES, MILLISECONDS, TFLOP
 from mistlab.values.value import check_field
@@ -297,17 +298,8 @@ def _is_whole(batch: StageBatch) -> bool:
 
 
 def _plan(batch: StageBatch, micro_batches: int, engine: str, overlaps: bool) -> Plan:
-    names = [entry.name for entry in fields(StagePlan) if entry.name != "offload"]
     stages = tuple(
-        StagePlan(
-            **{name: int(getattr(batch, name)[i]) for name in names},
-            offload=Offload(
-                **{
-                    entry.name: float(getattr(batch, f"offload_{entry.name}")[i])
-                    for entry in fields(Offload)
-                }
-            ),
-        )
+        StagePlan.of_values({name: batch.value(name)[i] for name in DIMENSIONS})
         for i in range(len(batch))
     )
     return Plan(

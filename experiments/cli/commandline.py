@@ -109,7 +109,7 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
 def _warnings_in_lines() -> Iterator[None]:
     """Let warnings be a line each on standard error, without the code that they come from."""
 
-    def show(message: Warning | str, *_: object) -> None:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
         progress(f"warning: {message}")
 
     with warnings.catch_warnings():

@@ -47,12 +47,12 @@ class _Printer(NumPyPrinter):  # type: ignore[misc]
     """Prints maxima and choices as the two-argument functions that NumPy runs fastest."""
 
     def _print_Max(self, expression: sympy.Expr) -> str:  # noqa: N802
-        return self._of_two("maximum", expression)
+        return self._in_pairs("maximum", expression)
 
     def _print_Min(self, expression: sympy.Expr) -> str:  # noqa: N802
-        return self._of_two("minimum", expression)
+        return self._in_pairs("minimum", expression)
 
-    def _of_two(self, function: str, expression: sympy.Expr) -> str:
+    def _in_pairs(self, function: str, expression: sympy.Expr) -> str:
         first, *others = map(self._print, expression.args)
         for other in others:
             first = f"numpy.{function}({first}, {other})"

@@ -1,11 +1,12 @@
 """The names of all choices that plans of a space may ask for, the same for every plan of it."""
 
 from collections.abc import Iterator
-from dataclasses import fields
 
+from mistlab.values.dimensions import label_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.meshes import equal_pipelines
+from searchers.savings import saving_names
 
 
 def key_names(problem: Problem, space: SearchSpace) -> list[str]:
@@ -21,12 +22,10 @@ def key_names(problem: Problem, space: SearchSpace) -> list[str]:
 
 
 def _savings(space: SearchSpace) -> Iterator[str]:
-    if len(set(space.zero)) > 1:
-        yield "zero"
-    yield "checkpointed"
-    for kind in fields(space.offload):
-        if len(set(getattr(space.offload, kind.name))) > 1:
-            yield kind.name
+    for name in saving_names():
+        listed = space.listed(name)
+        if listed is None or len(listed) > 1:
+            yield label_of(name)
 
 
 def _most_stages(problem: Problem, space: SearchSpace) -> int:

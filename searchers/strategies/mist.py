@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from mistlab.values.dimensions import names_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.hierarchy import Hierarchy
@@ -42,4 +43,4 @@ def mist_with(solver: str) -> Strategy:
 
 
 def _ways(space: SearchSpace) -> int:
-    return len(set(space.zero)) * prod(map(len, space.offload.kinds))
+    return prod(len(space.listed(name) or ()) for name in names_of("savings"))
