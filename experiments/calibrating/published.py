@@ -12,6 +12,7 @@ import numpy as np
 
 from mistlab import catalog
 from mistlab.calibration.rows import Row, positive, read_rows
+from mistlab.engines.aceso import ACESO
 from mistlab.engines.deepspeed import DEEPSPEED
 from mistlab.engines.engine import Engine
 from mistlab.engines.megatron import MEGATRON
@@ -50,20 +51,18 @@ WEAK_SCALING = (
 CATALOGUE_FAMILY = {"gpt2": "gpt3", "gpt": "gpt3"}
 CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
 CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
-# Stages on Aceso's runtime waited for every transfer. Tensor-parallel ranks of Megatron-LM sent a
+# Tensor-parallel ranks of Megatron-LM sent a
 # part of the activations each (scatter-gather-tensors-in-pipeline until 2023, pipe-partitioned
 # tensors of DeepSpeed).
-WAITING = replace(MEGATRON, sends="blocking")
 SENDING_PARTS = replace(MEGATRON, sends="split")
-# The engine for plans that stands for a system, the engine that ran it, and whether communication
-# overlapped.
-SYSTEMS: Mapping[str, tuple[str, Engine, bool]] = {
-    "mistlab": ("mistlab", MISTLAB, True),
-    "mist": ("mistlab", MIST, True),
-    "megatron-lm": ("megatron", MEGATRON, True),
-    "deepspeed": ("deepspeed", DEEPSPEED, True),
-    "aceso": ("megatron", WAITING, False),
-    "megatron": ("megatron", WAITING, False),
+# The engine that ran a system's plans, and whether communication overlapped.
+SYSTEMS: Mapping[str, tuple[Engine, bool]] = {
+    "mistlab": (MISTLAB, True),
+    "mist": (MIST, True),
+    "megatron-lm": (MEGATRON, True),
+    "deepspeed": (DEEPSPEED, True),
+    "aceso": (ACESO, False),
+    "megatron": (ACESO, False),
 }
 README_BASE = {
     "id": "mist-l4-readme-small-base",
@@ -101,8 +100,8 @@ class PublishedRun:
     """A run that was measured: what ran, and how long an iteration took.
 
     ``stages`` has fractional layers where the run split single operators; then ``plan`` is None.
-    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. ``engine`` is
-    the engine for plans that stands for the system, ``ran_by`` the row of the system itself.
+    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. ``ran_by`` is
+    the engine that ran it, ``engine`` names the engine for plans that stands for that one.
     """
 
     name: str
@@ -176,7 +175,8 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
     if hardware is not None and hardware.name != name:
         return
     system = row["system"].split()[0]
-    engine, ran_by, overlaps = SYSTEMS[system]
+    ran_by, overlaps = SYSTEMS[system]
+    engine = ran_by.measured_as or ran_by.name
     nodes, gpus = int(row["nodes"]), int(row["gpus"])
     batch = _stage_columns(row)
     plan = _plan(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None

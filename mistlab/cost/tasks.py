@@ -96,6 +96,7 @@ class TaskModel:
                 "python -m experiments.calibrate --operators TABLE.csv"
             )
             raise UncalibratedError(message)
+        memory = engine.memory_in(workload.precision)
         step_moved = engine.step_moved[workload.precision]
         return cls(
             workload=workload,
@@ -108,7 +109,7 @@ class TaskModel:
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
             ),
             links=LinkTimes.of(cluster),
-            memory=engine.memory[workload.precision],
+            memory=memory,
             step_s_a_parameter=step_moved * hardware.compute.rate("memory").s_per_byte,
         )
 

@@ -75,7 +75,7 @@ class StageModel:
     @property
     def memory(self) -> EngineMemory:
         """What the engine keeps in the workload's precision."""
-        return ENGINES[self.engine].memory[self.workload.precision]
+        return ENGINES[self.engine].memory_in(self.workload.precision)
 
     def figures(self, batch: StageBatch) -> StageFigures:
         """What each candidate holds and does."""

@@ -70,6 +70,9 @@ class SearchSpace:
         for name, values in self.others:
             if not [checked_value(name, value) for value in values]:
                 refuse(name, "is empty: give at least one choice")
+        engine = ENGINES[self.engine]
+        if problem := engine.zero_problem(min(self.zero), in_pipeline=True):
+            refuse("zero", problem)
         if not self.unequal_stages and (self.unequal_meshes or self.layers_off_balance != 0):
             problem = (
                 "False does not go with unequal_meshes or layers_off_balance: stages that are "

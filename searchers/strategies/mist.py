@@ -15,7 +15,7 @@ from mistlab.values.space import SearchSpace
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.milp import join_by
 from searchers.ledger import Ledger
-from searchers.strategy import Ending, Strategy
+from searchers.strategy import Ending, NeedsStageCosts, Strategy
 
 # Up to so many ways to save memory, recomputation aside, all of them are looked at.
 FEW = 256
@@ -39,7 +39,7 @@ def mist_with(solver: str) -> Strategy:
             return hierarchy.joined(join)
         return hierarchy.joined_coarse_to_fine(join)
 
-    return mist
+    return NeedsStageCosts(mist)
 
 
 def _ways(space: SearchSpace) -> int:
