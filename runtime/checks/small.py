@@ -32,7 +32,7 @@ class SmallPlan:
 def small(workload: Workload, plan: Plan) -> SmallPlan:
     """The small plan of a plan."""
     most = plan.num_stages + MOST_BATCHES
-    batches = _fewer(plan.micro_batches, most)
+    batches = _at_most(plan.micro_batches, most)
     shared = gcd(*(stage.micro_batch for stage in plan.stages))
     stages = tuple(_small_stage(stage, shared) for stage in plan.stages)
     left_out = []
@@ -57,7 +57,7 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
 
 
 def _small_stage(stage: StagePlan, shared: int) -> StagePlan:
-    layers = _fewer(stage.layers, MOST_BLOCKS)
+    layers = _at_most(stage.layers, MOST_BLOCKS)
     counts = {name: stage.degree(name) for name in counts_of_blocks()}
     if layers < stage.layers:
         # Of blocks treated in one way some stay, and some of the others.
@@ -90,6 +90,6 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
     )
 
 
-def _fewer(count: int, most: int) -> int:
+def _at_most(count: int, most: int) -> int:
     """``count`` made at most ``most``, by an even number."""
     return count if count <= most else most - (count - most) % 2
