@@ -15,7 +15,11 @@ from mistlab.cost.arithmetic import model_flop
 from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
 from mistlab.values.workload import Workload
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor
@@ -113,3 +117,14 @@ def test_alternating_blocks_are_played(offload: Offload, works: dict[str, Worklo
         assert all(0.999 < ratio < 1.15 for ratio in over), over
     # The two predictors differ by as much as for models of one kind of blocks.
     assert ratios[2] == pytest.approx((ratios[0] + ratios[1]) / 2, rel=0.02)
+
+
+def test_searchers_of_single_stages_refuse_alternating_blocks(works: dict[str, Workload]) -> None:
+    work, statuses = works["both"], []
+    for name in ("mist", "aceso"):
+        predictor = SymbolicPredictor(workload=work, cluster=CLUSTER)
+        searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
+        problem = Problem(workload=work, cluster=CLUSTER)
+        result = searcher.search(problem, space_of("3d"), Budget(evaluations=20), 0)
+        statuses.append(result.status)
+    assert statuses == ["REFUSED", "FEASIBLE"]
