@@ -90,8 +90,8 @@ class _Comparison:
             if absent and made:
                 words = (
                     f"{_group_text(group, ranks)}: {_ranks_text(absent)} not in its first call "
-                    f"({made[0]}), in which NCCL waits for all: "
-                    "let all its ranks call it while they connect"
+                    f"({made[0]}), in which NCCL waits for all: let all its ranks call it while "
+                    "they connect"
                 )
                 yield _finding("first call", group, absent, made, words)
 
