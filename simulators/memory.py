@@ -7,7 +7,8 @@ until the last one's. A layer that runs holds what its graph says is alive at
 its peak; when it has run forward it keeps what it saved, or its input where it is computed again,
 until its backward. What is swapped out makes room when whoever takes its buffer has waited for the
 copy, and is back when the copy in begins. Activations that were sent on stay until their gradient
-arrives.
+arrives. Where the gradients of weights have passes of their own, a layer keeps all that it saved or
+computed again until that pass: as much as it takes to hold the gradients of its outputs instead.
 """
 
 import math
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.schedule.plan_orders import passes_of_plan
+from mistlab.schedule.stage_chunks import StagePart, parts_of_plan
 from mistlab.symbolic.layer import sum_name
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Plan
@@ -35,7 +38,7 @@ CLASSES = ("states", "buffers", "step_buffers", "activations", "temporaries")
 _STATES, _BUFFERS, _STEP, _ACTIVATIONS, _TEMPORARIES = range(len(CLASSES))
 
 # Kinds of tasks that change what is held.
-_HOLDING = frozenset("FBAOS")
+_HOLDING = frozenset("FBWAOS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,14 +100,17 @@ def memory_of(
     batch = StageBatch.of_plan(plan)
     figures, sums = model.figures(batch), model.layers_of(batch)
     changes: dict[int, list[Change]] = defaultdict(list)
-    stages = [_Stage(plan, stage, model, figures, sums) for stage in range(plan.num_stages)]
+    stages = _stages(plan, model, figures, sums)
     graph, times = simulation.graph, simulation.times
+    went_forward: set[int | None] = set()
     for task, label in enumerate(graph.labels):
         if label[0] in _HOLDING:
             stage, end_s = graph.stage(task), times.ends_s[task]
             if label[0] == "A":
                 end_s = _given_back_s(simulation, task)
-            is_first = graph.micro_batches[task] == 0
+            is_first = label[0] == "F" and label[2] not in went_forward
+            if is_first:
+                went_forward.add(label[2])
             changes[stage] += stages[stage].changes(
                 label, times.starts_s[task], end_s, is_first=is_first
             )
@@ -127,6 +133,22 @@ def _given_back_s(simulation: "Simulation", number: int) -> float:
     return min(starts, default=times.ends_s[number])
 
 
+def _stages(
+    plan: Plan,
+    model: StageModel,
+    figures: StageFigures,
+    sums: Mapping[str, NDArray[np.float64]],
+) -> list["_Stage"]:
+    passes = passes_of_plan(plan)
+    parts = parts_of_plan(plan, passes[0].chunks)
+    stages = [_Stage(plan, stage, model, figures, sums) for stage in range(plan.num_stages)]
+    for part in parts:
+        stages[part.stage].take(part)
+    for stage, of_stage in zip(stages, passes, strict=True):
+        stage.splits = of_stage.splits_backward
+    return stages
+
+
 class _Stage:
     """What each task of a stage changes: class and bytes."""
 
@@ -139,13 +161,12 @@ class _Stage:
         sums: Mapping[str, NDArray[np.float64]],
     ) -> None:
         own = plan.stages[stage]
-        before = sum(one.layers for one in plan.stages[:stage])
         self.ratios = own.offload
         # Layers count through the whole model, the embedding is layer 0.
-        self.plain = range(before + 1, before + 1 + own.layers - own.checkpointed_layers)
-        self.blocks = range(before + 1, before + 1 + own.layers)
-        last = self.blocks.stop - 1
-        self.sends_from = None if stage == plan.num_stages - 1 else last
+        self.head = plan.layers + 1
+        self.again: set[int] = set()
+        self.sends_from: set[int] = set()
+        self.splits = False
         self.bytes = {
             name: {key: float(sums[sum_name(name, key)][stage]) for key in _SUMS}
             for name in ("embedding", "block", "head")
@@ -166,16 +187,26 @@ class _Stage:
         # computed.
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
+    def take(self, part: StagePart) -> None:
+        """Another part of the model that the stage has."""
+        self.again |= set(part.blocks[len(part.blocks) - part.checkpointed :])
+        if not part.has_head:
+            self.sends_from.add(part.blocks[-1])
+
     def changes(
         self, label: Label, start_s: float, end_s: float, *, is_first: bool
     ) -> list[Change]:
-        """When a task changes which class by how many bytes; ``is_first`` of all micro-batches."""
+        """When a task changes which class by how many bytes; ``is_first`` of its layer's forward
+        passes."""
         kind, direction, layer = label
         assert layer is not None
         if kind == self.steps_with:
             self.steps_from_s = min(self.steps_from_s, start_s)
         if kind == self.steps_with or (kind == "F" and is_first):
             self.steps_until_s = max(self.steps_until_s, end_s)
+        if kind == "W":
+            kept = self._of(layer)["saved_bytes"] if layer in self.again else self._kept(layer)
+            return [(start_s, _ACTIVATIONS, -kept)]
         if kind in ("F", "B"):
             return self._computing(kind == "F", layer, start_s, end_s)
         if kind in ("O", "S"):
@@ -199,37 +230,52 @@ class _Stage:
     ) -> list[Change]:
         held, *peaks = self._held_and_peaks(layer)
         running = peaks[0 if is_forward else 1]
+        if self.splits and not is_forward:
+            return self._of_inputs(layer, running, start_s, end_s)
         return [
             (end_s, _ACTIVATIONS, held) if is_forward else (start_s, _ACTIVATIONS, -held),
             (start_s, _TEMPORARIES, running),
             (end_s, _TEMPORARIES, -running),
         ]
 
+    def _of_inputs(self, layer: int, running: float, start_s: float, end_s: float) -> list[Change]:
+        """A backward pass that leaves the gradients of weights to another one: all that the layer
+        saved stays for that, and all that was computed again."""
+        held, *_ = self._held_and_peaks(layer)
+        changes = [
+            (start_s, _ACTIVATIONS, self._kept(layer) - held),
+            (start_s, _TEMPORARIES, running),
+            (end_s, _TEMPORARIES, -running),
+        ]
+        if layer in self.again:
+            again = self._of(layer)["saved_bytes"] - self._kept(layer)
+            changes.append((end_s, _ACTIVATIONS, again))
+        return changes
+
     def _held_and_peaks(self, layer: int) -> tuple[float, float, float]:
         """What a layer keeps and has sent, and what is alive at the peak of its two passes."""
         found = self.of_layer.get(layer)
         if found is None:
             sums = self._of(layer)
-            sent = sums["output_bytes"] if layer == self.sends_from else 0.0
-            wide = self.wide_bytes if layer >= self.blocks.stop else 0.0
+            sent = sums["output_bytes"] if layer in self.sends_from else 0.0
+            wide = self.wide_bytes if layer == self.head else 0.0
             peaks = sums["forward_peak_bytes"] + wide, self._backward(layer) + wide
             found = self.of_layer[layer] = (self._kept(layer) + sent, *peaks)
         return found
 
     def _of(self, layer: int) -> Mapping[str, float]:
-        if layer in self.blocks:
+        if 0 < layer < self.head:
             return self.bytes["block"]
-        return self.bytes["embedding" if layer < self.blocks.start else "head"]
+        return self.bytes["embedding" if layer == 0 else "head"]
 
     def _kept(self, layer: int) -> float:
         """What a layer keeps between its forward and its backward."""
-        is_again = layer in self.blocks and layer not in self.plain
-        return self._of(layer)["checkpointed_bytes" if is_again else "saved_bytes"]
+        return self._of(layer)["checkpointed_bytes" if layer in self.again else "saved_bytes"]
 
     def _backward(self, layer: int) -> float:
         """What is alive at the peak of a layer's backward, its second forward among it."""
         sums = self._of(layer)
-        if layer in self.plain or layer not in self.blocks:
+        if layer not in self.again:
             return self.bucket_bytes + sums["backward_peak_bytes"]
         again = sums["forward_peak_bytes"] + sums["output_bytes"]
         return self.bucket_bytes + max(again, sums["backward_peak_bytes"])

@@ -5,15 +5,9 @@ it, then alternates.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import chain
 
-from mistlab.schedule.order_checks import check_order
-from mistlab.schedule.order_text import PipelineOrder, order_from_text
-
 DEFAULT_ORDER = "1f1b"
-# Orders that are kept: each as long as its text.
-_MOST_KEPT = 64
 
 
 def in_flight(stage: int, num_stages: int, micro_batches: int) -> int:
@@ -46,19 +40,6 @@ ORDERS: dict[str, Callable[[int, int], str]] = {
 }
 
 
-def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """A named order of a pipeline, checked."""
-    return _made(ORDERS[name], num_stages, micro_batches)
-
-
-@lru_cache(maxsize=_MOST_KEPT)
-def order_of_text(text: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order that a text says, checked."""
-    order = order_from_text(text, num_stages=num_stages, micro_batches=micro_batches)
-    check_order(order)
-    return order
-
-
-@lru_cache(maxsize=_MOST_KEPT)
-def _made(text_of: Callable[[int, int], str], num_stages: int, micro_batches: int) -> PipelineOrder:
-    return order_of_text(text_of(num_stages, micro_batches), num_stages, micro_batches)
+def is_order_path(name: str) -> bool:
+    """Whether an order is given by the path of a file, rather than by a name."""
+    return "/" in name or name.endswith(".txt")

@@ -5,6 +5,7 @@ for follows from that alone (``mistlab.schedule.hazards``). Layers count through
 model, as in ``simulators``.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,10 +13,10 @@ from typing import Literal
 from mistlab.schedule.buffers import Buffers, Touched
 from mistlab.schedule.hazards import Hazards
 from mistlab.schedule.lanes import Lane, lane_of
-from mistlab.schedule.orders import DEFAULT_ORDER, named_order
 from mistlab.schedule.places import entry_of, layer_at, slots_of, tasks_of_slot
+from mistlab.schedule.receipts import Receipt
 from mistlab.schedule.slot_table import Action, Kind, Phase, Task, Template
-from mistlab.schedule.stage_passes import StagePass, passes_of
+from mistlab.schedule.stage_passes import StagePass
 from mistlab.schedule.stage_shape import RING, StageShape
 
 # The host's part of a step: a task of its lane, whatever the name of its action.
@@ -39,7 +40,8 @@ _TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", 
 class Op:
     """A task as the host issues it.
 
-    ``entry`` is its entry of the layers' rings, ``turn`` its pass's of what goes between stages.
+    It is part of a pass, ``of`` which stage; those after the passes are of none. ``entry`` is its
+    entry of the layers' rings, ``room`` where the input of its pass waits that another stage sends.
     ``waits`` are the tasks on other lanes whose ends it waits for, counted back from itself: 1 is
     the task issued just before.
     """
@@ -47,8 +49,9 @@ class Op:
     task: Action | Extra
     lane: Lane
     phase: Phase
+    of: StagePass | None = None
     entry: int = 0
-    turn: int = 0
+    room: int = 0
     reads: Buffers = ()
     writes: Buffers = ()
     waits: tuple[int, ...] = ()
@@ -72,6 +75,23 @@ class Op:
         """The micro-batch of a table's task."""
         assert isinstance(self.task, Action)
         return self.task.micro_batch
+
+    @property
+    def is_of_first(self) -> bool:
+        """Whether its pass is the first of its kind: what adds up over passes begins with it."""
+        return self.of is not None and self.of.is_first
+
+    @property
+    def held(self) -> int:
+        """The slot in which the activations of its micro-batch are held."""
+        assert self.of is not None
+        return self.of.held
+
+    @property
+    def turn(self) -> int:
+        """The entry of its pass in the ring of outcomes that go to other stages."""
+        assert self.of is not None
+        return self.of.number % RING
 
 
 def iterations(shape: StageShape, count: int) -> list[list[Op]]:
@@ -102,18 +122,21 @@ class _Tasks:
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
         self.template = _stepping_on_host(shape.template) if shape.steps_on_host else shape.template
+        # Where the input of a pass waits, if it comes from another stage.
+        self.rooms: dict[int, int] = {}
 
     def iteration(self) -> Iterator[Op]:
         shape = self.shape
-        order = named_order(DEFAULT_ORDER, shape.num_stages, shape.micro_batches)
-        passes = passes_of(order)[shape.stage].passes
-        yield from self._receive(passes[0], 0)
-        for number, action in enumerate(passes):
-            # What the next pass needs may come while this one computes.
-            if number + 1 < len(passes):
-                yield from self._receive(passes[number + 1], number + 1)
-            yield from self._pass(action, number)
-            yield from self._send(action, number)
+        receipts: dict[int, list[Receipt]] = defaultdict(list)
+        for receipt in shape.receipts:
+            receipts[receipt.before].append(receipt)
+            self.rooms[receipt.of.number] = receipt.room
+        for action in shape.passes:
+            # What later passes need may come while this one computes.
+            for receipt in receipts[action.number]:
+                yield self._receive(receipt)
+            yield from self._pass(action)
+            yield from self._send(action)
         yield from self._end()
 
     def _end(self) -> Iterator[Op]:
@@ -131,11 +154,11 @@ class _Tasks:
     def _reduction(self, task: Extra, *, reads: Buffers = (), writes: Buffers) -> Op:
         return Op(task=task, lane="reduce_scatter", phase="step", reads=reads, writes=writes)
 
-    def _pass(self, action: StagePass, number: int) -> Iterator[Op]:
+    def _pass(self, action: StagePass) -> Iterator[Op]:
         phase = action.phase
         depth, count = self.template.depth, self.shape.num_layers
         if phase == "first_forward":
-            yield from self._host_steps(action, number)
+            yield from self._host_steps(action)
             yield from self._room("open")
         if action.kind == "B" and self.shape.offload.activations > 0:
             # What has left since the last forward makes room for what comes back.
@@ -145,7 +168,7 @@ class _Tasks:
             rows = tasks_of_slot(self.template.phases[phase], slot, count, depth)
             for row, position in sorted(rows, key=self._turn):
                 if self.shape.has(row, self._layer(action, position)):
-                    yield self._op(row, position, action, number)
+                    yield self._op(row, position, action)
         if phase == "first_forward":
             yield from self._room("close")
 
@@ -163,30 +186,28 @@ class _Tasks:
         turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
         return turns.index(_name(row) if _name(row) in turns else row.stream)
 
-    def _host_steps(self, action: StagePass, number: int) -> Iterator[Op]:
+    def _host_steps(self, action: StagePass) -> Iterator[Op]:
         """All at once, since each begins as soon as its gradients are there."""
         for position in range(self.shape.num_layers):
             if self.shape.steps_tail(self._layer(action, position)):
-                yield self._op(_HOST_STEP, position, action, number, lane="host")
+                yield self._op(_HOST_STEP, position, action, lane="host")
 
     def _layer(self, action: StagePass, position: int) -> int:
         return self.shape.first_layer + layer_at(position, self.shape.num_layers, action.phase)
 
-    def _op(
-        self, row: Task, position: int, action: StagePass, number: int, lane: Lane | None = None
-    ) -> Op:
+    def _op(self, row: Task, position: int, action: StagePass, lane: Lane | None = None) -> Op:
         layer, phase = self._layer(action, position), action.phase
-        entry = entry_of(number, position, self.shape.num_layers, self.template.depth)
+        entry = entry_of(action.number, position, self.shape.num_layers, self.template.depth)
         touched = Touched(
             shape=self.shape,
             layer=layer,
             entry=entry,
             phase=phase,
-            micro_batch=action.micro_batch,
+            held=action.held,
         )
         reads, writes = touched.by(_HOST if lane == "host" else _name(row))
         if row.kind in ("F", "B"):
-            more = self._at_the_ends(position, action, number)
+            more = self._at_the_ends(position, action)
             reads, writes = (*reads, *more[0]), (*writes, *more[1])
         return Op(
             task=Action(
@@ -197,23 +218,22 @@ class _Tasks:
                 micro_batch=action.micro_batch,
             ),
             lane=lane or lane_of(row),
+            of=action,
             phase=phase,
             entry=entry,
-            turn=number % RING,
+            room=self.rooms.get(action.number, 0),
             reads=reads,
             writes=writes,
         )
 
-    def _at_the_ends(
-        self, position: int, action: StagePass, number: int
-    ) -> tuple[Buffers, Buffers]:
+    def _at_the_ends(self, position: int, action: StagePass) -> tuple[Buffers, Buffers]:
         """What the first and the last layer of a pass touch besides."""
         reads: Buffers = ()
         writes: Buffers = ()
-        if position == 0 and self._has_neighbour(action, receives=True):
-            reads = (("inbox", number % RING),)
-        if position == self.shape.num_layers - 1 and self._has_neighbour(action, receives=False):
-            writes = (("outbox", number % RING),)
+        if position == 0 and action.comes_from is not None:
+            reads = (("inbox", self.rooms[action.number]),)
+        if position == self.shape.num_layers - 1 and action.goes_to is not None:
+            writes = (("outbox", action.number % RING),)
         if self._layer(action, position) == self.shape.last_layer and self.shape.has_head:
             if action.kind == "F":
                 writes = (*writes, ("losses",))
@@ -222,26 +242,20 @@ class _Tasks:
                 reads = (("report",),)
         return reads, writes
 
-    def _has_neighbour(self, action: StagePass, *, receives: bool) -> bool:
-        """Whether a pass gets its input from another stage, or gives its outcome to one."""
-        return (action.comes_from if receives else action.goes_to) is not None
+    def _receive(self, receipt: Receipt) -> Op:
+        lane: Lane = "receive_forward" if receipt.of.kind == "F" else "receive_backward"
+        return self._transfer("Y", lane, receipt.of, writes=(("inbox", receipt.room),))
 
-    def _receive(self, action: StagePass, number: int) -> Iterator[Op]:
-        if self._has_neighbour(action, receives=True):
-            lane: Lane = "receive_forward" if action.kind == "F" else "receive_backward"
-            yield self._transfer("Y", lane, action, number, writes=(("inbox", number % RING),))
-
-    def _send(self, action: StagePass, number: int) -> Iterator[Op]:
-        if self._has_neighbour(action, receives=False):
+    def _send(self, action: StagePass) -> Iterator[Op]:
+        if action.goes_to is not None:
             lane: Lane = "send_forward" if action.kind == "F" else "send_backward"
-            yield self._transfer("X", lane, action, number, reads=(("outbox", number % RING),))
+            yield self._transfer("X", lane, action, reads=(("outbox", action.number % RING),))
 
     def _transfer(
         self,
         kind: Kind,
         lane: Lane,
         action: StagePass,
-        number: int,
         *,
         reads: Buffers = (),
         writes: Buffers = (),
@@ -250,9 +264,10 @@ class _Tasks:
         layer = self.shape.last_layer if above else self.shape.first_layer
         return Op(
             task=Action(stage=action.stage, kind=kind, layer=layer, micro_batch=action.micro_batch),
+            of=action,
             lane=lane,
             phase=action.phase,
-            turn=number % RING,
+            room=self.rooms.get(action.number, 0),
             reads=reads,
             writes=writes,
         )

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.schedule.orders import in_flight
+from mistlab.schedule.plan_orders import in_flight_of_plan
 from mistlab.symbolic.symbols import CHOICES, SIZES
 from mistlab.values.plan import Plan
 
@@ -50,7 +50,7 @@ class StageBatch:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Self:
-        """The stages of a plan, in order, under one forward and one backward pass in turn."""
+        """The stages of a plan, in order."""
         return cls.of_plans([plan])
 
     @classmethod
@@ -98,7 +98,7 @@ StageRow = tuple[float, ...]
 def rows_of(plan: Plan) -> list[StageRow]:
     """The stages of a plan, in order."""
     rows: list[StageRow] = []
-    first_rank, last = 0, plan.num_stages - 1
+    first_rank, last, held = 0, plan.num_stages - 1, in_flight_of_plan(plan)
     for index, stage in enumerate(plan.stages):
         offload = stage.offload
         rows.append(
@@ -106,7 +106,7 @@ def rows_of(plan: Plan) -> list[StageRow]:
                 *(stage.layers, stage.data_parallel, stage.tensor_parallel, stage.micro_batch),
                 *(stage.zero, stage.checkpointed_layers, offload.weights, offload.gradients),
                 *(offload.optimizer, offload.activations),
-                in_flight(index, plan.num_stages, plan.micro_batches),
+                held[index],
                 *(int(index == 0), int(index == last), first_rank),
             )
         )

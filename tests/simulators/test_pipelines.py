@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.orders import ORDERS, named_order
+from mistlab.schedule.checked_orders import named_order
+from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.slot_table import Sends, Template
 from mistlab.schedule.stage_passes import passes_of
 from simulators.build import build_graph
