@@ -4,24 +4,23 @@
 be a random generator, an Optuna trial or a policy.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.dimensions import counts_of_blocks, label_of
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.meshes import (
     Mesh,
     Pipeline,
-    checkpoint_counts,
     even_layers,
     layer_counts,
     lies_well,
     meshes,
     micro_batch_counts,
-    zero_levels,
 )
+from searchers.savings import alike, saving_names, stage_of
 
 Option = TypeVar("Option")
 
@@ -50,30 +49,6 @@ def chosen_plan(problem: Problem, space: SearchSpace, choose: Chooser) -> Plan |
         else:
             stages.append(_stage(stage, mesh, own, pipeline.num_stages, space, choose))
     return Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=tuple(stages))
-
-
-def alike(first: StagePlan, layers: int) -> StagePlan:
-    """A stage of so many blocks that saves memory as the first one does, which has the most."""
-    recomputed = min(first.checkpointed_layers, layers)
-    return replace(first, layers=layers, checkpointed_layers=recomputed)
-
-
-def bare_stage(mesh: Mesh, layers: int, space: SearchSpace) -> StagePlan:
-    """A stage that saves as little memory as the space allows."""
-    ratios = space.offload
-    return StagePlan(
-        layers=layers,
-        data_parallel=mesh.data_parallel,
-        tensor_parallel=mesh.tensor_parallel,
-        micro_batch=mesh.micro_batch,
-        zero=min(space.zero),
-        offload=Offload(
-            weights=min(ratios.weights),
-            gradients=min(ratios.gradients),
-            optimizer=min(ratios.optimizer),
-            activations=min(ratios.activations),
-        ),
-    )
 
 
 def _pipeline(problem: Problem, space: SearchSpace, choose: Chooser) -> Pipeline | None:
@@ -129,24 +104,12 @@ def _layers(layers: int, num_stages: int, space: SearchSpace, choose: Chooser) -
 def _stage(
     stage: int, mesh: Mesh, layers: int, num_stages: int, space: SearchSpace, choose: Chooser
 ) -> StagePlan:
-    ratios = space.offload
-    return StagePlan(
-        layers=layers,
-        data_parallel=mesh.data_parallel,
-        tensor_parallel=mesh.tensor_parallel,
-        micro_batch=mesh.micro_batch,
-        zero=choose(
-            f"zero {stage}", zero_levels(space, mesh.data_parallel, in_pipeline=num_stages > 1)
-        ),
-        checkpointed_layers=choose(f"checkpointed {stage}", checkpoint_counts(space, layers)),
-        offload=Offload(
-            weights=choose(f"weights {stage}", _sorted(ratios.weights)),
-            gradients=choose(f"gradients {stage}", _sorted(ratios.gradients)),
-            optimizer=choose(f"optimizer {stage}", _sorted(ratios.optimizer)),
-            activations=choose(f"activations {stage}", _sorted(ratios.activations)),
-        ),
-    )
-
-
-def _sorted(ratios: Iterable[float]) -> list[float]:
-    return sorted(set(ratios))
+    chosen: dict[str, float] = {}
+    left = layers
+    for name in saving_names():
+        choices = space.choices(name, layers=layers, degree=mesh.value, in_pipeline=num_stages > 1)
+        if name in counts_of_blocks():
+            choices = tuple(count for count in choices if count <= left)
+        chosen[name] = choose(f"{label_of(name)} {stage}", choices)
+        left -= int(chosen[name]) if name in counts_of_blocks() else 0
+    return stage_of(mesh, layers, chosen)

@@ -11,13 +11,13 @@ from math import inf
 import numpy as np
 
 from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction
+from mistlab.values.prediction import Prediction, Predictor
 from mistlab.values.search import (
     Budget,
     Improvement,
-    PlanAndStagePredictor,
     Rival,
     SearchResult,
+    StageCostModel,
     Status,
 )
 from mistlab.values.stages import StageBatch, StageCosts
@@ -51,7 +51,7 @@ class Ledger:
     ``listener`` is told of every answer, for progress.
     """
 
-    predictor: PlanAndStagePredictor
+    predictor: Predictor
     budget: Budget
     clock: Clock
     listener: "Callable[[Ledger], None] | None" = None
@@ -154,6 +154,7 @@ class Ledger:
 
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """What each candidate for a stage costs. Raises ``BudgetSpentError``."""
+        assert isinstance(self.predictor, StageCostModel), "the strategy is no NeedsStageCosts"
         found = []
         parts = [batch]
         if len(batch) > STAGES_AT_ONCE:

@@ -1,23 +1,22 @@
 """Whether a plan is one of a space's."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.dimensions import names_of
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Problem
-from mistlab.values.space import OffloadRatios, SearchSpace
-from mistlab.values.value import to_mapping
-from searchers.choices import alike
+from mistlab.values.space import SearchSpace
 from searchers.meshes import (
     Mesh,
     allows,
-    checkpoint_counts,
     even_layers,
     layer_counts,
     lies_well,
     meshes,
     micro_batch_counts,
-    zero_levels,
 )
+from searchers.savings import alike, saving_names
 
 
 def contains(problem: Problem, space: SearchSpace, plan: Plan) -> bool:
@@ -32,20 +31,26 @@ class Members:
     problem: Problem
     space: SearchSpace
     _meshes: dict[int, frozenset[Mesh]] = field(default_factory=dict, init=False)
+    _savings: dict[tuple[int, Mesh, bool], Mapping[str, frozenset[float]]] = field(
+        default_factory=dict, init=False
+    )
 
     def __contains__(self, plan: Plan) -> bool:
+        meshes_of = [mesh_of(stage) for stage in plan.stages]
         return (
             plan.engine == self.space.engine
             and plan.overlap_communication
-            and self._allows_meshes(plan)
+            and self._allows_meshes(plan, meshes_of)
             and self._allows_layers([stage.layers for stage in plan.stages])
-            and all(self._allows_savings(stage, plan.num_stages) for stage in plan.stages)
+            and all(
+                self._allows_savings(stage, mesh, plan.num_stages > 1)
+                for stage, mesh in zip(plan.stages, meshes_of, strict=True)
+            )
             and (self.space.unequal_stages or _is_alike(plan))
         )
 
-    def _allows_meshes(self, plan: Plan) -> bool:
+    def _allows_meshes(self, plan: Plan, chosen: Sequence[Mesh]) -> bool:
         space, cluster = self.space, self.problem.cluster
-        chosen = [mesh_of(stage) for stage in plan.stages]
         first_rank = 0
         for mesh in chosen:
             if not lies_well(first_rank, mesh.num_gpus, cluster):
@@ -74,25 +79,34 @@ class Members:
         counts = layer_counts(layers, len(chosen), self.space)
         return all(count in counts for count in chosen)
 
-    def _allows_savings(self, stage: StagePlan, num_stages: int) -> bool:
-        return (
-            stage.zero in zero_levels(self.space, stage.data_parallel, in_pipeline=num_stages > 1)
-            and stage.checkpointed_layers in checkpoint_counts(self.space, stage.layers)
-            and _allows_ratios(self.space.offload, stage.offload)
-        )
+    def _allows_savings(self, stage: StagePlan, mesh: Mesh, in_pipeline: bool) -> bool:
+        allowed = self._savings_for(stage.layers, mesh, in_pipeline)
+        return all(stage.value(name) in choices for name, choices in allowed.items())
+
+    def _savings_for(
+        self, layers: int, mesh: Mesh, in_pipeline: bool
+    ) -> Mapping[str, frozenset[float]]:
+        key = layers, mesh, in_pipeline
+        if key not in self._savings:
+            self._savings[key] = {
+                name: frozenset(
+                    self.space.choices(
+                        name, layers=layers, degree=mesh.value, in_pipeline=in_pipeline
+                    )
+                )
+                for name in saving_names()
+            }
+        return self._savings[key]
 
 
 def mesh_of(stage: StagePlan) -> Mesh:
     """The mesh of a stage."""
-    return Mesh(
-        data_parallel=stage.data_parallel,
-        tensor_parallel=stage.tensor_parallel,
-        micro_batch=stage.micro_batch,
-    )
-
-
-def _allows_ratios(allowed: OffloadRatios, chosen: Offload) -> bool:
-    return all(ratio in getattr(allowed, name) for name, ratio in to_mapping(chosen).items())
+    others: tuple[tuple[str, int], ...] = ()
+    if stage.others:
+        others = tuple(
+            (name, int(value)) for name, value in stage.others if name in names_of("mesh")
+        )
+    return Mesh(stage.data_parallel, stage.tensor_parallel, stage.micro_batch, others)
 
 
 def _is_alike(plan: Plan) -> bool:

@@ -5,26 +5,52 @@ A stage lies inside one node or fills whole ones; ranks fill nodes in order.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from typing import NamedTuple
 
-from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
+from mistlab.values.dimensions import DIMENSIONS, names_of
 from mistlab.values.job import degree_problem
+from mistlab.values.mesh import num_gpus
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 
 
 class Mesh(NamedTuple):
-    """The GPUs of one stage and the sequences that each data-parallel rank of it takes."""
+    """The GPUs of one stage and the sequences that each data-parallel rank of it takes; ``others``
+    are values of dimensions of the mesh that were added to the table, where not the default."""
 
     data_parallel: int
     tensor_parallel: int
     micro_batch: int
+    others: tuple[tuple[str, int], ...] = ()
+
+    def value(self, name: str) -> int:
+        """The value of a dimension of the mesh."""
+        if name in _OWN:
+            value: int = getattr(self, name)
+            return value
+        return self.values()[name]
+
+    def values(self) -> dict[str, int]:
+        """The values of all dimensions of the mesh."""
+        own = {name: getattr(self, name) for name in _OWN}
+        further = {name: DIMENSIONS[name].default for name in names_of("mesh") if name not in own}
+        return {**own, **further, **dict(self.others)}
 
     @property
     def num_gpus(self) -> int:
         """GPUs of the stage."""
-        return self.data_parallel * self.tensor_parallel
+        return _gpus(self)
+
+
+_OWN = ("data_parallel", "tensor_parallel", "micro_batch")
+
+
+@cache
+def _gpus(mesh: Mesh) -> int:
+    return num_gpus(mesh.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -67,9 +93,10 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
     return [
         mesh
         for tensor in _tensor_degrees(problem, space)
+        for others in _other_degrees(space)
         for data in divisors(together)
         if allows(space.data_parallel, data) and allows(space.micro_batch, together // data)
-        for mesh in [Mesh(data_parallel=data, tensor_parallel=tensor, micro_batch=together // data)]
+        for mesh in [Mesh(data, tensor, together // data, others)]
         if mesh.num_gpus <= cluster.num_gpus and _divides_nodes(mesh.num_gpus, cluster)
     ]
 
@@ -124,18 +151,6 @@ def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
     return tuple(share + (stage < rest) for stage in range(num_stages))
 
 
-def zero_levels(space: SearchSpace, data_parallel: int, *, in_pipeline: bool) -> tuple[int, ...]:
-    """The ZeRO levels that a stage may have: a single rank shards nothing, and takes the lowest."""
-    highest = ENGINES[space.engine].highest_zero_of(in_pipeline=in_pipeline)
-    levels = tuple(sorted(level for level in set(space.zero) if level <= highest))
-    return levels[:1] if data_parallel == 1 else levels
-
-
-def checkpoint_counts(space: SearchSpace, layers: int) -> Sequence[int]:
-    """How many blocks of a stage may be computed again."""
-    return range(layers + 1) if space.partial_checkpointing else (0, layers)
-
-
 def _sequences(
     problem: Problem, choices: Sequence[Mesh], first_rank: int, layers: int
 ) -> Iterator[tuple[Mesh, ...]]:
@@ -162,6 +177,20 @@ def _tensor_degrees(problem: Problem, space: SearchSpace) -> list[int]:
         degree
         for degree in sorted(set(degrees))
         if degree <= most and not degree_problem(problem.workload.model, degree)
+    ]
+
+
+def _other_degrees(space: SearchSpace) -> list[tuple[tuple[str, int], ...]]:
+    """The values of added dimensions of the mesh, together; the default is not said."""
+    names = [name for name in names_of("mesh") if name not in _OWN]
+    listed = (space.listed(name) or () for name in names)
+    return [
+        tuple(
+            (name, int(value))
+            for name, value in zip(names, values, strict=True)
+            if value != DIMENSIONS[name].default
+        )
+        for values in product(*listed)
     ]
 
 

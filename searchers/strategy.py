@@ -11,7 +11,8 @@ from typing import final
 
 import numpy as np
 
-from mistlab.values.search import Budget, PlanAndStagePredictor, Problem, SearchResult, Status
+from mistlab.values.prediction import Predictor
+from mistlab.values.search import Budget, Problem, SearchResult, StageCostModel, Status
 from mistlab.values.space import SearchSpace
 from searchers.ledger import BudgetSpentError, Clock, Ledger
 from searchers.meshes import pipelines
@@ -34,6 +35,26 @@ class Ending:
 # The problem, the space, whom to ask, and where randomness comes from.
 Strategy = Callable[[Problem, SearchSpace, Ledger, np.random.Generator], Ending]
 
+# Why a search is refused whose predictor predicts whole plans alone.
+NO_STAGE_COSTS = "asks for costs of single stages, which the predictor does not give"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NeedsStageCosts:
+    """A strategy that asks for costs of single stages, which not every predictor gives.
+
+    Any other strategy asks for predictions of whole plans alone.
+    """
+
+    strategy: Strategy
+
+    def __call__(
+        self, problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
+    ) -> Ending:
+        """Search as the strategy does."""
+        return self.strategy(problem, space, ledger, draw)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +62,7 @@ class StrategySearcher:
     """A strategy as a ``Searcher``."""
 
     strategy: Strategy
-    predictor: PlanAndStagePredictor
+    predictor: Predictor
     clock: Clock = perf_counter
     listener: Callable[[Ledger], None] | None = None
 
@@ -52,6 +73,10 @@ class StrategySearcher:
         ledger = Ledger(
             predictor=self.predictor, budget=budget, clock=self.clock, listener=self.listener
         )
+        if isinstance(self.strategy, NeedsStageCosts) and not isinstance(
+            self.predictor, StageCostModel
+        ):
+            return ledger.result("REFUSED", seed, reason=NO_STAGE_COSTS)
         try:
             if next(pipelines(problem, space), None) is None:
                 return ledger.result("INFEASIBLE", seed, reason=_no_pipeline(problem, space))

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mistlab.cost.tasks import TASK_COLUMNS, TaskModel, TaskSeconds
+from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.schedule.slot_kinds import LAYER_TYPES
 from mistlab.schedule.slot_table import Kind, Template
@@ -30,7 +30,7 @@ def tasks_of_parts(
     """The times of each part's tasks, and the factors by which the streams of each stage slow one
     another."""
     batch = StageBatch.of_plan(plan)
-    seconds = model.seconds({name: getattr(batch, name) for name in TASK_COLUMNS})
+    seconds = model.seconds({name: batch.value(name) for name in task_columns()})
     parts = parts_of_plan(plan, passes[0].chunks)
     networks = _networks(seconds, batch, parts)
     names = _names(model.template)

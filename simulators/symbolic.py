@@ -24,6 +24,7 @@ from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.plan_orders import order_of_plan
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.mesh import num_gpus
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.stages import (
@@ -197,7 +198,7 @@ class SymbolicPredictor:
         self, schedule: EngineMode, batch: StageBatch, figures: StageFigures
     ) -> Iterator[KnownStage]:
         costs = self._costs(schedule, batch, figures)
-        gpus = np.minimum(batch.data_parallel * batch.tensor_parallel, self.cluster.gpus_per_node)
+        gpus = np.minimum(num_gpus(batch.value), self.cluster.gpus_per_node)
         return known_stages(costs, figures, gpus)
 
     def _stages(self, engine: str) -> StageModel:

@@ -5,13 +5,14 @@ A100 80 GB, and Megatron's weak scaling.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from mistlab import catalog
 from mistlab.calibration.rows import Row, positive, read_rows
+from mistlab.engines.aceso import ACESO
 from mistlab.engines.deepspeed import DEEPSPEED
 from mistlab.engines.engine import Engine
 from mistlab.engines.megatron import MEGATRON
@@ -21,9 +22,10 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
 from mistlab.schedule.orders import in_flight
 from mistlab.values.datafile import parse_yaml
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.stages import StageBatch
 from mistlab.values.units import MIB_BYTES, MILLISECONDS, TFLOP
 from mistlab.values.value import check_field
@@ -49,20 +51,18 @@ WEAK_SCALING = (
 CATALOGUE_FAMILY = {"gpt2": "gpt3", "gpt": "gpt3"}
 CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
 CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
-# Stages on Aceso's runtime waited for every transfer. Tensor-parallel ranks of Megatron-LM sent a
+# Tensor-parallel ranks of Megatron-LM sent a
 # part of the activations each (scatter-gather-tensors-in-pipeline until 2023, pipe-partitioned
 # tensors of DeepSpeed).
-WAITING = replace(MEGATRON, sends="blocking")
 SENDING_PARTS = replace(MEGATRON, sends="split")
-# The engine for plans that stands for a system, the engine that ran it, and whether communication
-# overlapped.
-SYSTEMS: Mapping[str, tuple[str, Engine, bool]] = {
-    "mistlab": ("mistlab", MISTLAB, True),
-    "mist": ("mistlab", MIST, True),
-    "megatron-lm": ("megatron", MEGATRON, True),
-    "deepspeed": ("deepspeed", DEEPSPEED, True),
-    "aceso": ("megatron", WAITING, False),
-    "megatron": ("megatron", WAITING, False),
+# The engine that ran a system's plans, and whether communication overlapped.
+SYSTEMS: Mapping[str, tuple[Engine, bool]] = {
+    "mistlab": (MISTLAB, True),
+    "mist": (MIST, True),
+    "megatron-lm": (MEGATRON, True),
+    "deepspeed": (DEEPSPEED, True),
+    "aceso": (ACESO, False),
+    "megatron": (ACESO, False),
 }
 README_BASE = {
     "id": "mist-l4-readme-small-base",
@@ -100,8 +100,8 @@ class PublishedRun:
     """A run that was measured: what ran, and how long an iteration took.
 
     ``stages`` has fractional layers where the run split single operators; then ``plan`` is None.
-    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. ``engine`` is
-    the engine for plans that stands for the system, ``ran_by`` the row of the system itself.
+    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. ``ran_by`` is
+    the engine that ran it, ``engine`` names the engine for plans that stands for that one.
     """
 
     name: str
@@ -175,7 +175,8 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
     if hardware is not None and hardware.name != name:
         return
     system = row["system"].split()[0]
-    engine, ran_by, overlaps = SYSTEMS[system]
+    ran_by, overlaps = SYSTEMS[system]
+    engine = ran_by.measured_as or ran_by.name
     nodes, gpus = int(row["nodes"]), int(row["gpus"])
     batch = _stage_columns(row)
     plan = _plan(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None
@@ -297,17 +298,8 @@ def _is_whole(batch: StageBatch) -> bool:
 
 
 def _plan(batch: StageBatch, micro_batches: int, engine: str, overlaps: bool) -> Plan:
-    names = [entry.name for entry in fields(StagePlan) if entry.name != "offload"]
     stages = tuple(
-        StagePlan(
-            **{name: int(getattr(batch, name)[i]) for name in names},
-            offload=Offload(
-                **{
-                    entry.name: float(getattr(batch, f"offload_{entry.name}")[i])
-                    for entry in fields(Offload)
-                }
-            ),
-        )
+        StagePlan.of_values({name: batch.value(name)[i] for name in DIMENSIONS})
         for i in range(len(batch))
     )
     return Plan(

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,7 +86,8 @@ def parser_of(command: str, description: str | None, **defaults: Any) -> argpars
 def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """Run a command and return its exit status; what went wrong goes to standard error."""
     try:
-        status = main(arguments)
+        with _warnings_in_lines():
+            status = main(arguments)
         sys.stdout.flush()
     except InputError as error:
         return _complain(error, NO_ANSWER if isinstance(error, NoAnswerError) else WRONG_USAGE)
@@ -101,6 +103,18 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
+
+
+@contextmanager
+def _warnings_in_lines() -> Iterator[None]:
+    """Let warnings be a line each on standard error, without the code that they come from."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        progress(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

@@ -3,15 +3,18 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from experiments.cli.commandline import as_options
 from experiments.cli.problem import problem_of
 from mistlab.engines.table import ENGINES
 from mistlab.values.errors import InputError, near_matches
-from mistlab.values.search import Budget, Problem
+from mistlab.values.search import Budget, Problem, StageCostModel
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from searchers.meshes import pipelines
 from searchers.registry import SEARCHERS
+from searchers.strategy import NeedsStageCosts
+from simulators.registry import PREDICTORS
 
 # These are grids over spaces of their own, whatever the others choose from.
 OWN_SPACES = ("megatron", "deepspeed")
@@ -33,7 +36,7 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
 
 
 def space_called(name: str, engine: str | None) -> SearchSpace:
-    """A space by name, with another engine if one is given; some engines offload nothing."""
+    """A space by name, as far as another engine goes along with it if one is given."""
     try:
         space = space_of(name)
     except InputError as error:
@@ -41,8 +44,10 @@ def space_called(name: str, engine: str | None) -> SearchSpace:
         raise InputError(message) from None
     if engine is None or engine == space.engine:
         return space
-    offload = space.offload if ENGINES[engine].offloads else OffloadRatios()
-    return replace(space, engine=engine, offload=offload)
+    row = ENGINES[engine]
+    offload = space.offload if row.offloads else OffloadRatios()
+    zero = tuple(level for level in space.zero if level <= row.highest_zero)
+    return replace(space, engine=engine, offload=offload, zero=zero or (row.highest_zero,))
 
 
 def space_for(searcher: str, space: SearchSpace) -> SearchSpace:
@@ -50,13 +55,28 @@ def space_for(searcher: str, space: SearchSpace) -> SearchSpace:
     return space_of(searcher) if searcher in OWN_SPACES else space
 
 
-def searchers_called(names: Sequence[str]) -> list[str]:
-    """Names of searchers, each once; an unknown one is refused."""
+def searchers_called(names: Sequence[str], predictor: str = "symbolic") -> list[str]:
+    """Names of searchers, each once; an unknown one is refused, and one that asks for more than a
+    predictor gives."""
     for name in names:
         if name not in SEARCHERS:
             message = f"searcher {name!r} is unknown{near_matches(name, SEARCHERS)}"
             raise InputError(message)
+        if not can_ask(name, predictor):
+            others = ", ".join(other for other in SEARCHERS if can_ask(other, predictor))
+            message = (
+                f"--predictor {predictor}: it gives no costs of single stages, for which searcher "
+                f"{name} asks: give one of {others}, or --predictor symbolic"
+            )
+            raise InputError(message)
     return list(dict.fromkeys(names))
+
+
+def can_ask(searcher: str, predictor: str) -> bool:
+    """Whether a predictor gives what a searcher asks for."""
+    if not isinstance(SEARCHERS[searcher], NeedsStageCosts):
+        return True
+    return issubclass(cast("type", PREDICTORS[predictor]), StageCostModel)
 
 
 def budget_of(options: argparse.Namespace, default: Budget) -> Budget:

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from experiments.cli.commandline import PROBLEM, parser_of
+from simulators.registry import PREDICTORS
 
 
 def search_parser(
@@ -18,6 +19,13 @@ def search_parser(
         engine=None,
         seed=0,
         **defaults,
+    )
+    parser.add_argument(
+        "--predictor",
+        choices=tuple(PREDICTORS),
+        default="symbolic",
+        help="whom searchers ask; events plays plans, and costs no single stages (default: "
+        "%(default)s)",
     )
     parser.add_argument("--budget-seconds", type=float, help="seconds that a searcher may take")
     parser.add_argument(

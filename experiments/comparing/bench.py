@@ -6,18 +6,19 @@ from time import perf_counter
 from typing import Self
 
 from mistlab.cost.memory import allocator_of, room_bytes
+from mistlab.cost.views import View, viewed
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction
-from mistlab.values.search import Budget, PlanAndStagePredictor, Problem, SearchResult
+from mistlab.values.prediction import Prediction, Predictor
+from mistlab.values.search import Budget, Problem, SearchResult, StageCostModel
 from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.values.stages import StageBatch
 from searchers.choices import Chooser, chosen_plan
 from searchers.ledger import Ledger
 from searchers.registry import SEARCHERS
 from searchers.strategy import INTERRUPTED, StrategySearcher
 from simulators.events import EventSimulator
-from simulators.symbolic import SymbolicPredictor
+from simulators.registry import PREDICTORS
 
 # What an engineer would try, which speedups are over.
 BASELINE = "megatron"
@@ -112,34 +113,19 @@ class Entry:
 
 
 @dataclass(slots=True, kw_only=True)
-class Watched:
-    """A predictor that remembers the front of the plans that it was asked about."""
+class Front:
+    """The front of the plans that a search asked about: points that no other beats in both."""
 
-    predictor: PlanAndStagePredictor
     outside_bytes: float
     points: list[Point] = field(default_factory=list)
 
-    def predict(self, plan: Plan) -> Prediction:
-        """What the plan costs."""
-        return self.predict_many([plan])[0]
-
-    def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
-        """What each plan costs, in order."""
-        predictions = self.predictor.predict_many(plans)
-        self.points += [
-            Point(
-                iteration_s=prediction.iteration_s,
-                memory_bytes=round(fullest_bytes(prediction) + self.outside_bytes),
-            )
-            for prediction in predictions
-        ]
+    def see(self, _plan: Plan, prediction: Prediction) -> Prediction:
+        """Remember a prediction, and leave it as it is."""
+        memory_bytes = round(fullest_bytes(prediction) + self.outside_bytes)
+        self.points.append(Point(iteration_s=prediction.iteration_s, memory_bytes=memory_bytes))
         if len(self.points) > MOST_POINTS:
             self.points = list(front_of(self.points))
-        return predictions
-
-    def stage_costs(self, batch: StageBatch, *, engine: str = "mistlab") -> StageCosts:
-        """What each candidate for a stage costs."""
-        return self.predictor.stage_costs(batch, engine=engine)
+        return prediction
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,17 +133,17 @@ class Bench:
     """A problem, and whom all searchers ask about it."""
 
     problem: Problem
-    predictor: SymbolicPredictor
+    predictor: Predictor
     simulator: EventSimulator
     _simulated_s: dict[Plan, float] = field(default_factory=dict, init=False)
 
     @classmethod
-    def of(cls, problem: Problem) -> Self:
-        """The bench of a problem."""
+    def of(cls, problem: Problem, predictor: str = "symbolic") -> Self:
+        """The bench of a problem, on which searchers ask one of ``PREDICTORS``."""
         workload, cluster = problem.workload, problem.cluster
         return cls(
             problem=problem,
-            predictor=SymbolicPredictor(workload=workload, cluster=cluster),
+            predictor=PREDICTORS[predictor](workload=workload, cluster=cluster),
             simulator=EventSimulator(workload=workload, cluster=cluster),
         )
 
@@ -180,7 +166,8 @@ class Bench:
         plan = chosen_plan(self.problem, space, Chooser(lambda _, options: 0))
         if plan is not None:
             self.predictor.predict(plan)
-            self.predictor.stage_costs(StageBatch.of_plan(plan), engine=space.engine)
+            if isinstance(self.predictor, StageCostModel):
+                self.predictor.stage_costs(StageBatch.of_plan(plan), engine=space.engine)
 
     def search(
         self,
@@ -191,7 +178,8 @@ class Bench:
         listener: Callable[[Ledger], None],
     ) -> Entry:
         """Let one searcher search."""
-        watched = Watched(predictor=self.predictor, outside_bytes=self.outside_bytes)
+        front = Front(outside_bytes=self.outside_bytes)
+        watched = viewed(self.predictor, View(of_plan=front.see))
         searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=watched, listener=listener)
         result = searcher.search(self.problem, space, budget, seed)
         return Entry(
@@ -199,7 +187,7 @@ class Bench:
             space=space,
             result=result,
             simulated_s=None,
-            front=front_of(watched.points),
+            front=front_of(front.points),
         )
 
     def played(self, entry: Entry) -> Entry:

@@ -15,6 +15,7 @@ from experiments.cli.commandline import (
 from experiments.cli.rundir import RunDirectory, earlier_rows
 from experiments.cli.search_options import (
     budget_of,
+    can_ask,
     searched,
     searchers_called,
 )
@@ -35,6 +36,7 @@ from experiments.reports.drawings import draw
 from mistlab.values.datafile import read_json
 from mistlab.values.search import Budget
 from mistlab.values.value import to_mapping
+from searchers.registry import SEARCHERS
 
 COMMAND = "compare_searchers"
 EVALUATIONS = 10_000
@@ -48,11 +50,12 @@ ASIDE = ("searchers", "out", "json")
 def compare(options: argparse.Namespace) -> int:
     """Compare, print a table and the reasons, fill the run directory."""
     started = time.perf_counter()
-    names = searchers_called(options.searchers.split(","))
+    names = searchers_called(_wanted(options), options.predictor)
+    options.searchers = ",".join(names)
     problem, space = searched(options)
     budget = budget_of(options, _default_budget(len(names), quick=options.quick))
     options.budget_evaluations, options.budget_seconds = budget.evaluations, budget.seconds
-    bench = Bench.of(problem)
+    bench = Bench.of(problem, options.predictor)
     earlier = earlier_rows(options.out, COMMAND, vars(options), aside=ASIDE)
     comparison = Comparison(
         bench=bench,
@@ -67,6 +70,15 @@ def compare(options: argparse.Namespace) -> int:
         progress(f"interrupted: what was found is in {options.out}; the same command goes on")
         return INTERRUPTED
     return status
+
+
+def _wanted(options: argparse.Namespace) -> list[str]:
+    """The searchers that were asked for; where none were, all that can ask the predictor."""
+    if options.searchers is not None:
+        wanted: list[str] = options.searchers.split(",")
+        return wanted
+    plain = (name for name in SEARCHERS if ":" not in name)
+    return [name for name in plain if can_ask(name, options.predictor)]
 
 
 def _default_budget(searchers: int, *, quick: bool) -> Budget:

@@ -4,16 +4,16 @@ A step is the next lower number of recomputed blocks, ZeRO level or offload rati
 stages at once where the space keeps them alike), or micro-batches twice as large and half as many.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.dimensions import change_words, counts_of_blocks, names_of
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from searchers.meshes import checkpoint_counts, meshes, micro_batch_counts, zero_levels
+from searchers.membership import mesh_of
+from searchers.meshes import meshes, micro_batch_counts
 
-Number = TypeVar("Number", int, float)
 Step = Callable[[StagePlan], StagePlan]
 
 
@@ -48,44 +48,32 @@ def _less_saving(plan: Plan, space: SearchSpace) -> Iterator[Neighbour]:
 
 
 def _steps(stage: StagePlan, num_stages: int, space: SearchSpace) -> Iterator[tuple[str, Step]]:
-    count = _below(stage.checkpointed_layers, checkpoint_counts(space, stage.layers))
-    if count is not None:
-        yield (
-            f"{count} instead of {stage.checkpointed_layers} blocks recomputed",
-            _recomputing(count),
+    # Blocks that are treated otherwise come first.
+    for name in (*counts_of_blocks(), *names_of("savings")):
+        now = stage.value(name)
+        choices = space.choices(
+            name, layers=stage.layers, degree=stage.degree, in_pipeline=num_stages > 1
         )
-    level = _below(stage.zero, zero_levels(space, stage.data_parallel, in_pipeline=num_stages > 1))
-    if level is not None:
-        yield f"ZeRO-{level} instead of ZeRO-{stage.zero}", lambda one: replace(one, zero=level)
-    for kind in (entry.name for entry in fields(Offload)):
-        now = getattr(stage.offload, kind)
-        ratio = _below(now, getattr(space.offload, kind))
-        if ratio is not None:
-            yield f"{ratio:.1%} instead of {now:.1%} of {kind} offloaded", _offloading(kind, ratio)
+        lower = max((choice for choice in choices if choice < now), default=None)
+        if lower is not None:
+            yield change_words(name, now, lower), _stepping(name, lower)
 
 
-def _recomputing(count: int) -> Step:
-    return lambda stage: replace(stage, checkpointed_layers=min(count, stage.layers))
+def _stepping(name: str, value: float) -> Step:
+    def step(stage: StagePlan) -> StagePlan:
+        most = stage.layers if name in counts_of_blocks() else value
+        return stage.with_values({name: min(value, most)})
 
-
-def _offloading(kind: str, ratio: float) -> Step:
-    return lambda stage: replace(stage, offload=replace(stage.offload, **{kind: ratio}))
-
-
-def _below(value: Number, choices: Iterable[Number]) -> Number | None:
-    return max((choice for choice in choices if choice < value), default=None)
+    return step
 
 
 def _larger_micro_batches(plan: Plan, problem: Problem, space: SearchSpace) -> Iterator[Neighbour]:
     half, rest = divmod(plan.micro_batches, 2)
     if rest or half not in micro_batch_counts(problem, space):
         return
-    allowed = {
-        (mesh.data_parallel, mesh.tensor_parallel, mesh.micro_batch)
-        for mesh in meshes(problem, space, half)
-    }
+    allowed = {*meshes(problem, space, half)}
     stages = [replace(stage, micro_batch=2 * stage.micro_batch) for stage in plan.stages]
-    if all((s.data_parallel, s.tensor_parallel, s.micro_batch) in allowed for s in stages):
+    if all(mesh_of(stage) in allowed for stage in stages):
         yield Neighbour(
             change=f"{half} micro-batches twice as large instead of {plan.micro_batches}",
             plan=replace(plan, micro_batches=half, stages=tuple(stages)),

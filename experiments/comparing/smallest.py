@@ -23,8 +23,8 @@ from searchers.meshes import (
     even_layers,
     layer_counts,
     pipelines,
-    zero_levels,
 )
+from searchers.savings import stage_of
 
 # Pipelines of unequal meshes to look at.
 SOME = 100
@@ -112,23 +112,19 @@ def _fullness(one: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
 
 def _saving(pipeline: Pipeline, layers: int, space: SearchSpace) -> Iterator[Plan]:
     """Ways to save as much memory as can be."""
-    degrees = {mesh.data_parallel for mesh in pipeline.meshes}
-    levels = zero_levels(space, max(degrees), in_pipeline=pipeline.num_stages > 1)
+    in_pipeline = pipeline.num_stages > 1
+    shares = even_layers(layers, pipeline.num_stages)
+    largest = max(pipeline.meshes, key=lambda mesh: mesh.data_parallel)
+    levels = space.choices("zero", layers=1, degree=largest.value, in_pipeline=in_pipeline)
     for level in levels:
         for offload in _offloads(space):
             stages = tuple(
-                StagePlan(
-                    layers=own,
-                    data_parallel=mesh.data_parallel,
-                    tensor_parallel=mesh.tensor_parallel,
-                    micro_batch=mesh.micro_batch,
-                    zero=level if mesh.data_parallel > 1 else levels[0],
-                    checkpointed_layers=own,
+                replace(
+                    stage_of(mesh, own, {"checkpointed_layers": own}),
+                    zero=int(level) if mesh.data_parallel > 1 else int(levels[0]),
                     offload=offload,
                 )
-                for mesh, own in zip(
-                    pipeline.meshes, even_layers(layers, pipeline.num_stages), strict=True
-                )
+                for mesh, own in zip(pipeline.meshes, shares, strict=True)
             )
             yield Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=stages)
 

@@ -39,11 +39,12 @@ QUICK = Budget(evaluations=1_000, seconds=2)
 
 def tune(options: argparse.Namespace) -> int:
     """Search, write the plan, print one page about it."""
-    (name,) = searchers_called([options.searcher])
+    (name,) = searchers_called([options.searcher], options.predictor)
     problem, space = searched(options)
     budget = budget_of(options, QUICK if options.quick else BUDGET)
     out = writable(options.out, "plan file")
-    bench, live, space = Bench.of(problem), Live(searcher=name), space_for(name, space)
+    bench, live = Bench.of(problem, options.predictor), Live(searcher=name)
+    space = space_for(name, space)
     bench.warm_up(space)
     entry = decided(bench.played(bench.search(name, space, budget, options.seed, live)))
     live.end(f"{entry.result.status} in {entry.result.wall_s:.2f} s")

@@ -263,7 +263,7 @@ def _work(block: Block) -> Mapping[str, float]:
         precision=block.precision,
     )
     compiled = work_of(graph_of(workload), MEGATRON.kernels).compiled
-    columns = size_columns(workload, np.array([block.micro_batch]), np.array([1]))
+    columns = size_columns(workload, {"b": np.array([block.micro_batch]), "tp": np.array([1])})
     values = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
     names = [f"{operators} {unit}" for operators in OPERATORS_OF_CLASS for unit in COUNTED]
     return {name: sum(values[f"block {phase} {name}"] for phase in PHASES) for name in names}

@@ -11,7 +11,7 @@ from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import constants_of
 from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.symbolic.symbols import SIZES
+from mistlab.symbolic.symbols import size_names, sizes_of_candidates
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 
@@ -38,7 +38,8 @@ def _step_flop(workload: Workload, counts: tuple[int, int, int]) -> float:
 @cache
 def _sequence_flop(workload: Workload) -> tuple[float, ...]:
     """Operations of a sequence in the embedding, a block and the head."""
-    sizes = {**constants_of(workload), "b": 1, "tp": 1, "V": workload.model.padded_vocab(1)}
+    ones = dict.fromkeys(sizes_of_candidates(), 1)
+    sizes = {**constants_of(workload), **ones, "V": workload.model.padded_vocab(1)}
     columns = {name: np.array([float(size)]) for name, size in sizes.items()}
     return tuple(float(flop) for (flop,) in _flop(graph_of(workload))(columns))
 
@@ -50,4 +51,4 @@ def _flop(graph: StoredGraph) -> Compiled:
         name: sympy.Add(*(o.flop for o in layer.operators if o.kind in PRODUCTS))
         for name, layer in zip(LAYERS, graph.layers, strict=True)
     }
-    return compile_expressions(flop, columns=tuple(SIZES), constants={})
+    return compile_expressions(flop, columns=size_names(), constants={})

@@ -8,6 +8,7 @@ such widths lay from the others. Each doubling beyond adds half as much again.
 
 from dataclasses import dataclass, field
 
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
 from mistlab.values.workload import Workload
@@ -79,7 +80,7 @@ def bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionBo
     calibrations = {c.engine: c for c in cluster.hardware.engines or ()}
     return PredictionBounds(
         engine=engine,
-        calibration=calibrations.get(engine),
+        calibration=calibrations.get(ENGINES[engine].measured_as or engine),
         hidden=workload.model.hidden,
         sequence_length=workload.sequence_length,
     )

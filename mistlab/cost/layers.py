@@ -22,7 +22,7 @@ from mistlab.symbolic.graph import LAYERS, PHASES, LayerGraph, Operator, Phase
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.symbolic.symbols import SIZES, size_symbol
+from mistlab.symbolic.symbols import size_names, size_symbol
 from mistlab.values.workload import Precision
 
 # Besides the classes of operators: products that go on beside tensor-parallel collectives.
@@ -91,7 +91,7 @@ def _compiled(graph: StoredGraph, rules: KernelRules) -> Compiled:
                 expressions[f"{name} {phase} {key}"] = work
     return compile_expressions(
         expressions,
-        columns=tuple(SIZES),
+        columns=size_names(),
         constants={},
         numbers={
             f"{name} {phase}": sum(o.phase == phase for o in layer.collectives)

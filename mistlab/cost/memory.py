@@ -10,6 +10,7 @@ from mistlab.engines.engine import Engine
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import Allocator
 from mistlab.values.errors import UncalibratedError
+from mistlab.values.mesh import ranks_of
 from mistlab.values.stages import Column, StageBatch, StageFigures, StagePeaks
 
 Values = NDArray[np.float64]
@@ -23,7 +24,8 @@ def reserved_bytes(
     if engine.cached_share is not None:
         comes_and_goes = figures.peak_bytes - figures.held_bytes
         return np.asarray(figures.peak_bytes + engine.cached_share * comes_and_goes)
-    shard = figures.largest_parameters / np.where(batch.zero >= 1, batch.data_parallel, 1)
+    ranks = np.where(batch.zero >= 1, ranks_of("gather", batch.value), 1)
+    shard = figures.largest_parameters / ranks
     head_bytes = allocator.head_bytes_a_parameter * figures.head_parameters
     return np.asarray(
         figures.peak_bytes

@@ -4,7 +4,7 @@ Axes: C plans, P parts of the model in order, T types of layers.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mistlab.cost.order_path import SplitTimes, order_iteration_s
 from mistlab.cost.pipeline import StageTimes
 from mistlab.cost.stage import StageTimeModel
-from mistlab.cost.tasks import TASK_COLUMNS
+from mistlab.cost.tasks import task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.stage_chunks import StagePart, parts_of_plan
@@ -46,18 +46,21 @@ def _batch(plans: Sequence[Plan], parts: Sequence[StagePart]) -> StageBatch:
         np.cumsum([0, *(plan.num_stages for plan in plans)])[:-1], len(parts) // len(plans)
     )
     stages = first + np.array([part.stage for part in parts])
-    return replace(
-        StageBatch.of_plans(plans).chosen(stages),
-        layers=np.array([len(part.blocks) for part in parts]),
-        checkpointed_layers=np.array([part.checkpointed for part in parts]),
-        has_embedding=np.array([int(part.has_embedding) for part in parts]),
-        has_head=np.array([int(part.has_head) for part in parts]),
+    own = {
+        "layers": [len(part.blocks) for part in parts],
+        "checkpointed_layers": [part.checkpointed for part in parts],
+        "has_embedding": [int(part.has_embedding) for part in parts],
+        "has_head": [int(part.has_head) for part in parts],
+    }
+    of_stages = StageBatch.of_plans(plans).chosen(stages)
+    return StageBatch.of_columns(
+        {**of_stages.columns, **{name: np.array(column) for name, column in own.items()}}
     )
 
 
 def _split_times(model: StageTimeModel, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
     """What backward passes without the gradients of weights leave, and take besides."""
-    seconds = model.tasks.seconds({name: getattr(batch, name) for name in TASK_COLUMNS})
+    seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
     plain = batch.layers - batch.checkpointed_layers
     counts = np.stack([batch.has_embedding, plain, batch.checkpointed_layers, batch.has_head])
     return SplitTimes(

@@ -25,7 +25,7 @@ from mistlab.cost.pass_seconds import (
     reduces_in_place,
 )
 from mistlab.cost.side_by_side import BITS
-from mistlab.cost.tasks import TASK_COLUMNS, TaskModel, TaskSeconds
+from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_kinds import SLOT_KINDS, slot_counts
 from mistlab.symbolic.distinct import Distinct, distinct_rows
@@ -60,8 +60,9 @@ class StageTimeModel:
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
         """The times of each candidate."""
-        strategies = distinct_rows([getattr(batch, name) for name in TASK_COLUMNS])
-        stages = distinct_rows([getattr(batch, name) for name in LAYERS_OF_STAGE])
+        names = task_columns()
+        strategies = distinct_rows([batch.value(name) for name in names])
+        stages = distinct_rows([batch.value(name) for name in LAYERS_OF_STAGE])
         layers, checkpointed, embedding, head = stages.columns
         counts = slot_counts(
             layers=layers,
@@ -72,7 +73,7 @@ class StageTimeModel:
         )
         occurring = np.flatnonzero(counts.any(axis=1))
         kinds, counts = _KINDS[occurring], counts[occurring]
-        seconds = self.tasks.seconds(dict(zip(TASK_COLUMNS, strategies.columns, strict=True)))
+        seconds = self.tasks.seconds(dict(zip(names, strategies.columns, strict=True)))
 
         def summed(lengths: Sequence[Lengths]) -> Sequence[Values]:
             if len(batch) <= FEW_ROWS:

@@ -27,39 +27,35 @@ from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
 from mistlab.symbolic.graph import Phase as GraphPhase
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
+from mistlab.symbolic.symbols import sizes_of_candidates
+from mistlab.values.dimensions import DIMENSIONS, names_of, states_as_changed
 from mistlab.values.errors import UncalibratedError
+from mistlab.values.mesh import GROUPS, num_gpus, ranks_of, shape_on_nodes
 from mistlab.values.workload import Workload
 
 Values = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
-TASK_COLUMNS = (
-    *("data_parallel", "tensor_parallel", "micro_batch", "zero", "first_rank"),
-    *("offload_weights", "offload_gradients", "offload_optimizer", "offload_activations"),
-)
-
 CHECKPOINTED = LAYER_TYPES.index("checkpointed")
 # Which types of layers are blocks.
 BLOCKS = np.array([1.0 if name in ("block", "checkpointed") else 0.0 for name in LAYER_TYPES])
 
-_WORDS = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
-_RATIOS = {
-    "P": "offload_weights",
-    "G": "offload_gradients",
-    "O": "offload_optimizer",
-    "A": "offload_activations",
-}
+_NAMES = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
+
+
+def task_columns() -> tuple[str, ...]:
+    """The columns of candidates that decide how long tasks take."""
+    return (*names_of("mesh"), *names_of("savings"), "first_rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes:
-    """Where the groups of each strategy lie (S each): ranks in a node, and nodes.
+    """Where the groups of each strategy lie (S each), by name: ranks in a node, and nodes.
 
     Its neighbours are taken to be as large as the stage itself.
     """
 
-    data: tuple[Whole, Whole]
-    tensor: tuple[Whole, Whole]
+    groups: Mapping[str, tuple[Whole, Whole]]
     crosses_to_next: NDArray[np.bool_]
     crosses_from_previous: NDArray[np.bool_]
     senders_of_node: Whole
@@ -104,6 +100,7 @@ class TaskModel:
                 "python -m experiments.calibrate --operators TABLE.csv"
             )
             raise UncalibratedError(message)
+        memory = engine.memory_in(workload.precision)
         step_moved = engine.step_moved[workload.precision]
         return cls(
             workload=workload,
@@ -115,7 +112,7 @@ class TaskModel:
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
             ),
             links=LinkTimes.of(cluster),
-            memory=engine.memory[workload.precision],
+            memory=memory,
             kernels=engine.kernels,
             step_s_a_parameter=step_moved * hardware.compute.rate("memory").s_per_byte,
         )
@@ -145,7 +142,7 @@ class TaskModel:
         return self._collectives[key]
 
     def seconds(self, columns: Mapping[str, NDArray[Any]]) -> "TaskSeconds":
-        """The durations for columns of ``STRATEGY``."""
+        """The durations for columns of ``task_columns``."""
         return TaskSeconds(self, columns)
 
 
@@ -162,6 +159,7 @@ class TaskSeconds:
         self.model = model
         self.columns = columns
         self.zero = columns["zero"]
+        self.memory = states_as_changed(model.memory, columns.__getitem__)
         self.shapes = _shapes(columns, model.cluster)
         self.layers = _layer_figures(model, columns)
         self.of_type = [self.layers[name] for name in ("embedding", "block", "block", "head")]
@@ -179,38 +177,47 @@ class TaskSeconds:
         """Seconds (T, S) of a kind of task in a direction, by itself."""
         key = kind, direction
         if key not in self._found:
-            self._found[key] = (
-                self._swap(kind, direction) if direction else getattr(self, f"_{_WORDS[kind]}")()
+            found = (
+                self._swap(kind, direction) if direction else getattr(self, f"_{_NAMES[kind]}")()
             )
+            self._found[key] = found
         return self._found[key]
 
+    def _factored(self, kind: str, amounts: Values) -> Values:
+        """What a kind of task moves or takes (T, S), as dimensions change it."""
+        for name, row in DIMENSIONS.items():
+            if kind in row.of_tasks:
+                amounts = amounts * row.of_tasks[kind](self.columns[name])
+        return amounts
+
     def _forward(self) -> Values:
-        return np.stack([layer.passes["forward"].compute_s for layer in self.of_type])
+        seconds = np.stack([layer.passes["forward"].compute_s for layer in self.of_type])
+        return self._factored("F", seconds)
 
     def _backward(self) -> Values:
         seconds = np.stack([layer.passes["backward"].compute_s for layer in self.of_type])
         seconds[CHECKPOINTED] += self.alone("F", "")[CHECKPOINTED]
-        return seconds
+        return self._factored("B", seconds)
 
     def _step(self) -> Values:
         a_parameter_s = self.model.step_s_a_parameter
-        return np.asarray(self.parameters / self._share(1) * a_parameter_s)
+        return self._factored("S", self.parameters / self._share(1) * a_parameter_s)
 
     def _gather(self) -> Values:
-        size_bytes = self.parameters * self.model.memory.weight
-        return self._over(self.shapes.data, "all_gather", size_bytes)
+        size_bytes = self._factored("U", self.parameters * self.memory.weight)
+        return self._over("gather", "all_gather", size_bytes)
 
     def _reduce(self) -> Values:
-        size_bytes = self.parameters * self.model.memory.gradient
+        size_bytes = self._factored("R", self.parameters * self.memory.gradient)
         scattered, reduced = (
-            self._over(self.shapes.data, collective, size_bytes)
+            self._over("reduce", collective, size_bytes)
             for collective in ("reduce_scatter", "all_reduce")
         )
         return np.asarray(np.where(self.zero >= 1, scattered, reduced))
 
     def _swap(self, kind: str, direction: str) -> Values:
         """Copies of a ratio of the blocks' local bytes; the embedding's and the head's stay."""
-        memory = self.model.memory
+        memory = self.memory
         if kind == "A":
             local_bytes = np.stack([layer.saved_bytes for layer in self.of_type])
             local_bytes[CHECKPOINTED] = self.layers["block"].input_bytes
@@ -221,7 +228,7 @@ class TaskSeconds:
                 "O": (memory.optimizer, 1),
             }[kind]
             local_bytes = self.parameters * a_parameter / self._share(level)
-        moved = local_bytes * self.columns[_RATIOS[kind]] * BLOCKS[:, None]
+        moved = self._factored(kind, local_bytes) * BLOCKS[:, None]
         if not moved.any():
             return np.asarray(moved)
         copy = self.model.links.copy("host_to_device" if direction == "<" else "device_to_host")
@@ -229,18 +236,22 @@ class TaskSeconds:
 
     def _share(self, level: int) -> Whole:
         """Over how many ranks a ZeRO level shares out what it shards."""
-        return np.asarray(np.where(self.zero >= level, self.columns["data_parallel"], 1))
+        return np.asarray(np.where(self.zero >= level, self._ranks("gather"), 1))
+
+    def _ranks(self, group: str) -> Whole:
+        """How many ranks a group has."""
+        return ranks_of(group, self.columns.__getitem__)
 
     def _over(
         self,
-        shapes: tuple[Whole, Whole],
+        group: str,
         collective: Collective,
         size_bytes: Values,
         messages: int = 1,
     ) -> Values:
         """Seconds of a collective over each strategy's group."""
         seconds = np.zeros_like(size_bytes)
-        in_node, nodes = shapes
+        in_node, nodes = self.shapes.groups[group]
         for gpus, spanned in {*zip(in_node.tolist(), nodes.tolist(), strict=True)}:
             if gpus * spanned > 1:
                 rows = (in_node == gpus) & (nodes == spanned)
@@ -252,10 +263,7 @@ class TaskSeconds:
         """Seconds (T, S) of the collectives over tensor-parallel ranks in one pass of a layer."""
         passes = [layer.passes[phase] for layer in self.of_type]
         seconds = np.stack(
-            [
-                self._over(self.shapes.tensor, "all_reduce", one.message_bytes, one.messages)
-                for one in passes
-            ]
+            [self._over("tensor", "all_reduce", one.message_bytes, one.messages) for one in passes]
         )
         if phase == "backward":
             if self.model.template.overlaps_tensor_backward:
@@ -267,7 +275,7 @@ class TaskSeconds:
 
     def factors(self) -> Iterator[tuple[NDArray[np.bool_], Factors]]:
         """The slowdowns of streams side by side: for each shape of group, of which strategies."""
-        in_node, nodes = self.shapes.data
+        in_node, nodes = self.shapes.groups["reduce"]
         for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
             rows = (in_node == gpus) & (nodes == spanned)
             yield rows, self.model.factors_of_group(gpus, spanned)
@@ -282,8 +290,8 @@ class TaskSeconds:
         if self.model.cluster.num_gpus == 1:
             return seconds
         if self.model.template.sends == "split":
-            seconds += self._over(self.shapes.tensor, "all_gather", size_bytes)
-            size_bytes = size_bytes / self.columns["tensor_parallel"]
+            seconds += self._over("tensor", "all_gather", size_bytes)
+            size_bytes = size_bytes / self._ranks("tensor")
         at_once = self.shapes.senders_of_node
         for across, senders in {*zip(crosses.tolist(), at_once.tolist(), strict=True)}:
             rows = (crosses == across) & (at_once == senders)
@@ -305,16 +313,19 @@ class TaskSeconds:
         local = padded * workload.model.hidden / tensor / self._share(SHARDED_GRADIENTS)
         nodes = 2 if cluster.nodes > 1 else 1
         link = self.model.collective("all_reduce", gpus_in_node=2 // nodes, nodes=nodes)
-        return link(local * self.model.memory.gradient)
+        return link(local * self.memory.gradient)
 
 
 def _layer_figures(
     model: TaskModel, columns: Mapping[str, NDArray[Any]]
 ) -> Mapping[str, LayerFigures]:
-    """The figures of each layer for each strategy, worked out once for each (b, tp)."""
+    """The figures of each layer for each strategy, worked out once for all that have its sizes."""
+    names = sizes_of_candidates()
     figures, rows = model.known_layers(
-        [columns["micro_batch"], columns["tensor_parallel"]],
-        lambda sizes: model.layers(size_columns(model.workload, *sizes)),
+        [columns[name] for name in names.values()],
+        lambda sizes: model.layers(
+            size_columns(model.workload, dict(zip(names, sizes, strict=True)))
+        ),
     )
     return {name: _taken(layer, rows) for name, layer in figures.items()}
 
@@ -338,19 +349,10 @@ def _taken(layer: LayerFigures, index: Whole) -> LayerFigures:
 
 
 def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
-    """Ranks fill nodes in order: tensor fastest, then data, then stage."""
+    """Where the groups lie, and what crosses from node to node."""
     gpus = cluster.gpus_per_node
-    first, data, tensor = (
-        columns[name].astype(np.int64)
-        for name in ("first_rank", "data_parallel", "tensor_parallel")
-    )
-    ranks = data * tensor
-
-    def spanned(step: Whole, count: Whole) -> tuple[Whole, Whole]:
-        nodes = np.where(
-            step < gpus, (first + (count - 1) * step) // gpus - first // gpus + 1, count
-        )
-        return -(-count // nodes), nodes
+    value = columns.__getitem__
+    first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
 
     def crosses(before: Whole) -> NDArray[np.bool_]:
         """Whether a rank of ``before`` and its peer in an equal stage after it are of two nodes."""
@@ -358,8 +360,7 @@ def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
         return np.asarray((cluster.nodes > 1) & ((ranks >= gpus) | apart))
 
     return Shapes(
-        data=spanned(tensor, data),
-        tensor=spanned(np.ones_like(tensor), tensor),
+        groups={group: shape_on_nodes(group, value, first, gpus) for group in GROUPS},
         crosses_to_next=crosses(first),
         crosses_from_previous=crosses(first - ranks),
         senders_of_node=np.minimum(ranks, gpus),

@@ -23,7 +23,7 @@ from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.symbolic.symbols import SIZES, size_symbol
+from mistlab.symbolic.symbols import size_names, size_symbol, sizes_of_candidates
 
 Values = NDArray[np.float64]
 
@@ -38,7 +38,9 @@ def weight_gradients_s(seconds: TaskSeconds) -> Values:
     """Seconds (T, S) of the products that make gradients of weights."""
     model, columns = seconds.model, seconds.columns
     compiled = _products(graph_of(model.workload), model.kernels)
-    sizes = size_columns(model.workload, columns["micro_batch"], columns["tensor_parallel"])
+    sizes = size_columns(
+        model.workload, {symbol: columns[name] for symbol, name in sizes_of_candidates().items()}
+    )
     values = dict(zip(compiled.names, compiled(sizes), strict=True))
     of_layer = {name: _seconds(model, values, name) for name in LAYERS}
     alone = np.stack([of_layer[name] for name in ("embedding", "block", "block", "head")])
@@ -61,7 +63,7 @@ def _products(graph: StoredGraph, rules: KernelRules) -> Compiled:
     for name, layer in zip(LAYERS, graph.layers, strict=True):
         sums = _sums(layer, rules, graph.attention)
         expressions |= {f"{name} flop": sums.flop, f"{name} bytes": sums.moved_bytes}
-    return compile_expressions(expressions, columns=tuple(SIZES), constants={})
+    return compile_expressions(expressions, columns=size_names(), constants={})
 
 
 def _sums(layer: LayerGraph, rules: KernelRules, attention: str) -> _Sums:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.slot_table import Sends, Template
+from mistlab.values.errors import refuse
 from mistlab.values.workload import Precision
 
 # What a level of ZeRO and those below it shard, in words.
 _SHARDS = ("nothing", "optimizer state alone", "optimizer state and gradients alone")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """One engine.
 
@@ -29,6 +30,9 @@ class Engine:
     ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
     and goes; None stands for the allocator that a hardware file describes, which is the one of this
     package's own runtime.
+
+    ``measured_as`` names the engine whose measured runs say how sure this one's times are; empty
+    stands for the engine itself.
 
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
     says whether states and activations may lie in host memory, ``takes_orders`` whether its stages
@@ -48,12 +52,16 @@ class Engine:
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
     takes_orders: bool = False
+    measured_as: str = ""
     is_for_plans: bool = True
     runs_here: bool = False
 
     def __post_init__(self) -> None:
         assert self.overlapped is not None or self.afterwards is not None, self.name
         assert self.memory.keys() == self.step_moved.keys(), self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def template(self, *, overlap_communication: bool = True) -> Template:
         """The slot table of a plan that lets communication overlap or not."""
@@ -63,6 +71,12 @@ class Engine:
         template = wanted or other
         assert template is not None
         return replace(template, sends=self.sends)
+
+    def memory_in(self, precision: Precision) -> EngineMemory:
+        """What the engine keeps in a precision; refuses one that it does not train in."""
+        if problem := self.precision_problem(precision):
+            refuse("workload.precision", problem)
+        return self.memory[precision]
 
     def highest_zero_of(self, *, in_pipeline: bool) -> int:
         """The highest ZeRO level that a stage may have."""
@@ -74,7 +88,7 @@ class Engine:
         if level <= highest:
             return ""
         pipeline = " in a pipeline" if highest < self.highest_zero else ""
-        allowed = " or ".join(map(str, range(highest + 1)))
+        allowed = _one_of([str(level) for level in range(highest + 1)])
         return (
             f"{level}, but engine {self.name} shards {_SHARDS[highest]}{pipeline}: give {allowed}"
         )
@@ -100,11 +114,18 @@ class Engine:
             return ""
         return (
             f"False does not go with engine {self.name}, which always overlaps: leave it out, or "
-            f"give engine: {' or '.join(others())}"
+            f"give engine: {_one_of(others())}"
         )
 
     def precision_problem(self, precision: Precision) -> str:
         """Why the engine cannot train in a precision; empty if it can."""
         if precision in self.memory:
             return ""
-        return f"{precision}, but engine {self.name} trains in {', '.join(self.memory)} alone"
+        known = _one_of([*self.memory])
+        return f"{precision}, but engine {self.name} does not train in it: give {known}"
+
+
+def _one_of(names: Sequence[str]) -> str:
+    """Names as a choice between them: "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

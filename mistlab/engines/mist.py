@@ -58,5 +58,6 @@ MIST = Engine(
     # writes the latter three.
     step_moved={"fp16": 28, "bf16": 28, "fp32": 28},
     offloads=True,
+    measured_as="mistlab",
     is_for_plans=False,
 )

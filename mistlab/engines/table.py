@@ -1,12 +1,13 @@
 """All engines by name. A new one is a file with its row, and one line here."""
 
+from mistlab.engines.aceso import ACESO
 from mistlab.engines.deepspeed import DEEPSPEED
 from mistlab.engines.engine import Engine
 from mistlab.engines.megatron import MEGATRON
 from mistlab.engines.mist import MIST
 from mistlab.engines.mistlab import MISTLAB
 
-ENGINES: dict[str, Engine] = {row.name: row for row in (MISTLAB, MEGATRON, DEEPSPEED, MIST)}
+ENGINES: dict[str, Engine] = {row.name: row for row in (MISTLAB, MEGATRON, DEEPSPEED, ACESO, MIST)}
 
 
 def names_for_plans() -> tuple[str, ...]:

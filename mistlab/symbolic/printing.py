@@ -47,9 +47,15 @@ class _Printer(NumPyPrinter):  # type: ignore[misc]
     """Prints maxima and choices as the two-argument functions that NumPy runs fastest."""
 
     def _print_Max(self, expression: sympy.Expr) -> str:  # noqa: N802
+        return self._in_pairs("maximum", expression)
+
+    def _print_Min(self, expression: sympy.Expr) -> str:  # noqa: N802
+        return self._in_pairs("minimum", expression)
+
+    def _in_pairs(self, function: str, expression: sympy.Expr) -> str:
         first, *others = map(self._print, expression.args)
         for other in others:
-            first = f"numpy.maximum({first}, {other})"
+            first = f"numpy.{function}({first}, {other})"
         return str(first)
 
     def _print_Piecewise(self, expression: sympy.Expr) -> str:  # noqa: N802

@@ -24,15 +24,12 @@ def constants_of(workload: Workload) -> Mapping[str, int]:
     }
 
 
-def size_columns(
-    workload: Workload, micro_batch: Column, tensor_parallel: Column
-) -> dict[str, NDArray[Any]]:
-    """All sizes as columns, for columns of micro-batches and tensor-parallel degrees."""
-    rows = len(micro_batch)
-    vocab = [workload.model.padded_vocab(int(degree)) for degree in tensor_parallel]
+def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, NDArray[Any]]:
+    """All sizes as columns, for columns of candidates' sizes by their symbols, such as b and tp."""
+    rows = len(sizes["tp"])
+    vocab = [workload.model.padded_vocab(int(degree)) for degree in sizes["tp"]]
     return {
         **{name: np.full(rows, float(size)) for name, size in constants_of(workload).items()},
-        "b": micro_batch,
-        "tp": tensor_parallel,
+        **sizes,
         "V": np.array(vocab),
     }

@@ -16,6 +16,7 @@ from mistlab.symbolic.layer import LayerSums
 from mistlab.symbolic.maximum import largest
 from mistlab.symbolic.states import States, gradients, optimizer, sharded, weights
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
+from mistlab.values.dimensions import DIMENSIONS, states_as_changed
 
 L, c, q = choice_symbol("L"), choice_symbol("c"), choice_symbol("q")
 e, t = choice_symbol("e"), choice_symbol("t")
@@ -55,6 +56,7 @@ class StageExpressions:
 
 def stage_expressions(memory: EngineMemory, *, tied_embeddings: bool) -> StageExpressions:
     """The sums over a stage's layers, in symbols of the layers' own sums."""
+    memory = states_as_changed(memory, lambda name: choice_symbol(DIMENSIONS[name].symbol))
     embedding, block, head = (LayerSums.symbols(name) for name in LAYERS)
     blocks = L * block.parameters
     ends = e * embedding.parameters + t * head.parameters

@@ -26,7 +26,8 @@ from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.symbolic.symbols import CHOICES, SIZES
+from mistlab.symbolic.symbols import size_names, sizes_of_candidates
+from mistlab.values.dimensions import DIMENSIONS, Dimension
 from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
 from mistlab.values.workload import Workload
 
@@ -66,7 +67,7 @@ class StageModel:
     @property
     def memory(self) -> EngineMemory:
         """What the engine keeps in the workload's precision."""
-        return ENGINES[self.engine].memory[self.workload.precision]
+        return ENGINES[self.engine].memory_in(self.workload.precision)
 
     def figures(self, batch: StageBatch) -> StageFigures:
         """What each candidate holds and does."""
@@ -75,7 +76,7 @@ class StageModel:
 
     def layers_of(self, batch: StageBatch) -> Mapping[str, NDArray[np.float64]]:
         """Sums of the layers of each candidate's stage, by ``sum_name``."""
-        sizes, rows = self._known([batch.micro_batch, batch.tensor_parallel], self._sizes)
+        sizes, rows = self._sizes_of(batch)
         return {name: sizes.table[name][rows] for name in self.layers.names}
 
     def peaks(self, batch: StageBatch) -> StagePeaks:
@@ -84,18 +85,25 @@ class StageModel:
         return StagePeaks(feasible=feasible, **values)
 
     def _values(
-        self, batch: StageBatch, compiled: Callable[[EngineMemory, bool], Compiled]
+        self, batch: StageBatch, compiled: _StageCompiler
     ) -> tuple[NDArray[np.bool_], Mapping[str, NDArray[np.float64]]]:
-        sizes, rows = self._known([batch.micro_batch, batch.tensor_parallel], self._sizes)
+        sizes, rows = self._sizes_of(batch)
         shared = Shared(table=sizes.table, index=rows)
-        stages = compiled(self.memory, self.workload.model.tied_embeddings)
-        by_symbol = batch.by_symbol
-        values = stages({name: by_symbol[name] for name in CHOICES}, shared)
+        dimensions = tuple(DIMENSIONS.values())
+        stages = compiled(self.memory, self.workload.model.tied_embeddings, dimensions)
+        values = stages(batch.by_symbol(stages.columns), shared)
         return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
 
+    def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, NDArray[np.int64]]:
+        """The sizes that the candidates have, and which of them each has."""
+        names = sizes_of_candidates().values()
+        return self._known([batch.value(name) for name in names], self._sizes)
+
     def _sizes(self, degrees: Sequence[NDArray[Any]]) -> _Sizes:
-        """All sizes, and the sums of layers of these sizes, for columns of b and tp."""
-        columns = size_columns(self.workload, *degrees)
+        """All sizes, and the sums of layers of these sizes, for columns of candidates' sizes."""
+        columns = size_columns(
+            self.workload, dict(zip(sizes_of_candidates(), degrees, strict=True))
+        )
         sums = dict(zip(self.layers.names, self.layers(columns), strict=True))
         feasible = divides(self.remainders, columns)
         if self.assumptions:
@@ -111,21 +119,29 @@ def _layers(graph: StoredGraph) -> Compiled:
         for sums in (LayerSums.of(layer),)
         for entry in fields(LayerSums)
     }
-    return compile_expressions(expressions, columns=tuple(SIZES), constants={})
+    return compile_expressions(expressions, columns=size_names(), constants={})
 
 
 @kept
 def _remainders(graph: StoredGraph) -> Compiled:
-    return remainders(graph.conditions, tuple(SIZES), {})
+    return remainders(graph.conditions, size_names(), {})
+
+
+# What an engine keeps, whether embeddings are tied, and all rows of the table of dimensions.
+_StageCompiler = Callable[[EngineMemory, bool, tuple[Dimension, ...]], Compiled]
 
 
 @kept
-def _all(memory: EngineMemory, tied_embeddings: bool) -> Compiled:
+def _all(
+    memory: EngineMemory, tied_embeddings: bool, _dimensions: tuple[Dimension, ...]
+) -> Compiled:
     return _compiled(_expressions(memory, tied_embeddings))
 
 
 @kept
-def _peaks(memory: EngineMemory, tied_embeddings: bool) -> Compiled:
+def _peaks(
+    memory: EngineMemory, tied_embeddings: bool, _dimensions: tuple[Dimension, ...]
+) -> Compiled:
     expressions = _expressions(memory, tied_embeddings)
     names = [entry.name for entry in fields(StagePeaks) if entry.name in expressions]
     return _compiled({name: expressions[name] for name in names})
@@ -165,5 +181,4 @@ def _expressions(memory: EngineMemory, tied_embeddings: bool) -> Mapping[str, sy
 
 def _compiled(named: Mapping[str, sympy.Expr]) -> Compiled:
     symbols = {symbol.name for e in named.values() for symbol in e.free_symbols}
-    columns = (*CHOICES, *sorted(symbols - set(CHOICES)))
-    return compile_expressions(named, columns=columns, constants={})
+    return compile_expressions(named, columns=tuple(sorted(symbols)), constants={})

@@ -7,9 +7,10 @@ chooses for a stage comes in columns named as in ``StageBatch``.
 from collections.abc import Mapping
 
 from mistlab.symbolic.lazily import sympy
+from mistlab.values.dimensions import DIMENSIONS
 
-SIZES: Mapping[str, str] = {
-    "b": "micro_batch",  # sequences in a micro-batch on one rank
+# Sizes of a workload, the same for every candidate. Those of a candidate are dimensions.
+WORKLOAD_SIZES: Mapping[str, str] = {
     "s": "sequence_length",
     "h": "hidden",
     "n": "heads",
@@ -18,22 +19,17 @@ SIZES: Mapping[str, str] = {
     "r": "rotated_channels",  # of a head, by rotary embedding
     "f": "ffn",
     "V": "vocab",  # padded
-    "tp": "tensor_parallel",
 }
 
-CHOICES: Mapping[str, str] = {
-    "dp": "data_parallel",
-    "z": "zero",
-    "L": "layers",
-    "c": "checkpointed_layers",
-    "q": "in_flight",  # micro-batches whose activations are held at once
-    "ww": "offload_weights",
-    "wg": "offload_gradients",
-    "wo": "offload_optimizer",
-    "wa": "offload_activations",
-    "e": "has_embedding",  # 1 on the first stage, else 0
-    "t": "has_head",  # 1 on the last stage, else 0
-}
+
+def sizes_of_candidates() -> Mapping[str, str]:
+    """The symbols of dimensions that layer graphs know: b for ``micro_batch``."""
+    return {row.symbol: name for name, row in DIMENSIONS.items() if row.is_size}
+
+
+def size_names() -> tuple[str, ...]:
+    """The symbols of all sizes."""
+    return (*sizes_of_candidates(), *WORKLOAD_SIZES)
 
 
 def size_symbol(name: str) -> "sympy.Symbol":

@@ -1,12 +1,23 @@
 """How a model is trained: pipeline stages, their parallel degrees and their memory savings."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, Self
 
 from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, is_order_path
+from mistlab.values.dimensions import (
+    BUILT_IN,
+    DIMENSIONS,
+    added,
+    checked_others,
+    counts_of_blocks,
+)
 from mistlab.values.errors import near_matches, refuse
 from mistlab.values.field_checks import shown
-from mistlab.values.value import bounded, check_fields, name_in, ratio
+from mistlab.values.mesh import num_gpus
+from mistlab.values.value import bounded, check_fields, further_keys, name_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +27,10 @@ class Offload:
     For activations, of the bytes that a block saves for its backward pass.
     """
 
-    weights: float = field(default=0.0, metadata=ratio())
-    gradients: float = field(default=0.0, metadata=ratio())
-    optimizer: float = field(default=0.0, metadata=ratio())
-    activations: float = field(default=0.0, metadata=ratio())
+    weights: float = field(default=0.0, metadata=DIMENSIONS["offload_weights"].numbers)
+    gradients: float = field(default=0.0, metadata=DIMENSIONS["offload_gradients"].numbers)
+    optimizer: float = field(default=0.0, metadata=DIMENSIONS["offload_optimizer"].numbers)
+    activations: float = field(default=0.0, metadata=DIMENSIONS["offload_activations"].numbers)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -34,30 +45,91 @@ class StagePlan:
 
     ``micro_batch`` counts sequences on a data-parallel rank. ``zero`` shards the optimizer state
     (1), the gradients too (2), the weights too (3). The last ``checkpointed_layers`` blocks
-    recompute their activations.
+    recompute their activations. ``others`` are values of dimensions that were added to
+    ``mistlab.values.dimensions.DIMENSIONS``, where they are not the default.
     """
 
-    layers: int = field(metadata=bounded(minimum=1))
-    data_parallel: int = field(metadata=bounded(minimum=1))
-    tensor_parallel: int = field(metadata=bounded(minimum=1))
-    micro_batch: int = field(metadata=bounded(minimum=1))
-    zero: int = field(default=0, metadata=bounded(minimum=0, maximum=3))
-    checkpointed_layers: int = field(default=0, metadata=bounded(minimum=0))
+    layers: int = field(metadata=DIMENSIONS["layers"].numbers)
+    data_parallel: int = field(metadata=DIMENSIONS["data_parallel"].numbers)
+    tensor_parallel: int = field(metadata=DIMENSIONS["tensor_parallel"].numbers)
+    micro_batch: int = field(metadata=DIMENSIONS["micro_batch"].numbers)
+    zero: int = field(default=0, metadata=DIMENSIONS["zero"].numbers)
+    checkpointed_layers: int = field(default=0, metadata=DIMENSIONS["checkpointed_layers"].numbers)
     offload: Offload = NO_OFFLOAD
+    others: tuple[tuple[str, float], ...] = field(default=(), metadata=further_keys(added))
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.checkpointed_layers > self.layers:
-            problem = (
-                f"{self.checkpointed_layers} is more than the stage's layers: "
-                f"give at most {self.layers}"
-            )
-            refuse("checkpointed_layers", problem)
+        if self.others:
+            object.__setattr__(self, "others", checked_others(dict(self.others)))
+        left = self.layers
+        for name in counts_of_blocks():
+            if (count := self.degree(name)) > left:
+                whose = "stage's layers" if left == self.layers else "layers that are left"
+                refuse(name, f"{count} is more than the {whose}: give at most {left}")
+            left -= count
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Self:
+        """The stage of values by the names of dimensions; those left out are the default."""
+        own, offload, others = _by_place(values)
+        if any(offload.values()):
+            own["offload"] = Offload(**offload)
+        return cls(**own, others=tuple(others.items()))
+
+    def value(self, name: str) -> float:
+        """The value of a dimension."""
+        if name in _READERS:
+            value: float = _READERS[name](self)
+            return value
+        return dict(self.others).get(name, DIMENSIONS[name].default or 0)
+
+    def degree(self, name: str) -> int:
+        """The value of a dimension that counts."""
+        return int(self.value(name))
+
+    def values(self) -> tuple[float, ...]:
+        """The values of all dimensions, in the table's order."""
+        own: tuple[float, ...] = _read_built_in(self)
+        further = added()
+        return (*own, *map(self.value, further)) if further else own
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """The stage with other values of some dimensions."""
+        own, offload, others = _by_place(values)
+        if offload:
+            own["offload"] = replace(self.offload, **offload)
+        if others:
+            own["others"] = tuple({**dict(self.others), **others}.items())
+        return replace(self, **own)
 
     @property
     def num_gpus(self) -> int:
         """GPUs that the stage takes."""
-        return self.data_parallel * self.tensor_parallel
+        return num_gpus(self.degree)
+
+
+def _by_place(
+    values: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, float], dict[str, float]]:
+    """Values of a stage's own fields, of its offloading, and of dimensions that were added."""
+    own: dict[str, Any] = {}
+    offload: dict[str, float] = {}
+    others: dict[str, float] = {}
+    for name, value in values.items():
+        row = DIMENSIONS[name]
+        if name not in _READERS:
+            others[name] = row.number(value)
+        elif row.path:
+            offload[row.label] = row.number(value)
+        else:
+            own[name] = row.number(value)
+    return own, offload, others
+
+
+_PATHS = {name: DIMENSIONS[name].path or name for name in BUILT_IN}
+_READERS = {name: attrgetter(path) for name, path in _PATHS.items()}
+_read_built_in = attrgetter(*_PATHS.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ for whole plans and a ``StageCostModel`` for columns of candidates for a stage.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import refuse
@@ -111,6 +111,7 @@ class SearchResult:
             refuse("status", problem)
 
 
+@runtime_checkable
 class StageCostModel(Protocol):
     """Whoever predicts single stages, many at a time."""
 

@@ -1,11 +1,21 @@
 """Which plans a search may choose from, and the spaces that have names."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 
-from mistlab.engines.table import names_for_plans
+from mistlab.engines.table import ENGINES, names_for_plans
+from mistlab.values.dimensions import (
+    BUILT_IN,
+    DIMENSIONS,
+    added,
+    checked_value,
+    counts_of_blocks,
+    names_of,
+)
 from mistlab.values.errors import InputError, near_matches, refuse
-from mistlab.values.value import bounded, check_fields, name_in, ratio
+from mistlab.values.mesh import ranks_of
+from mistlab.values.value import bounded, check_fields, further_keys, name_in, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +31,6 @@ class OffloadRatios:
         check_fields(self)
         _check_not_empty(self)
 
-    @property
-    def kinds(self) -> tuple[tuple[float, ...], ...]:
-        """The distinct ratios of weights, gradients, optimizer state and activations, in order."""
-        every = (self.weights, self.gradients, self.optimizer, self.activations)
-        return tuple(tuple(sorted(set(kind))) for kind in every)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace:
@@ -38,7 +42,8 @@ class SearchSpace:
     (as far as they have so many), and even shares of the blocks. With it a stage's blocks may be
     ``layers_off_balance`` fewer or more than an even share, any number with None; degrees may
     differ too with ``unequal_meshes``. A single rank shards nothing: of the ZeRO levels it takes
-    the lowest.
+    the lowest. ``others`` lists values of dimensions that were added to the table; of one that is
+    not listed there is the default.
     """
 
     name: str
@@ -55,16 +60,61 @@ class SearchSpace:
     unequal_stages: bool = False
     layers_off_balance: int | None = field(default=0, metadata=bounded(minimum=0))
     unequal_meshes: bool = False
+    others: tuple[tuple[str, tuple[float, ...]], ...] = field(
+        default=(), metadata=further_keys(added)
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
         _check_not_empty(self)
+        for name, values in self.others:
+            if not [checked_value(name, value) for value in values]:
+                refuse(name, "is empty: give at least one choice")
+        engine = ENGINES[self.engine]
+        if problem := engine.zero_problem(min(self.zero), in_pipeline=True):
+            refuse("zero", problem)
         if not self.unequal_stages and (self.unequal_meshes or self.layers_off_balance != 0):
             problem = (
                 "False does not go with unequal_meshes or layers_off_balance: stages that are "
                 "alike have equal meshes and even shares: give True, or leave both out"
             )
             refuse("unequal_stages", problem)
+
+    def listed(self, dimension: str) -> tuple[float, ...] | None:
+        """The distinct values of a dimension that the space lists, in order; None for any."""
+        if dimension in counts_of_blocks() and dimension in BUILT_IN:
+            return None
+        row = DIMENSIONS[dimension]
+        if dimension in BUILT_IN:
+            values = _READERS[dimension](self)
+        else:
+            values = dict(self.others).get(dimension, (row.default,))
+        return None if values is None else tuple(sorted(set(values)))
+
+    def choices(
+        self, dimension: str, *, layers: int, degree: Callable[[str], int], in_pipeline: bool
+    ) -> tuple[float, ...]:
+        """What a stage of so many blocks and of these degrees may choose, in order.
+
+        Of what ranks share, one rank takes the lowest. Counts of blocks are none or all of them,
+        with ``partial_checkpointing`` any.
+        """
+        listed = self.listed(dimension)
+        if dimension in counts_of_blocks():
+            counts = range(layers + 1) if self.partial_checkpointing else (0, layers)
+            return tuple(count for count in counts if listed is None or count in listed)
+        assert listed is not None, f"{dimension} has no end"
+        if dimension == "zero":
+            highest = ENGINES[self.engine].highest_zero_of(in_pipeline=in_pipeline)
+            listed = tuple(level for level in listed if level <= highest)
+        shared_by = DIMENSIONS[dimension].shared_by
+        return listed[:1] if shared_by and ranks_of(shared_by, degree) == 1 else listed
+
+
+_READERS = {
+    name: attrgetter(DIMENSIONS[name].path or name)
+    for name in (*names_of("mesh"), *names_of("savings"))
+}
 
 
 def space_of(name: str) -> SearchSpace:
@@ -81,7 +131,7 @@ def space_of(name: str) -> SearchSpace:
 
 def _check_not_empty(value: OffloadRatios | SearchSpace) -> None:
     for entry in fields(value):
-        if getattr(value, entry.name) == ():
+        if getattr(value, entry.name) == () and entry.default != ():
             problem = "is empty: give at least one choice"
             refuse(entry.name, problem)
 

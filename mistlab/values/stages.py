@@ -3,7 +3,7 @@
 Axes: C candidates. Every column has length C.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -11,42 +11,69 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.schedule.plan_orders import in_flight_of_plan
-from mistlab.symbolic.symbols import CHOICES, SIZES
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.plan import Plan
 
 Column = NDArray[Any]
 
+# Where a stage is in the pipeline: by column, the symbol that stands for it in expressions.
+POSITIONS: Mapping[str, str] = {
+    "in_flight": "q",  # micro-batches whose activations are held at once
+    "has_embedding": "e",  # 1 on the first stage, else 0
+    "has_head": "t",  # 1 on the last stage, else 0
+    "first_rank": "",
+}
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+
+def column_names() -> tuple[str, ...]:
+    """What tells candidates apart: the dimensions of a stage, and its position."""
+    return (*DIMENSIONS, *POSITIONS)
+
+
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class StageBatch:
     """Candidates for one stage, each a row: its plan and its place in the pipeline.
 
+    Columns are named as in ``DIMENSIONS`` and ``POSITIONS`` and are attributes: ``batch.zero``.
     ``in_flight`` counts the micro-batches whose activations are held at once, the running one
     among them. ``has_embedding`` and ``has_head`` are 1 on the first and the last stage, else 0.
     Ranks fill nodes in order; the stage's begin at ``first_rank``.
     """
 
-    layers: Column
-    data_parallel: Column
-    tensor_parallel: Column
-    micro_batch: Column
-    zero: Column
-    checkpointed_layers: Column
-    offload_weights: Column
-    offload_gradients: Column
-    offload_optimizer: Column
-    offload_activations: Column
-    in_flight: Column
-    has_embedding: Column
-    has_head: Column
-    first_rank: Column
+    columns: Mapping[str, Column]
 
-    def __post_init__(self) -> None:
-        lengths = {entry.name: len(getattr(self, entry.name)) for entry in fields(self)}
-        assert len(set(lengths.values())) == 1, f"columns of unlike lengths: {lengths}"
+    def __init__(self, **columns: Column | float) -> None:
+        """Candidates of columns, or of numbers that all of them share; dimensions that are left out
+        have their default, and a stage that is alone with one micro-batch its position."""
+        given = {**_DEFAULTS, **_defaults(), **columns}
+        rows = {len(column) for column in given.values() if isinstance(column, np.ndarray)}
+        assert len(rows) == 1, f"columns of unlike lengths: {rows}"
+        names = column_names()
+        assert given.keys() == set(names), f"not the columns: {sorted(given.keys() ^ set(names))}"
+        self._take({name: _column(given[name], *rows) for name in names})
+
+    def _take(self, columns: Mapping[str, Column]) -> None:
+        object.__setattr__(self, "columns", columns)
 
     def __len__(self) -> int:
-        return len(self.layers)
+        return len(self.columns["layers"])
+
+    def __getattr__(self, name: str) -> Column:
+        """A column."""
+        if name == "columns" or name not in self.columns:
+            raise AttributeError(name)
+        return self.columns[name]
+
+    def value(self, name: str) -> Column:
+        """A column, by its name."""
+        return self.columns[name]
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Column]) -> Self:
+        """Candidates from all of their columns."""
+        batch = cls.__new__(cls)
+        batch._take(columns)
+        return batch
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Self:
@@ -61,37 +88,56 @@ class StageBatch:
     @classmethod
     def of_rows(cls, rows: Sequence["StageRow"]) -> Self:
         """Candidates from their rows."""
-        columns = zip(*rows, strict=True)
-        return cls(
-            **{
-                entry.name: np.array(column)
-                for entry, column in zip(fields(cls), columns, strict=True)
-            }
-        )
+        columns = map(np.array, zip(*rows, strict=True))
+        return cls.of_columns(dict(zip(column_names(), columns, strict=True)))
 
     @classmethod
     def joined(cls, batches: Sequence["StageBatch"]) -> Self:
         """The candidates of several batches, one after another."""
-        return cls(
-            **{e.name: np.concatenate([getattr(b, e.name) for b in batches]) for e in fields(cls)}
+        return cls.of_columns(
+            {
+                name: np.concatenate([batch.columns[name] for batch in batches])
+                for name in batches[0].columns
+            }
         )
 
     def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
         """Some of the candidates."""
-        return type(self)(**{e.name: getattr(self, e.name)[rows] for e in fields(self)})
+        return self.of_columns({name: column[rows] for name, column in self.columns.items()})
 
-    @property
-    def by_symbol(self) -> Mapping[str, Column]:
-        """The columns under the short names that expressions use."""
-        names = {column: symbol for symbol, column in {**SIZES, **CHOICES}.items()}
-        return {
-            names[entry.name]: getattr(self, entry.name)
-            for entry in fields(self)
-            if entry.name in names
-        }
+    def with_columns(self, **columns: Column | float) -> Self:
+        """The candidates with some columns changed."""
+        return type(self)(**{**self.columns, **columns})
+
+    def by_symbol(self, symbols: Iterable[str]) -> Mapping[str, Column]:
+        """The columns of symbols of expressions, as far as they stand for columns."""
+        names = {symbol: name for name, symbol in symbols_of_columns().items()}
+        return {symbol: self.columns[names[symbol]] for symbol in symbols if symbol in names}
 
 
-# A candidate, in the order of ``StageBatch``'s columns.
+def symbols_of_columns() -> Mapping[str, str]:
+    """The symbol of each column that has one."""
+    symbols = {**{name: row.symbol for name, row in DIMENSIONS.items()}, **POSITIONS}
+    return {name: symbol for name, symbol in symbols.items() if symbol}
+
+
+_DEFAULTS: Mapping[str, float] = {
+    "in_flight": 1,
+    "has_embedding": 0,
+    "has_head": 0,
+    "first_rank": 0,
+}
+
+
+def _defaults() -> Mapping[str, float]:
+    return {name: row.default for name, row in DIMENSIONS.items() if row.default is not None}
+
+
+def _column(given: Column | float, rows: int) -> Column:
+    return given if isinstance(given, np.ndarray) else np.full(rows, given)
+
+
+# A candidate, in the order of the columns.
 StageRow = tuple[float, ...]
 
 
@@ -100,16 +146,7 @@ def rows_of(plan: Plan) -> list[StageRow]:
     rows: list[StageRow] = []
     first_rank, last, held = 0, plan.num_stages - 1, in_flight_of_plan(plan)
     for index, stage in enumerate(plan.stages):
-        offload = stage.offload
-        rows.append(
-            (
-                *(stage.layers, stage.data_parallel, stage.tensor_parallel, stage.micro_batch),
-                *(stage.zero, stage.checkpointed_layers, offload.weights, offload.gradients),
-                *(offload.optimizer, offload.activations),
-                held[index],
-                *(int(index == 0), int(index == last), first_rank),
-            )
-        )
+        rows.append((*stage.values(), held[index], int(index == 0), int(index == last), first_rank))
         first_rank += stage.num_gpus
     return rows
 

@@ -1,6 +1,6 @@
 """Which ranks a plan's stages take, which of them form groups, and who sends what to whom.
 
-Tensor parallel goes fastest over ranks, then data parallel, then stages. Sequences of a micro-batch
+Ranks count along the axes of ``mistlab.values.mesh``, stage after stage. Sequences of a micro-batch
 go to data-parallel ranks in order, so stages of different degrees exchange what overlaps.
 """
 
@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from mistlab.schedule.stage_shape import shares_table
+from mistlab.values.mesh import GROUPS, groups_of, position_of, rank_of
 from mistlab.values.plan import Plan
 from runtime.comm.connecting import enter, greet
 from runtime.comm.group import Alone, Channel, Group
@@ -48,15 +49,15 @@ class Topology:
         """Where a rank is."""
         for stage, own in enumerate(self.plan.stages):
             if rank < own.num_gpus:
-                data, tensor = divmod(rank, own.tensor_parallel)
-                return RankPosition(stage=stage, data=data, tensor=tensor)
+                return RankPosition(stage=stage, **position_of(rank, own.degree))
             rank -= own.num_gpus
         raise AssertionError
 
     def rank(self, stage: int, data: int, tensor: int) -> int:
         """Who is there."""
         before = sum(one.num_gpus for one in self.plan.stages[:stage])
-        return before + data * self.plan.stages[stage].tensor_parallel + tensor
+        own = self.plan.stages[stage]
+        return before + rank_of({"data": data, "tensor": tensor}, own.degree)
 
     def ranks(self, stage: int) -> list[int]:
         """The ranks of a stage."""
@@ -74,12 +75,11 @@ class Topology:
         if self.exchanges_tables and (ends := self.ends()) != world:
             yield "tied", ends
         for stage, own in enumerate(self.plan.stages):
-            ranks, tensor = self.ranks(stage), own.tensor_parallel
-            for begin in range(0, len(ranks), tensor):
-                yield "tensor", ranks[begin : begin + tensor]
-            for name in ("gather", "reduce") if own.zero else ("reduce",):
-                for begin in range(tensor):
-                    yield name, ranks[begin::tensor]
+            first = self.rank(stage, 0, 0)
+            for name in GROUPS:
+                if name != "gather" or own.zero:
+                    for ranks in groups_of(name, own.degree):
+                        yield name, [first + rank for rank in ranks]
         yield from self.links()
 
     @property

@@ -68,6 +68,6 @@ def _kernels(workload: Workload) -> int:
     The executor's other work is charged to these kernels.
     """
     compiled = work_of(graph_of(workload), MISTLAB.kernels).compiled
-    columns = size_columns(workload, np.array([1]), np.array([1]))
+    columns = size_columns(workload, {"b": np.array([1]), "tp": np.array([1])})
     counted = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
     return round(sum(counted[f"block {phase} kernels"] for phase in PHASES))

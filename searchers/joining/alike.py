@@ -3,7 +3,7 @@
 Axes: C candidates, S stages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
 
@@ -12,29 +12,43 @@ from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.schedule.orders import in_flight
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.dimensions import counts_of_blocks, names_of
+from mistlab.values.plan import Plan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch, StageCosts
-from searchers.choices import alike
-from searchers.joining.candidates import coarse, neighbours, spread
+from mistlab.values.stages import Column, StageBatch, StageCosts
+from searchers.joining.candidates import (
+    Choices,
+    coarse,
+    first_step,
+    neighbours,
+    savings_columns,
+    spread,
+)
 from searchers.ledger import Ledger
-from searchers.meshes import Pipeline, checkpoint_counts, even_layers, zero_levels
+from searchers.meshes import Pipeline, even_layers
+from searchers.savings import (
+    CountsRow,
+    SavingsRow,
+    alike,
+    counts_choices,
+    savings_choices,
+    stage_of,
+)
 
 # Stage candidates asked for at once.
 TOGETHER = 1 << 19
 
-# ZeRO level, ratios of weights, gradients, optimizer state and activations, blocks computed again.
+# Values of ``names_of("savings")``, then of ``counts_of_blocks()`` (C, 6).
 Candidates = NDArray[np.float64]
-# All of these but the last.
-SavingsRow = tuple[float, ...]
 
 
 @dataclass(slots=True, kw_only=True)
 class AlikeStages:
     """A pipeline whose stages are alike, and all the ways to save memory on them.
 
-    ``axes`` are what each column of candidates may be.
+    ``choices`` are what each of ``names_of("savings")`` may be, ``counts`` how many of the first
+    stage's blocks may be treated in each way.
     """
 
     problem: Problem
@@ -42,41 +56,37 @@ class AlikeStages:
     ledger: Ledger
     pipeline: Pipeline
     shares: tuple[int, ...] = field(init=False)
-    axes: tuple[Sequence[float], ...] = field(init=False)
+    choices: Choices = field(init=False)
+    counts: list[CountsRow] = field(init=False)
 
     def __post_init__(self) -> None:
         self.shares = even_layers(self.problem.workload.model.layers, self.pipeline.num_stages)
-        self.axes = (
-            zero_levels(
-                self.space,
-                self.pipeline.meshes[0].data_parallel,
-                in_pipeline=self.pipeline.num_stages > 1,
-            ),
-            *self.space.offload.kinds,
-            checkpoint_counts(self.space, self.shares[0]),
+        self.choices = savings_choices(
+            self.space, self.pipeline.meshes[0], in_pipeline=not self._is_alone
         )
+        self.counts = counts_choices(self.space, self.shares[0])
 
     def show_all(self) -> float:
         """Let the ledger see the fastest plan that fits, if it beats its best; its seconds."""
-        return float(self._show(np.array([*product(*self.axes)], dtype=np.float64)).min())
+        return float(self._show(_combined(product(*self.choices), self.counts)).min())
 
     def show_coarse(self) -> float:
-        """The same of coarse ratios, and recomputation in quarters."""
-        zero, *ratios, counts = self.axes
-        some = (zero, *coarse(ratios, is_alone=self._is_alone), spread(counts, 4))
-        return float(self._show(np.array([*product(*some)], dtype=np.float64)).min())
+        """Let the ledger see the fastest plan of a coarse grid of ratios, with treated blocks in
+        quarters; its seconds."""
+        quarters = counts_choices(self.space, self.shares[0], lambda counts: spread(counts, 4))
+        return float(self._show(_combined(product(*self._coarse), quarters)).min())
 
     def show_near(self, count: int) -> None:
         """Go from the fastest few strategies of coarse ratios to better ones beside them, in ever
         smaller steps, each with any number of recomputed blocks."""
-        zero, *ratios, _ = self.axes
-        new = set(product(zero, *coarse(ratios, is_alone=self._is_alone)))
+        new = set(product(*self._coarse))
         best_s: dict[SavingsRow, float] = {}
-        step = max(len(kind) - 1 for kind in ratios) // 4 or 1
+        step = first_step(self.choices)
         while step:
             best_s |= self._show_strategies(sorted(new))
             best = sorted(best_s, key=lambda strategy: (best_s[strategy], strategy))[:count]
-            new = {near for one in best for near in neighbours(one, ratios, step)} - best_s.keys()
+            near = {other for one in best for other in neighbours(one, self.choices, step)}
+            new = near - best_s.keys()
             if not new:
                 step //= 2
 
@@ -84,12 +94,14 @@ class AlikeStages:
     def _is_alone(self) -> bool:
         return self.pipeline.num_stages == 1
 
+    @property
+    def _coarse(self) -> Choices:
+        return coarse(self.choices, is_alone=self._is_alone)
+
     def _show_strategies(self, strategies: Sequence[SavingsRow]) -> dict[SavingsRow, float]:
         """The best seconds of each strategy."""
-        counts = self.axes[-1]
-        candidates = [(*strategy, count) for strategy in strategies for count in counts]
-        seconds = self._show(np.array(candidates, dtype=np.float64).reshape(-1, len(self.axes)))
-        best = seconds.reshape(len(strategies), len(counts)).min(axis=1)
+        seconds = self._show(_combined(strategies, self.counts))
+        best = seconds.reshape(len(strategies), len(self.counts)).min(axis=1)
         return dict(zip(strategies, best.tolist(), strict=True))
 
     def _show(self, candidates: Candidates) -> NDArray[np.float64]:
@@ -113,22 +125,15 @@ class AlikeStages:
         """Each candidate's stages, one stage of all candidates after another."""
         pipeline, rows = self.pipeline, len(candidates)
         stages, mesh = pipeline.num_stages, pipeline.meshes[0]
-        columns = np.tile(candidates, (stages, 1)).T
-        zero, weights, gradients, optimizer, activations, recomputed = columns
+        savings, counts = np.split(candidates, [len(self.choices)], axis=1)
         layers, number = np.repeat(self.shares, rows), np.arange(stages)
         held = [in_flight(stage, stages, pipeline.micro_batches) for stage in range(stages)]
         in_node = np.array(pipeline.first_ranks()) % self.problem.cluster.gpus_per_node
         return StageBatch(
             layers=layers,
-            data_parallel=np.full(len(layers), mesh.data_parallel),
-            tensor_parallel=np.full(len(layers), mesh.tensor_parallel),
-            micro_batch=np.full(len(layers), mesh.micro_batch),
-            zero=zero.astype(np.int64),
-            checkpointed_layers=np.minimum(recomputed.astype(np.int64), layers),
-            offload_weights=weights,
-            offload_gradients=gradients,
-            offload_optimizer=optimizer,
-            offload_activations=activations,
+            **mesh.values(),
+            **savings_columns(np.tile(savings, (stages, 1))),
+            **_counts_within(np.tile(counts.astype(np.int64), (stages, 1)), layers),
             in_flight=np.repeat(held, rows),
             has_embedding=np.repeat((number == 0).astype(np.int64), rows),
             has_head=np.repeat((number == stages - 1).astype(np.int64), rows),
@@ -136,24 +141,30 @@ class AlikeStages:
         )
 
     def _plan(self, candidate: NDArray[np.float64]) -> Plan:
-        zero, weights, gradients, optimizer, activations, recomputed = candidate.tolist()
-        mesh = self.pipeline.meshes[0]
-        first = StagePlan(
-            layers=self.shares[0],
-            data_parallel=mesh.data_parallel,
-            tensor_parallel=mesh.tensor_parallel,
-            micro_batch=mesh.micro_batch,
-            zero=int(zero),
-            checkpointed_layers=int(recomputed),
-            offload=Offload(
-                weights=weights, gradients=gradients, optimizer=optimizer, activations=activations
-            ),
-        )
+        names = (*names_of("savings"), *counts_of_blocks())
+        saving = dict(zip(names, candidate.tolist(), strict=True))
+        first = stage_of(self.pipeline.meshes[0], self.shares[0], saving)
         return Plan(
             engine=self.space.engine,
             micro_batches=self.pipeline.micro_batches,
             stages=tuple(alike(first, own) for own in self.shares),
         )
+
+
+def _combined(savings: Iterable[SavingsRow], counts: Sequence[CountsRow]) -> Candidates:
+    """Each way to save memory with each way to treat blocks."""
+    rows = [(*saving, *count) for saving in savings for count in counts]
+    return np.array(rows, dtype=np.float64)
+
+
+def _counts_within(counts: NDArray[np.int64], layers: NDArray[np.int64]) -> dict[str, Column]:
+    """How many of their blocks stages treat in each way: as many as asked for, if they last."""
+    columns: dict[str, Column] = {}
+    left = layers
+    for name, asked in zip(counts_of_blocks(), counts.T, strict=True):
+        columns[name] = np.minimum(asked, left)
+        left = left - columns[name]
+    return columns
 
 
 def _iterations(costs: StageCosts, pipeline: Pipeline, rows: int) -> NDArray[np.float64]:

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import StageTimes
-from mistlab.values.plan import Offload, StagePlan
+from mistlab.values.dimensions import counts_of_blocks, names_of
+from mistlab.values.plan import StagePlan
 from searchers.meshes import Mesh
+from searchers.savings import stage_of
 
 Column = NDArray[Any]
 
@@ -29,14 +31,11 @@ class Grain:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options:
-    """Ways to run one stage that fit; ``host_bytes`` are of one rank."""
+    """Ways to run one stage that fit: ``savings`` (F, 5) are values of ``names_of("savings")``,
+    ``counts`` (F, 1) of ``counts_of_blocks()``; ``host_bytes`` are of one rank."""
 
-    zero: Column
-    checkpointed_layers: Column
-    weights: Column
-    gradients: Column
-    optimizer: Column
-    activations: Column
+    savings: Column
+    counts: Column
     forward_s: Column
     backward_s: Column
     through_forward_s: Column
@@ -49,7 +48,7 @@ class Options:
     host_bytes: Column
 
     def __len__(self) -> int:
-        return len(self.zero)
+        return len(self.host_bytes)
 
     def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
         """Some of the candidates."""
@@ -63,12 +62,6 @@ class Options:
                 for e in fields(self)
             }
         )
-
-    @property
-    def strategies(self) -> NDArray[np.float64]:
-        """ZeRO levels and ratios (F, 5)."""
-        kinds = (self.zero, self.weights, self.gradients, self.optimizer, self.activations)
-        return np.stack(kinds, axis=1)
 
     @property
     def stable_s(self) -> Column:
@@ -90,20 +83,11 @@ class Options:
 
     def stage_plan(self, row: int, mesh: Mesh, layers: int) -> StagePlan:
         """One candidate as a stage of a plan."""
-        return StagePlan(
-            layers=layers,
-            data_parallel=mesh.data_parallel,
-            tensor_parallel=mesh.tensor_parallel,
-            micro_batch=mesh.micro_batch,
-            zero=int(self.zero[row]),
-            checkpointed_layers=int(self.checkpointed_layers[row]),
-            offload=Offload(
-                **{
-                    kind: float(getattr(self, kind)[row])
-                    for kind in ("weights", "gradients", "optimizer", "activations")
-                }
-            ),
-        )
+        saving = {
+            **dict(zip(names_of("savings"), self.savings[row].tolist(), strict=True)),
+            **dict(zip(counts_of_blocks(), self.counts[row].tolist(), strict=True)),
+        }
+        return stage_of(mesh, layers, saving)
 
 
 def fastest(options: Options, grain: Grain) -> Options:
@@ -129,7 +113,7 @@ def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
     there is only one time to compare."""
     seconds = micro_batches * options.stable_s + options.once_s
     in_order = np.argsort(seconds, kind="stable")
-    first_of_each = np.unique(options.strategies[in_order], axis=0, return_index=True)[1]
+    first_of_each = np.unique(options.savings[in_order], axis=0, return_index=True)[1]
     return options.chosen(in_order[np.sort(first_of_each)[:count]])
 
 

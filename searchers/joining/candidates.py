@@ -6,16 +6,16 @@ only the place inside a node matters.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
-from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import StageTimes
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch, StageCosts
@@ -23,7 +23,8 @@ from searchers.joining.candidate_table import Column, Grain, Options, fastest, f
 from searchers.joining.groups import Group
 from searchers.joining.least_work import LeastWork
 from searchers.ledger import Ledger
-from searchers.meshes import Mesh, checkpoint_counts, zero_levels
+from searchers.meshes import Mesh
+from searchers.savings import counts_choices, savings_choices
 
 # Rows asked for at once.
 TOGETHER = 1 << 19
@@ -34,10 +35,13 @@ FINEST = 2e-4
 # Near how many candidates better ones are looked for where only one time counts.
 BESIDE = 16
 
-# The ratios that one kind of offloading may take.
-Ratios = Sequence[float]
-# ZeRO level and ratios of weights, gradients, optimizer state and activations (rows, 5).
+# What a stage may choose of each of ``names_of("savings")``.
+Choices = Sequence[Sequence[float]]
+# Values of ``names_of("savings")`` (rows, 5).
 Savings = NDArray[np.float64]
+# Into how many parts a coarse look divides the ratios of a dimension; two where it does not say. A
+# stage that is alone has no others to make up for it: of its ratios there are twice as many parts.
+COARSE = {"offload_weights": 1, "offload_gradients": 1}
 
 
 class StagePosition(NamedTuple):
@@ -81,35 +85,32 @@ class Menus:
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
         """Work out candidates for places, of pipelines that take less than a limit; it may only
         fall from one time to the next."""
-        alike: dict[tuple[bool, tuple[int, ...]], list[StagePosition]] = defaultdict(list)
+        alike: dict[tuple[bool, Choices], list[StagePosition]] = defaultdict(list)
         for place in sorted(set(places) - self._found.keys()):
-            alike[place.is_alone, self._zero_levels(place)].append(place)
-        every = self.space.offload.kinds
-        for (is_alone, levels), some in alike.items():
-            ratios = coarse(every, is_alone=is_alone) if self.coarse_to_fine else every
-            strategies = np.array([*product(map(float, levels), *ratios)])
+            alike[place.is_alone, self._choices(place)].append(place)
+        for (is_alone, every), some in alike.items():
+            choices = coarse(every, is_alone=is_alone) if self.coarse_to_fine else every
+            strategies = np.array([*product(*choices)], dtype=np.float64)
             self._found |= zip(some, self._evaluated(some, strategies, limit_s), strict=True)
 
     def refine(self, places: Iterable[StagePosition], limit_s: float) -> None:
         """Look at ratios near the best of those so far, in ever smaller steps, for places that were
         prepared."""
         for some in _by_mesh(places):
-            self._refine(some, self.space.offload.kinds, limit_s)
+            self._refine(some, self._choices(some[0]), limit_s)
 
-    def _refine(
-        self, places: Sequence[StagePosition], ratios: Sequence[Ratios], limit_s: float
-    ) -> None:
+    def _refine(self, places: Sequence[StagePosition], choices: Choices, limit_s: float) -> None:
         seen: set[tuple[float, ...]] = set()
-        step = max(len(kind) - 1 for kind in ratios) // 4 or 1
+        step = first_step(choices)
         gone_on: set[tuple[float, ...]] = set()
         while step:
             best = {
                 strategy
                 for place in places
-                for strategy in map(tuple, self._found[place].strategies.tolist())
+                for strategy in map(tuple, self._found[place].savings.tolist())
             } - gone_on
             gone_on |= best
-            new = {near for one in best for near in neighbours(one, ratios, step)} - seen
+            new = {near for one in best for near in neighbours(one, choices, step)} - seen
             if not new:
                 step, gone_on = step // 2, set()
                 continue
@@ -120,8 +121,8 @@ class Menus:
                 both = self._found[place].and_also(other)
                 self._found[place] = self._fastest(place, both, limit_s)
 
-    def _zero_levels(self, place: StagePosition) -> tuple[int, ...]:
-        return zero_levels(self.space, place.mesh.data_parallel, in_pipeline=not place.is_alone)
+    def _choices(self, place: StagePosition) -> Choices:
+        return savings_choices(self.space, place.mesh, in_pipeline=not place.is_alone)
 
     def _evaluated(
         self, places: Sequence[StagePosition], strategies: Savings, limit_s: float
@@ -161,12 +162,24 @@ class Menus:
         return np.asarray(options.once_s + own_s + np.maximum(others_s - hidden_s, 0.0))
 
 
-def coarse(ratios: Sequence[Ratios], *, is_alone: bool) -> tuple[Ratios, ...]:
-    """Of the ratios of weights, gradients, optimizer state and activations the first and the last,
-    of the latter two one between as well. A stage that is alone has no others to make up for it:
-    of its ratios there are twice as many."""
-    parts = (2, 2, 4, 4) if is_alone else (1, 1, 2, 2)
-    return tuple(spread(kind, count) for kind, count in zip(ratios, parts, strict=True))
+def coarse(choices: Choices, *, is_alone: bool) -> Choices:
+    """Some of the choices: of ratios the first, the last, and as many between as ``COARSE`` says;
+    all of those that are no ratios."""
+    times = 2 if is_alone else 1
+    return tuple(
+        spread(own, times * COARSE.get(name, 2)) if DIMENSIONS[name].is_ratio else own
+        for name, own in zip(names_of("savings"), choices, strict=True)
+    )
+
+
+def first_step(choices: Choices) -> int:
+    """How far the first neighbours of a coarse choice are, counted in places among choices."""
+    most = (
+        len(own) - 1
+        for name, own in zip(names_of("savings"), choices, strict=True)
+        if DIMENSIONS[name].is_ratio
+    )
+    return max(most) // 4 or 1
 
 
 def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
@@ -184,24 +197,23 @@ def _by_mesh(places: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
 
 
 def neighbours(
-    strategy: tuple[float, ...], ratios: Sequence[Ratios], step: int
+    strategy: tuple[float, ...], choices: Choices, step: int
 ) -> Iterator[tuple[float, ...]]:
     """The strategies that differ in one ratio, by so many places among those that it may take, or
     in two that go up and down, which need about as much memory."""
-    level, *own = strategy
-    here = [allowed.index(ratio) for allowed, ratio in zip(ratios, own, strict=True)]
-    for up, down in product(range(len(here) + 1), repeat=2):
-        # The last is no ratio: nothing goes up, or nothing down.
+    here = [allowed.index(value) for allowed, value in zip(choices, strategy, strict=True)]
+    ratios = [i for i, name in enumerate(names_of("savings")) if DIMENSIONS[name].is_ratio]
+    for up, down in product((*ratios, None), repeat=2):
         there = here[:]
         for kind, by in ((up, step), (down, -step)):
-            if kind < len(here):
+            if kind is not None:
                 there[kind] += by
-        is_inside = all(0 <= p < len(allowed) for p, allowed in zip(there, ratios, strict=True))
+        is_inside = all(0 <= p < len(allowed) for p, allowed in zip(there, choices, strict=True))
         if is_inside and up != down:
-            yield (level, *(allowed[p] for p, allowed in zip(there, ratios, strict=True)))
+            yield tuple(allowed[p] for p, allowed in zip(there, choices, strict=True))
 
 
-# The number of a place, the place, and numbers of blocks that are computed again.
+# The number of a place, the place, and how many blocks are treated in each way (rows, 1).
 _Part = list[tuple[int, StagePosition, NDArray[np.int64]]]
 
 
@@ -211,7 +223,7 @@ def _parts(places: Sequence[StagePosition], space: SearchSpace, strategies: int)
     part: _Part = []
     room = most
     for number, place in enumerate(places):
-        counts = np.array(checkpoint_counts(space, place.layers))
+        counts = np.array(counts_choices(space, place.layers))
         for start in range(0, len(counts), most):
             some = counts[start : start + most]
             if len(some) > room and part:
@@ -221,6 +233,15 @@ def _parts(places: Sequence[StagePosition], space: SearchSpace, strategies: int)
             room -= len(some)
     if part:
         yield part
+
+
+def savings_columns(savings: Savings) -> dict[str, NDArray[Any]]:
+    """The column of each of ``names_of("savings")``, whole numbers where they are no ratios."""
+    columns = dict(zip(names_of("savings"), savings.T, strict=True))
+    return {
+        name: column if DIMENSIONS[name].is_ratio else column.astype(np.int64)
+        for name, column in columns.items()
+    }
 
 
 class _Rows:
@@ -234,55 +255,46 @@ class _Rows:
     def batch(self) -> StageBatch:
         """The candidates."""
         each = np.sum(self.counts)
-        zero, weights, gradients, optimizer, activations = (
-            np.repeat(column, each) for column in self.strategies.T
+        counts = np.tile(
+            np.concatenate([counts for _, _, counts in self.part]), (len(self.strategies), 1)
         )
         return StageBatch(
-            layers=self._of_place("layers"),
-            data_parallel=self._of_place("mesh.data_parallel"),
-            tensor_parallel=self._of_place("mesh.tensor_parallel"),
-            micro_batch=self._of_place("mesh.micro_batch"),
-            zero=zero.astype(np.int64),
-            checkpointed_layers=np.tile(
-                np.concatenate([counts for _, _, counts in self.part]), len(self.strategies)
-            ),
-            offload_weights=weights,
-            offload_gradients=gradients,
-            offload_optimizer=optimizer,
-            offload_activations=activations,
-            in_flight=self._of_place("in_flight"),
-            has_embedding=self._of_place("is_first"),
-            has_head=self._of_place("is_last"),
-            first_rank=self._of_place("place_in_node"),
+            layers=self._of_place(lambda place: place.layers),
+            **{name: self._of_mesh(name) for name in names_of("mesh")},
+            **savings_columns(np.repeat(self.strategies, each, axis=0)),
+            **dict(zip(counts_of_blocks(), counts.T, strict=True)),
+            in_flight=self._of_place(lambda place: place.in_flight),
+            has_embedding=self._of_place(lambda place: place.is_first),
+            has_head=self._of_place(lambda place: place.is_last),
+            first_rank=self._of_place(lambda place: place.place_in_node),
         )
 
     def options(self, costs: StageCosts, problem: Problem) -> Iterator[tuple[int, Options]]:
         """For each place, its number and the candidates that fit."""
         cluster = problem.cluster
-        gpus_of_node = np.minimum(self._of_place("mesh.num_gpus"), cluster.gpus_per_node)
+        gpus_of_node = np.minimum(
+            self._of_place(lambda place: place.mesh.num_gpus), cluster.gpus_per_node
+        )
         fits = costs.fits & (costs.host_bytes * gpus_of_node <= cluster.host_memory_bytes)
         by_strategy = fits.reshape(len(self.strategies), -1)
         seconds, first = costs.seconds, 0
         for number, _, counts in self.part:
             rows, columns = np.nonzero(by_strategy[:, first : first + len(counts)])
             flat = rows * by_strategy.shape[1] + first + columns
-            zero, weights, gradients, optimizer, activations = self.strategies[rows].T
             yield (
                 number,
                 Options(
-                    zero=zero,
-                    checkpointed_layers=counts[columns],
-                    weights=weights,
-                    gradients=gradients,
-                    optimizer=optimizer,
-                    activations=activations,
+                    savings=self.strategies[rows],
+                    counts=counts[columns],
                     **{e.name: getattr(seconds, e.name)[flat] for e in fields(StageTimes)},
                     host_bytes=costs.host_bytes[flat],
                 ),
             )
             first += len(counts)
 
-    def _of_place(self, name: str) -> NDArray[np.int64]:
-        value = attrgetter(name)
+    def _of_mesh(self, name: str) -> NDArray[np.int64]:
+        return self._of_place(lambda place: place.mesh.value(name))
+
+    def _of_place(self, value: Callable[[StagePosition], int]) -> NDArray[np.int64]:
         values = np.array([int(value(place)) for _, place, _ in self.part])
         return np.tile(np.repeat(values, self.counts), len(self.strategies))

@@ -10,7 +10,8 @@ from functools import partial
 from math import inf
 
 from mistlab.values.plan import Plan
-from mistlab.values.search import Budget, PlanAndStagePredictor, Problem
+from mistlab.values.prediction import Predictor
+from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.groups import Group
@@ -161,9 +162,7 @@ def solved(tasks: Sequence[GroupTask], ledger: Ledger) -> list[float]:
     return seconds
 
 
-def _answer(
-    task: GroupTask, predictor: PlanAndStagePredictor, budget: Budget, clock: Clock
-) -> _Answer:
+def _answer(task: GroupTask, predictor: Predictor, budget: Budget, clock: Clock) -> _Answer:
     ledger = Ledger(predictor=predictor, budget=budget, clock=clock)
     seconds, is_spent = task.limit_s, False
     try:

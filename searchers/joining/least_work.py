@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mistlab.values.dimensions import names_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch
@@ -38,25 +39,8 @@ def work_of(
 ) -> dict[Mesh, LeastWork]:
     """The work of each mesh, from stages of one block, of two, and of one with both ends."""
     layers, ends = (np.repeat(column, len(meshes)) for column in ([1, 2, 1], [0, 0, 1]))
-    nothing = np.zeros(len(layers), dtype=np.int64)
-    columns = {
-        name: np.tile([getattr(mesh, name) for mesh in meshes], 3)
-        for name in ("data_parallel", "tensor_parallel", "micro_batch")
-    }
-    batch = StageBatch(
-        layers=layers,
-        **columns,
-        zero=nothing,
-        checkpointed_layers=nothing,
-        offload_weights=nothing,
-        offload_gradients=nothing,
-        offload_optimizer=nothing,
-        offload_activations=nothing,
-        in_flight=nothing + 1,
-        has_embedding=ends,
-        has_head=ends,
-        first_rank=nothing,
-    )
+    columns = {name: np.tile([mesh.value(name) for mesh in meshes], 3) for name in names_of("mesh")}
+    batch = StageBatch(layers=layers, **columns, has_embedding=ends, has_head=ends)
     stable_s = ledger.stage_costs(batch, engine=space.engine).seconds.stable_s
     one_s, two_s, with_ends_s = stable_s.reshape(3, -1)
     block_s = two_s - one_s

@@ -19,10 +19,10 @@ from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction, StagePrediction
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from searchers.choices import bare_stage
 from searchers.ledger import Ledger
 from searchers.membership import Members
 from searchers.meshes import equal_pipelines, even_layers, pipelines
+from searchers.savings import bare_stage
 from searchers.strategies.moves import Resource, moves
 from searchers.strategies.scores import Score, score_of
 from searchers.strategy import Ending

@@ -33,12 +33,13 @@ from searchers.meshes import (
     micro_batch_counts,
 )
 from searchers.strategies.alpa_stages import Division, StageTable, kind_of, stage_table
-from searchers.strategy import Ending
+from searchers.strategy import Ending, NeedsStageCosts
 
 # Bounds on the slowest stage that lie closer to one another are taken for one.
 SPACING = 1.01
 
 
+@NeedsStageCosts
 def alpa(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator) -> Ending:
     """Solve the programme for each number of micro-batches; predict the pipelines it finds."""
     del draw  # Nothing is left to chance.

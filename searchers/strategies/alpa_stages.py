@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.machine.cluster import Cluster
+from mistlab.values.dimensions import names_of
 from mistlab.values.plan import StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch, StageCosts
-from searchers.choices import bare_stage
 from searchers.ledger import Ledger
 from searchers.meshes import Mesh, lies_well
+from searchers.savings import bare_stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,23 +153,13 @@ def _batch(
         return np.asarray(np.array([getattr(one, name) for one in kinds])[kind])
 
     def of_stage(name: str) -> NDArray[np.int64]:
-        return np.asarray(np.array([getattr(stage, name) for stage in bare])[option])
-
-    def of_offload(name: str) -> NDArray[np.float64]:
-        return np.asarray(np.array([getattr(stage.offload, name) for stage in bare])[option])
+        return np.asarray(np.array([stage.value(name) for stage in bare])[option])
 
     recomputes = np.array([again for _, again in candidates])[option]
     return StageBatch(
         layers=layers,
-        data_parallel=of_stage("data_parallel"),
-        tensor_parallel=of_stage("tensor_parallel"),
-        micro_batch=of_stage("micro_batch"),
-        zero=of_stage("zero"),
+        **{name: of_stage(name) for name in (*names_of("mesh"), *names_of("savings"))},
         checkpointed_layers=np.where(recomputes, layers, 0),
-        offload_weights=of_offload("weights"),
-        offload_gradients=of_offload("gradients"),
-        offload_optimizer=of_offload("optimizer"),
-        offload_activations=of_offload("activations"),
         in_flight=of_kind("in_flight"),
         has_embedding=of_kind("is_first"),
         has_head=of_kind("is_last"),

@@ -7,9 +7,10 @@ from mistlab.values.space import SearchSpace
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.programme import join
 from searchers.ledger import Ledger
-from searchers.strategy import Ending
+from searchers.strategy import Ending, NeedsStageCosts
 
 
+@NeedsStageCosts
 def exact(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:

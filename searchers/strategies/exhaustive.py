@@ -5,24 +5,15 @@ Plans are predicted whole, so nothing is shared with the searchers that put them
 
 from collections.abc import Iterator, Sequence
 from itertools import islice, product
-from math import prod
 
 import numpy as np
 
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from searchers.choices import alike
 from searchers.ledger import Ledger
-from searchers.meshes import (
-    Mesh,
-    Pipeline,
-    checkpoint_counts,
-    even_layers,
-    layer_counts,
-    pipelines,
-    zero_levels,
-)
+from searchers.meshes import Pipeline, even_layers, layer_counts, pipelines
+from searchers.savings import alike, number_of_ways, ways_to_save
 from searchers.strategy import Ending
 
 # A minute's worth of predictions, about.
@@ -72,36 +63,15 @@ def _stages(layers: int, space: SearchSpace, pipeline: Pipeline) -> Iterator[tup
     in_pipeline = len(meshes) > 1
     if not space.unequal_stages:
         shares = even_layers(layers, len(meshes))
-        for first in _one_stage(space, meshes[0], shares[0], in_pipeline=in_pipeline):
+        for first in ways_to_save(space, meshes[0], shares[0], in_pipeline=in_pipeline):
             yield tuple(alike(first, own) for own in shares)
         return
     for shares in _splits(layers, len(meshes), layer_counts(layers, len(meshes), space)):
         menus = (
-            list(_one_stage(space, mesh, own, in_pipeline=in_pipeline))
+            list(ways_to_save(space, mesh, own, in_pipeline=in_pipeline))
             for mesh, own in zip(meshes, shares, strict=True)
         )
         yield from product(*menus)
-
-
-def _one_stage(
-    space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool
-) -> Iterator[StagePlan]:
-    offloads = [
-        Offload(weights=weights, gradients=gradients, optimizer=optimizer, activations=activations)
-        for weights, gradients, optimizer, activations in product(*space.offload.kinds)
-    ]
-    levels = zero_levels(space, mesh.data_parallel, in_pipeline=in_pipeline)
-    counts = sorted(set(checkpoint_counts(space, layers)))
-    for zero, recomputed, offload in product(levels, counts, offloads):
-        yield StagePlan(
-            layers=layers,
-            data_parallel=mesh.data_parallel,
-            tensor_parallel=mesh.tensor_parallel,
-            micro_batch=mesh.micro_batch,
-            zero=zero,
-            checkpointed_layers=recomputed,
-            offload=offload,
-        )
 
 
 def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -135,7 +105,5 @@ def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
 
 
 def _ways_of_stage(space: SearchSpace, pipeline: Pipeline, stage: int, layers: int) -> int:
-    degree = pipeline.meshes[stage].data_parallel
-    levels = zero_levels(space, degree, in_pipeline=pipeline.num_stages > 1)
-    ways = len(levels) * len(set(checkpoint_counts(space, layers)))
-    return ways * prod(map(len, space.offload.kinds))
+    mesh, in_pipeline = pipeline.meshes[stage], pipeline.num_stages > 1
+    return number_of_ways(space, mesh, layers, in_pipeline=in_pipeline)

@@ -9,12 +9,13 @@ from math import prod
 
 import numpy as np
 
+from mistlab.values.dimensions import names_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.milp import join_by
 from searchers.ledger import Ledger
-from searchers.strategy import Ending, Strategy
+from searchers.strategy import Ending, NeedsStageCosts, Strategy
 
 # Up to so many ways to save memory, recomputation aside, all of them are looked at.
 FEW = 256
@@ -38,8 +39,8 @@ def mist_with(solver: str) -> Strategy:
             return hierarchy.joined(join)
         return hierarchy.joined_coarse_to_fine(join)
 
-    return mist
+    return NeedsStageCosts(mist)
 
 
 def _ways(space: SearchSpace) -> int:
-    return len(set(space.zero)) * prod(map(len, space.offload.kinds))
+    return prod(len(space.listed(name) or ()) for name in names_of("savings"))

@@ -5,12 +5,13 @@ more elsewhere. Which of them a space allows is not decided here.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Literal
 
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.space import SearchSpace
-from searchers.choices import alike
+from searchers.savings import alike
 
 Resource = Literal["compute", "communication", "memory", "host"]
 Move = Callable[[Plan, int, SearchSpace], Iterator[Plan]]
@@ -35,27 +36,33 @@ def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> P
 
 
 def _recompute(sign: int) -> Move:
-    """More or fewer blocks recomputed: by one, a quarter or half of what can be, or all."""
+    """More or fewer blocks recomputed, or treated in another way: by one, a quarter or half of what
+    can be, or all."""
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         own = plan.stages[stage]
-        most = own.layers - own.checkpointed_layers if sign > 0 else own.checkpointed_layers
-        for step in sorted({1, most // 4, most // 2, most} - {0}):
-            if step <= most:
-                count = own.checkpointed_layers + sign * step
-                yield _saving(plan, stage, replace(own, checkpointed_layers=count), space)
+        counts = {name: own.degree(name) for name in counts_of_blocks()}
+        for name, count in counts.items():
+            most = own.layers - sum(counts.values()) if sign > 0 else count
+            for step in sorted({1, most // 4, most // 2, most} - {0}):
+                if step <= most:
+                    changed = own.with_values({name: count + sign * step})
+                    yield _saving(plan, stage, changed, space)
 
     return move
 
 
 def _shard(sign: int) -> Move:
-    """A higher or a lower ZeRO level."""
+    """A higher or a lower ZeRO level, or another whole number by which memory is saved."""
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         own = plan.stages[stage]
-        levels = [level for level in sorted(set(space.zero)) if (level - own.zero) * sign > 0]
-        for level in levels:
-            yield _saving(plan, stage, replace(own, zero=level), space)
+        for name in names_of("savings"):
+            if not DIMENSIONS[name].is_ratio:
+                now = own.value(name)
+                for level in space.listed(name) or ():
+                    if (level - now) * sign > 0:
+                        yield _saving(plan, stage, own.with_values({name: level}), space)
 
     return move
 
@@ -65,14 +72,15 @@ def _offload(sign: int) -> Move:
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         own = plan.stages[stage]
-        for kind in fields(Offload):
-            ratios = sorted(set(getattr(space.offload, kind.name)))
-            now = ratios.index(getattr(own.offload, kind.name))
+        for name in names_of("savings"):
+            ratios = space.listed(name) if DIMENSIONS[name].is_ratio else None
+            if ratios is None:
+                continue
+            now = ratios.index(own.value(name))
             others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
             # The next ratio and the last.
             for ratio in dict.fromkeys([*others[:1], *others[-1:]]):
-                offload = replace(own.offload, **{kind.name: ratio})
-                yield _saving(plan, stage, replace(own, offload=offload), space)
+                yield _saving(plan, stage, own.with_values({name: ratio}), space)
 
     return move
 
@@ -90,11 +98,11 @@ def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
 
 
 def _resized(stage: StagePlan, layers: int) -> StagePlan:
-    """A stage of so many blocks that recomputes as many, or all if it did."""
-    recomputed = stage.checkpointed_layers
-    if recomputed == stage.layers:
-        return replace(stage, layers=layers, checkpointed_layers=layers)
-    return replace(stage, layers=layers, checkpointed_layers=min(recomputed, layers))
+    """A stage of so many blocks that treats as many in each way, or all if it did."""
+    for name in counts_of_blocks():
+        if stage.value(name) == stage.layers:
+            return stage.with_values({"layers": layers, name: layers})
+    return alike(stage, layers)
 
 
 def _micro_batch(factor: float) -> Move:

@@ -5,15 +5,11 @@ so that the space of keys is the same for all plans; a key becomes a place among
 are (random keys, Bean 1994).
 """
 
-from collections.abc import Iterator
-from dataclasses import fields
-
 import numpy as np
 
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.ledger import Ledger
-from searchers.meshes import equal_pipelines
 from searchers.strategy import Ending, Strategy
 
 
@@ -34,30 +30,3 @@ def optuna_strategy(sampler: str, storage: str | None = None) -> Strategy:
         return sample(problem, space, ledger, draw, sampler=sampler, storage=storage)
 
     return search
-
-
-def key_names(problem: Problem, space: SearchSpace) -> list[str]:
-    """The names of all choices that a plan of the space may ask for."""
-    most = _most_stages(problem, space)
-    names = ["micro_batches"]
-    names += [f"mesh {stage}" for stage in range(most if space.unequal_meshes else 1)]
-    if space.layers_off_balance != 0:
-        names += [f"layers {stage}" for stage in range(most - 1)]
-    for stage in range(most if space.unequal_stages else 1):
-        names += [f"{saving} {stage}" for saving in _savings(space)]
-    return names
-
-
-def _savings(space: SearchSpace) -> Iterator[str]:
-    if len(set(space.zero)) > 1:
-        yield "zero"
-    yield "checkpointed"
-    for kind in fields(space.offload):
-        if len(set(getattr(space.offload, kind.name))) > 1:
-            yield kind.name
-
-
-def _most_stages(problem: Problem, space: SearchSpace) -> int:
-    if not space.unequal_meshes:
-        return max(pipeline.num_stages for pipeline in equal_pipelines(problem, space))
-    return min(problem.cluster.num_gpus, problem.workload.model.layers)

@@ -26,7 +26,7 @@ from mistlab.values.space import SearchSpace
 from mistlab.values.value import to_mapping
 from searchers.choices import Chooser, chosen_plan
 from searchers.ledger import Ledger
-from searchers.strategies.optuna_search import key_names
+from searchers.strategies.choice_names import key_names
 from searchers.strategies.scores import Score, Scores
 from searchers.strategy import Ending
 

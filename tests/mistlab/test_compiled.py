@@ -71,3 +71,14 @@ def test_only_terms_that_can_be_the_largest_are_kept() -> None:
     b, s = size_symbol("b"), size_symbol("s")
     terms = [b, b + s, 2 * b, b * s]
     assert undominated(terms, lambda term: term) == [b + s, 2 * b, b * s]
+
+
+def test_extremes_of_three_columns_are_compiled() -> None:
+    a, b, c = sympy.symbols("a b c")
+    compiled = compile_expressions(
+        {"least": sympy.Min(a, b, c), "most": sympy.Max(a, b, c)},
+        columns=("a", "b", "c"),
+        constants={},
+    )
+    columns = {"a": np.array([1.0]), "b": np.array([2.0]), "c": np.array([3.0])}
+    assert compiled(columns).tolist() == [[1.0], [3.0]]

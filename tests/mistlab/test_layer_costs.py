@@ -30,8 +30,12 @@ WORK = Workload(
 )
 
 
+def sizes_of(work: Workload, b: np.ndarray, tp: np.ndarray) -> dict[str, np.ndarray]:
+    return size_columns(work, {"b": b, "tp": tp})
+
+
 def block(compute: Compute = COMPUTE, engine: str = "mistlab", **sizes: int) -> LayerFigures:
-    columns = size_columns(WORK, np.array([sizes.get("b", 2)]), np.array([sizes.get("tp", 1)]))
+    columns = sizes_of(WORK, np.array([sizes.get("b", 2)]), np.array([sizes.get("tp", 1)]))
     work = work_of(graph_of(WORK), ENGINES[engine].kernels)
     return LayerModel(work=work, compute=compute, slowdown=1.0)(columns)["block"]
 
@@ -42,7 +46,7 @@ def forward_s(compute: Compute = COMPUTE, engine: str = "mistlab", **sizes: int)
 
 def test_a_pass_is_its_operations_and_its_bytes() -> None:
     graph = graph_of(WORK)
-    sizes = {k: float(v[0]) for k, v in size_columns(WORK, np.array([2]), np.array([1])).items()}
+    sizes = {k: float(v[0]) for k, v in sizes_of(WORK, np.array([2]), np.array([1])).items()}
     expected = 0.0
     for operator in graph.block.of_phase("forward"):
         if operator.kind == "collective":
@@ -68,7 +72,7 @@ def products(model: ModelSpec) -> tuple[float, float]:
 def test_weights_gradients_of_split_rows_go_on_beside_reductions(name: str) -> None:
     """Of the two products that a weight has backward, the one whose result nobody waits for."""
     work = replace(WORK, model=catalog.model(name))
-    columns = size_columns(work, np.array([2]), np.array([4]))
+    columns = sizes_of(work, np.array([2]), np.array([4]))
     compiled = work_of(graph_of(work), ENGINES["megatron"].kernels).compiled
     found = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
 
@@ -130,7 +134,7 @@ def test_gradients_of_weights_are_added_up_inside_products(family: str) -> None:
 def test_gradients_of_vectors_are_one_kernel() -> None:
     """Two of each of a GPT block's two normalisations. Gradients of queries, keys and values are
     put together by a kernel that the published Mist has none for."""
-    columns = size_columns(WORK, np.array([2]), np.array([1]))
+    columns = sizes_of(WORK, np.array([2]), np.array([1]))
 
     def kernels(engine: str) -> float:
         compiled = work_of(graph_of(WORK), ENGINES[engine].kernels).compiled
@@ -147,7 +151,7 @@ def test_written_out_attention_copies_where_heads_share_keys(name: str, copies: 
     work = replace(WORK, model=catalog.model(name), attention="math")
 
     def kernels(engine: str, micro_batch: int) -> float:
-        columns = size_columns(work, np.array([micro_batch]), np.array([1]))
+        columns = sizes_of(work, np.array([micro_batch]), np.array([1]))
         compiled = work_of(graph_of(work), ENGINES[engine].kernels).compiled
         found = dict(zip(compiled.names, compiled(columns)[:, 0].tolist(), strict=True))
         return found["block forward kernels"]
@@ -168,7 +172,7 @@ def test_a_softmax_that_is_not_fused_takes_more() -> None:
     model = LayerModel(work=work, compute=COMPUTE, slowdown=1.0)
 
     def seconds(micro_batch: int, tensor_parallel: int) -> float:
-        columns = size_columns(unfused, np.array([micro_batch]), np.array([tensor_parallel]))
+        columns = sizes_of(unfused, np.array([micro_batch]), np.array([tensor_parallel]))
         return float(model(columns)["block"].passes["forward"].compute_s[0])
 
     # 16 heads over 8 ranks: two for one sequence, four for two.

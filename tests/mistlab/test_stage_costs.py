@@ -9,7 +9,7 @@ import pytest
 from mistlab import catalog
 from mistlab.cost.side_by_side import overlapped
 from mistlab.cost.stage import StageTimeModel
-from mistlab.cost.tasks import TASK_COLUMNS, TaskModel
+from mistlab.cost.tasks import TaskModel, task_columns
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
@@ -66,7 +66,7 @@ SlotTimes = dict[int, tuple[np.ndarray, float]]
 def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tuple[SlotTimes, int]:
     """The slots of one candidate, and how many layers there are."""
     tasks, template = model.tasks, model.tasks.template
-    seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in TASK_COLUMNS})
+    seconds = tasks.seconds({name: getattr(batch, name)[row : row + 1] for name in task_columns()})
     plain = batch.layers[row] - batch.checkpointed_layers[row]
     types = (
         [0] * batch.has_embedding[row]
@@ -100,7 +100,7 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     model, batch = model_of(depth=depth), candidates(60)
     found = model(batch)
     for row in range(len(batch)):
-        strategy = {name: getattr(batch, name)[row : row + 1] for name in TASK_COLUMNS}
+        strategy = {name: getattr(batch, name)[row : row + 1] for name in task_columns()}
         seconds = model.tasks.seconds(strategy)
         ((_, factors),) = seconds.factors()
 
@@ -165,9 +165,9 @@ def test_dense_and_sparse_sums_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_blocks_take_as_much_more_each() -> None:
-    batch = replace(candidates(3), layers=np.array([3, 4, 5]), checkpointed_layers=np.zeros(3, int))
+    batch = candidates(3).with_columns(layers=np.array([3, 4, 5]), checkpointed_layers=0)
     alike = batch.chosen(np.zeros(3, int))
-    stable = model_of()(replace(alike, layers=np.array([3, 4, 5]))).stable_s
+    stable = model_of()(alike.with_columns(layers=np.array([3, 4, 5]))).stable_s
     assert stable[2] - stable[1] == pytest.approx(stable[1] - stable[0])
 
 
@@ -195,8 +195,7 @@ def test_what_overlaps_takes_no_longer_than_one_after_another() -> None:
 
 
 def test_a_baseline_steps_at_the_end_and_the_overlapped_engine_at_the_start() -> None:
-    batch = replace(
-        candidates(2),
+    batch = candidates(2).with_columns(
         **{f"offload_{kind}": np.zeros(2) for kind in ("weights", "gradients", "activations")},
         offload_optimizer=np.zeros(2),
         data_parallel=np.ones(2, int),
@@ -209,8 +208,7 @@ def test_a_baseline_steps_at_the_end_and_the_overlapped_engine_at_the_start() ->
 
 
 def test_sends_across_nodes_take_longer() -> None:
-    batch = replace(
-        candidates(2),
+    batch = candidates(2).with_columns(
         **{name: np.array([2, 2]) for name in ("data_parallel", "tensor_parallel")},
         micro_batch=np.ones(2, int),
         has_head=np.zeros(2, int),
@@ -221,8 +219,7 @@ def test_sends_across_nodes_take_longer() -> None:
 
 
 def test_ranks_may_send_their_parts_of_activations_and_gather_them() -> None:
-    batch = replace(
-        candidates(2),
+    batch = candidates(2).with_columns(
         **{name: np.array([2, 2]) for name in ("data_parallel", "tensor_parallel")},
         micro_batch=np.ones(2, int),
         has_head=np.zeros(2, int),

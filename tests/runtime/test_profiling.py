@@ -58,7 +58,7 @@ def test_products_do_what_the_layer_graph_counts(operators: OperatorClass) -> No
         precision="fp32",
     )
     compiled = work_of(graph_of(workload), ENGINES["mistlab"].kernels).compiled
-    columns = size_columns(workload, np.array([batch]), np.array([1]))
+    columns = size_columns(workload, {"b": np.array([batch]), "tp": np.array([1])})
     work = dict(zip(compiled.names, compiled(columns)[:, 0], strict=True))
     flop, moved_bytes = (
         sum(work[f"block {phase} {operators} {unit}"] for phase in ("forward", "backward"))

@@ -12,9 +12,9 @@ from mistlab.values.prediction import Prediction
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
 from mistlab.values.stages import StageBatch
-from searchers.choices import bare_stage
 from searchers.ledger import Ledger
 from searchers.meshes import layer_counts, pipelines
+from searchers.savings import bare_stage
 from searchers.strategies.alpa import SPACING, alpa
 from tests.searchers.problems import SMALL, Counting, predictor_of
 

@@ -11,7 +11,7 @@ from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.space import SPACES, OffloadRatios, SearchSpace, space_of
 from searchers.choices import Chooser, chosen_plan
 from searchers.membership import contains
-from searchers.strategies.optuna_search import key_names
+from searchers.strategies.choice_names import key_names
 from tests.searchers.problems import SMALL
 
 FOUR = replace(SMALL, cluster=replace(SMALL.cluster, gpus_per_node=4))

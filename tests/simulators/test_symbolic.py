@@ -158,7 +158,7 @@ def test_too_little_memory_does_not_fit(override: str) -> None:
 
 
 def test_sizes_that_do_not_divide_do_not_fit() -> None:
-    batch = replace(StageBatch.of_plan(PLAN), tensor_parallel=np.array([1, 3]))
+    batch = StageBatch.of_plan(PLAN).with_columns(tensor_parallel=np.array([1, 3]))
     assert predictor().stage_costs(batch).fits.tolist() == [True, False]
 
 

@@ -1,0 +1,119 @@
+"""The mesh of a stage: the axes along which its GPUs divide the work, and groups of its GPUs.
+
+Ranks count along the axes in the table's order, the first one fastest; stages follow one another.
+A group is a set of axes: ranks that differ along these alone work together. An axis is added by its
+row, and by its name in the groups that reach along it.
+
+A function takes ``value``, which gives the degree of a dimension: ``stage.value`` of a stage of a
+plan, ``batch.value`` of columns of candidates.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Degree = TypeVar("Degree", int, NDArray[Any])
+Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """An axis: the dimension that is its degree, and how people call it."""
+
+    dimension: str
+    words: str
+
+
+AXES: dict[str, Axis] = {
+    "tensor": Axis(dimension="tensor_parallel", words="tensor"),
+    "data": Axis(dimension="data_parallel", words="data"),
+}
+
+# Ranks that add up parts of activations; that share out states under ZeRO, and gather weights; that
+# reduce gradients.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "tensor": ("tensor",),
+    "gather": ("data",),
+    "reduce": ("data",),
+}
+
+
+def num_gpus(value: Callable[[str], Degree]) -> Degree:
+    """GPUs of a stage: the product of its axes."""
+    return _product(value(axis.dimension) for axis in AXES.values())
+
+
+def ranks_of(group: str, value: Callable[[str], Degree]) -> Degree:
+    """How many ranks a group has."""
+    return _product(value(AXES[axis].dimension) for axis in GROUPS[group])
+
+
+def _product(degrees: Iterable[Degree]) -> Degree:
+    product: Any = prod(degrees)
+    found: Degree = product
+    return found
+
+
+def shape_on_nodes(
+    group: str, value: Callable[[str], NDArray[Any]], first_rank: Whole, gpus_per_node: int
+) -> tuple[Whole, Whole]:
+    """A group's most ranks in a node, and its nodes, for stages that begin at ``first_rank``.
+
+    Ranks fill nodes in order.
+    """
+    reach, apart = np.zeros_like(first_rank), np.ones_like(first_rank)
+    step = np.ones_like(first_rank)
+    for name, axis in AXES.items():
+        degree = value(axis.dimension).astype(np.int64)
+        if name in GROUPS[group]:
+            # Ranks that are a node apart or more are each in a node of their own.
+            is_inside = step < gpus_per_node
+            reach = reach + np.where(is_inside, (degree - 1) * step, 0)
+            apart = apart * np.where(is_inside, 1, degree)
+        step = step * degree
+    inside = (first_rank + reach) // gpus_per_node - first_rank // gpus_per_node + 1
+    nodes = inside * apart
+    return -(-ranks_of(group, value).astype(np.int64) // nodes), nodes
+
+
+def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
+    """The ranks of each group of this name, counted from a stage's first rank."""
+    steps = dict(zip(AXES, _steps(value), strict=True))
+
+    def ranks(axes: list[str]) -> list[int]:
+        ways = (
+            [place * steps[axis] for place in range(value(AXES[axis].dimension))]
+            for axis in reversed(axes)
+        )
+        return [sum(way) for way in product(*ways)]
+
+    inside = ranks([axis for axis in AXES if axis in GROUPS[group]])
+    for first in ranks([axis for axis in AXES if axis not in GROUPS[group]]):
+        yield [first + rank for rank in inside]
+
+
+def position_of(rank: int, value: Callable[[str], int]) -> dict[str, int]:
+    """Where a rank of a stage is along each axis."""
+    found = {}
+    for name, axis in AXES.items():
+        rank, found[name] = divmod(rank, value(axis.dimension))
+    return found
+
+
+def rank_of(position: dict[str, int], value: Callable[[str], int]) -> int:
+    """The rank at a position, counted from the stage's first."""
+    steps = zip(AXES, _steps(value), strict=True)
+    return sum(position.get(name, 0) * step for name, step in steps)
+
+
+def _steps(value: Callable[[str], int]) -> list[int]:
+    """How many ranks apart neighbours along each axis are."""
+    steps = [1]
+    for axis in AXES.values():
+        steps.append(steps[-1] * value(axis.dimension))
+    return steps[:-1]
