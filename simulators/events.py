@@ -122,7 +122,7 @@ class EventSimulator:
         """
         graph, factors = self._graph(plan, engine)
         if work is not None:
-            graph = _worked(graph, plan, work)
+            graph = _with_work(graph, plan, work)
         return _played(variability.disturbed(graph) if variability else graph, factors)
 
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
@@ -235,7 +235,7 @@ def _as_played(
     )
 
 
-def _worked(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:
+def _with_work(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:
     """The graph with the times of each micro-batch's tasks multiplied by its factor."""
     if len(work) != plan.micro_batches:
         problem = f"has {len(work)} numbers for {plan.micro_batches} micro-batches: give one each"

@@ -8,22 +8,24 @@ its peak; when it has run forward it keeps what it saved, or its input where it 
 until its backward. What is swapped out makes room when whoever takes its buffer has waited for the
 copy, and is back when the copy in begins. Activations that were sent on stay until their gradient
 arrives. Where the gradients of weights have passes of their own, a layer keeps all that it saved or
-computed again until that pass: as much as it takes to hold the gradients of its outputs instead.
+computed again until that pass: about what the gradients of its outputs take that it really needs.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.order_memory import whole_types
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.stage_chunks import StagePart, parts_of_plan
 from mistlab.symbolic.layer import sum_name
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.parts import batch_of_parts
 from mistlab.values.plan import Plan
 from mistlab.values.stages import StageBatch, StageFigures
 from simulators.graph import Label
@@ -140,12 +142,15 @@ def _stages(
     sums: Mapping[str, NDArray[np.float64]],
 ) -> list["_Stage"]:
     passes = passes_of_plan(plan)
-    parts = parts_of_plan(plan, passes[0].chunks)
-    stages = [_Stage(plan, stage, model, figures, sums) for stage in range(plan.num_stages)]
-    for part in parts:
-        stages[part.stage].take(part)
-    for stage, of_stage in zip(stages, passes, strict=True):
-        stage.splits = of_stage.splits_backward
+    whole = whole_types(plan, model)
+    stages = [
+        _Stage(plan, stage, model, figures, sums, whole if of_stage.splits_backward else {})
+        for stage, of_stage in enumerate(passes)
+    ]
+    chunks = passes[0].chunks
+    types = model.types.of_stages(batch_of_parts([plan], chunks).value)
+    for part, places in zip(parts_of_plan(plan, chunks), types, strict=True):
+        stages[part.stage].take(part, [model.types.names[place] for place in places])
     return stages
 
 
@@ -159,17 +164,20 @@ class _Stage:
         model: StageModel,
         figures: StageFigures,
         sums: Mapping[str, NDArray[np.float64]],
+        whole: Mapping[str, str],
     ) -> None:
         own = plan.stages[stage]
-        self.ratios = own.offload
         # Layers count through the whole model, the embedding is layer 0.
-        self.head = plan.layers + 1
-        self.again: set[int] = set()
+        self.types: dict[int, str] = {}
         self.sends_from: set[int] = set()
-        self.splits = False
+        # Where gradients of weights have passes of their own: the types of layers as which those
+        # are kept until then that were there before.
+        self.whole = whole
+        self.head = plan.layers + 1
+        self.ratios = own.offload
         self.bytes = {
             name: {key: float(sums[sum_name(name, key)][stage]) for key in _SUMS}
-            for name in ("embedding", "block", "head")
+            for name in model.types.names
         }
         self.of_layer: dict[int, tuple[float, float, float]] = {}
         self.static = np.zeros(len(CLASSES))
@@ -187,9 +195,9 @@ class _Stage:
         # computed.
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
-    def take(self, part: StagePart) -> None:
-        """Another part of the model that the stage has."""
-        self.again |= set(part.blocks[len(part.blocks) - part.checkpointed :])
+    def take(self, part: StagePart, types: Sequence[str]) -> None:
+        """Another part of the model that the stage has, its layers being of these types."""
+        self.types |= dict(enumerate(types, part.first_layer))
         if not part.has_head:
             self.sends_from.add(part.blocks[-1])
 
@@ -205,13 +213,12 @@ class _Stage:
         if kind == self.steps_with or (kind == "F" and is_first):
             self.steps_until_s = max(self.steps_until_s, end_s)
         if kind == "W":
-            kept = self._of(layer)["saved_bytes"] if layer in self.again else self._kept(layer)
-            return [(start_s, _ACTIVATIONS, -kept)]
+            return [(start_s, _ACTIVATIONS, -self._whole_bytes(layer))]
         if kind in ("F", "B"):
             return self._computing(kind == "F", layer, start_s, end_s)
         if kind in ("O", "S"):
             return []
-        size = self.ratios.activations * self._kept(layer)
+        size = self.ratios.activations * self._of(layer)["saved_bytes"]
         if direction == "<":
             return [(start_s, _ACTIVATIONS, size)]
         return [(end_s, _ACTIVATIONS, -size)]
@@ -230,27 +237,21 @@ class _Stage:
     ) -> list[Change]:
         held, *peaks = self._held_and_peaks(layer)
         running = peaks[0 if is_forward else 1]
-        if self.splits and not is_forward:
-            return self._of_inputs(layer, running, start_s, end_s)
+        if self.whole and not is_forward:
+            # All that the layer saved stays for the gradients of its weights, and all that was
+            # computed again.
+            saved = self._of(layer)["saved_bytes"]
+            return [
+                (start_s, _ACTIVATIONS, saved - held),
+                (start_s, _TEMPORARIES, running),
+                (end_s, _TEMPORARIES, -running),
+                (end_s, _ACTIVATIONS, self._whole_bytes(layer) - saved),
+            ]
         return [
             (end_s, _ACTIVATIONS, held) if is_forward else (start_s, _ACTIVATIONS, -held),
             (start_s, _TEMPORARIES, running),
             (end_s, _TEMPORARIES, -running),
         ]
-
-    def _of_inputs(self, layer: int, running: float, start_s: float, end_s: float) -> list[Change]:
-        """A backward pass that leaves the gradients of weights to another one: all that the layer
-        saved stays for that, and all that was computed again."""
-        held, *_ = self._held_and_peaks(layer)
-        changes = [
-            (start_s, _ACTIVATIONS, self._kept(layer) - held),
-            (start_s, _TEMPORARIES, running),
-            (end_s, _TEMPORARIES, -running),
-        ]
-        if layer in self.again:
-            again = self._of(layer)["saved_bytes"] - self._kept(layer)
-            changes.append((end_s, _ACTIVATIONS, again))
-        return changes
 
     def _held_and_peaks(self, layer: int) -> tuple[float, float, float]:
         """What a layer keeps and has sent, and what is alive at the peak of its two passes."""
@@ -259,30 +260,21 @@ class _Stage:
             sums = self._of(layer)
             sent = sums["output_bytes"] if layer in self.sends_from else 0.0
             wide = self.wide_bytes if layer == self.head else 0.0
-            peaks = sums["forward_peak_bytes"] + wide, self._backward(layer) + wide
-            found = self.of_layer[layer] = (self._kept(layer) + sent, *peaks)
+            backward = self.bucket_bytes + sums["backward_peak_bytes"]
+            peaks = sums["forward_peak_bytes"] + wide, backward + wide
+            found = self.of_layer[layer] = (sums["saved_bytes"] + sent, *peaks)
         return found
 
     def _of(self, layer: int) -> Mapping[str, float]:
-        if 0 < layer < self.head:
-            return self.bytes["block"]
-        return self.bytes["embedding" if layer == 0 else "head"]
+        return self.bytes[self.types[layer]]
 
-    def _kept(self, layer: int) -> float:
-        """What a layer keeps between its forward and its backward."""
-        return self._of(layer)["checkpointed_bytes" if layer in self.again else "saved_bytes"]
-
-    def _backward(self, layer: int) -> float:
-        """What is alive at the peak of a layer's backward, its second forward among it."""
-        sums = self._of(layer)
-        if layer not in self.again:
-            return self.bucket_bytes + sums["backward_peak_bytes"]
-        again = sums["forward_peak_bytes"] + sums["output_bytes"]
-        return self.bucket_bytes + max(again, sums["backward_peak_bytes"])
+    def _whole_bytes(self, layer: int) -> float:
+        """What a layer keeps between its backward pass and the one for its weights."""
+        return self.bytes[self.whole[self.types[layer]]]["saved_bytes"]
 
 
 _SUMS = (
-    *("parameters", "saved_bytes", "checkpointed_bytes", "output_bytes"),
+    *("parameters", "saved_bytes", "output_bytes"),
     *("forward_peak_bytes", "backward_peak_bytes"),
 )
 

@@ -10,17 +10,16 @@ import numpy as np
 
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
-from mistlab.schedule.slot_kinds import LAYER_TYPES
 from mistlab.schedule.slot_table import Kind, Template
 from mistlab.schedule.stage_chunks import StagePart, parts_of_plan
 from mistlab.schedule.stage_passes import StagePasses
+from mistlab.values.parts import batch_of_parts
 from mistlab.values.plan import Plan
 from mistlab.values.stages import StageBatch
 from simulators.network import Use
 from simulators.pass_pattern import Name, StageTasks
 from simulators.play import ALONE, Factors
 
-_EMBEDDING, _BLOCK, _CHECKPOINTED, _HEAD = range(len(LAYER_TYPES))
 _COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
 
 
@@ -31,12 +30,13 @@ def tasks_of_parts(
     another."""
     batch = StageBatch.of_plan(plan)
     seconds = model.seconds({name: batch.value(name) for name in task_columns()})
-    parts = parts_of_plan(plan, passes[0].chunks)
-    networks = _networks(seconds, batch, parts)
-    names = _names(model.template)
+    chunks = passes[0].chunks
+    parts = parts_of_plan(plan, chunks)
+    of_parts = model.types.of_stages(batch_of_parts([plan], chunks).value)
+    networks, names = _networks(seconds, batch, parts), _names(model.template)
     tasks = []
-    for part, uses in zip(parts, networks, strict=True):
-        types, stage = _layer_types(part), part.stage
+    for part, types, uses in zip(parts, of_parts, networks, strict=True):
+        stage = part.stage
         of_name = {name: _seconds(seconds, name, stage, types) for name in names}
         if passes[stage].splits_backward:
             of_name |= _split(seconds, of_name["B", None], stage, types)
@@ -94,16 +94,6 @@ def _networks(
             found[place]["F"] = ((2 * here, part), (2 * there + 1, part))
             found[place + 1]["B"] = ((2 * there, back), (2 * here + 1, back))
     return found
-
-
-def _layer_types(part: StagePart) -> list[int]:
-    """The types of a part's layers, in order."""
-    return [
-        *[_EMBEDDING] * part.has_embedding,
-        *[_BLOCK] * (len(part.blocks) - part.checkpointed),
-        *[_CHECKPOINTED] * part.checkpointed,
-        *[_HEAD] * part.has_head,
-    ]
 
 
 def _names(template: Template) -> list[Name]:

@@ -90,7 +90,7 @@ class SymbolicPredictor:
 
         Where nothing is sent either, on a cluster of one GPU, that is the stage by itself.
         """
-        alone = self._stages_of(_schedule_of(plan), [rows_of(plan)[stage]])
+        alone = self._stages_of(_schedule_of(plan), [self._rows(plan)[stage]])
         (seconds,) = _iterations(alone, [plan.micro_batches])
         flop = stage_flop(self.workload, plan, stage)
         return self._prediction(plan.engine, seconds, alone, [plan.stages[stage].num_gpus], flop)
@@ -122,7 +122,7 @@ class SymbolicPredictor:
     ) -> Iterator[Prediction]:
         """What plans of one schedule, order and number of stages cost."""
         if order is None:
-            stages = self._stages_of(schedule, [row for plan in plans for row in rows_of(plan)])
+            stages = self._stages_of(schedule, [row for plan in plans for row in self._rows(plan)])
             iterations = _iterations(stages, [plan.micro_batches for plan in plans])
         else:
             stages = self._ordered(schedule, plans)
@@ -184,9 +184,7 @@ class SymbolicPredictor:
         """The stages of plans whose passes run in an order without a formula."""
         model, batch = self._stages(schedule.engine.name), StageBatch.of_plans(plans)
         figures = model.figures(batch)
-        unlike = np.concatenate(
-            [unlike_bytes(plan, model.layers_of(StageBatch.of_plan(plan))) for plan in plans]
-        )
+        unlike = np.concatenate([unlike_bytes(plan, model) for plan in plans])
         names = ("activations_bytes", "forward_peak_bytes", "backward_peak_bytes")
         figures = replace(figures, **{name: getattr(figures, name) + unlike for name in names})
         return [*self._known_of(schedule, batch, figures)]
@@ -200,6 +198,10 @@ class SymbolicPredictor:
         costs = self._costs(schedule, batch, figures)
         gpus = np.minimum(num_gpus(batch.value), self.cluster.gpus_per_node)
         return known_stages(costs, figures, gpus)
+
+    def _rows(self, plan: Plan) -> list[StageRow]:
+        # Stages are the same if they begin at the same place of the pattern of blocks.
+        return rows_of(plan, len(self._stages(plan.engine).types.pattern))
 
     def _stages(self, engine: str) -> StageModel:
         if engine not in self._memory:

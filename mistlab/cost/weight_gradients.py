@@ -17,13 +17,15 @@ from mistlab.cost.kernels import class_of, rule_of
 from mistlab.cost.layers import KernelRules, bytes_factor
 from mistlab.cost.tasks import TaskModel, TaskSeconds
 from mistlab.symbolic.compiled import Compiled, compile_expressions
-from mistlab.symbolic.graph import LAYERS, LayerGraph, Operator
+from mistlab.symbolic.graph import LayerGraph, Operator
 from mistlab.symbolic.kept import kept
+from mistlab.symbolic.layer_types import graphs_of
 from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.symbolic.symbols import size_names, size_symbol, sizes_of_candidates
+from mistlab.symbolic.treatments import TREATMENTS, Treatment
 
 Values = NDArray[np.float64]
 
@@ -37,13 +39,13 @@ class _Sums:
 def weight_gradients_s(seconds: TaskSeconds) -> Values:
     """Seconds (T, S) of the products that make gradients of weights."""
     model, columns = seconds.model, seconds.columns
-    compiled = _products(graph_of(model.workload), model.kernels)
+    treatments = tuple((name, TREATMENTS[name]) for name in model.types.treatments)
+    compiled = _products(graph_of(model.workload), model.kernels, treatments)
     sizes = size_columns(
         model.workload, {symbol: columns[name] for symbol, name in sizes_of_candidates().items()}
     )
     values = dict(zip(compiled.names, compiled(sizes), strict=True))
-    of_layer = {name: _seconds(model, values, name) for name in LAYERS}
-    alone = np.stack([of_layer[name] for name in ("embedding", "block", "block", "head")])
+    alone = np.stack([_seconds(model, values, name) for name in model.types.names])
     whole = np.stack([layer.passes["backward"].compute_s for layer in seconds.of_type])
     return np.minimum(alone, whole)
 
@@ -58,9 +60,11 @@ def _seconds(model: TaskModel, values: dict[str, Values], name: str) -> Values:
 
 
 @kept
-def _products(graph: StoredGraph, rules: KernelRules) -> Compiled:
+def _products(
+    graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
+) -> Compiled:
     expressions: dict[str, sympy.Expr] = {}
-    for name, layer in zip(LAYERS, graph.layers, strict=True):
+    for name, layer in graphs_of(graph.graph, treatments).items():
         sums = _sums(layer, rules, graph.attention)
         expressions |= {f"{name} flop": sums.flop, f"{name} bytes": sums.moved_bytes}
     return compile_expressions(expressions, columns=size_names(), constants={})

@@ -5,19 +5,24 @@ possible, the first chunks taking the rest. The embedding is on the first part, 
 last.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mistlab.values.plan import Plan
+from mistlab.symbolic.treatments import TREATMENTS
+from mistlab.values.plan import Plan, StagePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """Consecutive layers of a model on one stage, which count through the whole model."""
+    """Consecutive layers of a model on one stage, which count through the whole model.
+
+    ``treated`` are how many of its blocks have each treatment, by the dimension that counts them.
+    """
 
     stage: int
     chunk: int
     blocks: range
-    checkpointed: int
+    treated: Mapping[str, int]
     has_embedding: bool
     has_head: bool
 
@@ -38,28 +43,35 @@ def blocks_of_chunks(blocks: int, chunks: int) -> tuple[int, ...]:
 
 
 def parts_of_plan(plan: Plan, chunks: int) -> list[StagePart]:
-    """The parts of a plan's model, in order; a stage's last blocks are the checkpointed ones."""
+    """The parts of a plan's model, in order."""
     shares = [blocks_of_chunks(stage.layers, chunks) for stage in plan.stages]
-    left = [stage.checkpointed_layers for stage in plan.stages]
-    checkpointed: dict[tuple[int, int], int] = {}
-    for chunk in reversed(range(chunks)):
-        for stage, share in enumerate(shares):
-            checkpointed[chunk, stage] = min(left[stage], share[chunk])
-            left[stage] -= checkpointed[chunk, stage]
+    ways = [_ways(stage) for stage in plan.stages]
     parts: list[StagePart] = []
     begin = 1
     for chunk in range(chunks):
         for stage, share in enumerate(shares):
             end = begin + share[chunk]
+            own, ways[stage] = ways[stage][: share[chunk]], ways[stage][share[chunk] :]
             parts.append(
                 StagePart(
                     stage=stage,
                     chunk=chunk,
                     blocks=range(begin, end),
-                    checkpointed=checkpointed[chunk, stage],
+                    treated={name: own.count(name) for name in _counts()},
                     has_embedding=not parts,
                     has_head=(chunk, stage) == (chunks - 1, plan.num_stages - 1),
                 )
             )
             begin = end
     return parts
+
+
+def _counts() -> list[str]:
+    """The dimensions that count treated blocks, in the order in which the blocks lie."""
+    return [row.dimension for row in TREATMENTS.values()]
+
+
+def _ways(stage: StagePlan) -> list[str]:
+    """The dimension that counts each of a stage's blocks, in order; empty for plain ones."""
+    treated = [name for name in _counts() for _ in range(stage.degree(name))]
+    return [""] * (stage.layers - len(treated)) + treated

@@ -35,7 +35,7 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
     # An order that a file holds is of all of the plan's micro-batches.
     batches = plan.micro_batches
     if not is_order_path(plan.order):
-        batches = _fewer(batches, most)
+        batches = _at_most(batches, most)
     shared = gcd(*(stage.micro_batch for stage in plan.stages))
     stages = tuple(_small_stage(stage, shared) for stage in plan.stages)
     left_out = []
@@ -60,7 +60,7 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
 
 
 def _small_stage(stage: StagePlan, shared: int) -> StagePlan:
-    layers = _fewer(stage.layers, MOST_BLOCKS)
+    layers = _at_most(stage.layers, MOST_BLOCKS)
     again = stage.checkpointed_layers
     if layers < stage.layers:
         again = {0: 0, stage.layers: layers}.get(again, layers // 2)
@@ -93,6 +93,6 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
     )
 
 
-def _fewer(count: int, most: int) -> int:
+def _at_most(count: int, most: int) -> int:
     """``count`` made at most ``most``, by an even number."""
     return count if count <= most else most - (count - most) % 2

@@ -82,3 +82,17 @@ def test_a_folder_in_the_place_of_the_file_is_refused(
 ) -> None:
     assert tuned(tmp_path) == 2
     assert "cannot be written: it is a folder: give another plan file" in capsys.readouterr().err
+
+
+def test_the_event_simulator_is_asked_by_those_who_need_plans_alone(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = ("--predictor", "events", "--budget-evaluations", "10")
+    assert tuned(tmp_path / "plan.yaml", *events, "--json") == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["predicted_s"] == row["simulated_s"]
+    assert tuned(tmp_path / "other.yaml", *events, searcher="mist") == 2
+    refusal = capsys.readouterr().err
+    assert "--predictor events: it gives no costs of single stages" in refusal
+    assert "random" in refusal
+    assert "alpa" not in refusal

@@ -169,7 +169,7 @@ def test_chunks_share_a_stage_s_blocks_and_the_last_ones_are_recomputed() -> Non
     parts = parts_of_plan(Plan(micro_batches=1, stages=(stage, replace(stage, layers=3))), 2)
     assert [(one.stage, one.chunk) for one in parts] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert [one.blocks for one in parts] == [*(range(1, 4), range(4, 6), range(6, 8), range(8, 9))]
-    assert [one.checkpointed for one in parts] == [1, 2, 2, 1]
+    assert [one.treated["checkpointed_layers"] for one in parts] == [1, 2, 2, 1]
     assert [one.first_layer for one in parts] == [0, 4, 6, 8]
     assert [(one.has_embedding, one.has_head) for one in parts] == [
         *((True, False), (False, False), (False, False), (False, True))

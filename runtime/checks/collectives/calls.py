@@ -93,7 +93,7 @@ def calls_of(
     ranks = range(plan.num_gpus)
     return WorldCalls(
         groups=tuple((name, tuple(of)) for name, of in topology.groups() if len(of) > 1),
-        connecting=tuple(_Notes(rank=rank).of(plan, tied=tied) for rank in ranks),
+        connecting=tuple(_ConnectingCalls(rank=rank).of(plan, tied=tied) for rank in ranks),
         training=tuple(
             _training(topology, rank, steps[topology.place(rank).stage]) for rank in ranks
         ),
@@ -116,7 +116,7 @@ def _training(topology: Topology, rank: int, steps: tuple[Step, ...]) -> RankCal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Notes:
+class _ConnectingCalls:
     """Notes the calls that a rank makes while it connects."""
 
     rank: int
@@ -133,13 +133,13 @@ class _Notes:
     def _make(self, name: str, ranks: Sequence[int]) -> Group | None:
         if self.rank not in ranks:
             return None
-        return Alone() if len(ranks) == 1 else _Noted(name, ranks, self)
+        return Alone() if len(ranks) == 1 else _NotingGroup(name, ranks, self)
 
 
-class _Noted:
+class _NotingGroup:
     """A group that only notes its calls."""
 
-    def __init__(self, name: str, ranks: Sequence[int], notes: _Notes) -> None:
+    def __init__(self, name: str, ranks: Sequence[int], notes: _ConnectingCalls) -> None:
         self._name, self._ranks, self._notes = name, ranks, notes
         self.size, self.rank = len(ranks), ranks.index(notes.rank)
 

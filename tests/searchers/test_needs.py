@@ -1,0 +1,60 @@
+"""Who may ask whom: strategies that need plans alone, predictors that give no costs of stages."""
+
+import pytest
+
+from mistlab.cost.memory import room_bytes
+from mistlab.cost.views import View, keeping_free, viewed
+from mistlab.values.search import Budget, StageCostModel
+from mistlab.values.space import space_of
+from searchers.registry import SEARCHERS
+from searchers.strategy import NO_STAGE_COSTS, NeedsStageCosts, StrategySearcher
+from simulators.events import EventSimulator
+from tests.searchers.problems import SMALL, predictor_of
+
+PLANS_ALONE = ("exhaustive", "optuna", "aceso", "rl", "random", "megatron", "deepspeed")
+
+
+def simulator() -> EventSimulator:
+    return EventSimulator(workload=SMALL.workload, cluster=SMALL.cluster)
+
+
+@pytest.mark.parametrize("name", [name for name in SEARCHERS if ":" not in name])
+def test_strategies_say_what_they_need(name: str) -> None:
+    assert isinstance(SEARCHERS[name], NeedsStageCosts) == (name not in PLANS_ALONE)
+
+
+@pytest.mark.parametrize("name", ["aceso", "optuna", "random", "rl"])
+def test_the_event_simulator_drives_strategies_that_need_plans_alone(name: str) -> None:
+    searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=simulator())
+    result = searcher.search(SMALL, space_of("mist"), Budget(evaluations=24), 0)
+    assert result.prediction is not None
+    assert result.prediction.predictor == "events"
+    assert result.prediction == simulator().predict(result.plan)
+
+
+def test_a_strategy_that_needs_costs_of_stages_is_refused() -> None:
+    searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=simulator())
+    result = searcher.search(SMALL, space_of("mist"), Budget(evaluations=24), 0)
+    assert (result.status, result.reason) == ("REFUSED", NO_STAGE_COSTS)
+
+
+def test_a_view_gives_what_its_predictor_gives() -> None:
+    assert isinstance(viewed(predictor_of(SMALL), View()), StageCostModel)
+    assert not isinstance(viewed(simulator(), View()), StageCostModel)
+
+
+@pytest.mark.parametrize("name", ["mist", "random"])
+def test_plans_found_in_a_view_keep_memory_free(name: str) -> None:
+    """Whether a search asks for costs of stages or for plans, the view holds."""
+    free_bytes = 0.2 * room_bytes(SMALL.cluster)
+
+    def held(view: View) -> float:
+        predictor = viewed(predictor_of(SMALL), view)
+        searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
+        result = searcher.search(SMALL, space_of("mist"), Budget(evaluations=300), 0)
+        assert result.plan is not None
+        stages = predictor_of(SMALL).predict(result.plan).stages
+        return max(stage.peak_reserved_bytes for stage in stages)
+
+    within = room_bytes(SMALL.cluster) - free_bytes
+    assert held(keeping_free(SMALL.cluster, free_bytes)) <= within < held(View())
