@@ -3,10 +3,14 @@
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.order_text import splits_backward
 from mistlab.schedule.plan_orders import order_of_plan
+from mistlab.values.dimensions import BUILT_IN, counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
+
+# Dimensions that the runtime follows; counts of blocks it follows by their treatments.
+FOLLOWED = {*BUILT_IN}
 
 
 def check_runnable(job: Job) -> None:
@@ -17,6 +21,12 @@ def check_runnable(job: Job) -> None:
         )
         raise InputError(message)
     check_order(job.plan)
+    for number, stage in enumerate(job.plan.stages):
+        for name, value in stage.others:
+            if name not in FOLLOWED and name not in counts_of_blocks():
+                where = f"plan.stages[{number}].{name}"
+                message = f"{where}: {value:g} can be predicted and not yet trained: leave it out"
+                raise InputError(message)
     check_model(job.workload)
 
 

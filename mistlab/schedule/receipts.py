@@ -27,6 +27,26 @@ class Receipt:
     room: int
 
 
+class StageReceipts:
+    """What a stage receives, in order."""
+
+    def __init__(self, receipts: Sequence[Receipt]) -> None:
+        self.receipts = receipts
+        self._rooms = {one.of.number: one.room for one in receipts}
+
+    @property
+    def rooms(self) -> int:
+        """How many rooms it needs."""
+        return max(self._rooms.values(), default=-1) + 1
+
+    def room_of(self, one: StagePass) -> int:
+        """The room of what a pass needs; zero if it receives nothing."""
+        return self._rooms.get(one.number, 0)
+
+
+NO_RECEIPTS = StageReceipts(())
+
+
 # The stage that receives, and in which direction.
 _Way = tuple[int, PassKind]
 
@@ -41,11 +61,11 @@ class _Message:
 
 
 @lru_cache(maxsize=_MOST_KEPT)
-def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[tuple[Receipt, ...], ...]:
+def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[StageReceipts, ...]:
     """What each stage receives, in order; each outcome has one of ``rooms`` until it is sent."""
     ways = _messages(passes)
     _Dealings(passes=passes, ways=ways, rooms=rooms).let_all_end()
-    return tuple(_with_rooms(stage, ways, rooms) for stage in range(len(passes)))
+    return tuple(StageReceipts(_with_rooms(stage, ways, rooms)) for stage in range(len(passes)))
 
 
 def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:

@@ -76,6 +76,10 @@ class StagePasses:
         return len(self.passes)
 
 
+# Those of a stage whose passes nobody asks for.
+NO_PASSES = StagePasses(passes=(), chunks=1, most_held=0, splits_backward=False)
+
+
 @lru_cache(maxsize=_MOST_KEPT)
 def passes_of(order: PipelineOrder) -> tuple[StagePasses, ...]:
     """The passes of each stage of a pipeline."""

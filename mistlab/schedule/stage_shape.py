@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.places import ring_entries
+from mistlab.schedule.places import layer_at, ring_entries
 from mistlab.schedule.plan_orders import passes_of_plan
-from mistlab.schedule.receipts import Receipt, receipts_of
-from mistlab.schedule.slot_table import Task, Template
-from mistlab.schedule.stage_passes import StagePasses
+from mistlab.schedule.receipts import NO_RECEIPTS, StageReceipts, receipts_of
+from mistlab.schedule.slot_table import Phase, Task, Template
+from mistlab.schedule.stage_passes import NO_PASSES, StagePasses
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
 
 # How many entries the rings have of a stage that the runtime executes.
@@ -35,8 +35,6 @@ class StageShape:
     stage: int
     num_stages: int
     micro_batches: int
-    passes: StagePasses
-    receipts: tuple[Receipt, ...]
     first_layer: int
     num_layers: int
     blocks: range
@@ -47,6 +45,8 @@ class StageShape:
     ties: bool
     shares_table: bool
     steps_on_host: bool
+    passes: StagePasses = NO_PASSES
+    receipts: StageReceipts = NO_RECEIPTS
 
     @classmethod
     def of(
@@ -90,6 +90,10 @@ class StageShape:
         """The stage's last layer."""
         return self.first_layer + self.num_layers - 1
 
+    def layer_at(self, position: int, phase: Phase) -> int:
+        """The layer that a pass meets at a position."""
+        return self.first_layer + layer_at(position, self.num_layers, phase)
+
     @property
     def has_head(self) -> bool:
         """Whether the stage computes the loss."""
@@ -98,7 +102,7 @@ class StageShape:
     @property
     def rooms(self) -> int:
         """How many micro-batches that have come may wait for their passes."""
-        return max(RING, 1 + max((receipt.room for receipt in self.receipts), default=0))
+        return max(RING, self.receipts.rooms)
 
     def offload_of(self, layer: int) -> Offload:
         """The ratios of a layer; those of the embedding and the head are zero."""
