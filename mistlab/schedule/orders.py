@@ -1,7 +1,7 @@
 """Named pipeline orders: which passes each stage takes when, as the text that an order file holds.
 
 1F1B (Narayanan et al. 2019): each stage runs ahead by as many forwards as there are stages after
-it, then alternates.
+it, then alternates. GPipe (Huang et al. 2019): all forwards, then all backwards.
 """
 
 from collections.abc import Callable
@@ -34,9 +34,20 @@ def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
+    """The text of GPipe.
+
+    >>> print(all_forwards_then_backwards(1, 2), end="")
+    Fm0 Fm1 Bm0 Bm1
+    """
+    line = " ".join(f"{kind}m{m}" for kind in "FB" for m in range(micro_batches))
+    return f"{line}\n" * num_stages
+
+
 # The text of each named order for so many stages and micro-batches.
 ORDERS: dict[str, Callable[[int, int], str]] = {
     DEFAULT_ORDER: one_forward_one_backward,
+    "gpipe": all_forwards_then_backwards,
 }
 
 

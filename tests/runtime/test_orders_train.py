@@ -107,6 +107,12 @@ def test_an_order_has_the_losses_of_a_plain_run(name: str, ordered: Ordered) -> 
     assert_alike(by_plan(WORK, ordered(PLAN, TEXTS[name])), plainly(WORK))
 
 
+def test_gpipe_has_them_by_its_name() -> None:
+    plan = replace(PLAN, order="gpipe")
+    assert_alike(by_plan(WORK, plan), plainly(WORK))
+    assert not collective_findings(plan, WORK)
+
+
 @pytest.mark.parametrize("zero", [0, 2])
 @pytest.mark.parametrize("name", ["run ahead", "crossed"])
 def test_other_levels_and_host_steps_have_them_too(name: str, zero: int, ordered: Ordered) -> None:

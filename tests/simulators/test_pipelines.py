@@ -86,6 +86,9 @@ def test_equal_stages_agree_with_the_closed_form(
     parts = {"forward": forward, "backward": backward, "send": send}
     time = by_hand(MEGATRON, "1f1b", stages, micro_batches, **parts)
     assert time == pytest.approx(closed(0.0, send), rel=1e-9)
+    # All forwards before all backwards: the sends come on top once.
+    time = by_hand(MEGATRON, "gpipe", stages, micro_batches, **parts)
+    assert time == pytest.approx(closed(0.0, 0.0) + 2 * (stages - 1) * send, rel=1e-9)
 
 
 @given(st.integers(2, 6), micro_batch_counts, times, times, st.floats(0.001, 0.1))
