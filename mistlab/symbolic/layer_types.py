@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mistlab.symbolic.treatments import PLAIN, TREATMENTS, Treatment
+from mistlab.symbolic.treatments import PLAIN, TREATMENTS, Treatment, treatments_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,16 +90,10 @@ class LayerTypes:
 
     def of_stage(self, values: Mapping[str, float]) -> list[int]:
         """The types of a stage's layers in order, as places among ``names``."""
-        ways = [PLAIN] * int(values["layers"])
-        end = len(ways)
-        for name in reversed(self.treatments):
-            count = int(values[TREATMENTS[name].dimension])
-            ways[end - count : end] = [name] * count
-            end -= count
         first = int(values.get("first_block", 0))
         types = [
             type_of(self.pattern[(first + number) % len(self.pattern)], way)
-            for number, way in enumerate(ways)
+            for number, way in enumerate(treatments_of(values.__getitem__))
         ]
         own = [EMBEDDING] * bool(values["has_embedding"]) + types
         places = {name: place for place, name in enumerate(self.names)}

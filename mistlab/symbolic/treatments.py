@@ -29,6 +29,17 @@ class Treatment:
     peaks_as_plain: bool = False
 
 
+def treatments_of(stage: Callable[[str], float]) -> list[str]:
+    """How a stage treats its blocks, in order; ``stage`` gives its values of dimensions."""
+    found = [PLAIN] * int(stage("layers"))
+    end = len(found)
+    for name, row in reversed(TREATMENTS.items()):
+        count = int(stage(row.dimension))
+        found[end - count : end] = [name] * count
+        end -= count
+    return found
+
+
 def recomputed(block: LayerGraph) -> LayerGraph:
     """The block keeps its input alone, and runs forward again before its backward pass."""
     kept = SavedTensor(module="", shape=(), dtype="", size_bytes=block.input_bytes, is_input=True)

@@ -8,6 +8,7 @@ micro-batches, by even numbers, because tasks take turns in rings of two buffers
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
+from mistlab.values.dimensions import counts_of_blocks
 from mistlab.values.model import ModelSpec
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.workload import Workload
@@ -57,15 +58,15 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
 
 def _small_stage(stage: StagePlan, shared: int) -> StagePlan:
     layers = _at_most(stage.layers, MOST_BLOCKS)
-    again = stage.checkpointed_layers
+    counts = {name: stage.degree(name) for name in counts_of_blocks()}
     if layers < stage.layers:
-        again = {0: 0, stage.layers: layers}.get(again, layers // 2)
-    return replace(
-        stage,
-        layers=layers,
-        checkpointed_layers=again,
-        micro_batch=stage.micro_batch // shared,
-    )
+        # Of blocks treated in one way some stay, and some of the others.
+        some = layers // (1 + sum(count > 0 for count in counts.values()))
+        counts = {
+            name: {0: 0, stage.layers: layers}.get(count, some) for name, count in counts.items()
+        }
+    changes = {**counts, "layers": layers, "micro_batch": stage.micro_batch // shared}
+    return stage.with_values(changes)
 
 
 def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:

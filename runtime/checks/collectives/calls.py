@@ -18,6 +18,7 @@ from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.comm.group import Alone, Group
 from runtime.comm.topology import Topology, connected, link_of
+from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "exchange"]
 # The first iteration, and a second one, which all later ones are like.
@@ -214,8 +215,8 @@ class _Stage:
             return ()
         if op.layer not in blocks:
             return self._sums(THEIR_GRADIENTS)
-        runs_again = op.layer >= blocks.stop - own.checkpointed_layers
-        again = self.forward(op) if runs_again else ()
+        treatment = layer_treatments(own, blocks)[op.layer]
+        again = self.forward(op) if LAYER_RUNS[treatment].runs_again else ()
         return (*again, *self._sums(*(THEIR_GRADIENTS,) * self.sums))
 
     def tied(self, _: Op) -> tuple[Call, ...]:
