@@ -28,7 +28,7 @@ def compiled() -> Compiled:
     block = expressions_of(graph.block)
     expressions = {
         "saved": block.saved_bytes,
-        "checkpointed": block.checkpointed_bytes,
+        "checkpointed": block.input_bytes,
         "forward peak": block.forward_peak_bytes,
         "backward peak": block.backward_peak_bytes,
     }

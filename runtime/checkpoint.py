@@ -74,7 +74,7 @@ def load(executor: Executor, path: Path) -> None:
     A damaged checkpoint may have been read in part. Then the state is unusable until another
     checkpoint is loaded.
     """
-    problem = next((one for one in gathered(_problem(executor, path)) if one is not None), None)
+    problem = next((one for one in gathered(_problem_of(executor, path)) if one is not None), None)
     if problem is not None:
         raise problem
     counts = _counts_of(executor)
@@ -82,7 +82,7 @@ def load(executor: Executor, path: Path) -> None:
         [*boxes_of(executor, written=False), counts], lambda name: _stored_name(executor, name)
     )
     try:
-        with _together((UnlikeError, UnreadableError)):
+        with _hearing_all_errors((UnlikeError, UnreadableError)):
             load_state({}, storage_reader=Reader(path), planner=loader, no_dist=_is_alone())
     except UnreadableError as error:
         raise DamagedError(path, str(error)) from error
@@ -122,7 +122,7 @@ def _write(executor: Executor, path: Path) -> None:
     saver = Saver(
         [*boxes_of(executor, written=True), *([_counts_of(executor)] if is_first else [])]
     )
-    with _together(OSError):
+    with _hearing_all_errors(OSError):
         save_state({}, storage_writer=Writer(unfinished), planner=saver, no_dist=_is_alone())
     meet()
     if is_first:
@@ -131,7 +131,7 @@ def _write(executor: Executor, path: Path) -> None:
     meet()
 
 
-def _problem(executor: Executor, path: Path) -> InputError | None:
+def _problem_of(executor: Executor, path: Path) -> InputError | None:
     """Why a checkpoint cannot be resumed, from its small files; None if nothing is wrong."""
     if not (path / MODEL).is_file():
         if path in complete(path.parent):
@@ -145,10 +145,10 @@ def _problem(executor: Executor, path: Path) -> InputError | None:
         Reader(path).metadata()
     except (InputError, UnreadableError) as error:
         return DamagedError(path, str(error))
-    return _unlike(to_mapping(stored), to_mapping(executor.model), path)
+    return _model_difference(to_mapping(stored), to_mapping(executor.model), path)
 
 
-def _unlike(
+def _model_difference(
     stored: Mapping[str, object], own: Mapping[str, object], path: Path
 ) -> InputError | None:
     """An error if the stored model is another, even if its tensors have the same shapes."""
@@ -172,7 +172,7 @@ def _stored_name(executor: Executor, name: str) -> str:
 
 
 @contextmanager
-def _together(of_files: Kinds) -> Iterator[None]:
+def _hearing_all_errors(of_files: Kinds) -> Iterator[None]:
     """A context for a call that all ranks make; every rank hears of the others' errors.
 
     An error ``of_files`` is raised on all ranks. Any other error is raised on its own rank, and the

@@ -1,9 +1,13 @@
 """Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
 
 from mistlab.engines.table import ENGINES
+from mistlab.values.dimensions import BUILT_IN, counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.workload import Workload
+
+# Dimensions that the runtime follows; counts of blocks it follows by their treatments.
+FOLLOWED = {*BUILT_IN}
 
 
 def check_runnable(job: Job) -> None:
@@ -13,6 +17,12 @@ def check_runnable(job: Job) -> None:
             f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
         )
         raise InputError(message)
+    for number, stage in enumerate(job.plan.stages):
+        for name, value in stage.others:
+            if name not in FOLLOWED and name not in counts_of_blocks():
+                where = f"plan.stages[{number}].{name}"
+                message = f"{where}: {value:g} can be predicted and not yet trained: leave it out"
+                raise InputError(message)
     check_model(job.workload)
 
 

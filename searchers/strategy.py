@@ -11,6 +11,7 @@ from typing import final
 
 import numpy as np
 
+from mistlab.symbolic.library import graph_of
 from mistlab.values.prediction import Predictor
 from mistlab.values.search import Budget, Problem, SearchResult, StageCostModel, Status
 from mistlab.values.space import SearchSpace
@@ -37,6 +38,11 @@ Strategy = Callable[[Problem, SearchSpace, Ledger, np.random.Generator], Ending]
 
 # Why a search is refused whose predictor predicts whole plans alone.
 NO_STAGE_COSTS = "asks for costs of single stages, which the predictor does not give"
+# Why it is refused for a model whose kinds of blocks take turns.
+TAKING_TURNS = (
+    "asks for costs of single stages wherever they begin, and this model's kinds of blocks take "
+    "turns: ask a searcher of whole plans, such as aceso or optuna"
+)
 
 
 @final
@@ -73,10 +79,11 @@ class StrategySearcher:
         ledger = Ledger(
             predictor=self.predictor, budget=budget, clock=self.clock, listener=self.listener
         )
-        if isinstance(self.strategy, NeedsStageCosts) and not isinstance(
-            self.predictor, StageCostModel
-        ):
-            return ledger.result("REFUSED", seed, reason=NO_STAGE_COSTS)
+        if isinstance(self.strategy, NeedsStageCosts):
+            if not isinstance(self.predictor, StageCostModel):
+                return ledger.result("REFUSED", seed, reason=NO_STAGE_COSTS)
+            if len(graph_of(problem.workload).pattern) > 1:
+                return ledger.result("REFUSED", seed, reason=TAKING_TURNS)
         try:
             if next(pipelines(problem, space), None) is None:
                 return ledger.result("INFEASIBLE", seed, reason=_no_pipeline(problem, space))

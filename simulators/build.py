@@ -11,10 +11,11 @@ from itertools import pairwise
 
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.order_text import PassKind
+from mistlab.schedule.pass_links import PassLinks
 from mistlab.schedule.slot_table import Action, Phase, Template
 from mistlab.schedule.stage_passes import StagePass, StagePasses
 from simulators.graph import TaskGraph
-from simulators.pass_pattern import Name, Pattern, StageTasks, pattern_of
+from simulators.pass_pattern import Pattern, StageTasks, pattern_of
 
 # Which pass of a stage: its kind, chunk and micro-batch.
 PassKey = tuple[PassKind, int, int]
@@ -78,13 +79,8 @@ class _Stage:
         self.chunks = parts[stage::num_stages]
         self.template = template
         self.patterns: dict[tuple[PassKind, int, Phase], Pattern] = {}
-        # The last task of each name, and the last that the computing of the next pass waits for.
-        self.last: dict[Name, int] = {}
-        self.computed = self.holding = -1
-        # What frees the buffers of each layer passed, latest last.
-        self.releases: list[list[int]] = [[] for _ in range(template.depth + 1)]
-        # What was swapped out and not yet in again: by kind, layer, and micro-batch if it matters.
-        self.outside: dict[tuple[str, int, int | None], int] = {}
+        self.links = PassLinks(template.depth)
+        self.last_send = -1
         self.begins: dict[PassKey, int] = {}
         self.sent: dict[PassKey, int] = {}
         self.micro_batches: list[int] = []
@@ -114,51 +110,17 @@ class _Stage:
         graph.waits += pattern.waits
         graph.after_end += pattern.after_end
         graph.after_start += pattern.after_start
-        self._link(pattern, base)
-        self._swap(pattern, base, tasks.first_layer, one.micro_batch)
-        self.computed = self.holding = base + pattern.computing[-1]
-        key = one.kind, one.chunk, one.micro_batch
-        self.begins[key] = base + pattern.computing[0]
-        self.sent[key] = self.computed
+        links = self.links.follow(pattern.derived, base, tasks.first_layer, one.micro_batch)
+        for source, task in links:
+            graph.wait(task, end_of=source)
+        key, computed = (one.kind, one.chunk, one.micro_batch), self.links.computed
+        self.begins[key] = base + pattern.derived.computing[0]
+        self.sent[key] = computed
         if send is not None:
-            graph.wait(send, end_of=self.computed)
+            graph.wait(send, end_of=computed)
             self.sent[key] = send
             if self.template.sends == "blocking":
-                self.holding = send
-
-    def _link(self, pattern: Pattern, base: int) -> None:
-        """Let the pass go on from the pass before."""
-        graph, held = self.graph, len(self.releases)
-        for name, task in pattern.first.items():
-            if name in self.last and name[0] not in "FB":
-                graph.wait(base + task, end_of=self.last[name])
-        if self.computed >= 0:
-            for task in pattern.opening:
-                graph.wait(base + task, end_of=self.computed)
-            graph.wait(base + pattern.computing[0], end_of=self.holding)
-        left = self.last.pop(("O", ">"), None)
-        if left is not None:
-            graph.wait(base + pattern.computing[0], end_of=left)
-        for task, fetch, before in zip(
-            pattern.computing, pattern.fetching, self.releases, strict=False
-        ):
-            for release in before:
-                is_activations = graph.labels[release][0] == "A"
-                graph.wait(base + (fetch if is_activations else task), end_of=release)
-        for name, task in pattern.last.items():
-            self.last[name] = base + task
-        freed = [[base + task for task in tasks] for tasks in pattern.releases]
-        self.releases = [*self.releases, *freed][-held:]
-
-    def _swap(self, pattern: Pattern, base: int, first_layer: int, micro_batch: int) -> None:
-        """Let what comes back to the GPU wait until it has left it."""
-        for ((kind, direction), layer), task in pattern.by_layer.items():
-            if direction is not None:
-                key = kind, first_layer + layer, micro_batch if kind == "A" else None
-                if direction == ">":
-                    self.outside[key] = base + task
-                elif key in self.outside:
-                    self.graph.wait(base + task, end_of=self.outside.pop(key))
+                self.links.holding = send
 
     def _send(self, one: StagePass, tasks: StageTasks) -> int | None:
         """A task that sends the outcome of a pass on, if it goes anywhere and takes any time.
@@ -182,16 +144,16 @@ class _Stage:
         uses = tasks.networks.get(one.kind)
         if uses:
             self.graph.networks[send] = uses
-        name: Name = ("X", None)
-        if name in self.last:
-            self.graph.wait(send, end_of=self.last[name])
-        self.last[name] = send
+        if self.last_send >= 0:
+            self.graph.wait(send, end_of=self.last_send)
+        self.last_send = send
         return send
 
     def _step(self, micro_batch: int) -> None:
         """What follows the last backward, one after another."""
-        self.reduced = self.last.get(("R", None), self.computed)
-        before = [self.holding, self.reduced]
+        reduction = self.links.last("R")
+        self.reduced = self.links.computed if reduction < 0 else reduction
+        before = [self.links.holding, self.reduced]
         tied_s = max(tasks.tied_s for tasks in self.chunks)
         if tied_s:
             action = Action(stage=self.stage, kind="R", micro_batch=micro_batch)

@@ -21,7 +21,6 @@ from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.plan_orders import passes_of_plan
-from mistlab.schedule.slot_kinds import LAYER_TYPES
 from mistlab.schedule.slot_table import (
     Action,
     Kind,
@@ -44,7 +43,6 @@ from simulators.variability import Quantiles, Variability
 
 NAME = "events"
 
-_EMBEDDING, _BLOCK, _CHECKPOINTED, _HEAD = range(len(LAYER_TYPES))
 _COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
 # Kinds of tasks whose time is proportional to the size of a micro-batch.
 _OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "A", "X"})
@@ -129,7 +127,7 @@ class EventSimulator:
         """
         graph, factors = self._graph(plan, engine)
         if work is not None:
-            graph = _worked(graph, plan, work)
+            graph = _with_work(graph, plan, work)
         return _played(variability.disturbed(graph) if variability else graph, factors)
 
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
@@ -242,7 +240,7 @@ def _as_played(
     )
 
 
-def _worked(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:
+def _with_work(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph:
     """The graph with the times of each micro-batch's tasks multiplied by its factor."""
     if len(work) != plan.micro_batches:
         problem = f"has {len(work)} numbers for {plan.micro_batches} micro-batches: give one each"
@@ -263,7 +261,7 @@ def stages_of(model: TaskModel, plan: Plan) -> tuple[list[StageTasks], list[Fact
     """The times of each stage's tasks, and the factors by which its streams slow one another."""
     batch = StageBatch.of_plan(plan)
     seconds = model.seconds({name: batch.value(name) for name in task_columns()})
-    types, networks = _layer_types(plan), _networks(seconds, batch)
+    types, networks = model.types.of_stages(batch.value), _networks(seconds, batch)
     names = _names(model.template)
     stages, first_layer, ends = [], 0, (0, plan.num_stages - 1)
     for stage, of_stage in enumerate(types):
@@ -303,18 +301,6 @@ def _networks(seconds: TaskSeconds, batch: StageBatch) -> list[dict[Kind, tuple[
             found[stage]["F"] = ((2 * here, part), (2 * there + 1, part))
             found[stage + 1]["B"] = ((2 * there, back), (2 * here + 1, back))
     return found
-
-
-def _layer_types(plan: Plan) -> list[list[int]]:
-    """The types of each stage's layers, in order."""
-    types = [
-        [_BLOCK] * (stage.layers - stage.checkpointed_layers)
-        + [_CHECKPOINTED] * stage.checkpointed_layers
-        for stage in plan.stages
-    ]
-    types[0].insert(0, _EMBEDDING)
-    types[-1].append(_HEAD)
-    return types
 
 
 def _names(template: Template) -> list[Name]:

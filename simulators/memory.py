@@ -12,7 +12,7 @@ arrives.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -97,7 +97,9 @@ def memory_of(
     batch = StageBatch.of_plan(plan)
     figures, sums = model.figures(batch), model.layers_of(batch)
     changes: dict[int, list[Change]] = defaultdict(list)
-    stages = [_Stage(plan, stage, model, figures, sums) for stage in range(plan.num_stages)]
+    names = model.types.names
+    types = [[names[place] for place in stage] for stage in model.types.of_stages(batch.value)]
+    stages = [_Stage(plan, stage, model, figures, sums, own) for stage, own in enumerate(types)]
     graph, times = simulation.graph, simulation.times
     for task, label in enumerate(graph.labels):
         if label[0] in _HOLDING:
@@ -137,18 +139,20 @@ class _Stage:
         model: StageModel,
         figures: StageFigures,
         sums: Mapping[str, NDArray[np.float64]],
+        types: Sequence[str],
     ) -> None:
         own = plan.stages[stage]
         before = sum(one.layers for one in plan.stages[:stage])
+        self.types = types
+        self.first_layer = before + (stage > 0)
         self.ratios = own.offload
         # Layers count through the whole model, the embedding is layer 0.
-        self.plain = range(before + 1, before + 1 + own.layers - own.checkpointed_layers)
         self.blocks = range(before + 1, before + 1 + own.layers)
         last = self.blocks.stop - 1
         self.sends_from = None if stage == plan.num_stages - 1 else last
         self.bytes = {
             name: {key: float(sums[sum_name(name, key)][stage]) for key in _SUMS}
-            for name in ("embedding", "block", "head")
+            for name in model.types.names
         }
         self.of_layer: dict[int, tuple[float, float, float]] = {}
         self.static = np.zeros(len(CLASSES))
@@ -180,7 +184,7 @@ class _Stage:
             return self._computing(kind == "F", layer, start_s, end_s)
         if kind in ("O", "S"):
             return []
-        size = self.ratios.activations * self._kept(layer)
+        size = self.ratios.activations * self._of(layer)["saved_bytes"]
         if direction == "<":
             return [(start_s, _ACTIVATIONS, size)]
         return [(end_s, _ACTIVATIONS, -size)]
@@ -212,31 +216,17 @@ class _Stage:
             sums = self._of(layer)
             sent = sums["output_bytes"] if layer == self.sends_from else 0.0
             wide = self.wide_bytes if layer >= self.blocks.stop else 0.0
-            peaks = sums["forward_peak_bytes"] + wide, self._backward(layer) + wide
-            found = self.of_layer[layer] = (self._kept(layer) + sent, *peaks)
+            backward = self.bucket_bytes + sums["backward_peak_bytes"]
+            peaks = sums["forward_peak_bytes"] + wide, backward + wide
+            found = self.of_layer[layer] = (sums["saved_bytes"] + sent, *peaks)
         return found
 
     def _of(self, layer: int) -> Mapping[str, float]:
-        if layer in self.blocks:
-            return self.bytes["block"]
-        return self.bytes["embedding" if layer < self.blocks.start else "head"]
-
-    def _kept(self, layer: int) -> float:
-        """What a layer keeps between its forward and its backward."""
-        is_again = layer in self.blocks and layer not in self.plain
-        return self._of(layer)["checkpointed_bytes" if is_again else "saved_bytes"]
-
-    def _backward(self, layer: int) -> float:
-        """What is alive at the peak of a layer's backward, its second forward among it."""
-        sums = self._of(layer)
-        if layer in self.plain or layer not in self.blocks:
-            return self.bucket_bytes + sums["backward_peak_bytes"]
-        again = sums["forward_peak_bytes"] + sums["output_bytes"]
-        return self.bucket_bytes + max(again, sums["backward_peak_bytes"])
+        return self.bytes[self.types[layer - self.first_layer]]
 
 
 _SUMS = (
-    *("parameters", "saved_bytes", "checkpointed_bytes", "output_bytes"),
+    *("parameters", "saved_bytes", "output_bytes"),
     *("forward_peak_bytes", "backward_peak_bytes"),
 )
 

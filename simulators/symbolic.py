@@ -85,7 +85,7 @@ class SymbolicPredictor:
 
         Where nothing is sent either, on a cluster of one GPU, that is the stage by itself.
         """
-        alone = self._stages_of(_schedule_of(plan), [rows_of(plan)[stage]])
+        alone = self._stages_of(_schedule_of(plan), [self._rows(plan)[stage]])
         (seconds,) = _iterations(alone, [plan.micro_batches])
         flop = stage_flop(self.workload, plan, stage)
         return self._prediction(plan.engine, seconds, alone, [plan.stages[stage].num_gpus], flop)
@@ -114,7 +114,7 @@ class SymbolicPredictor:
 
     def _predict_alike(self, schedule: EngineMode, plans: Sequence[Plan]) -> Iterator[Prediction]:
         """What plans of one schedule and number of stages cost."""
-        stages = self._stages_of(schedule, [row for plan in plans for row in rows_of(plan)])
+        stages = self._stages_of(schedule, [row for plan in plans for row in self._rows(plan)])
         iterations = _iterations(stages, [plan.micro_batches for plan in plans])
         flop, count = model_flop(self.workload), plans[0].num_stages
         for number, (plan, seconds) in enumerate(zip(plans, iterations, strict=True)):
@@ -169,6 +169,10 @@ class SymbolicPredictor:
         costs = self._costs(schedule, batch, figures)
         gpus = np.minimum(num_gpus(batch.value), self.cluster.gpus_per_node)
         return known_stages(costs, figures, gpus)
+
+    def _rows(self, plan: Plan) -> list[StageRow]:
+        # Stages are the same if they begin at the same place of the pattern of blocks.
+        return rows_of(plan, len(self._stages(plan.engine).types.pattern))
 
     def _stages(self, engine: str) -> StageModel:
         if engine not in self._memory:

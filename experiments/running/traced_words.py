@@ -32,7 +32,7 @@ def _graph_summary(graph: ModelGraph) -> dict[str, Any]:
             "forward_flop": str(block.flop("forward")),
             "backward_flop": str(block.flop("backward")),
             "saved_bytes": str(block.saved_bytes),
-            "checkpointed_bytes": str(block.checkpointed_bytes),
+            "checkpointed_bytes": str(block.input_bytes),
         },
         "conditions": [f"{c.size} divides by {c.divisor}" for c in graph.conditions],
         "assumptions": list(graph.assumptions),

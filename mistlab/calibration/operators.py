@@ -213,7 +213,7 @@ def _classes(
     peaks: PeakTflops,
 ) -> Mapping[OperatorClass, ClassRows]:
     """Sums over each class's operators, of the median of repeated measurements."""
-    work = [_counted(block, counted) or _work(block) for block in blocks]
+    work = [_work_in_rows(block, counted) or _work_of_graph(block) for block in blocks]
     slowdowns = np.array([slowdown_of(peaks, block.precision) for block in blocks])
     classes: dict[OperatorClass, ClassRows] = {}
     for operators, names in OPERATORS_OF_CLASS.items():
@@ -230,7 +230,7 @@ def _classes(
     return classes
 
 
-def _counted(
+def _work_in_rows(
     block: Block, counted: Mapping[tuple[Block, str], tuple[float, float]]
 ) -> Mapping[str, float]:
     """Operations and bytes of each class from a block's rows; empty if a row lacks them."""
@@ -243,7 +243,7 @@ def _counted(
     }
 
 
-def _work(block: Block) -> Mapping[str, float]:
+def _work_of_graph(block: Block) -> Mapping[str, float]:
     """Operations and bytes of each class in a block's forward and backward, from its graph."""
     model = ModelSpec.of(
         family="gpt",

@@ -40,12 +40,12 @@ def read_rows(
 
     With ``all_hardware`` rows of all machines are taken.
     """
-    content = _content(path)
+    content = _bytes_of_file(path)
     rows = _rows(path, content.decode("utf-8", errors="replace"), needed)
     distinct = {tuple(row.items()): (number, row) for number, row in rows}
-    chosen = _one_of(path, list(distinct.values()), campaign_column, campaign, "--campaign")
+    chosen = _rows_with(path, list(distinct.values()), campaign_column, campaign, "--campaign")
     if HARDWARE in needed and not all_hardware:
-        chosen = _one_of(path, chosen, HARDWARE, hardware, "--table-hardware")
+        chosen = _rows_with(path, chosen, HARDWARE, hardware, "--table-hardware")
     origin = Origin(
         path=path,
         sha256=hashlib.sha256(content).hexdigest(),
@@ -55,7 +55,7 @@ def read_rows(
     return origin, [(f"{path}: line {number}", row) for number, row in chosen]
 
 
-def _content(path: Path) -> bytes:
+def _bytes_of_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -79,7 +79,7 @@ def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[
     return rows
 
 
-def _one_of(
+def _rows_with(
     path: Path, rows: list[tuple[int, Row]], column: str, wanted: str | None, option: str
 ) -> list[tuple[int, Row]]:
     """The rows with the wanted value in a column; refuses to guess if there are several values."""

@@ -65,7 +65,7 @@ def fit(rows: OverlapRows, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
             without = int(BITS[list(transfers)].sum())
             here = rows.chosen(np.isin(sets, [without, without + BITS[COMPUTE]]) & rows.shared)
             if len(here):
-                factors = _fitted(here, factors, transfers)
+                factors = _with_fitted_factors(here, factors, transfers)
     slowdowns = []
     for streams in SHARED_SETS:
         chosen = [STREAMS.index(stream) for stream in streams]
@@ -114,11 +114,16 @@ def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
     )
 
 
-def _fitted(rows: OverlapRows, factors: Factors, transfers: tuple[int, ...]) -> Factors:
+def _with_fitted_factors(
+    rows: OverlapRows, factors: Factors, transfers: tuple[int, ...]
+) -> Factors:
     """The table with fitted factors for these transfers, with and without compute beside them."""
 
     def loss(parameters: Values) -> float:
-        error = overlapped(rows.alone, _with(factors, transfers, parameters)) / rows.together - 1
+        error = (
+            overlapped(rows.alone, _with_factors(factors, transfers, parameters)) / rows.together
+            - 1
+        )
         unlikely = parameters[1] ** 2 + np.sum(parameters[3:] ** 2)
         return float(np.mean(np.sqrt(error**2 + SMOOTH**2)) + PRIOR * unlikely)
 
@@ -129,13 +134,13 @@ def _fitted(rows: OverlapRows, factors: Factors, transfers: tuple[int, ...]) -> 
             method="Nelder-Mead",
             options={"maxiter": 120 * len(start), "xatol": 2e-3, "fatol": 1e-6, "adaptive": True},
         )
-        for start in _starts(len(transfers))
+        for start in _starting_points(len(transfers))
     ]
     best = min(found, key=lambda result: float(result.fun))
-    return _with(factors, transfers, best.x)
+    return _with_factors(factors, transfers, best.x)
 
 
-def _starts(transfers: int) -> list[tuple[float, ...]]:
+def _starting_points(transfers: int) -> list[tuple[float, ...]]:
     if transfers == 1:
         return list(product(COMPUTE_STARTS, TAKEN_STARTS))
     return [
@@ -144,7 +149,7 @@ def _starts(transfers: int) -> list[tuple[float, ...]]:
     ]
 
 
-def _with(factors: Factors, transfers: tuple[int, ...], parameters: Values) -> Factors:
+def _with_factors(factors: Factors, transfers: tuple[int, ...], parameters: Values) -> Factors:
     """The table with the factors of some transfers computed from parameters.
 
     The first parameter is compute's factor, less one. The second is the logarithm of the transfers'

@@ -1,11 +1,11 @@
 """What single layers take by themselves: seconds of their kernels, and bytes that they pass on.
 
-Axes: C candidates; the layers of a model (embedding, block, head) are named, not numbered.
+Axes: C candidates; types of layers (``mistlab.symbolic.layer_types``) are named, not numbered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Self
@@ -18,11 +18,13 @@ from mistlab.engines.kernel_rules import KernelRule
 from mistlab.machine.compute import OPERATOR_CLASSES, Compute
 from mistlab.machine.hardware import PeakTflops
 from mistlab.symbolic.compiled import Compiled, compile_expressions
-from mistlab.symbolic.graph import LAYERS, PHASES, LayerGraph, Operator, Phase
+from mistlab.symbolic.graph import PHASES, LayerGraph, Operator, Phase
 from mistlab.symbolic.kept import kept
+from mistlab.symbolic.layer_types import LayerTypes, graphs_of
 from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.symbolic.symbols import size_names, size_symbol
+from mistlab.symbolic.treatments import TREATMENTS, Treatment
 from mistlab.values.workload import Precision
 
 # Besides the classes of operators: products that go on beside tensor-parallel collectives.
@@ -45,66 +47,110 @@ class Pass:
     messages: int
     message_bytes: Values
 
+    def taken(self, rows: NDArray[np.int64]) -> Self:
+        """The pass of candidates that have these rows."""
+        return type(self)(
+            compute_s=self.compute_s[rows],
+            beside_s=self.beside_s[rows],
+            messages=self.messages,
+            message_bytes=self.message_bytes[rows],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerFigures:
-    """One layer: its passes, its parameters on a rank, and what it keeps and passes on (C each)."""
+    """One layer: its passes, its parameters on a rank, and what it keeps and passes on (C each).
+
+    ``again`` runs before its backward pass once more. Types of layers whose passes are the same
+    share them.
+    """
 
     passes: Mapping[Phase, Pass]
+    again: Pass | None
     parameters: Values
     saved_bytes: Values
-    input_bytes: Values
     output_bytes: Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWork:
-    """The work of a model's layers by one engine's kernels, as functions of columns."""
+    """The work of a model's layers by one engine's kernels, as functions of columns.
 
+    Expressions of a pass are named by the first type of layer that has it. The numbers of
+    ``compiled`` are, by these names, how many messages the tensor-parallel ranks reduce, and for
+    each pass of each type the place of its name among them.
+    """
+
+    types: tuple[str, ...]
     compiled: Compiled
 
-    def messages(self, name: str, phase: Phase) -> int:
-        """How many messages the tensor-parallel ranks reduce in a phase of a layer."""
-        return self.compiled.numbers[f"{name} {phase}"]
-
     @classmethod
-    def of(cls, graph: StoredGraph, rules: KernelRules) -> Self:
+    def of(
+        cls, graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
+    ) -> Self:
         """Compile a graph's layers."""
-        return cls(compiled=_compiled(graph, rules))
+        return cls(
+            types=LayerTypes.of(graph.pattern).names,
+            compiled=_compiled(graph, rules, treatments),
+        )
+
+    @property
+    def messages(self) -> Mapping[str, int]:
+        """Messages in each pass, by its name."""
+        numbers = self.compiled.numbers.items()
+        return {name.removesuffix(_MESSAGES): n for name, n in numbers if name.endswith(_MESSAGES)}
+
+    def pass_of(self, layer_type: str, phase: str) -> str | None:
+        """The name of a pass of a type of layers, if it has one."""
+        place = self.compiled.numbers.get(f"{layer_type} {phase}")
+        return None if place is None else [*self.messages][place]
+
+
+_MESSAGES = " messages"
+AGAIN = "again"
 
 
 @kept
-def _compiled(graph: StoredGraph, rules: KernelRules) -> Compiled:
-    layers = dict(zip(LAYERS, graph.layers, strict=True))
+def _compiled(
+    graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
+) -> Compiled:
     expressions: dict[str, sympy.Expr] = {}
-    for name, layer in layers.items():
+    numbers: dict[str, int] = {}
+    names: dict[tuple[str, tuple[Operator, ...]], str] = {}
+    for layer_type, layer in graphs_of(graph.graph, treatments).items():
         expressions |= {
-            f"{name} parameters": layer.parameter_count,
-            f"{name} saved": layer.saved_bytes,
-            f"{name} input": layer.input_bytes,
-            f"{name} output": layer.output_bytes,
+            f"{layer_type} parameters": layer.parameter_count,
+            f"{layer_type} saved": layer.saved_bytes,
+            f"{layer_type} output": layer.output_bytes,
         }
-        for phase in PHASES:
-            messages = [o.read_bytes for o in layer.collectives if o.phase == phase]
-            expressions[f"{name} {phase} messages"] = sympy.Add(*messages)
-            for key, work in _work(layer, phase, rules, graph.attention).items():
-                expressions[f"{name} {phase} {key}"] = work
-    return compile_expressions(
-        expressions,
-        columns=size_names(),
-        constants={},
-        numbers={
-            f"{name} {phase}": sum(o.phase == phase for o in layer.collectives)
-            for name, layer in layers.items()
-            for phase in PHASES
-        },
-    )
+        for phase, operators in _passes(layer).items():
+            name = names.setdefault((layer.name, operators), f"{layer_type} {phase}")
+            if f"{name}{_MESSAGES}" not in numbers:
+                messages = [o.read_bytes for o in operators if o.kind == "collective"]
+                numbers[f"{name}{_MESSAGES}"] = len(messages)
+                expressions[f"{name} messages"] = sympy.Add(*messages)
+                for key, work in _work(operators, layer, rules, graph.attention).items():
+                    expressions[f"{name} {key}"] = work
+            numbers[f"{layer_type} {phase}"] = [*names.values()].index(name)
+    return compile_expressions(expressions, columns=size_names(), constants={}, numbers=numbers)
+
+
+def _passes(layer: LayerGraph) -> dict[str, tuple[Operator, ...]]:
+    """The operators of each pass of a layer."""
+    passes: dict[str, tuple[Operator, ...]] = {phase: layer.of_phase(phase) for phase in PHASES}
+    return {**passes, AGAIN: layer.again} if layer.again else passes
+
+
+def work_of(graph: StoredGraph, rules: KernelRules) -> LayerWork:
+    """The work of a graph's layers by an engine's kernels."""
+    return _work_of(graph, rules, tuple(TREATMENTS.items()))
 
 
 @cache
-def work_of(graph: StoredGraph, rules: KernelRules) -> LayerWork:
-    """The work of a graph's layers by an engine's kernels."""
-    return LayerWork.of(graph, rules)
+def _work_of(
+    graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
+) -> LayerWork:
+    return LayerWork.of(graph, rules, treatments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,36 +165,45 @@ class LayerModel:
     slowdown: float
 
     def __call__(self, columns: Mapping[str, Values]) -> Mapping[str, LayerFigures]:
-        """The figures of each layer for columns of all sizes."""
+        """The figures of each type of layer for columns of all sizes."""
         compiled = self.work.compiled
         values = dict(zip(compiled.names, compiled(columns), strict=True))
-        return {
-            name: LayerFigures(
-                passes={phase: self._pass(name, phase, values) for phase in PHASES},
-                parameters=values[f"{name} parameters"],
-                saved_bytes=values[f"{name} saved"],
-                input_bytes=values[f"{name} input"],
-                output_bytes=values[f"{name} output"],
-            )
-            for name in LAYERS
+        passes = {
+            name: self._pass(name, messages, values)
+            for name, messages in self.work.messages.items()
         }
 
-    def _pass(self, name: str, phase: Phase, values: Mapping[str, Values]) -> Pass:
+        def pass_of(layer_type: str, phase: str) -> Pass | None:
+            name = self.work.pass_of(layer_type, phase)
+            return None if name is None else passes[name]
+
+        return {
+            name: LayerFigures(
+                passes={phase: one for phase in PHASES if (one := pass_of(name, phase))},
+                again=pass_of(name, AGAIN),
+                parameters=values[f"{name} parameters"],
+                saved_bytes=values[f"{name} saved"],
+                output_bytes=values[f"{name} output"],
+            )
+            for name in self.work.types
+        }
+
+    def _pass(self, name: str, messages: int, values: Mapping[str, Values]) -> Pass:
         s_per_flop = self.slowdown / self.compute.sustained
         seconds = {
-            operators: values[f"{name} {phase} {operators} flop"] * (rate.s_per_flop * s_per_flop)
-            + values[f"{name} {phase} {operators} bytes"] * rate.s_per_byte
+            operators: values[f"{name} {operators} flop"] * (rate.s_per_flop * s_per_flop)
+            + values[f"{name} {operators} bytes"] * rate.s_per_byte
             for operators in OPERATOR_CLASSES
             for rate in (self.compute.rate(operators),)
         }
-        matmul, of_beside = self.compute.rate("matmul"), f"{name} {phase} {BESIDE}"
+        matmul, of_beside = self.compute.rate("matmul"), f"{name} {BESIDE}"
         beside_s = values[f"{of_beside} flop"] * (matmul.s_per_flop * s_per_flop)
-        launches_s = values[f"{name} {phase} kernels"] * self.compute.launch_s
+        launches_s = values[f"{name} kernels"] * self.compute.launch_s
         return Pass(
             compute_s=_joined(np.sum([*seconds.values()], axis=0), launches_s),
             beside_s=beside_s + values[f"{of_beside} bytes"] * matmul.s_per_byte,
-            messages=self.work.messages(name, phase),
-            message_bytes=values[f"{name} {phase} messages"],
+            messages=messages,
+            message_bytes=values[f"{name} messages"],
         )
 
 
@@ -159,22 +214,22 @@ def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
 
 
 def _work(
-    layer: LayerGraph, phase: Phase, rules: KernelRules, attention: str
+    operators: Sequence[Operator], layer: LayerGraph, rules: KernelRules, attention: str
 ) -> Mapping[str, sympy.Expr]:
-    """Operations and bytes of each class of operators in one phase, and how many kernels."""
+    """Operations and bytes of each class of a layer's operators, and how many kernels."""
     zero = sympy.Integer(0)
     classes = (*OPERATOR_CLASSES, BESIDE)
     sums = {f"{one} {unit}": zero for one in classes for unit in ("flop", "bytes")}
     sums["kernels"] = zero
     is_batch = sympy.Piecewise((1, size_symbol("b") > 1), (0, True))
     done = set[KernelRule]()
-    for operator in layer.of_phase(phase):
+    for operator in operators:
         if operator.kind == "collective":
             continue
-        operators, rule = class_of(operator), rule_of(operator, layer, rules, attention)
+        own, rule = class_of(operator), rule_of(operator, layer, rules, attention)
         moved = operator.read_bytes + operator.written_bytes
         fused_bytes = moved * _bytes_factor(rule)
-        for one in (operators, BESIDE) if _goes_on_beside(operator) else (operators,):
+        for one in (own, BESIDE) if _goes_on_beside(operator) else (own,):
             sums[f"{one} flop"] += operator.flop
             sums[f"{one} bytes"] += fused_bytes
         sums["memory bytes"] += _number(rule.copies_of_batches) * is_batch * moved

@@ -27,7 +27,7 @@ from mistlab.cost.pass_seconds import (
 from mistlab.cost.side_by_side import BITS
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slot_kinds import SLOT_KINDS, slot_counts
+from mistlab.schedule.slot_kinds import slot_counts
 from mistlab.symbolic.distinct import Distinct, distinct_rows
 from mistlab.values.stages import StageBatch, StageSeconds
 
@@ -36,10 +36,6 @@ Values = NDArray[np.float64]
 SENDING = STREAMS.index("gpu_to_gpu")
 # Both streams busy.
 BESIDE_SEND = BITS[[COMPUTE, SENDING]].sum()
-
-_KINDS: Kinds = np.array(SLOT_KINDS)
-
-LAYERS_OF_STAGE = ("layers", "checkpointed_layers", "has_embedding", "has_head")
 
 # Where weights are offloaded there is room for two blocks that stepped; the state of a third comes
 # in meanwhile, and has not left yet.
@@ -62,17 +58,10 @@ class StageTimeModel:
         """The times of each candidate."""
         names = task_columns()
         strategies = distinct_rows([batch.value(name) for name in names])
-        stages = distinct_rows([batch.value(name) for name in LAYERS_OF_STAGE])
-        layers, checkpointed, embedding, head = stages.columns
-        counts = slot_counts(
-            layers=layers,
-            checkpointed=checkpointed,
-            embedding=embedding,
-            head=head,
-            depth=self.tasks.template.depth,
-        )
-        occurring = np.flatnonzero(counts.any(axis=1))
-        kinds, counts = _KINDS[occurring], counts[occurring]
+        types = self.tasks.types
+        stages = distinct_rows([batch.value(name) for name in types.columns])
+        runs = types.runs(dict(zip(types.columns, stages.columns, strict=True)))
+        kinds, counts = slot_counts(*runs, self.tasks.template.depth)
         seconds = self.tasks.seconds(dict(zip(names, strategies.columns, strict=True)))
 
         def summed(lengths: Sequence[Lengths]) -> Sequence[Values]:

@@ -4,27 +4,27 @@ Durations depend on a candidate's strategy (degrees, ZeRO level, offload ratios)
 the layer. The closed form sums them by slots, the event simulator plays them: both take them from
 here, and share nothing else.
 
-Axes: S strategies, T types of layers (``mistlab.schedule.slot_kinds.LAYER_TYPES``).
+Axes: S strategies, T types of layers (``mistlab.symbolic.layer_types``).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.layers import LayerFigures, LayerModel, slowdown_of, work_of
+from mistlab.cost.layers import LayerFigures, LayerModel, Pass, slowdown_of, work_of
 from mistlab.cost.links import Collective, LinkTime, LinkTimes
 from mistlab.cost.side_by_side import Factors, factors_of
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.machine.cluster import Cluster
-from mistlab.schedule.slot_kinds import LAYER_TYPES
 from mistlab.schedule.slot_table import SHARDED_GRADIENTS, Template
 from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
 from mistlab.symbolic.graph import Phase as GraphPhase
+from mistlab.symbolic.layer_types import LayerTypes
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.symbols import sizes_of_candidates
@@ -35,10 +35,6 @@ from mistlab.values.workload import Workload
 
 Values = NDArray[np.float64]
 Whole = NDArray[np.int64]
-
-CHECKPOINTED = LAYER_TYPES.index("checkpointed")
-# Which types of layers are blocks.
-BLOCKS = np.array([1.0 if name in ("block", "checkpointed") else 0.0 for name in LAYER_TYPES])
 
 _NAMES = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
 
@@ -68,6 +64,7 @@ class TaskModel:
     workload: Workload
     cluster: Cluster
     template: Template
+    types: LayerTypes
     layers: LayerModel
     links: LinkTimes
     memory: EngineMemory
@@ -105,6 +102,7 @@ class TaskModel:
             workload=workload,
             cluster=cluster,
             template=engine.template(overlap_communication=overlap_communication),
+            types=LayerTypes.of(graph_of(workload).pattern),
             layers=LayerModel(
                 work=work_of(graph_of(workload), engine.kernels),
                 compute=hardware.compute,
@@ -160,11 +158,12 @@ class TaskSeconds:
         self.memory = states_as_changed(model.memory, columns.__getitem__)
         self.shapes = _shapes(columns, model.cluster)
         self.layers = _layer_figures(model, columns)
-        self.of_type = [self.layers[name] for name in ("embedding", "block", "block", "head")]
+        self.of_type = [self.layers[name] for name in model.types.names]
         self.send_s = self._sends(self.shapes.crosses_to_next)
         self.receive_s = self._sends(self.shapes.crosses_from_previous)
         self.tied_s = self._tied()
         self.parameters = np.stack([layer.parameters for layer in self.of_type])
+        self._reduced: dict[int, Values] = {}
         self.tensor_s: dict[str, Values] = {}
         for phase in GRAPH_PHASES:
             self.tensor_s[phase] = self._tensor_parallel(phase)
@@ -193,8 +192,16 @@ class TaskSeconds:
 
     def _backward(self) -> Values:
         seconds = np.stack([layer.passes["backward"].compute_s for layer in self.of_type])
-        seconds[CHECKPOINTED] += self.alone("F", "")[CHECKPOINTED]
-        return self._factored("B", seconds)
+        seconds = self._factored("B", seconds)
+        for layer_type, again in self._again():
+            seconds[layer_type] += self._factored("F", again.compute_s)
+        return seconds
+
+    def _again(self) -> Iterator[tuple[int, Pass]]:
+        """The types of layers that run a part of their forward pass again, and this part."""
+        for number, layer in enumerate(self.of_type):
+            if layer.again is not None:
+                yield number, layer.again
 
     def _step(self) -> Values:
         a_parameter_s = self.model.step_s_a_parameter
@@ -217,7 +224,6 @@ class TaskSeconds:
         memory = self.memory
         if kind == "A":
             local_bytes = np.stack([layer.saved_bytes for layer in self.of_type])
-            local_bytes[CHECKPOINTED] = self.layers["block"].input_bytes
         else:
             a_parameter, level = {
                 "P": (memory.weight, 3),
@@ -225,7 +231,8 @@ class TaskSeconds:
                 "O": (memory.optimizer, 1),
             }[kind]
             local_bytes = self.parameters * a_parameter / self._share(level)
-        moved = self._factored(kind, local_bytes) * BLOCKS[:, None]
+        of_blocks = [name in self.model.types.of_blocks for name in self.model.types.names]
+        moved = self._factored(kind, local_bytes) * np.array(of_blocks, dtype=float)[:, None]
         if not moved.any():
             return np.asarray(moved)
         copy = self.model.links.copy("host_to_device" if direction == "<" else "device_to_host")
@@ -259,15 +266,21 @@ class TaskSeconds:
     def _tensor_parallel(self, phase: GraphPhase) -> Values:
         """Seconds (T, S) of the collectives over tensor-parallel ranks in one pass of a layer."""
         passes = [layer.passes[phase] for layer in self.of_type]
-        seconds = np.stack(
-            [self._over("tensor", "all_reduce", one.message_bytes, one.messages) for one in passes]
-        )
+        seconds = np.stack([self._reduced_s(one) for one in passes])
         if phase == "backward":
             if self.model.template.overlaps_tensor_backward:
                 beside_s = np.stack([one.beside_s for one in passes])
                 seconds -= np.minimum(seconds, beside_s)
-            seconds[CHECKPOINTED] += self.tensor_s["forward"][CHECKPOINTED]
+            for layer_type, again in self._again():
+                seconds[layer_type] += self._reduced_s(again)
         return seconds
+
+    def _reduced_s(self, one: Pass) -> Values:
+        """Seconds (S) of the collectives over tensor-parallel ranks in a pass."""
+        if id(one) not in self._reduced:
+            seconds = self._over("tensor", "all_reduce", one.message_bytes, one.messages)
+            self._reduced[id(one)] = seconds
+        return self._reduced[id(one)]
 
     def factors(self) -> Iterator[tuple[NDArray[np.bool_], Factors]]:
         """The slowdowns of streams side by side: for each shape of group, of which strategies."""
@@ -323,25 +336,24 @@ def _layer_figures(
             size_columns(model.workload, dict(zip(names, sizes, strict=True)))
         ),
     )
-    return {name: _taken(layer, rows) for name, layer in figures.items()}
+    taken: dict[int, Pass] = {}
 
+    def pass_of(one: Pass) -> Pass:
+        # Types of layers that share a pass share its rows too.
+        if id(one) not in taken:
+            taken[id(one)] = one.taken(rows)
+        return taken[id(one)]
 
-def _taken(layer: LayerFigures, index: Whole) -> LayerFigures:
-    plain = {
-        entry.name: getattr(layer, entry.name)[index]
-        for entry in fields(layer)
-        if entry.name != "passes"
-    }
-    passes = {
-        phase: type(one)(
-            compute_s=one.compute_s[index],
-            beside_s=one.beside_s[index],
-            messages=one.messages,
-            message_bytes=one.message_bytes[index],
+    return {
+        name: LayerFigures(
+            passes={phase: pass_of(one) for phase, one in layer.passes.items()},
+            again=None if layer.again is None else pass_of(layer.again),
+            parameters=layer.parameters[rows],
+            saved_bytes=layer.saved_bytes[rows],
+            output_bytes=layer.output_bytes[rows],
         )
-        for phase, one in layer.passes.items()
+        for name, layer in figures.items()
     }
-    return LayerFigures(passes=passes, **plain)
 
 
 def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:

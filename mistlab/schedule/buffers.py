@@ -12,6 +12,13 @@ from mistlab.schedule.stage_shape import StageShape
 
 Buffer = tuple[str | int, ...]
 Buffers = tuple[Buffer, ...]
+# Buffers whose number is an entry of a ring, not a layer.
+RINGS = frozenset(
+    {
+        *("weight slot", "gradient slot", "sum slot", "optimizer slot", "leaving", "returned"),
+        *("fetched gradients", "stepped weights"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +30,6 @@ class Touched:
     entry: int
     phase: Phase
     micro_batch: int
-
-    def by(self, name: str) -> tuple[Buffers, Buffers]:
-        """What a task of that name reads, and what it writes."""
-        return _TOUCHES[name](self)
 
     @property
     def weights(self) -> Buffer:
@@ -133,7 +136,9 @@ class Touched:
         return (("squares", self.layer),) if is_last else ()
 
 
-_TOUCHES: Mapping[str, Callable[[Touched], tuple[Buffers, Buffers]]] = {
+# What a task reads, and what it writes.
+Touches = Callable[[Touched], tuple[Buffers, Buffers]]
+TOUCHES: Mapping[str, Touches] = {
     "F": Touched.forward,
     "B": Touched.backward,
     "S": Touched.step,

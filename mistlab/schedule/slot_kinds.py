@@ -1,62 +1,73 @@
 """How often each kind of slot occurs while a stage passes through its layers.
 
-A stage's layers in order are its embedding, plain blocks, checkpointed blocks and its head, as far
-as it has them. A slot is a position of the pass: the layer that computes there, the lower layer
-``depth`` before it and the upper one ``depth`` after it; the first and last ``depth`` positions lie
-outside, where nothing computes and neighbours are still fetched or evicted. Slots with the same
-three types of layers last equally long, so only counts are needed, and those are lengths of
-intersections of intervals.
+A stage's layers lie in order, as runs of layers of one type. A slot is a position of the pass: the
+layer that computes there, the lower layer ``depth`` before it and the upper one ``depth`` after it;
+the first and last ``depth`` positions lie outside, where nothing computes and neighbours are still
+fetched or evicted. Slots with the same three types of layers last equally long, so only counts are
+needed. The three types change where a run ends, or ``depth`` before or after it; between two such
+points all slots are of one kind.
 
-Axes: C candidates, K kinds of slots.
+Axes: R runs, J stages, P points, K kinds of slots.
 """
-
-from itertools import combinations_with_replacement
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-LAYER_TYPES = ("embedding", "block", "checkpointed", "head")
-NOTHING = len(LAYER_TYPES)
-
-Column = NDArray[Any]
-SlotKind = tuple[int, int, int]
-
-# Types in order of position, with what lies before and after the stage's layers.
-_BEFORE, *_LAYERS, _AFTER = range(-1, NOTHING + 1)
-
-
-def _named(place: int) -> int:
-    return NOTHING if place == _BEFORE else place
-
-
-_ORDERED = tuple(
-    places
-    for places in combinations_with_replacement((_BEFORE, *_LAYERS, _AFTER), 3)
-    if any(place in _LAYERS for place in places)
-)
-
-# The lower place, the one that computes and the upper one (3, K), counted from ``_BEFORE``.
-_PLACES = np.array(_ORDERED).T - _BEFORE
-
-# Types of the lower layer, the one that computes and the upper one; ``NOTHING`` where none is.
-SLOT_KINDS: tuple[SlotKind, ...] = tuple(
-    (_named(lower), _named(here), _named(upper)) for lower, here, upper in _ORDERED
-)
+# The type of what lies before and after a stage's layers: the last row of a table by types.
+NOTHING = -1
 
 
 def slot_counts(
-    *, layers: Column, checkpointed: Column, embedding: Column, head: Column, depth: int
-) -> NDArray[np.float64]:
-    """How many slots (K, C) of each of ``SLOT_KINDS`` a pass of each candidate has."""
-    sizes = np.stack([embedding, layers - checkpointed, checkpointed, head]).astype(np.float64)
+    sizes: NDArray[np.float64], types: NDArray[np.int64], depth: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The kinds of slots that occur (K, 3), by their types of layers, and how many of each a pass
+    of each stage has (K, J).
+
+    ``sizes`` are how many layers the runs have (R, J), ``types`` theirs (R, J or R, 1).
+    """
     ends = np.cumsum(sizes, axis=0)
-    nothing, total = np.zeros_like(ends[:1]), ends[-1:]
-    beyond = 2 * depth + 1
-    # Where each type begins and ends, what lies before and after the layers first and last.
-    begins = np.concatenate([nothing - beyond, ends - sizes, total])
-    finishes = np.concatenate([nothing, ends, total + beyond])
-    lower, here, upper = _PLACES
-    first = np.maximum(np.maximum(begins[lower] + depth, begins[here]), begins[upper] - depth)
-    last = np.minimum(np.minimum(finishes[lower] + depth, finishes[here]), finishes[upper] - depth)
-    return np.asarray(np.maximum(last - first, 0.0))
+    edges = np.concatenate([np.zeros_like(ends[:1]), ends])
+    points = np.sort(np.concatenate([edges - depth, edges, edges + depth]), axis=0)
+    lengths, middles = np.diff(points, axis=0), (points[1:] + points[:-1]) / 2
+    # Nothing before the layers comes first in the order of kinds, nothing after them last.
+    after = int(types.max()) + 2
+    nothing = np.zeros_like(types[:1])
+    places = np.concatenate([nothing, types + 1, nothing + after])
+    code = np.zeros(lengths.shape, dtype=np.int64)
+    for shift in (-depth, 0, depth):
+        code = code * (after + 1) + _at(middles + shift, edges, places)
+    occurs = np.zeros((after + 1) ** 3, dtype=bool)
+    occurs[code[lengths > 0]] = True
+    codes = np.flatnonzero(occurs)
+    kinds = np.stack(np.unravel_index(codes, (after + 1,) * 3), axis=1)
+    is_layer = (kinds > 0) & (kinds < after)
+    is_slot = is_layer.any(axis=1)
+    counts = _counted(code, lengths, codes[is_slot], len(occurs))
+    return np.where(is_layer, kinds - 1, NOTHING)[is_slot], counts
+
+
+def _at(
+    positions: NDArray[np.float64], edges: NDArray[np.float64], places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """What is at each position (P, J), as one of the places of runs (R + 2, J or R + 2, 1)."""
+    run = (positions[:, None] >= edges).sum(axis=1)
+    if places.shape[1] == 1:
+        return np.asarray(places[run, 0])
+    return np.take_along_axis(places, run, axis=0)
+
+
+def _counted(
+    code: NDArray[np.int64],
+    lengths: NDArray[np.float64],
+    codes: NDArray[np.int64],
+    every: int,
+) -> NDArray[np.float64]:
+    """The lengths (K, J) of all points with one of the codes, of so many that there may be."""
+    stages = code.shape[1]
+    row = np.full(every, len(codes))
+    row[codes] = np.arange(len(codes))
+    flat = row[code] * stages + np.arange(stages)
+    counted = np.bincount(
+        flat.ravel(), weights=lengths.ravel(), minlength=(len(codes) + 1) * stages
+    )
+    return np.asarray(counted.reshape(-1, stages)[: len(codes)])

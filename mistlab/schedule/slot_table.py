@@ -112,6 +112,11 @@ class Task:
     place: Place = "here"
     from_zero: int = 0
 
+    @property
+    def name(self) -> str:
+        """Kind and direction: F, P<, A>."""
+        return f"{self.kind}{self.direction or ''}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:

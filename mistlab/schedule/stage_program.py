@@ -1,38 +1,30 @@
 """The tasks of an iteration of a stage in the order that the host issues them: the slot table.
 
-A task says which buffers it reads and writes (``mistlab.schedule.buffers``); what it waits
-for follows from that alone (``mistlab.schedule.hazards``). Layers count through the whole
-model, as in ``simulators``.
+The tasks of its passes (``mistlab.schedule.pass_tasks``) come with those between stages. A task
+says which buffers it reads and writes; what it waits for follows from that alone
+(``mistlab.schedule.hazards``).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mistlab.schedule.buffers import Buffers, Touched
+from mistlab.schedule.buffers import Buffers
 from mistlab.schedule.hazards import Hazards
-from mistlab.schedule.lanes import Lane, lane_of
+from mistlab.schedule.lanes import LANES, Lane
 from mistlab.schedule.orders import DEFAULT_ORDER, named_order
-from mistlab.schedule.places import entry_of, layer_at, slots_of, tasks_of_slot
-from mistlab.schedule.slot_table import Action, Kind, Phase, Task, Template
+from mistlab.schedule.pass_tasks import HOST_STEP, Memory, PassTask, PassTasks, has_neighbour
+from mistlab.schedule.slot_table import Action, Kind, Phase, Task
 from mistlab.schedule.stage_passes import StagePass, passes_of
 from mistlab.schedule.stage_shape import RING, StageShape
 
-# The host's part of a step: a task of its lane, whatever the name of its action.
-_HOST = "host step"
-_HOST_STEP = Task(stream="compute", kind="S", place="ahead")
 # What of a first forward a flush does.
-_STEPPING = ("open", "S", _HOST, "O<", "O>", "G<", "close")
+_STEPPING = ("open", "S", HOST_STEP, "O<", "O>", "G<", "close")
 # Tasks into memory that was allocated when they were issued.
 _AFTER_COMPUTE = ("Y", "A<", "tied")
-# Besides the slot table's tasks: the sum of a table of tokens that two layers share, and the end of
-# its memory; the sum of losses and norms; the coming and going of the room in which optimizer state
-# is staged, the end of activations that left.
-Extra = Literal["tied", "drop table", "report", "open", "close", "let go"]
-# Issued first in a slot is what makes room in a ring, then what fills it, last what computes.
-_TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B")
-# Weights that the host steps may keep whoever issues waiting: there computation goes before them.
-_TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", "B")
+# Besides the slot table's tasks and those of memory: the sum of a table of tokens that two layers
+# share, and the end of its memory; the sum of losses and norms.
+Extra = Literal["tied", "drop table", "report"] | Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +50,7 @@ class Op:
         """Kind and direction of a table's task; the name of another."""
         if isinstance(self.task, str):
             return self.task
-        return _HOST if self.lane == "host" else _name(self.task)
+        return HOST_STEP if self.lane == "host" else f"{self.task.kind}{self.task.direction or ''}"
 
     @property
     def layer(self) -> int:
@@ -76,13 +68,13 @@ class Op:
 
 def iterations(shape: StageShape, count: int) -> list[list[Op]]:
     """The programs of successive iterations; all after the first are alike."""
-    hazards = Hazards()
+    hazards = Hazards(LANES)
     return [[_ordered(op, hazards) for op in _Tasks(shape).iteration()] for _ in range(count)]
 
 
 def flush(shape: StageShape) -> list[Op]:
     """The program that only steps the layers, after everything before it has ended."""
-    hazards = Hazards()
+    hazards = Hazards(LANES)
     return [
         _ordered(op, hazards)
         for op in _Tasks(shape).iteration()
@@ -92,7 +84,7 @@ def flush(shape: StageShape) -> list[Op]:
 
 def _ordered(op: Op, hazards: Hazards) -> Op:
     # What gets memory that compute has let go of must not write it before compute is past that.
-    after: Lane | None = "compute" if op.name in _AFTER_COMPUTE else None
+    after = hazards.last("compute") if op.name in _AFTER_COMPUTE else ()
     return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
 
 
@@ -101,20 +93,41 @@ class _Tasks:
 
     def __init__(self, shape: StageShape) -> None:
         self.shape = shape
-        self.template = _stepping_on_host(shape.template) if shape.steps_on_host else shape.template
+        self.tasks = PassTasks(shape)
 
     def iteration(self) -> Iterator[Op]:
         shape = self.shape
         order = named_order(DEFAULT_ORDER, shape.num_stages, shape.micro_batches)
         passes = passes_of(order)[shape.stage].passes
-        yield from self._receive(passes[0], 0)
-        for number, action in enumerate(passes):
+        yield from self._receive(passes[0])
+        for one in passes:
             # What the next pass needs may come while this one computes.
-            if number + 1 < len(passes):
-                yield from self._receive(passes[number + 1], number + 1)
-            yield from self._pass(action, number)
-            yield from self._send(action, number)
+            if one is not passes[-1]:
+                yield from self._receive(passes[one.number + 1])
+            for task in self.tasks.of_pass(one):
+                yield self._op(task, one)
+            yield from self._send(one)
         yield from self._end()
+
+    def _op(self, task: PassTask, one: StagePass) -> Op:
+        row = task.row
+        return Op(
+            task=Action(
+                stage=one.stage,
+                kind=row.kind,
+                direction=row.direction,
+                layer=task.layer,
+                micro_batch=one.micro_batch,
+            )
+            if isinstance(row, Task)
+            else row,
+            lane=task.lane,
+            phase=one.phase,
+            entry=task.entry,
+            turn=one.number % RING,
+            reads=task.reads,
+            writes=task.writes,
+        )
 
     def _end(self) -> Iterator[Op]:
         shape = self.shape
@@ -131,142 +144,32 @@ class _Tasks:
     def _reduction(self, task: Extra, *, reads: Buffers = (), writes: Buffers) -> Op:
         return Op(task=task, lane="reduce_scatter", phase="step", reads=reads, writes=writes)
 
-    def _pass(self, action: StagePass, number: int) -> Iterator[Op]:
-        phase = action.phase
-        depth, count = self.template.depth, self.shape.num_layers
-        if phase == "first_forward":
-            yield from self._host_steps(action, number)
-            yield from self._room("open")
-        if action.kind == "B" and self.shape.offload.activations > 0:
-            # What has left since the last forward makes room for what comes back.
-            yield self._memory("let go", "leaving", phase)
-        for slot in slots_of(count, depth):
-            # Lanes keep the table's order.
-            rows = tasks_of_slot(self.template.phases[phase], slot, count, depth)
-            for row, position in sorted(rows, key=self._turn):
-                if self.shape.has(row, self._layer(action, position)):
-                    yield self._op(row, position, action, number)
-        if phase == "first_forward":
-            yield from self._room("close")
+    def _receive(self, one: StagePass) -> Iterator[Op]:
+        if has_neighbour(one, receives=True):
+            lane: Lane = "receive_forward" if one.kind == "F" else "receive_backward"
+            yield self._transfer("Y", lane, one, writes=(("inbox", one.number % RING),))
 
-    def _room(self, task: Extra) -> Iterator[Op]:
-        if self.shape.stages_tail(self.shape.blocks.start):
-            yield self._memory(task, "optimizer slot", "first_forward")
-
-    def _memory(self, task: Extra, ring: str, phase: Phase) -> Op:
-        """Memory comes and goes while compute is the current lane."""
-        entries: Buffers = tuple((ring, entry) for entry in range(RING))
-        return Op(task=task, lane="compute", phase=phase, writes=entries)
-
-    def _turn(self, found: tuple[Task, int]) -> int:
-        row, _ = found
-        turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
-        return turns.index(_name(row) if _name(row) in turns else row.stream)
-
-    def _host_steps(self, action: StagePass, number: int) -> Iterator[Op]:
-        """All at once, since each begins as soon as its gradients are there."""
-        for position in range(self.shape.num_layers):
-            if self.shape.steps_tail(self._layer(action, position)):
-                yield self._op(_HOST_STEP, position, action, number, lane="host")
-
-    def _layer(self, action: StagePass, position: int) -> int:
-        return self.shape.first_layer + layer_at(position, self.shape.num_layers, action.phase)
-
-    def _op(
-        self, row: Task, position: int, action: StagePass, number: int, lane: Lane | None = None
-    ) -> Op:
-        layer, phase = self._layer(action, position), action.phase
-        entry = entry_of(number, position, self.shape.num_layers, self.template.depth)
-        touched = Touched(
-            shape=self.shape,
-            layer=layer,
-            entry=entry,
-            phase=phase,
-            micro_batch=action.micro_batch,
-        )
-        reads, writes = touched.by(_HOST if lane == "host" else _name(row))
-        if row.kind in ("F", "B"):
-            more = self._at_the_ends(position, action, number)
-            reads, writes = (*reads, *more[0]), (*writes, *more[1])
-        return Op(
-            task=Action(
-                stage=action.stage,
-                kind=row.kind,
-                direction=row.direction,
-                layer=layer,
-                micro_batch=action.micro_batch,
-            ),
-            lane=lane or lane_of(row),
-            phase=phase,
-            entry=entry,
-            turn=number % RING,
-            reads=reads,
-            writes=writes,
-        )
-
-    def _at_the_ends(
-        self, position: int, action: StagePass, number: int
-    ) -> tuple[Buffers, Buffers]:
-        """What the first and the last layer of a pass touch besides."""
-        reads: Buffers = ()
-        writes: Buffers = ()
-        if position == 0 and self._has_neighbour(action, receives=True):
-            reads = (("inbox", number % RING),)
-        if position == self.shape.num_layers - 1 and self._has_neighbour(action, receives=False):
-            writes = (("outbox", number % RING),)
-        if self._layer(action, position) == self.shape.last_layer and self.shape.has_head:
-            if action.kind == "F":
-                writes = (*writes, ("losses",))
-            elif self.shape.clips:
-                # Gradients are scaled as the last report says.
-                reads = (("report",),)
-        return reads, writes
-
-    def _has_neighbour(self, action: StagePass, *, receives: bool) -> bool:
-        """Whether a pass gets its input from another stage, or gives its outcome to one."""
-        return (action.comes_from if receives else action.goes_to) is not None
-
-    def _receive(self, action: StagePass, number: int) -> Iterator[Op]:
-        if self._has_neighbour(action, receives=True):
-            lane: Lane = "receive_forward" if action.kind == "F" else "receive_backward"
-            yield self._transfer("Y", lane, action, number, writes=(("inbox", number % RING),))
-
-    def _send(self, action: StagePass, number: int) -> Iterator[Op]:
-        if self._has_neighbour(action, receives=False):
-            lane: Lane = "send_forward" if action.kind == "F" else "send_backward"
-            yield self._transfer("X", lane, action, number, reads=(("outbox", number % RING),))
+    def _send(self, one: StagePass) -> Iterator[Op]:
+        if has_neighbour(one, receives=False):
+            lane: Lane = "send_forward" if one.kind == "F" else "send_backward"
+            yield self._transfer("X", lane, one, reads=(("outbox", one.number % RING),))
 
     def _transfer(
         self,
         kind: Kind,
         lane: Lane,
-        action: StagePass,
-        number: int,
+        one: StagePass,
         *,
         reads: Buffers = (),
         writes: Buffers = (),
     ) -> Op:
-        above = (action.kind == "F") == (kind == "X")
+        above = (one.kind == "F") == (kind == "X")
         layer = self.shape.last_layer if above else self.shape.first_layer
         return Op(
-            task=Action(stage=action.stage, kind=kind, layer=layer, micro_batch=action.micro_batch),
+            task=Action(stage=one.stage, kind=kind, layer=layer, micro_batch=one.micro_batch),
             lane=lane,
-            phase=action.phase,
-            turn=number % RING,
+            phase=one.phase,
+            turn=one.number % RING,
             reads=reads,
             writes=writes,
         )
-
-
-def _stepping_on_host(template: Template) -> Template:
-    """Gradients leave during the last backward, where the table has optimizer state leave later."""
-    phases = dict(template.phases)
-    leaves = next(row for row in phases["first_forward"] if (row.kind, row.direction) == ("O", ">"))
-    phases["first_forward"] = tuple(row for row in phases["first_forward"] if row is not leaves)
-    # Before gradients are put away that are offloaded themselves.
-    phases["last_backward"] = (replace(leaves, place="behind"), *phases["last_backward"])
-    return replace(template, phases=phases)
-
-
-def _name(task: Task | Action) -> str:
-    return f"{task.kind}{task.direction or ''}"

@@ -5,8 +5,8 @@ from typing import Self
 
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import in_flight
-from mistlab.schedule.places import ring_entries
-from mistlab.schedule.slot_table import Task, Template
+from mistlab.schedule.places import layer_at, ring_entries
+from mistlab.schedule.slot_table import Phase, Task, Template
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
 
 # How many entries the rings have of a stage that the runtime executes.
@@ -82,6 +82,10 @@ class StageShape:
     def last_layer(self) -> int:
         """The stage's last layer."""
         return self.first_layer + self.num_layers - 1
+
+    def layer_at(self, position: int, phase: Phase) -> int:
+        """The layer that a pass meets at a position."""
+        return self.first_layer + layer_at(position, self.num_layers, phase)
 
     def held(self, micro_batch: int) -> int:
         """Which of the micro-batches in flight one is."""

@@ -100,7 +100,8 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGraph:
-    """The work and memory of one layer."""
+    """The work and memory of one layer; ``again`` are operators that run before its backward pass,
+    once more."""
 
     name: str
     operators: tuple[Operator, ...]
@@ -109,6 +110,7 @@ class LayerGraph:
     peaks: tuple[Peak, ...]
     input_bytes: sympy.Expr
     output_bytes: sympy.Expr
+    again: tuple[Operator, ...] = ()
 
     def of_phase(self, phase: Phase) -> tuple[Operator, ...]:
         """The operators of one phase, in order."""
@@ -143,7 +145,8 @@ class ModelGraph:
     """The three layers of a model, and the sizes for which their expressions hold.
 
     ``assumptions`` are the comparisons on which the traced code branched, as text. The graph is
-    exact if they hold. The conditions must hold in any case.
+    exact if they hold. The conditions must hold in any case. Blocks are alike unless there are
+    ``further_blocks`` beside ``block``: then the kinds in ``pattern``, by name, take turns.
     """
 
     name: str
@@ -154,6 +157,13 @@ class ModelGraph:
     head: LayerGraph
     conditions: tuple[Condition, ...]
     assumptions: tuple[str, ...]
+    further_blocks: tuple[LayerGraph, ...] = ()
+    pattern: tuple[str, ...] = ("block",)
+
+    @property
+    def kinds(self) -> dict[str, LayerGraph]:
+        """The kinds of blocks by name."""
+        return {"block": self.block, **{block.name: block for block in self.further_blocks}}
 
     @property
     def layers(self) -> tuple[LayerGraph, LayerGraph, LayerGraph]:

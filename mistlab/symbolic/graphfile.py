@@ -37,7 +37,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, sympy.Expr):
         return text_of(value)
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        pairs = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {f.name: _plain(content) for f, content in pairs if content != f.default}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
@@ -57,12 +58,14 @@ def _value(kind: Any, plain: Any, where: str) -> Any:
 
 def _instance(kind: Any, plain: Mapping[str, Any], where: str) -> Any:
     hints = get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]
-    if set(names) != set(plain):
-        differing = ", ".join(sorted(set(names) ^ set(plain)))
-        message = f"{where}: keys {differing} are missing or unknown: trace the model again"
+    fields = dataclasses.fields(kind)
+    required = {field.name for field in fields if field.default is dataclasses.MISSING}
+    differing = (required - set(plain)) | (set(plain) - {field.name for field in fields})
+    if differing:
+        keys = ", ".join(sorted(differing))
+        message = f"{where}: keys {keys} are missing or unknown: trace the model again"
         raise InputError(message)
-    return kind(**{name: _value(hints[name], plain[name], f"{where}.{name}") for name in names})
+    return kind(**{name: _value(hints[name], plain[name], f"{where}.{name}") for name in plain})
 
 
 def _expect(kind: type, plain: Any, where: str) -> Any:

@@ -25,14 +25,14 @@ class OperatorWork:
 class LayerExpressions:
     """One layer's work and memory, for one micro-batch on one rank.
 
-    ``saved_bytes`` is what is kept for the backward pass, ``checkpointed_bytes`` what is kept if
-    the layer is computed again: its input. The peaks include what is kept.
+    ``saved_bytes`` is what is kept for the backward pass. The peaks include what is kept. Operators
+    that run again count as the backward pass's.
     """
 
     work: Mapping[tuple[Phase, Kind], OperatorWork]
     parameters: sympy.Expr
     saved_bytes: sympy.Expr
-    checkpointed_bytes: sympy.Expr
+    input_bytes: sympy.Expr
     forward_peak_bytes: sympy.Expr
     backward_peak_bytes: sympy.Expr
     output_bytes: sympy.Expr
@@ -58,12 +58,14 @@ def expressions_of(graph: LayerGraph) -> LayerExpressions:
     grouped: dict[tuple[Phase, Kind], list[Operator]] = defaultdict(list)
     for operator in graph.operators:
         grouped[operator.phase, operator.kind].append(operator)
+    for operator in graph.again:
+        grouped["backward", operator.kind].append(operator)
     peaks = {phase: [p.size_bytes for p in graph.peaks if p.phase == phase] for phase in PHASES}
     return LayerExpressions(
         work={key: _work(operators) for key, operators in grouped.items()},
         parameters=graph.parameter_count,
         saved_bytes=graph.saved_bytes,
-        checkpointed_bytes=graph.input_bytes,
+        input_bytes=graph.input_bytes,
         forward_peak_bytes=largest(peaks["forward"]),
         backward_peak_bytes=largest(peaks["backward"]),
         output_bytes=graph.output_bytes,
@@ -89,7 +91,7 @@ class LayerSums:
 
     parameters: sympy.Expr
     saved_bytes: sympy.Expr
-    checkpointed_bytes: sympy.Expr
+    input_bytes: sympy.Expr
     forward_peak_bytes: sympy.Expr
     backward_peak_bytes: sympy.Expr
     output_bytes: sympy.Expr

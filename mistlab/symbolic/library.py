@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from mistlab.symbolic.feasible import broken_at
+from mistlab.symbolic.graph import ModelGraph
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.values.datafile import read_json
 from mistlab.values.errors import InputError
@@ -49,9 +50,13 @@ def variants() -> tuple[Variant, ...]:
     return (*plain, *switched)
 
 
-@cache
-def shipped(variant: Variant) -> StoredGraph:
+def shipped(variant: Variant) -> ModelGraph:
     """A shipped graph."""
+    return _stored(variant).graph
+
+
+@cache
+def _stored(variant: Variant) -> StoredGraph:
     text = (files("mistlab.catalog") / "graphs" / f"{variant.name}.json").read_text("utf-8")
     return StoredGraph.of(json.loads(text), variant.name)
 
@@ -77,7 +82,7 @@ def graph_of(workload: Workload) -> StoredGraph:
             "the mapping"
         )
         raise InputError(message)
-    return shipped(variant)
+    return _stored(variant)
 
 
 def _has_family_structure(model: ModelSpec) -> bool:

@@ -1,24 +1,28 @@
 """A stage summed up from its layers: what it holds, its fullest moments, and its work.
 
-L blocks, the last c of them computed again in the backward pass; q micro-batches in flight; e and
-t are 1 where the stage holds the embedding or the head. All bytes are of one rank. What comes and
-goes beside a block that computes, and when layers step, is the engine's.
+L blocks, some of them treated otherwise than plain ones; q micro-batches in flight; e and t are 1
+where the stage holds the embedding or the head. All bytes are of one rank. What comes and goes
+beside a block that computes, and when layers step, is the engine's.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import sympy
 
 from mistlab.engines.engine_memory import EngineMemory
-from mistlab.symbolic.graph import LAYERS, PHASES, Phase
+from mistlab.symbolic.graph import PHASES, Phase
 from mistlab.symbolic.layer import LayerSums
+from mistlab.symbolic.layer_types import type_of
 from mistlab.symbolic.maximum import largest
+from mistlab.symbolic.stage_sums import BLOCKS, LARGEST_BLOCK
 from mistlab.symbolic.states import States, gradients, optimizer, sharded, weights
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
+from mistlab.symbolic.treatments import Treatment
 from mistlab.values.dimensions import DIMENSIONS, states_as_changed
 
-L, c, q = choice_symbol("L"), choice_symbol("c"), choice_symbol("q")
+L, q = choice_symbol("L"), choice_symbol("q")
 e, t = choice_symbol("e"), choice_symbol("t")
 ww, wg, wo, wa = (choice_symbol(name) for name in ("ww", "wg", "wo", "wa"))
 
@@ -54,44 +58,78 @@ class StageExpressions:
         return sympy.Add(*(states.host for states in held))
 
 
-def stage_expressions(memory: EngineMemory, *, tied_embeddings: bool) -> StageExpressions:
+def stage_expressions(
+    memory: EngineMemory,
+    *,
+    tied_embeddings: bool,
+    treatments: Sequence[tuple[str, Treatment]],
+) -> StageExpressions:
     """The sums over a stage's layers, in symbols of the layers' own sums."""
     memory = states_as_changed(memory, lambda name: choice_symbol(DIMENSIONS[name].symbol))
-    embedding, block, head = (LayerSums.symbols(name) for name in LAYERS)
+    embedding, block, head = (LayerSums.symbols(name) for name in ("embedding", BLOCKS, "head"))
+    treated = [_Treated.of(name, row) for name, row in treatments]
+    plain = _Treated(layer=block, count=L - sum(one.count for one in treated))
+    every = [plain, *treated]
     blocks = L * block.parameters
     ends = e * embedding.parameters + t * head.parameters
     if tied_embeddings:
         # A stage with both ends has the one table that they share once.
         table = size_symbol("V") * size_symbol("h") / size_symbol("tp")
         ends -= e * t * table
-    step_buffer = _step_buffer(blocks + ends, block, memory)
+    largest_block = replace(block, parameters=sympy.Symbol(LARGEST_BLOCK, nonnegative=True))
+    step_buffer = _step_buffer(blocks + ends, largest_block, memory)
     return StageExpressions(
         parameters=blocks + ends,
         weights=weights(blocks, ends, memory),
         gradients=gradients(blocks, ends, memory),
         optimizer=optimizer(blocks, ends, memory),
-        activations=_activations(embedding, block),
-        buffers_bytes=_buffers(blocks + ends, embedding, block, head, memory),
+        activations=_activations(embedding, every),
+        buffers_bytes=_buffers(blocks + ends, embedding, largest_block, head, memory),
         step_buffer_bytes=step_buffer,
         logits_bytes=t * _logits(head),
-        largest_parameters=_largest(embedding, block, head),
+        largest_parameters=_largest(embedding, largest_block, head),
         head_parameters=t * head.parameters,
-        moments=_moments(embedding, block, head, step_buffer, memory),
+        moments=_moments(embedding, every, head, step_buffer, memory),
         work={
-            f"{phase}_{what}": _work(embedding, block, head, phase, what)
+            f"{phase}_{what}": _work(embedding, every, head, f"{phase}_{what}")
             for phase in PHASES
             for what in ("flop", "moved_bytes", "collective_bytes")
         },
     )
 
 
-def _kept(block: LayerSums) -> sympy.Expr:
-    """What the blocks keep of one micro-batch."""
-    return (L - c) * block.saved_bytes + c * block.checkpointed_bytes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Treated:
+    """The blocks of one treatment: one of them, and how many there are."""
+
+    layer: LayerSums
+    count: sympy.Expr
+    peaks_as_plain: bool = True
+
+    @classmethod
+    def of(cls, name: str, row: Treatment) -> Self:
+        """Those of a row of the table of treatments."""
+        return cls(
+            layer=LayerSums.symbols(type_of(BLOCKS, name)),
+            count=choice_symbol(DIMENSIONS[row.dimension].symbol),
+            peaks_as_plain=row.peaks_as_plain,
+        )
 
 
-def _activations(embedding: LayerSums, block: LayerSums) -> States:
-    kept = q * _kept(block)
+def _kept(blocks: Sequence[_Treated]) -> sympy.Expr:
+    """What blocks keep of one micro-batch."""
+    return sympy.Add(*(one.count * one.layer.saved_bytes for one in blocks))
+
+
+def _last(blocks: Sequence[_Treated], name: str) -> sympy.Expr:
+    """A sum of the last of the blocks, which lie in this order."""
+    first, *others = blocks
+    choices = [(getattr(one.layer, name), one.count > 0) for one in reversed(others)]
+    return sympy.Piecewise(*choices, (getattr(first.layer, name), True))
+
+
+def _activations(embedding: LayerSums, blocks: Sequence[_Treated]) -> States:
+    kept = q * _kept(blocks)
     return States(device=(1 - wa) * kept + q * e * embedding.saved_bytes, host=wa * kept)
 
 
@@ -132,7 +170,7 @@ def _shards(level: int) -> sympy.Basic:
 
 def _logits(head: LayerSums) -> sympy.Expr:
     """What the head keeps for its backward pass beyond its input."""
-    return head.saved_bytes - head.checkpointed_bytes
+    return head.saved_bytes - head.input_bytes
 
 
 def _bucket(memory: EngineMemory) -> sympy.Expr:
@@ -154,46 +192,40 @@ def _step_buffer(parameters: sympy.Expr, block: LayerSums, memory: EngineMemory)
 
 def _moments(
     embedding: LayerSums,
-    block: LayerSums,
+    blocks: Sequence[_Treated],
     head: LayerSums,
     step_buffer: sympy.Expr,
     memory: EngineMemory,
 ) -> Mapping[Phase, tuple[sympy.Expr, ...]]:
-    """The last block and the head when every block has been kept; the first block that is computed
-    again, beside a plain one; the embedding when only other micro-batches are. With rings blocks
-    step in the first forward, when one micro-batch is in flight; without, when none is.
+    """The fullest moments of a stage: its last block or its head runs when every block has been
+    kept; the first block of a treatment runs beside one that is treated otherwise; the embedding
+    runs when only other micro-batches are kept. With rings blocks step in the first forward, when
+    one micro-batch is in flight; without, when none is.
 
     A block that runs has its own activations on the device whole, and its neighbour's, which are on
     their way out or in; what runs before the first block or after the last has that one's. A stage
     of one block is its own neighbour, in another micro-batch.
     """
-    saved, checkpointed = block.saved_bytes, block.checkpointed_bytes
-    last = sympy.Piecewise((checkpointed, c > 0), (saved, True))
+    last = _last(blocks, "saved_bytes")
     # Of the micro-batches in flight, what was sent to the next stage is held until it comes back.
-    sent = (q - 1) * (1 - t) * block.output_bytes
-    all_kept = _activations(embedding, block).device + sent
+    sent = (q - 1) * (1 - t) * blocks[0].layer.output_bytes
+    all_kept = _activations(embedding, blocks).device + sent
     has_neighbour = sympy.Or(L > 1, q > 1)
     others = all_kept - (1 - wa) * last + sympy.Piecewise((wa * last, has_neighbour), (0, True))
-    before_again = all_kept - (1 - wa) * c * checkpointed + wa * saved
-    older = (q - 1) * ((1 - wa) * _kept(block) + embedding.saved_bytes) + sent
+    older = (q - 1) * ((1 - wa) * _kept(blocks) + embedding.saved_bytes) + sent
     leaving = sympy.Piecewise((wa * last, q > 1), (0, True))
     wide = _logits(head) if memory.wide_logits else sympy.Integer(0)
-    again = sympy.Piecewise((block.forward_peak_bytes + block.output_bytes, c > 0), (0, True))
 
-    def of_blocks(*running: sympy.Expr) -> tuple[sympy.Expr, ...]:
-        beside_plain = sympy.And(c > 0, c < L)
-        return (
-            *(others + peak for peak in running),
-            *(sympy.Piecewise((before_again + peak, beside_plain), (0, True)) for peak in running),
-        )
+    def of_blocks(peak: str) -> tuple[sympy.Expr, ...]:
+        return (others + _last(blocks, peak), *_between(blocks, all_kept, peak))
 
     forward = (
-        *of_blocks(block.forward_peak_bytes),
+        *of_blocks("forward_peak_bytes"),
         t * (all_kept + wa * last + head.forward_peak_bytes + wide),
         e * (older + leaving + embedding.forward_peak_bytes),
     )
     backward = (
-        *of_blocks(block.backward_peak_bytes, again),
+        *of_blocks("backward_peak_bytes"),
         t * (all_kept + wa * last + head.backward_peak_bytes + wide),
         e * (older + embedding.backward_peak_bytes),
     )
@@ -203,9 +235,23 @@ def _moments(
     return {"forward": forward, "backward": tuple(bucket + moment for moment in backward)}
 
 
+def _between(blocks: Sequence[_Treated], all_kept: sympy.Expr, peak: str) -> Iterator[sympy.Expr]:
+    """The moments at which the first block of each treatment runs beside the last one before it,
+    and at which that one runs, unless it can need no more."""
+    for number in range(1, len(blocks)):
+        before, own, after = blocks[:number], blocks[number], blocks[number:]
+        beside = _last(before, "saved_bytes")
+        is_there = sympy.And(own.count > 0, sympy.Add(*(one.count for one in after)) < L)
+        gone = all_kept - (1 - wa) * _kept(after)
+        running = gone + wa * beside + getattr(own.layer, peak)
+        yield sympy.Piecewise((running, is_there), (0, True))
+        if not own.peaks_as_plain:
+            running = gone - (1 - 2 * wa) * beside + _last(before, peak)
+            yield sympy.Piecewise((running, is_there), (0, True))
+
+
 def _work(
-    embedding: LayerSums, block: LayerSums, head: LayerSums, phase: Phase, what: str
+    embedding: LayerSums, blocks: Sequence[_Treated], head: LayerSums, name: str
 ) -> sympy.Expr:
-    name = f"{phase}_{what}"
-    total = L * getattr(block, name) + e * getattr(embedding, name) + t * getattr(head, name)
-    return total + c * getattr(block, f"forward_{what}") if phase == "backward" else total
+    of_blocks = sympy.Add(*(one.count * getattr(one.layer, name) for one in blocks))
+    return of_blocks + e * getattr(embedding, name) + t * getattr(head, name)

@@ -19,17 +19,23 @@ from mistlab.engines.table import ENGINES
 from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions
 from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.feasible import divides, holds, remainders
-from mistlab.symbolic.graph import LAYERS, PHASES
+from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer import LayerSums, sum_name
+from mistlab.symbolic.layer_types import LayerTypes, graphs_of
 from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
+from mistlab.symbolic.stage_sums import sums_of_blocks
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.symbolic.symbols import size_names, sizes_of_candidates
+from mistlab.symbolic.treatments import TREATMENTS, Treatment
 from mistlab.values.dimensions import DIMENSIONS, Dimension
 from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
 from mistlab.values.workload import Workload
+
+_Treatments = tuple[tuple[str, Treatment], ...]
+_Dimensions = tuple[tuple[str, Dimension], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +53,7 @@ class StageModel:
 
     workload: Workload
     engine: str
+    types: LayerTypes
     layers: Compiled
     remainders: Compiled
     assumptions: tuple[str, ...]
@@ -59,7 +66,8 @@ class StageModel:
         return cls(
             workload=workload,
             engine=engine,
-            layers=_layers(graph),
+            types=LayerTypes.of(graph.pattern),
+            layers=_layers(graph, tuple(TREATMENTS.items())),
             remainders=_remainders(graph),
             assumptions=graph.assumptions,
         )
@@ -89,33 +97,36 @@ class StageModel:
     ) -> tuple[NDArray[np.bool_], Mapping[str, NDArray[np.float64]]]:
         sizes, rows = self._sizes_of(batch)
         shared = Shared(table=sizes.table, index=rows)
-        dimensions = tuple(DIMENSIONS.values())
-        stages = compiled(self.memory, self.workload.model.tied_embeddings, dimensions)
+        tables = tuple(DIMENSIONS.items()), tuple(TREATMENTS.items())
+        stages = compiled(self.memory, self.workload.model.tied_embeddings, *tables)
         values = stages(batch.by_symbol(stages.columns), shared)
         return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
 
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, NDArray[np.int64]]:
         """The sizes that the candidates have, and which of them each has."""
-        names = sizes_of_candidates().values()
+        names = [*sizes_of_candidates().values()]
+        if len(self.types.pattern) > 1:
+            names += self.types.columns
         return self._known([batch.value(name) for name in names], self._sizes)
 
     def _sizes(self, degrees: Sequence[NDArray[Any]]) -> _Sizes:
         """All sizes, and the sums of layers of these sizes, for columns of candidates' sizes."""
-        columns = size_columns(
-            self.workload, dict(zip(sizes_of_candidates(), degrees, strict=True))
-        )
+        sizes = sizes_of_candidates()
+        columns = size_columns(self.workload, dict(zip(sizes, degrees, strict=False)))
+        stages = dict(zip(self.types.columns, degrees[len(sizes) :], strict=False))
         sums = dict(zip(self.layers.names, self.layers(columns), strict=True))
         feasible = divides(self.remainders, columns)
         if self.assumptions:
             feasible &= holds(self.assumptions, columns)
-        return _Sizes(feasible=feasible, table={**sums, **columns})
+        of_blocks = sums_of_blocks(self.types, sums, stages)
+        return _Sizes(feasible=feasible, table={**sums, **of_blocks, **columns})
 
 
 @kept
-def _layers(graph: StoredGraph) -> Compiled:
+def _layers(graph: StoredGraph, treatments: _Treatments) -> Compiled:
     expressions = {
         sum_name(name, entry.name): getattr(sums, entry.name)
-        for name, layer in zip(LAYERS, graph.layers, strict=True)
+        for name, layer in graphs_of(graph.graph, treatments).items()
         for sums in (LayerSums.of(layer),)
         for entry in fields(LayerSums)
     }
@@ -127,30 +138,32 @@ def _remainders(graph: StoredGraph) -> Compiled:
     return remainders(graph.conditions, size_names(), {})
 
 
-# What an engine keeps, whether embeddings are tied, and all rows of the table of dimensions.
-_StageCompiler = Callable[[EngineMemory, bool, tuple[Dimension, ...]], Compiled]
+# What an engine keeps, whether embeddings are tied, and the tables of dimensions and treatments.
+_StageCompiler = Callable[[EngineMemory, bool, _Dimensions, _Treatments], Compiled]
 
 
 @kept
 def _all(
-    memory: EngineMemory, tied_embeddings: bool, _dimensions: tuple[Dimension, ...]
+    memory: EngineMemory, tied_embeddings: bool, _: _Dimensions, treatments: _Treatments
 ) -> Compiled:
-    return _compiled(_expressions(memory, tied_embeddings))
+    return _compiled(_expressions(memory, tied_embeddings, treatments))
 
 
 @kept
 def _peaks(
-    memory: EngineMemory, tied_embeddings: bool, _dimensions: tuple[Dimension, ...]
+    memory: EngineMemory, tied_embeddings: bool, _: _Dimensions, treatments: _Treatments
 ) -> Compiled:
-    expressions = _expressions(memory, tied_embeddings)
+    expressions = _expressions(memory, tied_embeddings, treatments)
     names = [entry.name for entry in fields(StagePeaks) if entry.name in expressions]
     return _compiled({name: expressions[name] for name in names})
 
 
-def _expressions(memory: EngineMemory, tied_embeddings: bool) -> Mapping[str, sympy.Expr]:
+def _expressions(
+    memory: EngineMemory, tied_embeddings: bool, treatments: _Treatments
+) -> Mapping[str, sympy.Expr]:
     from mistlab.symbolic.stage import stage_expressions  # noqa: PLC0415 (needs SymPy)
 
-    stage = stage_expressions(memory, tied_embeddings=tied_embeddings)
+    stage = stage_expressions(memory, tied_embeddings=tied_embeddings, treatments=treatments)
     held = {
         "weights_bytes": stage.weights.device,
         "gradients_bytes": stage.gradients.device,

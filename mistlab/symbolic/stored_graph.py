@@ -54,6 +54,11 @@ class StoredGraph:
         return tuple(self.mapping["assumptions"])
 
     @property
+    def pattern(self) -> tuple[str, ...]:
+        """The kinds of blocks, which take turns."""
+        return tuple(self.mapping.get("pattern", ("block",)))
+
+    @property
     def conditions(self) -> tuple[Condition, ...]:
         """What must divide."""
         return self.graph.conditions

@@ -125,7 +125,7 @@ def _refuse_number(value: Any, noun: str, give: str) -> NoReturn:
 
 def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
     give = wanted(kind, bounds)
-    number_of = _whole if kind is int else _finite
+    number_of = _whole_number if kind is int else _finite_number
     low = -sys.float_info.max if bounds.minimum is None else bounds.minimum
     high = sys.float_info.max if bounds.maximum is None else bounds.maximum
     is_closed = bounds.above is None
@@ -142,7 +142,7 @@ def _number_check(kind: type[int] | type[float], bounds: NumberRange) -> Check:
     return check
 
 
-def _whole(value: Any, give: str) -> int:
+def _whole_number(value: Any, give: str) -> int:
     if type(value) is int:
         return value
     if isinstance(value, Integral) and not isinstance(value, bool):
@@ -152,7 +152,7 @@ def _whole(value: Any, give: str) -> int:
     _refuse_number(value, "a whole number", give)
 
 
-def _finite(value: Any, give: str) -> float:
+def _finite_number(value: Any, give: str) -> float:
     if type(value) is float and math.isfinite(value):
         return value
     if not isinstance(value, Real) or isinstance(value, bool):

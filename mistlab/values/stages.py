@@ -22,6 +22,7 @@ POSITIONS: Mapping[str, str] = {
     "has_embedding": "e",  # 1 on the first stage, else 0
     "has_head": "t",  # 1 on the last stage, else 0
     "first_rank": "",
+    "first_block": "",  # of the model's blocks, counted from 0; it matters where kinds take turns
 }
 
 
@@ -126,6 +127,7 @@ _DEFAULTS: Mapping[str, float] = {
     "has_embedding": 0,
     "has_head": 0,
     "first_rank": 0,
+    "first_block": 0,
 }
 
 
@@ -141,14 +143,17 @@ def _column(given: Column | float, rows: int) -> Column:
 StageRow = tuple[float, ...]
 
 
-def rows_of(plan: Plan) -> list[StageRow]:
-    """The stages of a plan, in order."""
+def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
+    """The stages of a plan, in order; with a period first blocks count within so many."""
     rows: list[StageRow] = []
-    first_rank, last = 0, plan.num_stages - 1
+    first_rank, first_block, last = 0, 0, plan.num_stages - 1
     for index, stage in enumerate(plan.stages):
         held = in_flight(index, plan.num_stages, plan.micro_batches)
-        rows.append((*stage.values(), held, int(index == 0), int(index == last), first_rank))
+        ends = int(index == 0), int(index == last)
+        block = first_block % period if period else first_block
+        rows.append((*stage.values(), held, *ends, first_rank, block))
         first_rank += stage.num_gpus
+        first_block += stage.layers
     return rows
 
 

@@ -8,6 +8,7 @@ micro-batches, by even numbers, because tasks take turns in rings of two buffers
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
+from mistlab.values.dimensions import counts_of_blocks
 from mistlab.values.model import ModelSpec
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.workload import Workload
@@ -31,7 +32,7 @@ class SmallPlan:
 def small(workload: Workload, plan: Plan) -> SmallPlan:
     """The small plan of a plan."""
     most = plan.num_stages + MOST_BATCHES
-    batches = _fewer(plan.micro_batches, most)
+    batches = _at_most(plan.micro_batches, most)
     shared = gcd(*(stage.micro_batch for stage in plan.stages))
     stages = tuple(_small_stage(stage, shared) for stage in plan.stages)
     left_out = []
@@ -56,16 +57,16 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
 
 
 def _small_stage(stage: StagePlan, shared: int) -> StagePlan:
-    layers = _fewer(stage.layers, MOST_BLOCKS)
-    again = stage.checkpointed_layers
+    layers = _at_most(stage.layers, MOST_BLOCKS)
+    counts = {name: stage.degree(name) for name in counts_of_blocks()}
     if layers < stage.layers:
-        again = {0: 0, stage.layers: layers}.get(again, layers // 2)
-    return replace(
-        stage,
-        layers=layers,
-        checkpointed_layers=again,
-        micro_batch=stage.micro_batch // shared,
-    )
+        # Of blocks treated in one way some stay, and some of the others.
+        some = layers // (1 + sum(count > 0 for count in counts.values()))
+        counts = {
+            name: {0: 0, stage.layers: layers}.get(count, some) for name, count in counts.items()
+        }
+    changes = {**counts, "layers": layers, "micro_batch": stage.micro_batch // shared}
+    return stage.with_values(changes)
 
 
 def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
@@ -89,6 +90,6 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
     )
 
 
-def _fewer(count: int, most: int) -> int:
+def _at_most(count: int, most: int) -> int:
     """``count`` made at most ``most``, by an even number."""
     return count if count <= most else most - (count - most) % 2

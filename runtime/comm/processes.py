@@ -140,7 +140,7 @@ def heard_from(ranks: Sequence[int]) -> Iterator[None]:
     except RuntimeError as error:
         if refusal_in(error) is not None:
             raise
-        raise _lost(ranks, error) from error
+        raise _lost_error(ranks, error) from error
 
 
 class ProcessGroup:
@@ -193,13 +193,15 @@ class ProcessGroup:
         with heard_from(sorted(peers)):
             works = distributed.batch_isend_irecv(operations) if operations else []
         if not self._is_ordered:
-            return _Works(works, [tensor for tensor, _ in (*sends, *receives)], sorted(peers))
+            return _PendingWorks(
+                works, [tensor for tensor, _ in (*sends, *receives)], sorted(peers)
+            )
         for work in works:
             work.wait()
         return None
 
     def _started(self, work: distributed.Work | None) -> Pending | None:
-        return None if work is None else _Works([work], [], self._ranks)
+        return None if work is None else _PendingWorks([work], [], self._ranks)
 
 
 def everybody() -> ProcessGroup:
@@ -209,7 +211,7 @@ def everybody() -> ProcessGroup:
     return ProcessGroup(group)
 
 
-class _Works:
+class _PendingWorks:
     """Collectives of gloo that are under way, and the tensors that must live until they end.
 
     Some of gloo's collectives end only while somebody waits for them, so a thread waits.
@@ -236,7 +238,7 @@ class _Works:
     def finish(self) -> None:
         """Raise the error of a collective, if one failed."""
         if self._error is not None:
-            raise _lost(self._ranks, self._error) from self._error
+            raise _lost_error(self._ranks, self._error) from self._error
 
     def _wait(self) -> None:
         try:
@@ -246,7 +248,7 @@ class _Works:
             self._error = error
 
 
-def _lost(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
+def _lost_error(ranks: Sequence[int], error: RuntimeError) -> RankLostError:
     """The error to raise when one of ``ranks`` does not answer; nobody knows which one."""
     own = distributed.get_rank() if distributed.is_initialized() else None
     others = [str(rank) for rank in ranks if rank != own]

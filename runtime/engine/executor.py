@@ -25,7 +25,7 @@ from runtime.engine.storage.state import StageState
 from runtime.engine.streams.lanes import Event, LaneWork, Streams
 from runtime.engine.streams.ranks import StreamedRanks
 from runtime.engine.training import Training
-from runtime.engine.work.layer_passes import Passes
+from runtime.engine.work.layer_passes import Passes, layer_treatments
 from runtime.engine.work.modules import HOST, layer_modules
 from runtime.engine.work.norm import Squares
 from runtime.engine.work.optimizer import Scaling, Stepper
@@ -93,12 +93,12 @@ class Executor:
         self.scaling = Scaling(training, device)
         self.stepper = Stepper(self.state, training, self.scaling, streams)
         self.swaps = Swaps(self.state, connections, self.squares, streams)
-        again = range(self.shape.blocks.stop - self.own.checkpointed_layers, self.shape.blocks.stop)
+        treatments = layer_treatments(self.own, self.shape.blocks)
         modules = {layer: one.module for layer, one in self.layers.items()}
         for module in modules.values():
             add_up_inside(module, ranks)
             let_attend_in_place(module)
-        self.passes = Passes(self.state, modules, again, streams, device)
+        self.passes = Passes(self.state, modules, treatments, streams, device)
         micro_batch = (self.own.micro_batch, workload.sequence_length, workload.model.hidden)
         self.boundary = Boundary(connections, micro_batch, dtype, device, streams)
         self._works: Mapping[str, Callable[[Op], LaneWork]] = {

@@ -18,7 +18,7 @@ def clocks_of(device: torch.device) -> Clocks | None:
     """
     if device.type != "cuda":
         return None
-    sm, most_sm, memory, power = (_number(word) for word in _said(_identity(device)).split(","))
+    sm, most_sm, memory, power = (_number(word) for word in _answer(_identity(device)).split(","))
     if sm is None or memory is None:
         return None
     return Clocks(sm_mhz=sm, memory_mhz=memory, most_sm_mhz=most_sm, power_limit_w=power)
@@ -30,7 +30,7 @@ def _identity(device: torch.device) -> str:
     return str(device.index or 0) if uuid is None else f"GPU-{uuid}"
 
 
-def _said(identity: str) -> str:
+def _answer(identity: str) -> str:
     """nvidia-smi's answer, words with commas between them; only commas if it does not answer."""
     nothing = "," * (len(_QUERIES) - 1)
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERIES)}", f"--id={identity}"]

@@ -92,7 +92,7 @@ class LayerRun:
 
     def _cut(self, values: Any, before: str, after: str) -> Any:
         leaves, structure = tree_flatten(values)
-        place = next((i for i, x in enumerate(leaves) if _flows(x)), None)
+        place = next((i for i, x in enumerate(leaves) if _carries_gradient(x)), None)
         if place is None:
             message = f"no tensor with a gradient passes from the {before} to the {after}"
             raise TraceError(message)
@@ -105,7 +105,7 @@ class LayerRun:
         return tree_unflatten(leaves, structure)
 
 
-def _flows(value: object) -> bool:
+def _carries_gradient(value: object) -> bool:
     return isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None
 
 

@@ -42,7 +42,7 @@ def trace(
             # With gradients in place the first micro-batch accumulates, as later ones do.
             parameter.grad = torch.zeros_like(parameter)
             constants.append(parameter.grad)
-    names = {module: _within(path, name) for name, module in model.named_modules()}
+    names = {module: _name_in_block(path, name) for name, module in model.named_modules()}
     recorder = Recorder(space, ModulePaths(names), constants)
     run = LayerRun(block, recorder)
     with space.fake_mode, enable_python_dispatcher(), AsOnGPU():
@@ -83,7 +83,7 @@ class AsOnGPU(TorchFunctionMode):
         return func(*args, **options)
 
 
-def _within(path: str, name: str) -> str:
+def _name_in_block(path: str, name: str) -> str:
     block = f"{path}.0"
     return name.removeprefix(block).lstrip(".") if name.startswith(block) else name
 

@@ -1,16 +1,18 @@
 """What stages take in one micro-batch at least, however a plan saves memory.
 
 A stage that recomputes, shards and offloads nothing has nothing beside its computation, and no slot
-is shorter than what is computed in it.
+is shorter than what is computed in it. What dimensions added to the table can do to computation is
+looked at.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
-from mistlab.values.dimensions import names_of
+from mistlab.values.dimensions import added, names_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch
@@ -38,10 +40,19 @@ def work_of(
     problem: Problem, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
     """The work of each mesh, from stages of one block, of two, and of one with both ends."""
+    names = [name for name in names_of("savings") if name in added()]
+    ways = [
+        dict(zip(names, values, strict=True))
+        for values in product(*(space.listed(name) or () for name in names))
+    ]
     layers, ends = (np.repeat(column, len(meshes)) for column in ([1, 2, 1], [0, 0, 1]))
     columns = {name: np.tile([mesh.value(name) for mesh in meshes], 3) for name in names_of("mesh")}
-    batch = StageBatch(layers=layers, **columns, has_embedding=ends, has_head=ends)
-    stable_s = ledger.stage_costs(batch, engine=space.engine).seconds.stable_s
+    batches = [
+        StageBatch(layers=layers, **columns, **way, has_embedding=ends, has_head=ends)
+        for way in ways
+    ]
+    costs = ledger.stage_costs(StageBatch.joined(batches), engine=space.engine)
+    stable_s = costs.seconds.stable_s.reshape(len(ways), -1).min(axis=0)
     one_s, two_s, with_ends_s = stable_s.reshape(3, -1)
     block_s = two_s - one_s
     return {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
+from mistlab.values.dimensions import BUILT_IN, DIMENSIONS, added, counts_of_blocks, names_of
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.space import SearchSpace
 from searchers.savings import alike
@@ -53,16 +53,13 @@ def _recompute(sign: int) -> Move:
 
 
 def _shard(sign: int) -> Move:
-    """A higher or a lower ZeRO level, or another whole number by which memory is saved."""
+    """A higher or a lower ZeRO level."""
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         own = plan.stages[stage]
-        for name in names_of("savings"):
-            if not DIMENSIONS[name].is_ratio:
-                now = own.value(name)
-                for level in space.listed(name) or ():
-                    if (level - now) * sign > 0:
-                        yield _saving(plan, stage, own.with_values({name: level}), space)
+        for level in space.listed("zero") or ():
+            if (level - own.zero) * sign > 0:
+                yield _saving(plan, stage, own.with_values({"zero": level}), space)
 
     return move
 
@@ -72,10 +69,8 @@ def _offload(sign: int) -> Move:
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         own = plan.stages[stage]
-        for name in names_of("savings"):
-            ratios = space.listed(name) if DIMENSIONS[name].is_ratio else None
-            if ratios is None:
-                continue
+        for name in _OFFLOADS:
+            ratios = space.listed(name) or ()
             now = ratios.index(own.value(name))
             others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
             # The next ratio and the last.
@@ -83,6 +78,16 @@ def _offload(sign: int) -> Move:
                 yield _saving(plan, stage, own.with_values({name: ratio}), space)
 
     return move
+
+
+def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
+    """Another value of a dimension that was added to the table: what it trades is not known."""
+    own = plan.stages[stage]
+    for name in names_of("savings"):
+        if name in added():
+            for value in space.listed(name) or ():
+                if value != own.value(name):
+                    yield _saving(plan, stage, own.with_values({name: value}), space)
 
 
 def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
@@ -186,15 +191,22 @@ def _is_count(number: float) -> bool:
     return number >= 1 and number == int(number)
 
 
+_OFFLOADS = tuple(
+    name for name in names_of("savings") if name in BUILT_IN and DIMENSIONS[name].is_ratio
+)
+
 _MOVES: Mapping[Resource, tuple[Move, ...]] = {
-    "compute": (_recompute(-1), _give_layers, _take_gpus, _micro_batch(2), _split(2), _split(0.5)),
+    "compute": (
+        *(_recompute(-1), _give_layers, _take_gpus, _micro_batch(2), _split(2), _split(0.5)),
+        _change,
+    ),
     "communication": (
         *(_offload(-1), _shard(-1), _split(0.5), _split(2)),
-        *(_micro_batch(2), _micro_batch(0.5), _give_layers, _take_gpus),
+        *(_micro_batch(2), _micro_batch(0.5), _give_layers, _take_gpus, _change),
     ),
     "memory": (
         *(_recompute(1), _shard(1), _offload(1), _micro_batch(0.5)),
-        *(_split(2), _split(0.5), _give_layers, _take_gpus),
+        *(_split(2), _split(0.5), _give_layers, _take_gpus, _change),
     ),
-    "host": (_offload(-1), _shard(1), _give_layers),
+    "host": (_offload(-1), _shard(1), _give_layers, _change),
 }

@@ -63,7 +63,7 @@ def forgetful_forward(touched: buffers.Touched) -> tuple[buffers.Buffers, buffer
 def test_a_fault_is_told_with_its_tasks_and_the_wait_that_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(buffers._TOUCHES, "F", forgetful_forward)  # type: ignore[index]
+    monkeypatch.setitem(buffers.TOUCHES, "F", forgetful_forward)  # type: ignore[index]
     path = plan_file(tmp_path, [STAGE])
     assert run(sanitize.main, [str(path)]) == NO_ANSWER
     text = capsys.readouterr().out

@@ -74,7 +74,7 @@ def test_a_module_of_ones_own_becomes_a_custom_model(tmp_path: Path) -> None:
     block = expressions_of(graph.block)
     # Products of (b s, 64) with 3 and with 1 times 64 x 64.
     assert block.work["forward", "matmul"].flop == 2 * b * s * 64 * 4 * 64
-    assert block.checkpointed_bytes == 2 * 64 * b * s
+    assert block.input_bytes == 2 * 64 * b * s
     assert graph.assumptions == ("s <= 256",)
     counts = [layer.parameter_count for layer in graph.layers]
     assert counts == [512 * 64 + 256 * 64, 4 * 64 * 64 + 4 * 64 + 2 * 64, 512 * 64]

@@ -1,6 +1,7 @@
 """Counts of slots against a walk through the layers one by one, and the tables of slots."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -9,19 +10,21 @@ import pytest
 
 from mistlab.engines.table import ENGINES
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.slot_kinds import NOTHING, SLOT_KINDS, slot_counts
+from mistlab.schedule.slot_kinds import NOTHING, slot_counts
 from mistlab.schedule.slot_table import PHASES
+from mistlab.symbolic.layer_types import LayerTypes
 
 STAGES = [
-    (layers, checkpointed, embedding, head)
-    for layers, checkpointed, embedding, head in product((1, 2, 3, 5), (0, 1, 2), (0, 1), (0, 1))
+    (layers, checkpointed, embedding, head, first)
+    for layers, checkpointed, embedding, head, first in product(
+        (1, 2, 3, 5), (0, 1, 2), (0, 1), (0, 1), (0, 1)
+    )
     if checkpointed <= layers
 ]
+PATTERNS = (("block",), ("block", "experts"), ("block", "block", "experts"))
 
 
-def walked(layers: int, checkpointed: int, embedding: int, head: int, depth: int) -> Counter:
-    types = [0] * embedding + [1] * (layers - checkpointed) + [2] * checkpointed + [3] * head
-
+def walked(types: list[int], depth: int) -> Counter:
     def at(place: int) -> int:
         return types[place] if 0 <= place < len(types) else NOTHING
 
@@ -33,24 +36,35 @@ def walked(layers: int, checkpointed: int, embedding: int, head: int, depth: int
     return slots
 
 
+def types_of(pattern: tuple[str, ...], stage: tuple[int, ...]) -> list[int]:
+    layers, checkpointed, embedding, head, first = stage
+    kinds = list(dict.fromkeys(pattern))
+    blocks = [
+        1 + 2 * kinds.index(pattern[(first + block) % len(pattern)]) for block in range(layers)
+    ]
+    for block in range(layers - checkpointed, layers):
+        blocks[block] += 1
+    return [0] * embedding + blocks + [1 + 2 * len(kinds)] * head
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=len)
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, 7])
-def test_counts_are_those_of_a_walk(depth: int) -> None:
-    layers, checkpointed, embedding, head = map(np.array, zip(*STAGES, strict=True))
-    counts = slot_counts(
-        layers=layers, checkpointed=checkpointed, embedding=embedding, head=head, depth=depth
-    )
+def test_counts_are_those_of_a_walk(depth: int, pattern: tuple[str, ...]) -> None:
+    kinds, counts = slot_counts(*LayerTypes.of(pattern).runs(columns_of(STAGES)), depth)
     for stage, column in zip(STAGES, counts.T, strict=True):
-        found: Counter = Counter()
-        for kind, count in zip(SLOT_KINDS, column, strict=True):
-            found[kind] += int(count)
-        assert +found == walked(*stage, depth), stage
+        rows = zip(map(tuple, kinds.tolist()), column, strict=True)
+        found = Counter({kind: int(count) for kind, count in rows if count})
+        assert found == walked(types_of(pattern, stage), depth), stage
+
+
+def columns_of(stages: Sequence[tuple[float, ...]]) -> dict[str, np.ndarray]:
+    names = ("layers", "checkpointed_layers", "has_embedding", "has_head", "first_block")
+    return dict(zip(names, map(np.array, zip(*stages, strict=True)), strict=True))
 
 
 def test_broken_numbers_of_layers_lie_between_whole_ones() -> None:
-    ones = np.ones(3)
-    counts = slot_counts(
-        layers=np.array([2.0, 2.5, 3.0]), checkpointed=ones, embedding=ones, head=ones, depth=0
-    )
+    stages = [(layers, 1, 1, 1, 0) for layers in (2.0, 2.5, 3.0)]
+    _, counts = slot_counts(*LayerTypes.of(("block",)).runs(columns_of(stages)), 0)
     assert counts[:, 1] == pytest.approx((counts[:, 0] + counts[:, 2]) / 2)
 
 

@@ -64,7 +64,7 @@ def test_a_middle_stage_is_its_blocks_added_up(stage_model: StageModel) -> None:
     stage = replace(STAGE, zero=2, checkpointed_layers=3, offload=ratios)
     block = numbers_of(expressions_of(graph_of(WORK).block), stage)
     parameters = 8 * block["parameters"]
-    kept = 2 * (5 * block["saved_bytes"] + 3 * block["checkpointed_bytes"])
+    kept = 2 * (5 * block["saved_bytes"] + 3 * block["input_bytes"])
     states = {
         "weights_bytes": 0.75 * 2 * parameters,
         "gradients_bytes": 0.5 * 2 * parameters / 2,
@@ -77,7 +77,7 @@ def test_a_middle_stage_is_its_blocks_added_up(stage_model: StageModel) -> None:
     # The older of the two micro-batches in flight was sent on.
     sent = block["output_bytes"]
     # The last block is checkpointed: it runs with its input on the device, and its neighbour's.
-    others = 0.875 * (kept - block["checkpointed_bytes"]) + 0.125 * block["checkpointed_bytes"]
+    others = 0.875 * (kept - block["input_bytes"]) + 0.125 * block["input_bytes"]
     # Blocks step when only one micro-batch is in flight.
     first = others - 0.875 * kept / 2
     again = block["forward_peak_bytes"] + block["output_bytes"]

@@ -278,7 +278,7 @@ def test_activations_freed_under_their_copy_are_found(monkeypatch: pytest.Monkey
     must wait for its copy, whether it sends anything away itself or not."""
     judge = Judge(trace_of(workload(layers=3, batch=4), LEAVING, 0, TRAINING))
     assert judge.findings() == []
-    monkeypatch.setitem(buffers._TOUCHES, "F", forgetful_forward)  # type: ignore[index]
+    monkeypatch.setitem(buffers.TOUCHES, "F", forgetful_forward)  # type: ignore[index]
     findings = Judge(trace_of(workload(layers=3, batch=4), LEAVING, 0, TRAINING)).findings()
     assert {one.kind for one in findings} == {"freed while used"}
     first = findings[0]

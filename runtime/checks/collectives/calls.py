@@ -18,6 +18,7 @@ from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.comm.group import Alone, Group
 from runtime.comm.topology import Topology, connected, link_of
+from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "exchange"]
 # The first iteration, and a second one, which all later ones are like.
@@ -93,7 +94,7 @@ def calls_of(
     ranks = range(plan.num_gpus)
     return WorldCalls(
         groups=tuple((name, tuple(of)) for name, of in topology.groups() if len(of) > 1),
-        connecting=tuple(_Notes(rank=rank).of(plan, tied=tied) for rank in ranks),
+        connecting=tuple(_ConnectingCalls(rank=rank).of(plan, tied=tied) for rank in ranks),
         training=tuple(
             _training(topology, rank, steps[topology.place(rank).stage]) for rank in ranks
         ),
@@ -116,7 +117,7 @@ def _training(topology: Topology, rank: int, steps: tuple[Step, ...]) -> RankCal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Notes:
+class _ConnectingCalls:
     """Notes the calls that a rank makes while it connects."""
 
     rank: int
@@ -133,13 +134,13 @@ class _Notes:
     def _make(self, name: str, ranks: Sequence[int]) -> Group | None:
         if self.rank not in ranks:
             return None
-        return Alone() if len(ranks) == 1 else _Noted(name, ranks, self)
+        return Alone() if len(ranks) == 1 else _NotingGroup(name, ranks, self)
 
 
-class _Noted:
+class _NotingGroup:
     """A group that only notes its calls."""
 
-    def __init__(self, name: str, ranks: Sequence[int], notes: _Notes) -> None:
+    def __init__(self, name: str, ranks: Sequence[int], notes: _ConnectingCalls) -> None:
         self._name, self._ranks, self._notes = name, ranks, notes
         self.size, self.rank = len(ranks), ranks.index(notes.rank)
 
@@ -214,8 +215,8 @@ class _Stage:
             return ()
         if op.layer not in blocks:
             return self._sums(THEIR_GRADIENTS)
-        runs_again = op.layer >= blocks.stop - own.checkpointed_layers
-        again = self.forward(op) if runs_again else ()
+        treatment = layer_treatments(own, blocks)[op.layer]
+        again = self.forward(op) if LAYER_RUNS[treatment].runs_again else ()
         return (*again, *self._sums(*(THEIR_GRADIENTS,) * self.sums))
 
     def tied(self, _: Op) -> tuple[Call, ...]:

@@ -103,7 +103,7 @@ class _Moments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
+class _CallMoments:
     """A call's moments: its beginning, its end, its issue, and when its host goes on."""
 
     begins: int
@@ -112,7 +112,7 @@ class _Made:
     goes_on: int | None
 
 
-class _Laid:
+class _LaidProgram:
     """Lays a rank's program out as moments, each after earlier moments of the same rank."""
 
     def __init__(self, moments: _Moments, *, rank: int) -> None:
@@ -121,15 +121,15 @@ class _Laid:
         self._moments, self._rank = moments, rank
         self._of_lane: dict[str, int] = {}
         self._of_group: dict[str, int] = {}
-        self._ends: list[int] = []
+        self._exchanging_with: list[int] = []
         # When the host goes on after the last call that held it.
         self._host: int | None = None
         self._at = 0
 
     def begin(self, step: Step, queue: int) -> None:
         """A task begins: after its lane, its queue, its host and the tasks it waits for."""
-        number = len(self._ends)
-        named = [self._ends[number - wait] for wait in step.waits if wait <= number]
+        number = len(self._exchanging_with)
+        named = [self._exchanging_with[number - wait] for wait in step.waits if wait <= number]
         before = self._of_lane.get(step.lane), self.of_queue.get(queue), self._host
         self._at = self.of_queue[queue] = self._new(step, None, *before, *named)
 
@@ -137,7 +137,7 @@ class _Laid:
         """The task's next call is in another queue: after the task, and after that queue."""
         self._at = self.of_queue[queue] = self._new(step, None, self._at, self.of_queue.get(queue))
 
-    def call(self, step: Step, call: Call, *, holds: bool) -> _Made:
+    def call(self, step: Step, call: Call, *, holds: bool) -> _CallMoments:
         """A task makes a call, after its group's earlier calls; the call may hold the host."""
         begins = self._new(step, call, self._at, self._of_group.get(call.group))
         ends = self._new(step, call, begins)
@@ -145,11 +145,13 @@ class _Laid:
         if holds:
             self._host = self._new(step, call, issued)
         self._at = self._of_group[call.group] = ends
-        return _Made(begins=begins, ends=ends, issued=issued, goes_on=self._host if holds else None)
+        return _CallMoments(
+            begins=begins, ends=ends, issued=issued, goes_on=self._host if holds else None
+        )
 
     def end(self, step: Step) -> None:
         """A task ends with its last call."""
-        self._ends.append(self._at)
+        self._exchanging_with.append(self._at)
         self._of_lane[step.lane] = self._at
 
     def _new(self, step: Step, call: Call | None, *before: int | None) -> int:
@@ -176,10 +178,10 @@ class _Played:
         self._nothing = self._moments.new()
         self._moments.order(self._nothing, self._nothing)
         self._of: dict[int, Waiting] = {}
-        self._made: list[dict[tuple[str, bool], list[_Made]]] = []
+        self._made: list[dict[tuple[str, bool], list[_CallMoments]]] = []
         for alike in played:
             self._made.append(self._issued(alike))
-        self._meet(groups)
+        self._order_groups(groups)
 
     def waiting(self) -> list[Waiting]:
         """Tasks that never end, each waiting for the next; empty if all tasks end."""
@@ -198,16 +200,16 @@ class _Played:
         found = [self._of[moment] for moment in path[begin:] if moment in self._of]
         return [one for one, _ in groupby(found)]
 
-    def _issued(self, alike: Sequence[RankCalls]) -> dict[tuple[str, bool], list[_Made]]:
+    def _issued(self, alike: Sequence[RankCalls]) -> dict[tuple[str, bool], list[_CallMoments]]:
         """Lay a program out; return its calls by group, exchanges apart from the others."""
-        laid = _Laid(self._moments, rank=alike[0].rank)
+        laid = _LaidProgram(self._moments, rank=alike[0].rank)
         known = {("exchange", link) for link in self._links(alike)}
-        made: dict[tuple[str, bool], list[_Made]] = defaultdict(list)
+        made: dict[tuple[str, bool], list[_CallMoments]] = defaultdict(list)
         aside = LANES.index("tensor_parallel") % self._queues
         for step in alike[0].steps:
             queue = LANES.index(step.lane) % self._queues
             laid.begin(step, queue)
-            for call in _real(alike, step):
+            for call in _calls_made(alike, step):
                 is_exchange = call.kind == "exchange"
                 kind = (call.kind, call.group if is_exchange else f"{call.group} {call.what}")
                 if call.beside:
@@ -225,7 +227,7 @@ class _Played:
         """Links on which all of these ranks have exchanged a message before."""
         return set.intersection(*(self._greeted.get(one.rank, set()) for one in alike))
 
-    def _meet(self, groups: Groups) -> None:
+    def _order_groups(self, groups: Groups) -> None:
         """Let the first calls of a group wait for one another, then the second calls, and so on."""
         gathered = {
             (name, frozenset(self._place[rank] for rank in ranks)) for name, ranks in groups
@@ -233,15 +235,15 @@ class _Played:
         for name, places in gathered:
             lists = [self._made[place].get((name, False), []) for place in places]
             for number in range(max(map(len, lists)) if len(places) > 1 else 0):
-                self._gather([made[number] if number < len(made) else None for made in lists])
+                self._let_wait([made[number] if number < len(made) else None for made in lists])
         for place, by_group in enumerate(self._made):
             for (link, is_exchange), made in by_group.items():
-                for other in self._ends(place, link) - {place} if is_exchange else ():
+                for other in self._exchanging_with(place, link) - {place} if is_exchange else ():
                     theirs = self._made[other].get((link, True), [])
                     for number, one in enumerate(made):
-                        self._gather([one, theirs[number] if number < len(theirs) else None])
+                        self._let_wait([one, theirs[number] if number < len(theirs) else None])
 
-    def _ends(self, place: int, link: str) -> set[int]:
+    def _exchanging_with(self, place: int, link: str) -> set[int]:
         """The lists of ranks that exchange messages with the list ``place`` over a link."""
         return {
             self._place[peer]
@@ -249,7 +251,7 @@ class _Played:
             for peer in (*one.sends.get(link, ()), *one.receives.get(link, ()))
         }
 
-    def _gather(self, made: Sequence[_Made | None]) -> None:
+    def _let_wait(self, made: Sequence[_CallMoments | None]) -> None:
         """Let calls end when all of them have begun; held hosts go on when all are issued."""
         moments, nothing = self._moments, self._nothing
         begun = moments.new(*(nothing if one is None else one.begins for one in made))
@@ -263,7 +265,7 @@ class _Played:
                     moments.order(issued, one.goes_on)
 
 
-def _real(alike: Sequence[RankCalls], step: Step) -> Iterator[Call]:
+def _calls_made(alike: Sequence[RankCalls], step: Step) -> Iterator[Call]:
     """The calls of a step, without exchanges that have no messages: a run skips them."""
     for call in step.calls:
         if call.kind != "exchange" or any(

@@ -64,7 +64,7 @@ def few_batches(plan: Plan) -> Plan:
 
 def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[CollectiveFinding, ...]:
     """Calls that do not fit together, among the calls of all ranks."""
-    judged = _Judged(world)
+    judged = _Comparison(world)
     return (
         *judged.first_calls(),
         *judged.orders(),
@@ -73,7 +73,7 @@ def findings_of(world: WorldCalls, *, queues: int = len(LANES)) -> tuple[Collect
     )
 
 
-class _Judged:
+class _Comparison:
     """Compares the calls of all ranks, in the phases ``connecting`` and ``training``."""
 
     def __init__(self, world: WorldCalls) -> None:
@@ -84,13 +84,14 @@ class _Judged:
     def first_calls(self) -> Iterator[CollectiveFinding]:
         """Groups that some of their ranks call and others do not."""
         for group, ranks in self.groups:
-            firsts = {rank: self._first(rank, group) for rank in ranks}
+            firsts = {rank: self._first_call(rank, group) for rank in ranks}
             absent = tuple(rank for rank, first in firsts.items() if first is None)
             made = [f"rank {rank}: {first}" for rank, first in firsts.items() if first is not None]
             if absent and made:
                 words = (
-                    f"{_named(group, ranks)}: {_ranks(absent)} not in its first call ({made[0]}), "
-                    "in which NCCL waits for all: let all its ranks call it while they connect"
+                    f"{_group_text(group, ranks)}: {_ranks_text(absent)} not in its first call "
+                    f"({made[0]}), in which NCCL waits for all: let all its ranks call it while "
+                    "they connect"
                 )
                 yield _finding("first call", group, absent, made, words)
 
@@ -99,10 +100,16 @@ class _Judged:
         for phase, calls in self.phases.items():
             for group, ranks in self.groups:
                 for rank in ranks[1:]:
-                    pair = [self._of(calls[one], group, messages=False) for one in (ranks[0], rank)]
+                    pair = [
+                        self._calls_of(calls[one], group, messages=False)
+                        for one in (ranks[0], rank)
+                    ]
                     if pair[0] is not pair[1] and _kinds(pair[0]) != _kinds(pair[1]):
                         yield _order(
-                            f"{_named(group, ranks)}, {phase}", group, (ranks[0], rank), pair
+                            f"{_group_text(group, ranks)}, {phase}",
+                            group,
+                            (ranks[0], rank),
+                            pair,
                         )
                         break
 
@@ -127,7 +134,9 @@ class _Judged:
                     yield _circle(phase, waiting, given)
                     break
 
-    def _of(self, rank: RankCalls, group: str, *, messages: bool) -> tuple[tuple[Call, str], ...]:
+    def _calls_of(
+        self, rank: RankCalls, group: str, *, messages: bool
+    ) -> tuple[tuple[Call, str], ...]:
         """A rank's exchanges over a group, or its other calls of the group, with their tasks."""
         key = (id(rank.steps), group, messages)
         if key not in self._known:
@@ -139,12 +148,12 @@ class _Judged:
             )
         return self._known[key]
 
-    def _first(self, rank: int, group: str) -> Call | None:
+    def _first_call(self, rank: int, group: str) -> Call | None:
         for calls in self.phases.values():
             own = calls[rank]
             exchanges = bool(own.sends.get(group) or own.receives.get(group))
-            firsts = self._of(own, group, messages=False)[:1]
-            firsts += self._of(own, group, messages=True)[:1] if exchanges else ()
+            firsts = self._calls_of(own, group, messages=False)[:1]
+            firsts += self._calls_of(own, group, messages=True)[:1] if exchanges else ()
             if firsts:
                 return firsts[0][0]
         return None
@@ -161,7 +170,7 @@ class _Judged:
                 f"expects {told[1]}: let both agree on whom and how much"
             )
             return _finding("messages", link, pair, told, words)
-        sent, due = (self._of(one, link, messages=True) for one in (sender, receiver))
+        sent, due = (self._calls_of(one, link, messages=True) for one in (sender, receiver))
         if sent is not due and _kinds(sent) != _kinds(due):
             return _order(where, link, pair, [sent, due], "messages")
         return None
@@ -226,11 +235,11 @@ def _finding(
     )
 
 
-def _named(group: str, ranks: Sequence[int]) -> str:
-    return f"{group} of {_ranks(ranks)}"
+def _group_text(group: str, ranks: Sequence[int]) -> str:
+    return f"{group} of {_ranks_text(ranks)}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _ranks_text(ranks: Sequence[int]) -> str:
     """Numbers of ranks in words; only the first few if there are many."""
     names = [str(rank) for rank in ranks[:MOST_TOLD]] + ["..."] * (len(ranks) > MOST_TOLD)
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}"

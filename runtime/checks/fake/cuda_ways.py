@@ -47,7 +47,7 @@ def _call(
     return func(*args, **kwargs)
 
 
-def _choose(
+def _get_item(
     _watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """``tensor[index]``: a list of numbers as index becomes a tensor on the CPU."""
@@ -57,7 +57,7 @@ def _choose(
     return func(tensor, parts, *value, **kwargs)
 
 
-def _assign(
+def _set_item(
     watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """``tensor[index] = value``: one element copies a number, several elements are filled."""
@@ -66,14 +66,14 @@ def _assign(
     if is_number and isinstance(index, Tensor) and index.dtype is torch.bool:
         return tensor.masked_fill_(index, value)
     if not is_number or not _is_plain(index):
-        return _choose(watch, func, args, kwargs)
+        return _get_item(watch, func, args, kwargs)
     elements = tensor[index]
     if elements.dim() == 0:
         watch.note("scalar copied", "Tensor.__setitem__")
     return elements.fill_(value)
 
 
-def _make(
+def _make_tensor(
     watch: Watch, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A tensor from numbers is made on the CPU and copied to its device."""
@@ -104,10 +104,10 @@ def _is_plain(index: Any) -> bool:
 
 
 _WAYS: Mapping[Any, Way] = {
-    Tensor.__getitem__: _choose,
-    Tensor.__setitem__: _assign,
-    torch.tensor: _make,
-    torch.as_tensor: _make,
-    Tensor.new_tensor: _make,
+    Tensor.__getitem__: _get_item,
+    Tensor.__setitem__: _set_item,
+    torch.tensor: _make_tensor,
+    torch.as_tensor: _make_tensor,
+    Tensor.new_tensor: _make_tensor,
     Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
 }

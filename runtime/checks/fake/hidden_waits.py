@@ -95,15 +95,15 @@ def hidden_wait(
     """How an operator makes the host wait; None if it does not."""
     packet = func.overloadpacket
     if packet is aten._to_copy:
-        return _moved(args[0], kwargs, is_pinned)
+        return _wait_of_move(args[0], kwargs, is_pinned)
     if not any(map(is_on_device, tensors_in((args, kwargs)))):
         return None
     if packet is aten.copy_:
         target, source, *rest = args
         by_itself = rest[0] if rest else kwargs.get("non_blocking", False)
-        return _copied(target, source, is_pinned, by_itself=by_itself)
+        return _wait_of_copy(target, source, is_pinned, by_itself=by_itself)
     if packet in _CHOOSING:
-        return _chosen(args)
+        return _wait_of_indexing(args)
     if torch.Tag.data_dependent_output in func.tags:
         return "value read"
     return "size from values" if torch.Tag.dynamic_output_shape in func.tags else None
@@ -126,7 +126,7 @@ def _consists_of_others(func: OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
-def _copied(
+def _wait_of_copy(
     target: Tensor, source: Tensor, is_pinned: Callable[[Tensor], bool], *, by_itself: bool
 ) -> Kind | None:
     if is_on_device(target) == is_on_device(source):
@@ -137,7 +137,9 @@ def _copied(
     return None if is_pinned(on_host) and on_host.is_contiguous() else "unpinned copy"
 
 
-def _moved(source: Tensor, kwargs: Arguments, is_pinned: Callable[[Tensor], bool]) -> Kind | None:
+def _wait_of_move(
+    source: Tensor, kwargs: Arguments, is_pinned: Callable[[Tensor], bool]
+) -> Kind | None:
     wanted = kwargs.get("device")
     if wanted is None or (wanted.type in _ELSEWHERE) != is_on_device(source):
         return None
@@ -149,7 +151,7 @@ def _moved(source: Tensor, kwargs: Arguments, is_pinned: Callable[[Tensor], bool
     return None if is_pinned(source) and source.is_contiguous() else "unpinned copy"
 
 
-def _chosen(args: Sequence[Any]) -> Kind | None:
+def _wait_of_indexing(args: Sequence[Any]) -> Kind | None:
     """Indexing with tensors: a mask needs sizes from values, an index on the CPU is copied."""
     indices = [index for index in args[1] if index is not None]
     if not all(is_on_device(index) for index in indices):

@@ -106,7 +106,7 @@ class Judge:
         """For each stretch the set of stretches before it, as bits."""
         before: list[int] = []
         for stretch in self.trace.stretches:
-            before.append(_behind(stretch, before, NONE))
+            before.append(_set_before(stretch, before, NONE))
         return before
 
     def _source(self, wait: Wait) -> int:
@@ -121,7 +121,7 @@ class Judge:
         first = min((self.waits[wait] for wait in without), default=0)
         before = self._before[:first]
         for number in range(first, len(self.trace.stretches)):
-            before.append(_behind(self.trace.stretches[number], before, without))
+            before.append(_set_before(self.trace.stretches[number], before, without))
             for need in self._needs.get(number, ()):
                 if not before[number] >> need.earlier & 1:
                     yield need
@@ -143,7 +143,7 @@ class Judge:
         return self.trace.stretches[stretch].actor
 
 
-def _behind(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
+def _set_before(stretch: Stretch, before: Sequence[int], without: Waits) -> int:
     """The set of stretches before a stretch, as bits, from the sets of its sources."""
     bits = 0
     for source in stretch.sources:

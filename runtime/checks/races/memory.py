@@ -54,12 +54,12 @@ class Memory:
         begin, end = _bytes_of(tensor)
         if end > begin:
             part = (begin, end, name)
-            self.trace.parts.setdefault(self._found(tensor).number, []).append(part)
+            self.trace.parts.setdefault(self._storage_of(tensor).number, []).append(part)
 
     def made_on_host(self, memory: Tensor) -> None:
         """Note new host memory that the device copies from or to."""
         number = self._number(f"host memory of {memory.nbytes:,} bytes")
-        self._add(memory, _Storage(number=number, owner=HOST, is_host=True))
+        self._follow(memory, _Storage(number=number, owner=HOST, is_host=True))
 
     def allocated(self, tensor: Tensor, actor: str) -> None:
         """Note new memory for a stream, allocated after all work that the stream has by now."""
@@ -73,12 +73,12 @@ class Memory:
             made=trace.task,
             is_host=actor == HOST,
         )
-        self._add(tensor, storage)
+        self._follow(tensor, storage)
 
     def touched(self, tensor: Tensor, stretch: int, *, writes: bool, operator: str) -> None:
         """Note that an operator of a stretch reads or writes a tensor."""
         begin, end = _bytes_of(tensor)
-        storage = self._found(tensor)
+        storage = self._storage_of(tensor)
         key = (stretch, storage.number, begin, end, writes)
         if key in self._noted or begin == end:
             return
@@ -89,12 +89,12 @@ class Memory:
         self._check_allocation(storage, access)
         storage.users[trace.stretches[stretch].actor] = access
 
-    def _found(self, tensor: Tensor) -> _Storage:
+    def _storage_of(self, tensor: Tensor) -> _Storage:
         """A tensor's storage; a storage from before the trace has no owner."""
         storage = self._live.get(tensor.untyped_storage()._cdata)
         if storage is None:
             storage = _Storage(number=self._number("memory of before"), owner=None)
-            self._add(tensor, storage)
+            self._follow(tensor, storage)
         return storage
 
     def _check_allocation(self, storage: _Storage, access: Access) -> None:
@@ -112,7 +112,7 @@ class Memory:
                 )
             )
 
-    def _add(self, tensor: Tensor, storage: _Storage) -> None:
+    def _follow(self, tensor: Tensor, storage: _Storage) -> None:
         memory = tensor.untyped_storage()
         key = memory._cdata
 

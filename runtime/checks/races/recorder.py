@@ -56,12 +56,12 @@ class Recorder(TorchDispatchMode):
         result = operator(*args, **kwargs)
         for tensor in _tensors(result):
             if tensor.nbytes and not self.memory.known(tensor):
-                self._made(tensor, actor, name, touches=touches)
+                self._note_made(tensor, actor, name, touches=touches)
         if name in _ASKING:
             self.trace.follow(self.driver.host, self.trace.reached(actor))
         return result
 
-    def _made(self, tensor: Tensor, actor: str, operator: str, *, touches: bool) -> None:
+    def _note_made(self, tensor: Tensor, actor: str, operator: str, *, touches: bool) -> None:
         self.memory.allocated(tensor, actor)
         if touches:
             stretch = self.trace.work(actor, self.driver.host)

@@ -31,7 +31,7 @@ class Rehearsal:
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
         """A tensor without memory."""
-        self.size_bytes += _placed(numel * dtype.itemsize)
+        self.size_bytes += _rounded_up(numel * dtype.itemsize)
         return torch.empty(numel, dtype=dtype, device="meta")
 
 
@@ -59,7 +59,7 @@ class Arena:
         """The next part."""
         size = numel * dtype.itemsize
         part = self._memory[self._used : self._used + size]
-        self._used += _placed(size)
+        self._used += _rounded_up(size)
         assert part.numel() == size, "more is taken than was rehearsed"
         return part.view(dtype)
 
@@ -81,5 +81,5 @@ def release_all() -> None:
         arena.release()
 
 
-def _placed(size_bytes: int) -> int:
+def _rounded_up(size_bytes: int) -> int:
     return -(-size_bytes // PLACE_BYTES) * PLACE_BYTES

@@ -44,10 +44,10 @@ class Layout:
         entries, offset = [], 0
         for name, shape in shapes.items():
             entries.append(Entry(name=name, shape=tuple(shape), offset=offset))
-            offset = _up(offset + entries[-1].numel, ALIGNMENT)
+            offset = _rounded_up(offset + entries[-1].numel, ALIGNMENT)
         return cls(
             entries=tuple(entries),
-            numel=_up(offset, ALIGNMENT * parts),
+            numel=_rounded_up(offset, ALIGNMENT * parts),
             parts=parts,
             part=part,
         )
@@ -77,5 +77,5 @@ def kept_elements(numel: int, ratio: float) -> int:
     return numel - int(ratio * numel / ALIGNMENT) * ALIGNMENT
 
 
-def _up(size: int, multiple: int) -> int:
+def _rounded_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple

@@ -97,7 +97,9 @@ class Parameters:
         group, place = self.connections.tied, self.connections.place
         assert group is not None
         self._table = whole = torch.empty(self.table_numel, device=self.device)
-        parts = [(gradients, slice(at, at + len(gradients))) for gradients, at in self._tables()]
+        parts = [
+            (gradients, slice(at, at + len(gradients))) for gradients, at in self._table_gradients()
+        ]
         holds = self.shape.zero > 0 or place.data == 0
 
         def work() -> Pending | None:
@@ -131,20 +133,20 @@ class Parameters:
                     found.append(slice(low - begin, high - begin))
         return found
 
-    def _tables(self) -> Iterator[tuple[Tensor, int]]:
+    def _table_gradients(self) -> Iterator[tuple[Tensor, int]]:
         """The rank's gradients of the table, and the element of the whole table they begin at."""
         for layer, module in self.layers.items():
             for entry in self.state.layers[layer].layout.entries:
                 if module.prefix + entry.name in (TABLE, TIED):
                     begin, end = self._stepped(layer)
                     low = max(begin, entry.offset)
-                    high = min(end, entry.offset + self._used(entry))
+                    high = min(end, entry.offset + self._unpadded(entry))
                     gradients = self.state.stepped_gradients(layer, 0)
                     first = self.connections.place.tensor * entry.numel - entry.offset
                     if low < high:
                         yield gradients[low - begin : high - begin], first + low
 
-    def _used(self, entry: Entry) -> int:
+    def _unpadded(self, entry: Entry) -> int:
         """Number of elements in this rank's part of the table that are no padding."""
         return min(entry.numel, self.table_numel - self.connections.place.tensor * entry.numel)
 

@@ -97,7 +97,7 @@ class Saved:
 
     def leave(self, place: int) -> Tensor:
         """Drop a storage; return its bytes, for the copy to the host."""
-        storage = self._place(place)
+        storage = self._storage(place)
         one = storage.views[0].tensor
         assert one is not None
         flat = _bytes_of(one)
@@ -109,13 +109,13 @@ class Saved:
 
     def come_back(self, place: int, flat: Tensor) -> None:
         """Take a new storage in place of one that left; its bytes may still be on their way."""
-        storage = self._place(place)
+        storage = self._storage(place)
         for view in storage.views:
             view.come_back(flat)
         storage.is_here = True
         self.size_bytes += storage.size_bytes
 
-    def _place(self, place: int) -> _Storage:
+    def _storage(self, place: int) -> _Storage:
         return list(self._storages.values())[place]
 
     def _pack(self, tensor: Tensor) -> "_View | Tensor":

@@ -18,7 +18,7 @@ from runtime.engine.streams.lanes import Event, LaneWork
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Ran:
+class _StreamWork:
     """Work on a stream: the events of its start and its end.
 
     They are None once the host has waited for them.
@@ -45,9 +45,9 @@ class CudaStreams:
             lane: compute if lane == "compute" else driver.stream(device, urgent=True)
             for lane in LANES
         }
-        self._host = HostLane(driver.threads("host lane"), self._aside)
+        self._host = HostLane(driver.threads("host lane"), self._on_host_stream)
         self._last: Event | None = None
-        self._log: list[_Ran | HostEvent] = []
+        self._log: list[_StreamWork | HostEvent] = []
         self._free: list[DeviceEvent] = []
         # Events of ``beside``: the collective waits for the first, compute for the second.
         self._made, self._reduced = driver.event(), driver.event()
@@ -64,27 +64,27 @@ class CudaStreams:
         if self._serialises and self._last is not None:
             waits = (*waits, self._last)
         if lane == "host":
-            ends = [event.end for event in waits if isinstance(event, _Ran)]
+            ends = [event.end for event in waits if isinstance(event, _StreamWork)]
             self._last = self._host.submit(work, [end for end in ends if end is not None])
         else:
             self._last = self._launch(lane, work, waits)
         self._log.append(self._last)
         return self._last
 
-    def _launch(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> _Ran:
+    def _launch(self, lane: Lane, work: LaneWork, waits: Sequence[Event]) -> _StreamWork:
         stream = self._streams[lane]
         for event in waits:
             if isinstance(event, Future):
                 event.result()
             elif event.end is not None:
                 stream.wait_event(event.end)
-        start = self._mark(stream)
+        start = self._recorded(stream)
         if lane == "compute":
             self.settle(work())
         else:
             with self._driver.using(stream), torch.no_grad():
                 self.settle(work())
-        return _Ran(start=start, end=self._mark(stream))
+        return _StreamWork(start=start, end=self._recorded(stream))
 
     def settle(self, pending: Pending | None) -> None:
         """Do nothing: a collective runs in the order of its stream."""
@@ -141,7 +141,7 @@ class CudaStreams:
         self._began.synchronize()
         self._began_s = perf_counter() - self._born_s
 
-    def _span(self, ran: _Ran | HostEvent) -> Span:
+    def _span(self, ran: _StreamWork | HostEvent) -> Span:
         if isinstance(ran, Future):
             start_s, end_s = ran.result()
             return start_s - self._born_s, end_s - self._born_s
@@ -153,13 +153,13 @@ class CudaStreams:
         start_s, end_s = (self._began.elapsed_time(event) / 1e3 for event in events)
         return self._began_s + start_s, self._began_s + end_s
 
-    def _mark(self, stream: Stream) -> DeviceEvent:
+    def _recorded(self, stream: Stream) -> DeviceEvent:
         event = self._free.pop() if self._free else self._driver.event()
         event.record(stream)
         return event
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
+    def _on_host_stream(self) -> Iterator[None]:
         self._driver.choose(self._device)
         with self._driver.using(self._streams["host"]):
             yield

@@ -63,9 +63,9 @@ class SimulatedStreams:
         self._queues[lane].append(item)
         if lane == "compute":
             for event in waits:
-                self._reach(event)
+                self._run_up_to(event)
             self._advance_some()
-            self._reach(item)
+            self._run_up_to(item)
         else:
             self._advance_some()
         return item
@@ -89,7 +89,7 @@ class SimulatedStreams:
         """Run all work."""
         for queue in self._queues.values():
             while queue:
-                self._reach(queue[-1])
+                self._run_up_to(queue[-1])
 
     def spoil(self, tensor: Tensor) -> None:
         """Fill a tensor with bytes that are NaN in every floating-point type."""
@@ -145,14 +145,14 @@ class SimulatedStreams:
         self._end(item)
         return True
 
-    def _reach(self, event: _Item) -> None:
+    def _run_up_to(self, event: _Item) -> None:
         """Run a lane up to an event, and all work that it waits for."""
         queue = self._queues[event.lane]
         while not event.is_done:
             item = queue[0]
             if item.started_s is None:
                 for before in item.waits:
-                    self._reach(before)
+                    self._run_up_to(before)
             # While another collective was waited for, this lane may have gone on.
             if item.is_done:
                 continue

@@ -5,7 +5,7 @@ runs as it would anywhere. What another one saves is taken apart: its input ente
 boundary that hands its gradient over, and nothing refers to the input but what the layer has saved.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from mistlab.symbolic.treatments import PLAIN, TREATMENTS, treatments_of
+from mistlab.values.errors import refuse
+from mistlab.values.plan import StagePlan
 from runtime.devices.table import driver_of
 from runtime.engine.storage.host_pool import HostPool
 from runtime.engine.storage.places import ParameterPlaces
@@ -36,7 +39,7 @@ class _Boundary(torch.autograd.Function):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Kept:
+class Kept:
     """A layer of a micro-batch between its passes; ``again`` gives the input to compute it from.
 
     What it keeps is ``saved``, or it is autograd's and only counted. The gradient of its input is
@@ -65,16 +68,16 @@ class Passes:
         self,
         state: StageState,
         modules: dict[int, nn.Module],
-        checkpointed: range,
+        treatments: Mapping[int, str],
         streams: Streams,
         device: torch.device,
     ) -> None:
         self.state = state
         self.modules = modules
-        self.checkpointed = checkpointed
+        self.treatments = treatments
         self.streams = streams
         self.device = device
-        self.kept: dict[tuple[int, int], _Kept] = {}
+        self.kept: dict[tuple[int, int], Kept] = {}
         self.leaving: list[list[Tensor]] = [[], []]
         self.host = HostPool(pins_for=driver_of(device))
         self.carried_bytes = 0.0
@@ -96,7 +99,7 @@ class Passes:
         """A layer's output, or the head's loss."""
         # What left the ring's entry before has been copied: compute has waited for that.
         self.leaving[entry].clear()
-        kept = self.kept[layer, micro_batch] = _Kept(targets=targets)
+        kept = self.kept[layer, micro_batch] = Kept(targets=targets)
         if layer in self._sizes:
             kept.counted_bytes = self._sizes[layer]
             y = self._plainly(layer, x, kept)
@@ -174,7 +177,7 @@ class Passes:
 
         return work
 
-    def _plainly(self, layer: int, x: Tensor, kept: _Kept) -> Tensor:
+    def _plainly(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
         """Let autograd keep what the layer saves."""
         if x.is_floating_point():
             x = kept.entered = x.detach().requires_grad_()
@@ -182,14 +185,23 @@ class Passes:
         kept.edge = get_gradient_edge(y)
         return y
 
-    def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: _Kept) -> Tensor:
-        """Keep what the layer saves, and count it; of a layer that is computed again, the input."""
+    def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: Kept) -> Tensor:
+        """Keep what the layer saves as its treatment has it, and count it."""
         weights = self._places.take_weights(layer, entry)
-        saved = kept.saved = Saved(weights=weights, constants=self._constants[layer])
-        if layer in self.checkpointed:
-            kept.again = saved.keep(x)
-            with torch.no_grad():
-                return self._run(layer, x, kept.targets)
+        kept.saved = Saved(weights=weights, constants=self._constants[layer])
+        return LAYER_RUNS[self.treatments.get(layer, PLAIN)].forward(self, layer, x, kept)
+
+    def keeping_input(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
+        """Run a layer forward that keeps its input alone, and runs again before its backward."""
+        assert kept.saved is not None
+        kept.again = kept.saved.keep(x)
+        with torch.no_grad():
+            return self._run(layer, x, kept.targets)
+
+    def keeping_all(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
+        """Run a layer forward that keeps what it saves."""
+        saved = kept.saved
+        assert saved is not None
         with saved.hooks():
             if x.is_floating_point():
                 x = _Boundary.apply(x, self._anchor, kept.handed)
@@ -215,3 +227,28 @@ class Passes:
         if shape.borrows_table(layer) and micro_batch == 0:
             # The head's come first.
             self._places.take_gradients(shape.first_layer, 0).zero_()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRun:
+    """How a layer runs under a treatment: forward, and whether it runs so again before backward."""
+
+    forward: Callable[[Passes, int, Tensor, Kept], Tensor]
+    runs_again: bool = False
+
+
+# By the names of ``mistlab.symbolic.treatments.TREATMENTS``.
+LAYER_RUNS: dict[str, LayerRun] = {
+    PLAIN: LayerRun(forward=Passes.keeping_all),
+    "recomputed": LayerRun(forward=Passes.keeping_input, runs_again=True),
+}
+
+
+def layer_treatments(stage: StagePlan, blocks: range) -> dict[int, str]:
+    """How each of a stage's blocks, by their numbers, is treated; refuses what does not run."""
+    names = treatments_of(stage.value)
+    for name in names:
+        if name not in LAYER_RUNS:
+            dimension = TREATMENTS[name].dimension
+            refuse(dimension, f"{name} blocks can be predicted and not yet trained: give 0")
+    return dict(zip(blocks, names, strict=True))

@@ -21,7 +21,7 @@ from runtime.models.parallel import ColumnLinear, RowLinear
 RunBeside = Callable[[Callable[[], object]], None]
 
 
-class _AddingUp(torch.autograd.Function):
+class _AddingLinear(torch.autograd.Function):
     """``x @ weight.T + bias`` of matrices; autograd gets no gradient for the weight."""
 
     @staticmethod
@@ -46,7 +46,7 @@ class _AddingUp(torch.autograd.Function):
 
 def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside) -> Tensor:
     """torch's ``linear``, but its backward pass adds to ``weight.grad``, which must exist."""
-    made: Tensor = _AddingUp.apply(x, weight, bias, schedule)
+    made: Tensor = _AddingLinear.apply(x, weight, bias, schedule)
     return made
 
 
@@ -60,8 +60,8 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
         if isinstance(one, ColumnLinear):
             one.multiply = partial(adding_up, schedule=ranks.put_off)
         elif isinstance(one, RowLinear):
-            one.multiply = partial(adding_up, schedule=_now)
+            one.multiply = partial(adding_up, schedule=_run_now)
 
 
-def _now(product: Callable[[], object]) -> None:
+def _run_now(product: Callable[[], object]) -> None:
     product()

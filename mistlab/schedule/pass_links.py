@@ -1,0 +1,117 @@
+"""What each pass of a stage waits for of the passes before it, when passes are played in turn.
+
+All tasks of a pass come after the pass before has computed (``mistlab.schedule.pace``). So only
+tasks that may end later than that are looked at: those of the last layers passed, and those whose
+buffers are used again.
+"""
+
+from collections.abc import Iterator
+
+from mistlab.schedule.buffers import RINGS, Buffer
+from mistlab.schedule.pass_waits import PassWaits, Uses
+from mistlab.schedule.places import ring_entries
+
+# A task and one that waits for its end.
+Wait = tuple[int, int]
+
+
+class PassLinks:
+    """Links the passes of one stage, whose tasks have numbers across all passes.
+
+    ``computed`` is the last layer's task of the pass before, ``holding`` the task that the next
+    pass computes after: that, or a send that blocks; -1 before the first pass.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.computed = self.holding = -1
+        self.of_ring = ring_entries(depth)
+        self._layers_passed = 0
+        self._last: dict[str, int] = {}
+        self._closing: list[int] = []
+        # The pass before, its first task and layer, and how many layers were passed before it.
+        self._before: tuple[PassWaits, int, int, int] | None = None
+        # What makes room, of the last layers passed; of each buffer the last uses.
+        self._releases: list[list[int]] = [[] for _ in range(self.of_ring)]
+        self._late: dict[Buffer, Uses] = {}
+        # Of each layer and micro-batch, what carried activations to the host.
+        self._away: dict[tuple[int, int], int] = {}
+
+    def follow(self, waits: PassWaits, begin: int, first_layer: int, micro_batch: int) -> set[Wait]:
+        """The waits of a pass whose tasks are numbered from ``begin`` on."""
+        found = {
+            *self._in_order(waits, begin),
+            *self._paced(waits, begin),
+            *self._at_buffers(waits, begin, first_layer),
+            *self._brought(waits, begin, first_layer, micro_batch),
+        }
+        self.computed = self.holding = begin + waits.computing[-1]
+        self._closing = [begin + task for task in waits.columns.closing]
+        self._layers_passed += waits.num_layers
+        return found
+
+    def last(self, name: str) -> int:
+        """The last task of a kind; -1 if there was none."""
+        return self._last.get(name, -1)
+
+    def _in_order(self, waits: PassWaits, begin: int) -> Iterator[Wait]:
+        for name, (first, last) in waits.kinds.items():
+            if name in self._last:
+                yield self._last[name], begin + first
+            self._last[name] = begin + last
+
+    def _paced(self, waits: PassWaits, begin: int) -> Iterator[Wait]:
+        if self.computed >= 0:
+            yield from ((self.computed, begin + task) for task in waits.opening)
+            first = begin + waits.computing[0]
+            yield from ((source, first) for source in (self.holding, *self._closing))
+        for task, before in zip(waits.computing, self._releases, strict=False):
+            yield from ((source, begin + task) for source in before)
+        freed = [[begin + task for task in tasks] for tasks in waits.releases]
+        self._releases = [*self._releases, *freed][-self.of_ring :]
+
+    def _leave(self, waits: PassWaits, begin: int, first_layer: int, layers_passed: int) -> None:
+        """Note the late tasks of a pass that another one follows."""
+        for buffer, uses in waits.late_uses().items():
+            late = self._late.setdefault(self._moved(buffer, layers_passed, first_layer), Uses())
+            late.writer = late.writer if uses.writer is None else begin + uses.writer
+            late.readers += [begin + task for task in uses.readers]
+
+    def _at_buffers(self, waits: PassWaits, begin: int, first_layer: int) -> Iterator[Wait]:
+        if self._before is not None:
+            self._leave(*self._before)
+        self._before = waits, begin, first_layer, self._layers_passed
+        for buffer in list(self._late):
+            uses = waits.first_uses(self._moved(buffer, -self._layers_passed, -first_layer))
+            if uses is not None:
+                yield from self._after(buffer, uses, waits, begin)
+
+    def _moved(self, buffer: Buffer, entries: int, layers: int) -> Buffer:
+        """The buffer so many entries of its ring further on, or of a layer so much further up."""
+        name, number = buffer
+        assert isinstance(number, int)
+        return name, (number + entries) % self.of_ring if name in RINGS else number + layers
+
+    def _after(self, buffer: Buffer, uses: Uses, waits: PassWaits, begin: int) -> Iterator[Wait]:
+        late = self._late[buffer]
+        writers = [] if uses.writer is None else [uses.writer]
+        if late.writer is not None:
+            yield from ((late.writer, begin + task) for task in (*uses.readers, *writers))
+        for task in writers:
+            yield from ((source, begin + task) for source in late.readers)
+        if writers:
+            # Later passes come after this writer, or it is late itself.
+            del self._late[buffer]
+        elif not all(waits.columns.late[task] for task in uses.readers):
+            late.writer = None
+            if not late.readers:
+                del self._late[buffer]
+
+    def _brought(
+        self, waits: PassWaits, begin: int, first_layer: int, micro_batch: int
+    ) -> Iterator[Wait]:
+        for layer, task in waits.brought:
+            source = self._away.pop((first_layer + layer, micro_batch), None)
+            if source is not None:
+                yield source, begin + task
+        for layer, task in waits.sent:
+            self._away[first_layer + layer, micro_batch] = begin + task

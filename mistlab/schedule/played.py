@@ -1,0 +1,66 @@
+"""The buffers that tasks use when passes are played, where the runtime gives them less room.
+
+The closed form adds up slots whose tasks run side by side, and passes are played with the same
+room. In the runtime some of those tasks use one buffer, and wait for one another
+(docs/decisions/0016-waits.md). Each row that differs says how.
+"""
+
+from collections.abc import Mapping
+
+from mistlab.schedule.buffers import TOUCHES, Buffers, Touched, Touches
+
+
+def _forward(touched: Touched) -> tuple[Buffers, Buffers]:
+    """F takes an entry of the ring of weights, even of a layer whose weights stay in place."""
+    reads, writes = touched.forward()
+    return (*reads, ("weight slot", touched.entry)), writes
+
+
+def _backward(touched: Touched) -> tuple[Buffers, Buffers]:
+    """B waits for gradients, which come into a buffer of their own while others leave."""
+    reads, writes = touched.backward()
+    return (*reads, *_fetched_gradients(touched)), writes
+
+
+def _step(touched: Touched) -> tuple[Buffers, Buffers]:
+    """S needs no entry of the ring for weights that only U brings there, and weights that P> takes
+    away it makes beside those that U gathers."""
+    reads, writes = touched.step()
+    if touched.shape.offload_of(touched.layer).weights > 0:
+        writes = (*writes, ("stepped weights", touched.entry))
+    else:
+        writes = tuple(buffer for buffer in writes if buffer != ("weight slot", touched.entry))
+    return (*reads, *_fetched_gradients(touched)), writes
+
+
+def _fetch_gradients(touched: Touched) -> tuple[Buffers, Buffers]:
+    """G<."""
+    return touched.kept("gradients"), (("fetched gradients", touched.entry),)
+
+
+def _evict_weights(touched: Touched) -> tuple[Buffers, Buffers]:
+    """P>."""
+    return (("stepped weights", touched.entry),), touched.kept("weights")
+
+
+def _fetch_activations(touched: Touched) -> tuple[Buffers, Buffers]:
+    """A< takes the memory of what left from the same entry; the runtime lets go of all at once."""
+    return (touched.away,), (("returned", touched.entry), ("leaving", touched.entry))
+
+
+def _fetched_gradients(touched: Touched) -> Buffers:
+    comes = touched.shape.offload_of(touched.layer).gradients > 0
+    return (("fetched gradients", touched.entry),) if comes else ()
+
+
+PLAYED: Mapping[str, Touches] = {
+    **TOUCHES,
+    "F": _forward,
+    "B": _backward,
+    "S": _step,
+    "G<": _fetch_gradients,
+    "P>": _evict_weights,
+    "A<": _fetch_activations,
+}
+# Tasks of memory that the runtime has and that are not played.
+NOT_PLAYED = ("let go",)
