@@ -20,6 +20,7 @@ from mistlab.cost.side_by_side import Factors, factors_of
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.machine.cluster import Cluster
+from mistlab.machine.derived_slowdowns import slowdowns_of_group
 from mistlab.schedule.slot_table import SHARDED_GRADIENTS, Template
 from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
@@ -126,7 +127,9 @@ class TaskModel:
                     "by side and run python -m experiments.calibrate --interference TABLE.csv"
                 )
                 raise UncalibratedError(message)
-            group = hardware.interference.of_group(gpus_in_node=gpus_in_node, nodes=nodes)
+            group = slowdowns_of_group(
+                hardware.interference, gpus_in_node=gpus_in_node, nodes=nodes
+            )
             self._factors[shape] = factors_of(group)
         return self._factors[shape]
 

@@ -1,7 +1,9 @@
 """How a model is trained: pipeline stages, their parallel degrees and their memory savings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from math import prod
 from operator import attrgetter
 from typing import Any, Self
 
@@ -16,7 +18,7 @@ from mistlab.values.dimensions import (
 )
 from mistlab.values.errors import near_matches, refuse
 from mistlab.values.field_checks import shown
-from mistlab.values.mesh import num_gpus
+from mistlab.values.mesh import AXES
 from mistlab.values.value import bounded, check_fields, further_keys, name_in
 
 
@@ -79,8 +81,9 @@ class StagePlan:
 
     def value(self, name: str) -> float:
         """The value of a dimension."""
-        if name in _READERS:
-            value: float = _READERS[name](self)
+        read = _READERS.get(name)
+        if read is not None:
+            value: float = read(self)
             return value
         return dict(self.others).get(name, DIMENSIONS[name].default or 0)
 
@@ -106,7 +109,16 @@ class StagePlan:
     @property
     def num_gpus(self) -> int:
         """GPUs that the stage takes."""
-        return num_gpus(self.degree)
+        return prod(_degrees_along(tuple(AXES))(self))
+
+
+@cache
+def _degrees_along(axes: tuple[str, ...]) -> Callable[[StagePlan], Iterable[int]]:
+    """Reads a stage's degrees along the axes of its mesh; asked for with every stage of a plan."""
+    names = [AXES[axis].dimension for axis in axes]
+    if set(names) <= _READERS.keys():
+        return attrgetter(*names)
+    return lambda stage: map(stage.degree, names)
 
 
 def _by_place(

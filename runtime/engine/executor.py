@@ -20,7 +20,6 @@ from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections
 from runtime.engine.storage.boundary import Boundary
 from runtime.engine.storage.layout import Layout
-from runtime.engine.storage.parameters import Parameters
 from runtime.engine.storage.state import StageState
 from runtime.engine.streams.lanes import Event, LaneWork, Streams
 from runtime.engine.streams.ranks import StreamedRanks
@@ -29,6 +28,7 @@ from runtime.engine.work.layer_passes import Passes, layer_treatments
 from runtime.engine.work.modules import HOST, layer_modules
 from runtime.engine.work.norm import Squares
 from runtime.engine.work.optimizer import Scaling, Stepper
+from runtime.engine.work.parameters import Parameters
 from runtime.engine.work.products import add_up_inside
 from runtime.engine.work.swaps import Swaps
 from runtime.engine.work.written_out import let_attend_in_place
