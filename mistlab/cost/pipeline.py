@@ -7,6 +7,7 @@ Axes: C candidates, S stages.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,10 @@ class StageTimes:
     def end_s(self) -> Table:
         """What comes after the last backward, whatever is done meanwhile."""
         return np.asarray(np.maximum(self.delta_backward_s - self.within_backward_s, 0.0))
+
+    def of_stage(self, stage: int) -> Self:
+        """One stage of several (C)."""
+        return type(self)(**{e.name: getattr(self, e.name)[:, stage] for e in fields(self)})
 
     @property
     def passes(self) -> "StagePasses[Table]":
