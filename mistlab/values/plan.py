@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, Self
 
 from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
+from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, is_order_path
 from mistlab.values.dimensions import (
     BUILT_IN,
     DIMENSIONS,
@@ -15,7 +16,8 @@ from mistlab.values.dimensions import (
     checked_others,
     counts_of_blocks,
 )
-from mistlab.values.errors import refuse
+from mistlab.values.errors import near_matches, refuse
+from mistlab.values.field_checks import shown
 from mistlab.values.mesh import AXES
 from mistlab.values.value import bounded, check_fields, further_keys, name_in
 
@@ -148,11 +150,14 @@ class Plan:
 
     ``engine`` is the row of ``ENGINES`` that trains by it. ``overlap_communication`` lets an engine
     overlap gradient reduction and parameter gathering where it can; some engines always do.
+    ``order`` says in which order stages run their passes: a name, or the path of a file with the
+    order's text.
     """
 
     engine: str = field(default="mistlab", metadata=name_in(names_for_plans))
     micro_batches: int = field(metadata=bounded(minimum=1))
     overlap_communication: bool = True
+    order: str = DEFAULT_ORDER
     stages: tuple[StagePlan, ...]
 
     def __post_init__(self) -> None:
@@ -165,6 +170,11 @@ class Plan:
         )
         if problem:
             refuse("overlap_communication", problem)
+        if self.order not in ORDERS and not is_order_path(self.order):
+            path = "or the path of an order file, with a slash or ending in .txt"
+            refuse(
+                "order", f"{shown(self.order)} is unknown{near_matches(self.order, ORDERS)}, {path}"
+            )
 
     @property
     def num_stages(self) -> int:

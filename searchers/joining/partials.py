@@ -11,7 +11,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.pipeline import Chains, no_stages
+from mistlab.cost.chains import Chains
+from mistlab.cost.pipeline import Table, no_stages
 from searchers.joining.candidate_table import undominated
 from searchers.joining.candidates import StagePosition
 
@@ -30,7 +31,7 @@ class Partials:
 
     layers: Rows
     gpus: Rows
-    chains: Chains
+    chains: Chains[Table]
     host_bytes: NDArray[np.float64]
     # Of each, what it was made of: a stage, its row on the menu, the partial pipeline behind it.
     places: tuple[StagePosition, ...]
@@ -111,6 +112,6 @@ def joined(parts: Sequence[Partials]) -> Partials:
     )
 
 
-def chosen_chains(chains: Chains, rows: Rows | NDArray[np.bool_]) -> Chains:
+def chosen_chains(chains: Chains[Table], rows: Rows | NDArray[np.bool_]) -> Chains[Table]:
     """Some of the chains."""
     return Chains(**{e.name: getattr(chains, e.name)[rows] for e in fields(Chains)})

@@ -1,7 +1,7 @@
 """Stages joined to the best pipeline by a dynamic programme, from the last stage to the first.
 
 A partial pipeline is known by its stages, blocks and GPUs, and by the chains that these mean to
-stages in front of them (``mistlab.cost.pipeline``). Chains only grow with those behind them, so a
+stages in front of them (``mistlab.cost.chains``). Chains only grow with those behind them, so a
 partial pipeline that is nowhere better than another one can be left out, and so can one that no
 completion brings below what is known already.
 
@@ -215,7 +215,7 @@ class _Join:
                 **{e.name: getattr(options.times, e.name)[option] for e in fields(StageTimes)}
             ),
             chosen_chains(behind.chains, row_behind),
-            np.full(len(option), self.menus.group.micro_batches),
+            self.menus.group.micro_batches,
             after + 1,
         )
         partials = Partials(
