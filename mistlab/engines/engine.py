@@ -35,7 +35,8 @@ class Engine:
     stands for the engine itself.
 
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
-    says whether states and activations may lie in host memory, ``is_for_plans`` whether plans may
+    says whether states and activations may lie in host memory, ``takes_orders`` whether its stages
+    run whatever order of passes a plan gives, not 1F1B alone, ``is_for_plans`` whether plans may
     name it, ``runs_here`` whether this package's runtime executes its slot table.
     """
 
@@ -50,6 +51,7 @@ class Engine:
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
+    takes_orders: bool = False
     measured_as: str = ""
     is_for_plans: bool = True
     runs_here: bool = False
@@ -96,6 +98,12 @@ class Engine:
         if self.offloads or not offloads:
             return ""
         return f"engine {self.name} keeps everything on the GPU: leave it out, or give mistlab"
+
+    def order_problem(self, order: str, *, default: str) -> str:
+        """Why the engine cannot run an order of passes; empty if it can."""
+        if self.takes_orders or order == default:
+            return ""
+        return f"{order}, but engine {self.name} runs {default} alone here: leave it out"
 
     def overlap_problem(
         self, *, overlap_communication: bool, others: Callable[[], Sequence[str]]

@@ -45,5 +45,6 @@ MISTLAB = Engine(
     # unscaled gradients too (4). In full precision gradients need no copy, and weights move 8.
     step_moved={"fp16": 44, "bf16": 40, "fp32": 36},
     offloads=True,
+    takes_orders=True,
     runs_here=True,
 )

@@ -23,13 +23,14 @@ RINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """What a task of a layer touches in a phase, with its entry of the rings."""
+    """What a task of a layer touches in a phase, with its entry of the rings and the slot in which
+    the activations of its micro-batch are held."""
 
     shape: StageShape
     layer: int
     entry: int
     phase: Phase
-    micro_batch: int
+    held: int
 
     @property
     def weights(self) -> Buffer:
@@ -64,7 +65,7 @@ class Touched:
     @property
     def away(self) -> Buffer:
         """Where activations are on the host."""
-        return ("host activations", self.layer, self.shape.held(self.micro_batch))
+        return ("host activations", self.layer, self.held)
 
     def kept(self, what: str) -> Buffers:
         """Where a layer's weights or gradients stay, on both sides of their cut."""

@@ -7,6 +7,7 @@ and searchers take their choices from the table: a dimension is added by adding 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mistlab.values.errors import refuse
@@ -106,17 +107,25 @@ BUILT_IN = tuple(DIMENSIONS)
 
 def names_of(part: Part) -> tuple[str, ...]:
     """The dimensions of a part, in the table's order."""
+    return _names_of(part, tuple(DIMENSIONS.values()))
+
+
+def counts_of_blocks() -> tuple[str, ...]:
+    """The dimensions that say how many of a stage's blocks are treated in some way."""
+    return names_of("layers")[1:]
+
+
+@cache
+def _names_of(part: Part, _: tuple[Dimension, ...]) -> tuple[str, ...]:
+    # Asked for with every stage of a plan: worked out again when rows have changed.
     return tuple(name for name, row in DIMENSIONS.items() if row.part == part)
 
 
 def added() -> tuple[str, ...]:
     """The dimensions beyond those that stages of plans have as fields."""
+    if len(DIMENSIONS) == len(BUILT_IN):
+        return ()
     return tuple(name for name in DIMENSIONS if name not in BUILT_IN)
-
-
-def counts_of_blocks() -> tuple[str, ...]:
-    """The dimensions that say how many of a stage's blocks are treated in some way."""
-    return tuple(name for name in names_of("layers") if name != "layers")
 
 
 def label_of(name: str) -> str:
