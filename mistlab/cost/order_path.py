@@ -81,7 +81,7 @@ class _PassSeconds:
         of_part = [times.of_stage(part) for part in parts]
         self.begin_s = [one.begin_s for one in of_part]
         self.end_s = [one.end_s for one in of_part]
-        self.crossed_s = [one.point_to_point_s / 2 for one in of_part]
+        self.crossed_s: list[Table] = [one.point_to_point_s / 2 for one in of_part]
         self.within_s = [(one.within_forward_s, one.within_backward_s) for one in of_part]
         self.own_s: dict[tuple[PassKind, int], tuple[Table, Table]] = {}
         for part, one in zip(parts, of_part, strict=True):
