@@ -10,7 +10,7 @@ Axes: C candidates, P parts of the model in order; of S stages, part c S + s is 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,10 +78,13 @@ class _PassSeconds:
         parts = range(times.forward_s.shape[1])
         self.num_stages = len(passes)
         self.splits = [of_stage.splits_backward for of_stage in passes]
-        of_part = [times.of_stage(part) for part in parts]
+        of_part = [
+            StageTimes(**{e.name: getattr(times, e.name)[:, part] for e in fields(times)})
+            for part in parts
+        ]
         self.begin_s = [one.begin_s for one in of_part]
         self.end_s = [one.end_s for one in of_part]
-        self.crossed_s = [one.point_to_point_s / 2 for one in of_part]
+        self.crossed_s: list[Table] = [one.point_to_point_s / 2 for one in of_part]
         self.within_s = [(one.within_forward_s, one.within_backward_s) for one in of_part]
         self.own_s: dict[tuple[PassKind, int], tuple[Table, Table]] = {}
         for part, one in zip(parts, of_part, strict=True):
