@@ -1,4 +1,4 @@
-"""The arithmetic of one training step, whatever plan carries it out."""
+"""Counts the arithmetic operations of one training step, which do not depend on the plan."""
 
 from functools import cache
 
@@ -19,12 +19,12 @@ PRODUCTS = {"matmul", "attention"}
 
 
 def model_flop(workload: Workload) -> float:
-    """Operations of the products of a step, forward and backward, nothing computed twice."""
+    """Operations of a step's products, forward and backward, without recomputation."""
     return _step_flop(workload, range(workload.model.layers), 1, 1)
 
 
 def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
-    """Of these, what the layers of one of a plan's stages do."""
+    """The operations of ``model_flop`` in the layers of one stage of a plan."""
     first = sum(one.layers for one in plan.stages[:stage])
     blocks = range(first, first + plan.stages[stage].layers)
     return _step_flop(workload, blocks, int(stage == 0), int(stage == plan.num_stages - 1))

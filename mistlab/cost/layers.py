@@ -1,4 +1,4 @@
-"""What single layers take by themselves: seconds of their kernels, and bytes that they pass on.
+"""The costs of single layers: seconds of their kernels, and bytes that they keep and pass on.
 
 Axes: C candidates; types of layers (``mistlab.symbolic.layer_types``) are named, not numbered.
 """
@@ -27,10 +27,10 @@ from mistlab.symbolic.symbols import size_names, size_symbol
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
 from mistlab.values.workload import Precision
 
-# Besides the classes of operators: products that go on beside tensor-parallel collectives.
+# One class more than those of operators: products that run beside tensor-parallel collectives.
 BESIDE = "beside"
 
-# The GPU's time and the host's time to launch kernels join smoothly: the larger one rules.
+# The power of the norm that joins the GPU's time and the host's time to launch kernels.
 JOIN = 8.0
 
 Values = NDArray[np.float64]
@@ -39,8 +39,11 @@ KernelRules = tuple[KernelRule, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """One layer's forward or backward (C each): ``messages`` of tensor-parallel ranks in all
-    ``message_bytes``; ``beside_s`` of the computation can go on while these are under way."""
+    """A layer's forward or backward pass (C each).
+
+    Tensor-parallel ranks exchange ``messages`` with ``message_bytes`` in all. ``beside_s`` of
+    ``compute_s`` can run while these messages are under way.
+    """
 
     compute_s: Values
     beside_s: Values
@@ -88,7 +91,7 @@ class LayerWork:
     def of(
         cls, graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
     ) -> Self:
-        """Compile a graph's layers."""
+        """Compile the layers of a graph."""
         return cls(
             types=LayerTypes.of(graph.pattern).names,
             compiled=_compiled(graph, rules, treatments),
@@ -142,7 +145,7 @@ def _passes(layer: LayerGraph) -> dict[str, tuple[Operator, ...]]:
 
 
 def work_of(graph: StoredGraph, rules: KernelRules) -> LayerWork:
-    """The work of a graph's layers by an engine's kernels."""
+    """The work of a graph's layers with an engine's kernels; compiled once."""
     return _work_of(graph, rules, tuple(TREATMENTS.items()))
 
 
@@ -155,9 +158,10 @@ def _work_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerModel:
-    """The layers of a model under one engine on one GPU.
+    """The times of a model's layers under one engine on one GPU.
 
-    ``slowdown`` is of the workload's arithmetic against 16 bits, for which rates are given.
+    ``slowdown`` is how many times slower the workload's arithmetic is than 16-bit arithmetic, for
+    which rates are given.
     """
 
     work: LayerWork
@@ -208,7 +212,7 @@ class LayerModel:
 
 
 def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
-    """How much slower a precision's arithmetic is than 16 bits."""
+    """How many times slower a precision's arithmetic is than 16-bit arithmetic."""
     peak: float | None = getattr(peaks, precision)
     return 1.0 if peak is None else peaks.fp16 / peak
 
@@ -241,8 +245,10 @@ def _work(
 
 
 def _goes_on_beside(operator: Operator) -> bool:
-    """Whether a product need not wait until tensor-parallel ranks have reduced the gradient of its
-    layer's input: it makes the gradient of a weight whose rows are split over them."""
+    """Whether a product can run while tensor-parallel ranks reduce the gradient of a layer's input.
+
+    Such a product makes the gradient of a weight whose rows are split over the ranks.
+    """
     if operator.kind != "matmul" or operator.phase != "backward":
         return False
     tokens, ranks = {size_symbol("b"), size_symbol("s")}, size_symbol("tp")
@@ -283,7 +289,7 @@ def _number(factor: float) -> sympy.Expr:
 
 
 def _joined(gpu_s: Values, launches_s: Values) -> Values:
-    """The GPU's time and the host's time to launch: close to the longer of the two."""
+    """The GPU's time joined with the host's time to launch: close to the longer of the two."""
     longer = np.maximum(gpu_s, launches_s)
     shares = (gpu_s / longer) ** JOIN + (launches_s / longer) ** JOIN
     return np.asarray(longer * shares ** (1 / JOIN))

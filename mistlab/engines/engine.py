@@ -1,8 +1,8 @@
-"""An engine: a system that trains by a plan, as one value.
+"""An engine as one value: a system that trains by a plan.
 
-An engine differs from another by its slot tables, its kernels, what it keeps in memory, what its
-step moves, and by what plans may ask of it. Whoever predicts, checks, searches or trains reads the
-row and asks nobody else.
+Engines differ in their slot tables, their kernels, the memory that they keep, the bytes that their
+optimizer step moves, and the plans that they can run. Predictors, checks, searches and the runtime
+all read these facts from the engine's row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from mistlab.schedule.slot_table import Sends, Template
 from mistlab.values.errors import refuse
 from mistlab.values.workload import Precision
 
-# What a level of ZeRO and those below it shard, in words.
+# In words, what an engine shards up to each ZeRO level.
 _SHARDS = ("nothing", "optimizer state alone", "optimizer state and gradients alone")
 
 
@@ -22,21 +22,21 @@ _SHARDS = ("nothing", "optimizer state alone", "optimizer state and gradients al
 class Engine:
     """One engine.
 
-    ``overlapped`` is its slot table with gradients reduced and weights gathered beside the passes,
-    ``afterwards`` its slot table with both after the last pass; it has one of them at least.
-    ``sends`` is how its stages pass activations on. ``kernels`` are the rules by which its kernels
-    differ from a layer graph's operators. ``memory`` is what it keeps in each precision that it
-    trains in, ``step_moved`` how many bytes a parameter its optimizer's step reads and writes.
-    ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
-    and goes; None stands for the allocator that a hardware file describes, which is the one of this
-    package's own runtime.
+    ``overlapped`` is its slot table in which gradients are reduced and weights gathered beside the
+    passes; in the slot table ``afterwards`` both come after the last pass. An engine has at least
+    one of the two. ``sends`` says how its stages send activations. ``kernels`` are rules for
+    differences of its kernels from a layer graph's operators. ``memory`` is the memory that it
+    keeps in each precision in which it trains. ``step_moved`` is the number of bytes for each
+    parameter that its optimizer step reads and writes. ``cached_share`` is the memory that its
+    allocator holds beyond tensors, as a share of the memory that comes and goes; None stands for
+    the allocator in a hardware file, which is that of this package's own runtime.
 
-    ``measured_as`` names the engine whose measured runs say how sure this one's times are; empty
-    stands for the engine itself.
+    ``measured_as`` names the engine whose measured runs give the bounds of this engine's times;
+    empty stands for the engine itself.
 
-    The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
+    There are two highest ZeRO levels: one for plans of one stage, one for pipelines. ``offloads``
     says whether states and activations may lie in host memory, ``is_for_plans`` whether plans may
-    name it, ``runs_here`` whether this package's runtime executes its slot table.
+    name the engine, ``runs_here`` whether this package's runtime executes its slot table.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Engine:
         return hash(self.name)
 
     def template(self, *, overlap_communication: bool = True) -> Template:
-        """The slot table of a plan that lets communication overlap or not."""
+        """The slot table for plans with or without overlapped communication."""
         wanted, other = self.overlapped, self.afterwards
         if not overlap_communication:
             wanted, other = other, wanted
@@ -71,7 +71,7 @@ class Engine:
         return replace(template, sends=self.sends)
 
     def memory_in(self, precision: Precision) -> EngineMemory:
-        """What the engine keeps in a precision; refuses one that it does not train in."""
+        """The memory that the engine keeps in a precision; refuses a precision that it lacks."""
         if problem := self.precision_problem(precision):
             refuse("workload.precision", problem)
         return self.memory[precision]
@@ -92,7 +92,7 @@ class Engine:
         )
 
     def offload_problem(self, *, offloads: bool) -> str:
-        """Why a stage cannot offload; empty if it can, or does not."""
+        """Why a stage cannot offload; empty if it can, or if it does not offload."""
         if self.offloads or not offloads:
             return ""
         return f"engine {self.name} keeps everything on the GPU: leave it out, or give mistlab"
@@ -100,8 +100,10 @@ class Engine:
     def overlap_problem(
         self, *, overlap_communication: bool, others: Callable[[], Sequence[str]]
     ) -> str:
-        """Why communication cannot be kept from overlapping; empty if it can. ``others`` gives
-        the engines that can be asked to."""
+        """Why a plan cannot turn overlapping off; empty if it can.
+
+        ``others`` gives the engines that allow it.
+        """
         if overlap_communication or self.afterwards is not None:
             return ""
         return (

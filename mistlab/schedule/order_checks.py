@@ -1,6 +1,6 @@
-"""Whether an order can run: every pass once, after what it needs, nobody waiting for ever.
+"""Checks that a pipeline order can run: every pass is there once, and none waits for ever.
 
-Messages name the line of the order's text and the pass that is wrong in it.
+Messages name the line of the order's text, and the wrong pass in it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,14 @@ from mistlab.schedule.order_text import (
 )
 from mistlab.values.errors import InputError
 
-# Stage and place in its order.
+# A stage, and a place in the stage's order.
 _Position = tuple[int, int]
-# Where each pass of a stage is.
+# The place of each pass of a stage.
 _Places = dict[OrderedPass, int]
-# So many passes of a circle are named.
+# Passes of a circle that a message names.
 _NAMED = 8
-# Inside of a stage each kind comes after another of the same chunk and micro-batch.
+# In a stage, a pass of the first kind needs a pass of the second, of the same chunk and
+# micro-batch.
 _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
     ("B", "F", "its forward pass"),
     ("W", "B", "the gradient of its input"),
@@ -29,7 +30,7 @@ _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
 
 
 def check_order(order: PipelineOrder) -> None:
-    """Refuse an order that cannot run."""
+    """Refuse an order that cannot run; the message names the pass."""
     places = [_check_stage(order, number, stage) for number, stage in enumerate(order.stages)]
     _check_no_circle(order, places)
 
@@ -40,7 +41,7 @@ def splits_backward(stage: StageOrder) -> bool:
 
 
 def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> _Places:
-    """Where each pass of a stage is."""
+    """The place of each pass of a stage, after a check of the stage alone."""
     places: _Places = {}
     for place, one in enumerate(stage):
         if one.micro_batch >= order.micro_batches:
@@ -72,9 +73,9 @@ def _needed(order: PipelineOrder, stage: StageOrder) -> Iterator[OrderedPass]:
 
 
 def _check_no_circle(order: PipelineOrder, places: Sequence[_Places]) -> None:
-    """Run every stage as far as its inputs have come; refuse an order that stops short."""
+    """Play all stages as far as inputs come; refuse an order in which some stage cannot end."""
     done = [0] * order.num_stages
-    # Who waits for the stage to come further.
+    # The stages that wait for a stage to go on.
     waiting: dict[int, set[int]] = {stage: set() for stage in range(order.num_stages)}
     left = list(range(order.num_stages))
     while left:
@@ -95,7 +96,7 @@ def _check_no_circle(order: PipelineOrder, places: Sequence[_Places]) -> None:
 def _needed_of(
     order: PipelineOrder, places: Sequence[_Places], stage: int, place: int
 ) -> _Position | None:
-    """Where the pass is that makes the input of another."""
+    """The position of the pass that makes the input of the given pass."""
     one = order.stages[stage][place]
     source = order.source(stage, one)
     if source is None:
@@ -106,7 +107,7 @@ def _needed_of(
 def _refuse_circle(
     order: PipelineOrder, places: Sequence[_Places], at: _Position, done: Sequence[int]
 ) -> NoReturn:
-    """Name passes that wait for one another: each for its input, which comes after the next."""
+    """Refuse passes that wait for one another: each waits for its input, which the next blocks."""
     seen: dict[_Position, _Position] = {}
     while at not in seen:
         needed = _needed_of(order, places, *at)

@@ -1,7 +1,7 @@
-"""Named pipeline orders: which passes each stage takes when, as the text that an order file holds.
+"""Named pipeline orders: functions that write the text which an order file would hold.
 
-1F1B (Narayanan et al. 2019): each stage runs ahead by as many forwards as there are stages after
-it, then alternates.
+In 1F1B (Narayanan et al. 2019) each stage first takes as many forwards as there are stages after
+it, then alternates between forwards and backwards.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from mistlab.schedule.order_checks import check_order
 from mistlab.schedule.order_text import PipelineOrder, order_from_text
 
 DEFAULT_ORDER = "1f1b"
-# Orders that are kept: each as long as its text.
+# The most orders that are kept in memory; each is as long as its text.
 _MOST_KEPT = 64
 
 
@@ -33,27 +33,28 @@ def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
         ahead = in_flight(stage, num_stages, micro_batches)
         forwards = [f"Fm{m}" for m in range(micro_batches)]
         backwards = [f"Bm{m}" for m in range(micro_batches)]
-        # After the forwards that run ahead, one of each until the forwards are used up.
+        # After the forwards that run ahead, one forward and one backward in turn, then the
+        # backwards left.
         pairs = zip(backwards, forwards[ahead:], strict=False)
         remaining = backwards[micro_batches - ahead :]
         lines.append(" ".join((*forwards[:ahead], *chain.from_iterable(pairs), *remaining)))
     return "\n".join(lines) + "\n"
 
 
-# The text of each named order for so many stages and micro-batches.
+# By name: the function that writes an order's text for numbers of stages and micro-batches.
 ORDERS: dict[str, Callable[[int, int], str]] = {
     DEFAULT_ORDER: one_forward_one_backward,
 }
 
 
 def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """A named order of a pipeline, checked."""
+    """The order of a name for a pipeline, checked."""
     return _made(ORDERS[name], num_stages, micro_batches)
 
 
 @lru_cache(maxsize=_MOST_KEPT)
 def order_of_text(text: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order that a text says, checked."""
+    """The order in a text, checked."""
     order = order_from_text(text, num_stages=num_stages, micro_batches=micro_batches)
     check_order(order)
     return order

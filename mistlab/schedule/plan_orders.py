@@ -1,4 +1,4 @@
-"""The order of a plan's passes: what the plan's file says, as passes of each of its stages."""
+"""Finds the pipeline order of a plan, and the passes of each of its stages."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The tasks of an iteration of a stage in the order that the host issues them: the slot table.
+"""The program of a stage: an iteration's tasks in the order in which the host issues them.
 
 The tasks of its passes (``mistlab.schedule.pass_tasks``) come with those between stages. A task
 says which buffers it reads and writes; what it waits for follows from that alone
@@ -18,9 +18,9 @@ from mistlab.schedule.slot_table import Action, Kind, Phase, Task
 from mistlab.schedule.stage_passes import StagePass, passes_of
 from mistlab.schedule.stage_shape import RING, StageShape
 
-# What of a first forward a flush does.
+# The tasks of a first forward that a flush runs.
 _STEPPING = ("open", "S", HOST_STEP, "O<", "O>", "G<", "close")
-# Tasks into memory that was allocated when they were issued.
+# Tasks that write to memory which is allocated when they are issued.
 _AFTER_COMPUTE = ("Y", "A<", "tied")
 # Besides the slot table's tasks and those of memory: the sum of a table of tokens that two layers
 # share, and the end of its memory; the sum of losses and norms.
@@ -31,9 +31,9 @@ Extra = Literal["tied", "drop table", "report"] | Memory
 class Op:
     """A task as the host issues it.
 
-    ``entry`` is its entry of the layers' rings, ``turn`` its pass's of what goes between stages.
-    ``waits`` are the tasks on other lanes whose ends it waits for, counted back from itself: 1 is
-    the task issued just before.
+    ``entry`` is its entry in the layers' rings, ``turn`` its pass's entry in the rings of messages
+    between stages. ``waits`` names the tasks on other lanes that it waits for, counted back from
+    itself: 1 is the task issued just before.
     """
 
     task: Action | Extra
@@ -47,27 +47,27 @@ class Op:
 
     @property
     def name(self) -> str:
-        """Kind and direction of a table's task; the name of another."""
+        """Kind and direction of a task of the slot table; the name of any other task."""
         if isinstance(self.task, str):
             return self.task
         return HOST_STEP if self.lane == "host" else f"{self.task.kind}{self.task.direction or ''}"
 
     @property
     def layer(self) -> int:
-        """The layer of a table's task."""
+        """The layer of a task of the slot table."""
         assert isinstance(self.task, Action)
         assert self.task.layer is not None
         return self.task.layer
 
     @property
     def micro_batch(self) -> int:
-        """The micro-batch of a table's task."""
+        """The micro-batch of a task of the slot table."""
         assert isinstance(self.task, Action)
         return self.task.micro_batch
 
 
 def iterations(shape: StageShape, count: int) -> list[list[Op]]:
-    """The programs of successive iterations; all after the first are alike."""
+    """The programs of ``count`` successive iterations; all after the first are alike."""
     hazards = Hazards(LANES)
     return [[_ordered(op, hazards) for op in _Tasks(shape).iteration()] for _ in range(count)]
 
@@ -83,7 +83,7 @@ def flush(shape: StageShape) -> list[Op]:
 
 
 def _ordered(op: Op, hazards: Hazards) -> Op:
-    # What gets memory that compute has let go of must not write it before compute is past that.
+    # A task that takes over memory from compute must not write it before compute's last use.
     after = hazards.last("compute") if op.name in _AFTER_COMPUTE else ()
     return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
 
@@ -101,7 +101,7 @@ class _Tasks:
         passes = passes_of(order)[shape.stage].passes
         yield from self._receive(passes[0])
         for one in passes:
-            # What the next pass needs may come while this one computes.
+            # The input of the next pass may come while this pass computes.
             if one is not passes[-1]:
                 yield from self._receive(passes[one.number + 1])
             for task in self.tasks.of_pass(one):
