@@ -10,13 +10,8 @@ from typing import Any
 from experiments.calibrating.error_summary import by_set, memory_summary, summary_of
 from experiments.calibrating.error_words import text_of
 from experiments.calibrating.folds import FOLDS
-from experiments.calibrating.published import (
-    PublishedRun,
-    Table,
-    carried,
-    read_end_to_end,
-    read_megatron,
-)
+from experiments.calibrating.published import Table, carried, read_end_to_end, read_megatron
+from experiments.calibrating.published_run import PublishedRun
 from experiments.calibrating.whole_runs import (
     figures_of,
     fit_sustained,

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from experiments.calibrating.published import (
-    PublishedRun,
-)
+from experiments.calibrating.published_run import PublishedRun
 from experiments.calibrating.whole_runs import (
     fit_allocator,
-    misses,
 )
+from mistlab.calibration.sureness import misses
 
 # Two runs that differ by less than this can be in either order.
 TELLING = 0.03

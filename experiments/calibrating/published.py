@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.calibrating.published_run import PublishedRun, plan_of, stage_columns
+from experiments.calibrating.uniform_runs import MEGATRON_COLUMNS, megatron_runs, weak_scaling_runs
 from mistlab import catalog
 from mistlab.calibration.rows import Row, positive, read_rows
 from mistlab.engines.aceso import ACESO
@@ -20,14 +22,11 @@ from mistlab.engines.mist import MIST
 from mistlab.engines.mistlab import MISTLAB
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
-from mistlab.schedule.orders import in_flight
 from mistlab.values.datafile import parse_yaml
-from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
-from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.stages import StageBatch
-from mistlab.values.units import MIB_BYTES, MILLISECONDS, TFLOP
+from mistlab.values.units import MIB_BYTES
 from mistlab.values.value import check_field
 from mistlab.values.workload import Workload
 
@@ -38,23 +37,10 @@ END_TO_END = (
 )
 # Of tables that do not say it, fp16.
 PRECISION = "precision"
-MEGATRON_COLUMNS = (
-    *("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "sequence_length"),
-    *("tensor_parallel", "data_parallel", "pipeline_parallel", "iteration_ms"),
-)
-WEAK_SCALING = (
-    *("heads", "hidden", "layers", "tensor_parallel", "pipeline_parallel", "gpus"),
-    *("global_batch", "tflop_per_s_per_gpu"),
-)
-
 # The published tables write the family of GPT-3's shapes as gpt2 and gpt, and sizes their own way.
 CATALOGUE_FAMILY = {"gpt2": "gpt3", "gpt": "gpt3"}
 CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
 CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
-# Tensor-parallel ranks of Megatron-LM sent a
-# part of the activations each (scatter-gather-tensors-in-pipeline until 2023, pipe-partitioned
-# tensors of DeepSpeed).
-SENDING_PARTS = replace(MEGATRON, sends="split")
 # The engine that ran a system's plans, and whether communication overlapped.
 SYSTEMS: Mapping[str, tuple[Engine, bool]] = {
     "mistlab": (MISTLAB, True),
@@ -88,36 +74,6 @@ README_BASE = {
     "peak_alloc_mb": "",
     "peak_reserved_mb": "",
 }
-GPUS_A_NODE = 8
-# Megatron's own vocabulary, and what it trains with.
-MEGATRON_VOCAB = 50257
-WEAK_SCALING_VOCAB = 51200
-WEAK_SCALING_SEQUENCE = 2048
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PublishedRun:
-    """A run that was measured: what ran, and how long an iteration took.
-
-    ``stages`` has fractional layers where the run split single operators; then ``plan`` is None.
-    ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. ``ran_by`` is
-    the engine that ran it, ``engine`` names the engine for plans that stands for that one.
-    """
-
-    name: str
-    set: str
-    fold: str
-    workload: Workload
-    cluster: Cluster
-    engine: str
-    ran_by: Engine
-    overlap_communication: bool
-    micro_batches: int
-    stages: StageBatch
-    plan: Plan | None
-    iteration_s: float
-    allocated_bytes: tuple[float, ...] = ()
-    reserved_bytes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +92,7 @@ def read_end_to_end(path: Path, hardware: Hardware | None = None) -> Table:
 
 def read_megatron(path: Path, hardware: Hardware) -> Table:
     """Read a table of Megatron runs with full recomputation on A100 80 GB."""
-    return _read(path, MEGATRON_COLUMNS, lambda row, number: _megatron(row, number, hardware))
+    return _read(path, MEGATRON_COLUMNS, lambda row, number: megatron_runs(row, number, hardware))
 
 
 def carried(text: str, megatron: Hardware) -> tuple[list[PublishedRun], list[PublishedRun]]:
@@ -146,7 +102,7 @@ def carried(text: str, megatron: Hardware) -> tuple[list[PublishedRun], list[Pub
     weak_scaling = [
         one
         for row in content["weak_scaling"]["runs"]
-        for one in _weak_scaling({name: str(value) for name, value in row.items()}, megatron)
+        for one in weak_scaling_runs({name: str(value) for name, value in row.items()}, megatron)
     ]
     return [*_end_to_end(base, None)], weak_scaling
 
@@ -179,7 +135,7 @@ def _end_to_end(row: Row, hardware: Hardware | None) -> Iterator[PublishedRun]:
     engine = ran_by.measured_as or ran_by.name
     nodes, gpus = int(row["nodes"]), int(row["gpus"])
     batch = _stage_columns(row)
-    plan = _plan(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None
+    plan = plan_of(batch, int(row["grad_accum"]), engine, overlaps) if _is_whole(batch) else None
     # Of several ranks of a stage, the first: that of the allocated bytes.
     peaks = {
         key: tuple(float(t) * MIB_BYTES for t in row[key].split("/")[0].split())
@@ -239,7 +195,7 @@ def _stage_columns(row: Row) -> StageBatch:
     ratios = np.array(
         [([float(r) for r in text.split("/")] * 4)[:4] for text in of_stages(row["offload_wgoa"])]
     )
-    return _columns(
+    return stage_columns(
         layers=layers,
         checkpointed_layers=checkpointed,
         data_parallel=_degrees(row["dp"], num_stages),
@@ -258,154 +214,8 @@ def _degrees(text: str, num_stages: int) -> np.ndarray:
     return np.array([int(one.split("x")[0]) for one in texts])
 
 
-def _columns(  # noqa: PLR0913
-    *,
-    layers: np.ndarray,
-    checkpointed_layers: np.ndarray,
-    data_parallel: np.ndarray,
-    tensor_parallel: np.ndarray,
-    micro_batch: np.ndarray,
-    zero: np.ndarray,
-    ratios: np.ndarray,
-    micro_batches: int,
-) -> StageBatch:
-    num_stages = len(layers)
-    stages = np.arange(num_stages)
-    gpus = data_parallel * tensor_parallel
-    return StageBatch(
-        layers=layers,
-        checkpointed_layers=checkpointed_layers,
-        data_parallel=data_parallel,
-        tensor_parallel=tensor_parallel,
-        micro_batch=micro_batch,
-        zero=zero,
-        offload_weights=ratios[:, 0],
-        offload_gradients=ratios[:, 1],
-        offload_optimizer=ratios[:, 2],
-        offload_activations=ratios[:, 3],
-        in_flight=np.array([in_flight(int(i), num_stages, micro_batches) for i in stages]),
-        has_embedding=(stages == 0).astype(int),
-        has_head=(stages == num_stages - 1).astype(int),
-        first_rank=np.cumsum(gpus) - gpus,
-    )
-
-
 def _is_whole(batch: StageBatch) -> bool:
     return all(
         bool((column == np.round(column)).all())
         for column in (batch.layers, batch.checkpointed_layers)
-    )
-
-
-def _plan(batch: StageBatch, micro_batches: int, engine: str, overlaps: bool) -> Plan:
-    stages = tuple(
-        StagePlan.of_values({name: batch.value(name)[i] for name in DIMENSIONS})
-        for i in range(len(batch))
-    )
-    return Plan(
-        engine=engine, micro_batches=micro_batches, overlap_communication=overlaps, stages=stages
-    )
-
-
-def _megatron(row: Row, number: int, hardware: Hardware) -> Iterator[PublishedRun]:
-    sizes = {name: int(row[name]) for name in MEGATRON_COLUMNS if name != "iteration_ms"}
-    gpus = sizes["gpus"]
-    yield _uniform(
-        sizes,
-        sizes["micro_batch"],
-        name=f"{gpus} GPUs, row {number + 1}",
-        set=f"{hardware.name}, megatron, {'one node' if gpus <= GPUS_A_NODE else 'many nodes'}",
-        vocab=MEGATRON_VOCAB,
-        iteration_s=float(row["iteration_ms"]) * MILLISECONDS,
-        hardware=hardware,
-    )
-
-
-def _weak_scaling(row: Row, hardware: Hardware) -> Iterator[PublishedRun]:
-    sizes = {name: int(row[name]) for name in WEAK_SCALING if name != "tflop_per_s_per_gpu"}
-    gpus = sizes["gpus"]
-    sizes |= {
-        "sequence_length": WEAK_SCALING_SEQUENCE,
-        "data_parallel": gpus // (sizes["tensor_parallel"] * sizes["pipeline_parallel"]),
-    }
-    b, s, layers, h = (
-        sizes[name] for name in ("global_batch", "sequence_length", "layers", "hidden")
-    )
-    # Their own count, with everything computed again.
-    flop = 96 * b * s * layers * h**2 * (1 + s / (6 * h) + WEAK_SCALING_VOCAB / (16 * layers * h))
-    seconds = flop / (gpus * float(row["tflop_per_s_per_gpu"]) * TFLOP)
-    for micro_batch in (1, 2, 4, 8):
-        if b % (micro_batch * sizes["data_parallel"]) == 0:
-            yield _uniform(
-                sizes,
-                micro_batch,
-                name=f"{row.get('parameters_billion', '?')} billion",
-                set=f"{hardware.name}, megatron, weak scaling",
-                vocab=WEAK_SCALING_VOCAB,
-                iteration_s=seconds,
-                hardware=hardware,
-            )
-
-
-def _uniform(
-    sizes: Mapping[str, int],
-    micro_batch: int,
-    *,
-    name: str,
-    set: str,  # noqa: A002
-    vocab: int,
-    iteration_s: float,
-    hardware: Hardware,
-) -> PublishedRun:
-    """A Megatron run: equal stages, everything computed again, no collective overlapped."""
-    num_stages, gpus = sizes["pipeline_parallel"], sizes["gpus"]
-    per_stage, left = divmod(sizes["layers"], num_stages)
-    layers = np.array([per_stage + (i < left) for i in range(num_stages)])
-    micro_batches = sizes["global_batch"] // (micro_batch * sizes["data_parallel"])
-
-    def same(value: int) -> np.ndarray:
-        return np.full(num_stages, value)
-
-    batch = _columns(
-        layers=layers,
-        checkpointed_layers=layers,
-        data_parallel=same(sizes["data_parallel"]),
-        tensor_parallel=same(sizes["tensor_parallel"]),
-        micro_batch=same(micro_batch),
-        zero=same(0),
-        ratios=np.zeros((num_stages, 4)),
-        micro_batches=micro_batches,
-    )
-    return PublishedRun(
-        name=name,
-        set=set,
-        fold=f"{gpus}x{sizes['layers']}",
-        workload=Workload(
-            model=ModelSpec.of(
-                family="gpt",
-                hidden=sizes["hidden"],
-                layers=sizes["layers"],
-                heads=sizes["heads"],
-                vocab=vocab,
-                biases=True,
-                dropout=0.1,
-                tied_embeddings=True,
-            ),
-            sequence_length=sizes["sequence_length"],
-            global_batch=sizes["global_batch"],
-            attention="math",
-            precision="fp16",
-        ),
-        cluster=Cluster(
-            hardware=hardware,
-            nodes=-(-gpus // GPUS_A_NODE),
-            gpus_per_node=min(gpus, GPUS_A_NODE),
-        ),
-        engine="megatron",
-        overlap_communication=False,
-        ran_by=SENDING_PARTS,
-        micro_batches=micro_batches,
-        stages=batch,
-        plan=_plan(batch, micro_batches, "megatron", overlaps=False),
-        iteration_s=iteration_s,
     )

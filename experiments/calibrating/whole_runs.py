@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize, nnls
+from scipy.optimize import minimize
 
-from experiments.calibrating.published import PublishedRun
+from experiments.calibrating.published_run import PublishedRun
 from experiments.cli.commandline import progress
+from mistlab.calibration.allocator import beyond_tensors, errors_of, fitted_allocator
+from mistlab.calibration.sureness import half_width_of, misses, trimmed_mean
 from mistlab.cost.bounds import half_width_at
 from mistlab.cost.memory import reserved_bytes, room_bytes
 from mistlab.engines.table import ENGINES
@@ -18,7 +20,6 @@ from mistlab.machine.hardware import Hardware, Source
 from mistlab.machine.whole_runs import Allocator, EngineCalibration, MeasuredAt
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.stages import StageBatch, StageFigures
-from mistlab.values.units import MIB_BYTES
 from simulators.symbolic import SymbolicPredictor
 
 Values = NDArray[np.float64]
@@ -26,15 +27,8 @@ Values = NDArray[np.float64]
 # Shares of the rates by themselves among which the sustained one is looked for.
 SUSTAINED = np.linspace(0.75, 1.0, 11)
 FINE = np.linspace(0.75, 1.0, 501)
-# Of fewer runs than this the 90th percentile is that of normally distributed errors: this many
-# times their mean absolute value.
-FEW_RUNS = 20
-WIDTH_OF_MEAN = 2.06
 # Where no width was left out, since there is one, bounds for others are taken to be twice as wide.
 FAR_OF_NEAR = 2.0
-# Measurements of equal runs differ by that much themselves.
-LEAST_WIDTH = 0.001
-DEFAULT_OUTSIDE_MIB = 300.0
 MOST_STEPS = 40
 
 
@@ -173,7 +167,9 @@ def _launching(hardware: Hardware, runs: Sequence[PublishedRun]) -> Hardware:
 
     def loss(point: Values) -> float:
         errors = np.abs(all_predicted_s(runs, with_(point)) / measured - 1)
-        return float(np.mean([_trimmed(errors[clusters == one]) for one in np.unique(clusters)]))
+        return float(
+            np.mean([trimmed_mean(errors[clusters == one]) for one in np.unique(clusters)])
+        )
 
     start = np.array([[1.0, 0.95], [1.2, 0.95], [1.0, 0.85]])
     options = {"maxfev": MOST_STEPS, "initial_simplex": start, "xatol": 2e-3, "fatol": 1e-4}
@@ -184,22 +180,16 @@ def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Values]:
     """The allocator of runs with known peaks, and the relative errors of reserved bytes when each
     run is left out."""
     with_peaks = [run for run in runs if run.reserved_bytes and run.plan is not None]
-    rows = [_allocator_rows(run) for run in with_peaks]
+    rows = [
+        beyond_tensors(figures_of(run), run.stages, np.array(run.reserved_bytes))
+        for run in with_peaks
+    ]
     errors = []
     for out in range(len(rows)):
         others = [row for place, row in enumerate(rows) if place != out]
-        terms, beyond, reserved = rows[out]
-        errors.append((terms @ _solved(others) - beyond) / reserved)
-    step, head = _solved(rows)
-    # A head that is smaller than all that were measured takes in proportion.
+        errors.append(errors_of(rows[out], others))
     heads = np.concatenate([figures_of(run).head_parameters for run in with_peaks])
-    smallest = heads[heads > 0].min()
-    allocator = Allocator(
-        step_bytes_a_parameter=round(float(step), 2),
-        head_bytes_a_parameter=round(float(head) * MIB_BYTES / float(smallest), 2),
-        head_mib=round(float(head), 1),
-        outside_mib=DEFAULT_OUTSIDE_MIB,
-    )
+    allocator = fitted_allocator(rows, heads)
     return allocator, np.concatenate(errors)
 
 
@@ -214,42 +204,13 @@ def is_said_to_fit(run: PublishedRun) -> bool:
     return bool((reserved <= room_bytes(run.cluster)).all())
 
 
-def _allocator_rows(run: PublishedRun) -> tuple[Values, Values, Values]:
-    figures = figures_of(run)
-    # Beyond what is predicted, so that the two add up to what is held.
-    predicted = figures.peak_bytes
-    shard = np.where(run.stages.zero >= 1, run.stages.data_parallel, 1)
-    terms = np.stack([figures.largest_parameters / shard, run.stages.has_head * MIB_BYTES], axis=1)
-    reserved = np.array(run.reserved_bytes)
-    return terms, reserved - predicted, reserved
-
-
-def _solved(rows: Sequence[tuple[Values, Values, Values]]) -> Values:
-    terms, beyond, reserved = (np.concatenate(parts) for parts in zip(*rows, strict=True))
-    found, _ = nnls(terms / reserved[:, None], beyond / reserved)
-    return np.asarray(found)
-
-
 def _sustaining(hardware: Hardware, sustained: float) -> Hardware:
     assert hardware.compute is not None
     return replace(hardware, compute=replace(hardware.compute, sustained=round(sustained, 4)))
 
 
-def _trimmed(errors: Values) -> float:
-    """The mean without the largest eighth, which is where a few runs went wrong by themselves."""
-    kept = np.sort(errors)[: len(errors) - len(errors) // 8]
-    return float(kept.mean())
-
-
 def _best(errors: Values) -> int:
     return int(np.argmin(np.abs(errors).mean(axis=1)))
-
-
-def half_width_of(errors: Values) -> float:
-    """The share of predictions within which 90 % of measurements lie, from relative errors."""
-    missed = misses(errors)
-    width = np.quantile(missed, 0.9) if len(missed) >= FEW_RUNS else WIDTH_OF_MEAN * missed.mean()
-    return max(LEAST_WIDTH, round(float(width), 4))
 
 
 def with_engines(found: FittedRuns) -> FittedRuns:
@@ -327,11 +288,6 @@ def _left_out_widths(found: FittedRuns, places: Sequence[int]) -> list[LeftOutWi
                 )
             )
     return left_out
-
-
-def misses(errors: Values) -> Values:
-    """How far measurements lie from predictions, as shares of these."""
-    return np.asarray(np.abs(1 / (1 + errors) - 1))
 
 
 def _known(errors: Values) -> Values:

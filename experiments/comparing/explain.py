@@ -14,7 +14,8 @@ import numpy as np
 
 from experiments.comparing.bench import BASELINE, Bench, Entry
 from experiments.comparing.neighbours import neighbours
-from mistlab.cost.memory import host_bytes_of_fullest_node
+from mistlab.cost.iteration_terms import Terms, slowest_stage
+from mistlab.cost.memory import host_bytes_of
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Comparison, Prediction, compared
 
@@ -37,34 +38,6 @@ class StageLimit:
     share_of_slowest: float
     memory_bytes: int
     room_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """An iteration taken apart, or the difference of two."""
-
-    computation_s: float
-    exposed_communication_s: float
-    other_stages_s: float
-    rest_s: float
-
-    @classmethod
-    def of(cls, plan: Plan, prediction: Prediction) -> Self:
-        """The terms of a plan."""
-        slowest = prediction.stages[slowest_stage(prediction)]
-        exposed_s = plan.micro_batches * slowest.exposed_communication_s
-        steady_s = plan.micro_batches * slowest.stable_s
-        others_s = sum(stage.stable_s for stage in prediction.stages) - slowest.stable_s
-        return cls(
-            computation_s=steady_s - exposed_s,
-            exposed_communication_s=exposed_s,
-            other_stages_s=others_s,
-            rest_s=prediction.iteration_s - steady_s - others_s,
-        )
-
-    def __sub__(self, other: Self) -> Self:
-        names = [entry.name for entry in fields(self)]
-        return type(self)(**{name: getattr(self, name) - getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +141,6 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
     )
 
 
-def slowest_stage(prediction: Prediction) -> int:
-    """The stage whose micro-batches take longest."""
-    stable = [stage.stable_s for stage in prediction.stages]
-    return stable.index(max(stable))
-
-
 def _runner_up(best: Entry, others: Sequence[Entry]) -> Loser | None:
     """The next best plan that is another one, of the same space if there is one."""
     losers = [entry for entry in others if entry.result.plan != best.result.plan]
@@ -230,7 +197,8 @@ def _rejected(
             phase=None,
             memory_class="host memory",
             over_bytes=round(
-                host_bytes_of(plan, found, bench) - bench.problem.cluster.host_memory_bytes
+                host_bytes_of(plan, found, bench.problem.cluster)
+                - bench.problem.cluster.host_memory_bytes
             ),
         )
     here, there = prediction.stages[place], found.stages[place]
@@ -250,11 +218,3 @@ def _rejected(
         memory_class=max(grown, key=lambda name: grown[name]),
         over_bytes=round(over[place]),
     )
-
-
-def host_bytes_of(plan: Plan, prediction: Prediction, bench: Bench) -> float:
-    """Bytes in host memory of the node that holds most."""
-    cluster = bench.problem.cluster
-    gpus = np.array([stage.num_gpus for stage in plan.stages])
-    held = np.array([stage.host_bytes for stage in prediction.stages])
-    return host_bytes_of_fullest_node(held / np.minimum(gpus, cluster.gpus_per_node), gpus, cluster)

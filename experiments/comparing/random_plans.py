@@ -17,9 +17,9 @@ import numpy as np
 
 from experiments.cli.commandline import PROBLEM
 from mistlab import catalog
+from mistlab.cost.arithmetic import rough_state_bytes
 from mistlab.machine.cluster import Cluster
 from mistlab.values.job import Job
-from mistlab.values.model import ModelSpec
 from mistlab.values.plan import Offload, Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.search import Budget, Problem
@@ -47,7 +47,6 @@ PROPOSED = 0.1
 PROPOSING_BUDGET = Budget(evaluations=100)
 # What a model's states take of the GPUs' memory: no less, no more.
 LEAST_HELD, MOST_HELD = 0.05, 0.5
-STATE_BYTES = 16
 # Blocks times micro-batches, so that a plan is played in a second or so.
 MOST_BLOCKS = 3000
 MOST_TRIES = 2000
@@ -150,7 +149,7 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
             models = [
                 model
                 for model in map(catalog.model, catalog.model_names())
-                if LEAST_HELD <= _state_bytes(model) / memory_bytes <= MOST_HELD
+                if LEAST_HELD <= rough_state_bytes(model) / memory_bytes <= MOST_HELD
             ]
             workload = Workload(
                 model=models[draw.integers(len(models))],
@@ -160,11 +159,6 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
                 precision="fp16",
             )
             yield Problem(workload=workload, cluster=cluster)
-
-
-def _state_bytes(model: ModelSpec) -> int:
-    """About what a model's blocks keep for training."""
-    return STATE_BYTES * 12 * model.layers * model.hidden**2
 
 
 def _of_problem(problem: Problem, wanted: int, draw: np.random.Generator) -> Iterator[RandomPlan]:

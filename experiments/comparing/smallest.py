@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import islice
 
 from experiments.comparing.bench import Bench, fullest_bytes
-from experiments.comparing.explain import host_bytes_of
+from mistlab.cost.memory import host_bytes_of
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
 from mistlab.values.prediction import Prediction
 from mistlab.values.search import Problem
@@ -65,7 +65,7 @@ def smallest(bench: Bench, space: SearchSpace) -> Smallest:
         limit_bytes=cluster.memory_bytes,
         memory_class=memory_class,
         class_bytes=held[memory_class],
-        host_bytes=round(host_bytes_of(plan, prediction, bench)),
+        host_bytes=round(host_bytes_of(plan, prediction, bench.problem.cluster)),
         host_limit_bytes=cluster.host_memory_bytes,
         remedies=() if prediction.fits else tuple(_remedies(bench.problem, space)),
     )
@@ -106,7 +106,10 @@ def _best(plans: Sequence[Plan], bench: Bench) -> tuple[Plan, Prediction]:
 def _fullness(one: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
     """Shares of the room that are taken, those of plans that fit first."""
     plan, prediction = one
-    host = host_bytes_of(plan, prediction, bench) / bench.problem.cluster.host_memory_bytes
+    host = (
+        host_bytes_of(plan, prediction, bench.problem.cluster)
+        / bench.problem.cluster.host_memory_bytes
+    )
     return not prediction.fits, max(fullest_bytes(prediction) / bench.room_bytes, host)
 
 

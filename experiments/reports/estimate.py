@@ -13,23 +13,13 @@ from experiments.reports.plans import ReportPlan
 from experiments.reports.rows import steps_of
 from experiments.running.run_results import prediction_of
 from mistlab import catalog
+from mistlab.cost.run_seconds import PinnedMemory, run_seconds
 from mistlab.machine.hardware import Hardware
 from mistlab.machine.transfers import Line
 from mistlab.values.units import GIB_BYTES
 
 REFERENCE = "h100-80gb"
 LINK_SHARE, LINK_LATENCY_US = 0.5, 20.0
-# Of iterations over predicted ones, and of those in strict mode over others.
-SLOWER, STRICT = 1.2, 2.0
-# One task after another, over tasks side by side.
-SERIALISED = 1.5
-# A process: interpreter, torch, the GPU's context, libraries.
-PROCESS_S = 20.0
-# A run: its model, rings, streams and groups, weights drawn on the device and copied, two readings
-# of the clocks, what is said of it.
-RUN_S = 4.0
-# Pages are touched and registered; those that are pinned already are set to zero.
-PIN_S_A_GIB, ZERO_S_A_GIB = 0.4, 0.1
 # All tables: two to three thousand short measurements, and processes for copies and streams.
 PROFILE_S = 240.0
 # The end of a call: fits, predictions, the page.
@@ -51,7 +41,7 @@ def estimates(plans: Sequence[ReportPlan], *, profiles: bool = True) -> list[Est
     first = [plan for plan in plans if plan.comes_first]
     others = [plan for plan in plans if not plan.comes_first]
     hardware = reference_hardware()
-    pinned = _Pinned()
+    pinned = PinnedMemory()
     found = [_run(plan, hardware, pinned) for plan in first]
     found += [Estimate(name=PROFILE, seconds=PROFILE_S)] if profiles else []
     return found + [_run(plan, hardware, pinned) for plan in others]
@@ -77,32 +67,14 @@ def reference_hardware() -> Hardware:
     return replace(hardware, transfers=replace(hardware.transfers, groups=groups))
 
 
-class _Pinned:
-    """What the process that runs has pinned: strict runs have one of their own."""
-
-    def __init__(self) -> None:
-        self._gib = 0.0
-        self._is_strict: bool | None = None
-
-    def seconds(self, gib: float, *, is_strict: bool) -> float:
-        """Of another process if this is the first of its kind, and of what a run pins."""
-        seconds = 0.0
-        if is_strict != self._is_strict:
-            self._is_strict, self._gib, seconds = is_strict, 0.0, PROCESS_S
-        if gib > self._gib:
-            self._gib = gib
-            return seconds + PIN_S_A_GIB * gib
-        return seconds + ZERO_S_A_GIB * gib
-
-
-def _run(plan: ReportPlan, hardware: Hardware, pinned: _Pinned) -> Estimate:
+def _run(plan: ReportPlan, hardware: Hardware, pinned: PinnedMemory) -> Estimate:
     job = plan.job(hardware)
     prediction = prediction_of(job, plan.stage)
     (stage,) = prediction.stages
-    slower = SLOWER * (STRICT if plan.is_check else 1) * (SERIALISED if plan.is_serialised else 1)
-    seconds = (
-        RUN_S
-        + pinned.seconds(stage.host_bytes / GIB_BYTES, is_strict=plan.is_check)
-        + slower * steps_of(plan) * prediction.iteration_s
+    seconds = run_seconds(
+        steps_of(plan) * prediction.iteration_s,
+        pinned.seconds(stage.host_bytes / GIB_BYTES, is_strict=plan.is_check),
+        is_strict=plan.is_check,
+        is_serialised=plan.is_serialised,
     )
     return Estimate(name=plan.name, seconds=seconds)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.calibrating.moved_clocks import moved_words
 from experiments.running.measured_stages import stage_times
-from mistlab.cost.arithmetic import model_flop, stage_flop
+from mistlab.cost.arithmetic import mfu_of
 from mistlab.values.errors import InputError, UncalibratedError
 from mistlab.values.job import Job
 from mistlab.values.measurement import Clocks, Environment, Measurement, StageMeasurement
@@ -196,14 +196,6 @@ def shortage_words(shortage: "Shortage", job: Job, stage: int | None) -> str:
 
 def _gib(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size / GIB_BYTES:.2f}" for name, size in sizes.items())
-
-
-def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
-    """Of the hardware that the plan names, wherever it runs."""
-    peak = job.cluster.peak_flop_per_s(job.workload.precision)
-    if stage is not None:
-        return stage_flop(job.workload, job.plan, stage) / (seconds * peak)
-    return model_flop(job.workload) / (seconds * job.plan.num_gpus * peak)
 
 
 def stages_run(job: Job, stage: int | None) -> Sequence[int]:

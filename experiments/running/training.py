@@ -31,10 +31,10 @@ from experiments.running.run_results import (
     WARM_UP,
     History,
     measurement_of,
-    mfu_of,
     result_of,
     summary_of,
 )
+from mistlab.cost.arithmetic import mfu_of
 from mistlab.values.datafile import write_yaml
 from mistlab.values.job import Job, load_job
 from mistlab.values.units import GIB_BYTES

@@ -11,7 +11,9 @@ from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import constants_of
 from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.symbolic.symbols import size_names, sizes_of_candidates
+from mistlab.symbolic.symbols import sizes_of_candidates
+from mistlab.values.job import Job
+from mistlab.values.model import ModelSpec
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 
@@ -28,6 +30,29 @@ def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
     first = sum(one.layers for one in plan.stages[:stage])
     blocks = range(first, first + plan.stages[stage].layers)
     return _step_flop(workload, blocks, int(stage == 0), int(stage == plan.num_stages - 1))
+
+
+def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
+    """The share of the peak that a step sustains, or one stage's part of it, on the hardware that
+    the job names, wherever it runs."""
+    peak = job.cluster.peak_flop_per_s(job.workload.precision)
+    if stage is not None:
+        return stage_flop(job.workload, job.plan, stage) / (seconds * peak)
+    return model_flop(job.workload) / (seconds * job.plan.num_gpus * peak)
+
+
+def megatron_flop(
+    *, batch: int, sequence_length: int, layers: int, hidden: int, vocab: int
+) -> float:
+    """Operations of a step as Megatron-LM counts them, with everything computed again
+    (Narayanan et al., SC 2021)."""
+    b, s, l, h = batch, sequence_length, layers, hidden  # noqa: E741 (as in the paper)
+    return 96 * b * s * l * h**2 * (1 + s / (6 * h) + vocab / (16 * l * h))
+
+
+def rough_state_bytes(model: ModelSpec) -> int:
+    """About what a model's blocks keep for training: 16 bytes for each of 12 h^2 parameters."""
+    return 16 * 12 * model.layers * model.hidden**2
 
 
 def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -> float:
@@ -48,14 +73,14 @@ def _sequence_flop(workload: Workload) -> tuple[float, ...]:
     ones = dict.fromkeys(sizes_of_candidates(), 1)
     sizes = {**constants_of(workload), **ones, "V": workload.model.padded_vocab(1)}
     columns = {name: np.array([float(size)]) for name, size in sizes.items()}
-    return tuple(float(flop) for (flop,) in _flop(graph_of(workload))(columns))
+    return tuple(float(flop) for (flop,) in _flop(graph_of(workload), tuple(columns))(columns))
 
 
 @kept
-def _flop(graph: StoredGraph) -> Compiled:
+def _flop(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
     """Operations of the products of the embedding, a block of each kind, and the head."""
     flop = {
         name: sympy.Add(*(o.flop for o in layer.operators if o.kind in PRODUCTS))
         for name, layer in graphs_of(graph.graph, ()).items()
     }
-    return compile_expressions(flop, columns=size_names(), constants={})
+    return compile_expressions(flop, columns=columns, constants={})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Self
 
 import numpy as np
@@ -94,7 +93,7 @@ class LayerWork:
         """Compile the layers of a graph."""
         return cls(
             types=LayerTypes.of(graph.pattern).names,
-            compiled=_compiled(graph, rules, treatments),
+            compiled=_compiled(graph, rules, treatments, size_names()),
         )
 
     @property
@@ -115,7 +114,10 @@ AGAIN = "again"
 
 @kept
 def _compiled(
-    graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
+    graph: StoredGraph,
+    rules: KernelRules,
+    treatments: tuple[tuple[str, Treatment], ...],
+    columns: tuple[str, ...],
 ) -> Compiled:
     expressions: dict[str, sympy.Expr] = {}
     numbers: dict[str, int] = {}
@@ -135,7 +137,7 @@ def _compiled(
                 for key, work in _work(operators, layer, rules, graph.attention).items():
                     expressions[f"{name} {key}"] = work
             numbers[f"{layer_type} {phase}"] = [*names.values()].index(name)
-    return compile_expressions(expressions, columns=size_names(), constants={}, numbers=numbers)
+    return compile_expressions(expressions, columns=columns, constants={}, numbers=numbers)
 
 
 def _passes(layer: LayerGraph) -> dict[str, tuple[Operator, ...]]:
@@ -145,15 +147,8 @@ def _passes(layer: LayerGraph) -> dict[str, tuple[Operator, ...]]:
 
 
 def work_of(graph: StoredGraph, rules: KernelRules) -> LayerWork:
-    """The work of a graph's layers with an engine's kernels; compiled once."""
-    return _work_of(graph, rules, tuple(TREATMENTS.items()))
-
-
-@cache
-def _work_of(
-    graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
-) -> LayerWork:
-    return LayerWork.of(graph, rules, treatments)
+    """The work of a graph's layers by an engine's kernels."""
+    return LayerWork.of(graph, rules, tuple(TREATMENTS.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

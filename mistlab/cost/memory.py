@@ -11,6 +11,8 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import Allocator
 from mistlab.values.errors import UncalibratedError
 from mistlab.values.mesh import ranks_of
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Prediction
 from mistlab.values.stages import Column, StageBatch, StageFigures, StagePeaks
 
 Values = NDArray[np.float64]
@@ -59,3 +61,10 @@ def host_bytes_of_fullest_node(host_bytes: Values, gpus: Column, cluster: Cluste
     of_rank = np.repeat(host_bytes, gpus)
     node = np.arange(len(of_rank)) // cluster.gpus_per_node
     return float(np.bincount(node, weights=of_rank).max())
+
+
+def host_bytes_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
+    """Bytes in host memory of the node that holds most, for a plan that was predicted."""
+    gpus = np.array([stage.num_gpus for stage in plan.stages])
+    held = np.array([stage.host_bytes for stage in prediction.stages])
+    return host_bytes_of_fullest_node(held / np.minimum(gpus, cluster.gpus_per_node), gpus, cluster)

@@ -70,8 +70,8 @@ class StageModel:
             workload=workload,
             engine=engine,
             types=LayerTypes.of(graph.pattern),
-            layers=_layers(graph, tuple(TREATMENTS.items())),
-            remainders=_remainders(graph),
+            layers=_layers(graph, tuple(TREATMENTS.items()), size_names()),
+            remainders=_remainders(graph, size_names()),
             assumptions=graph.assumptions,
         )
 
@@ -126,19 +126,19 @@ class StageModel:
 
 
 @kept
-def _layers(graph: StoredGraph, treatments: _Treatments) -> Compiled:
+def _layers(graph: StoredGraph, treatments: _Treatments, columns: tuple[str, ...]) -> Compiled:
     expressions = {
         sum_name(name, entry.name): getattr(sums, entry.name)
         for name, layer in graphs_of(graph.graph, treatments).items()
         for sums in (LayerSums.of(layer),)
         for entry in fields(LayerSums)
     }
-    return compile_expressions(expressions, columns=size_names(), constants={})
+    return compile_expressions(expressions, columns=columns, constants={})
 
 
 @kept
-def _remainders(graph: StoredGraph) -> Compiled:
-    return remainders(graph.conditions, size_names(), {})
+def _remainders(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
+    return remainders(graph.conditions, columns, {})
 
 
 # What an engine keeps, whether embeddings are tied, and the tables of dimensions and treatments.

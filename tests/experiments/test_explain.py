@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from experiments.comparing.bench import Bench, Entry, Point, front_of, fullest_bytes
-from experiments.comparing.explain import Terms, explain
+from experiments.comparing.explain import explain
 from experiments.comparing.neighbours import neighbours
 from experiments.comparing.search_words import why_words
 from experiments.comparing.smallest import smallest
+from mistlab.cost.iteration_terms import Terms
 from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace, space_of

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 
 from experiments import predictor_error
-from experiments.calibrating.published import (
-    END_TO_END,
-    MEGATRON_COLUMNS,
-    read_end_to_end,
-    read_megatron,
-)
+from experiments.calibrating.published import END_TO_END, read_end_to_end, read_megatron
+from experiments.calibrating.uniform_runs import MEGATRON_COLUMNS
 from experiments.calibrating.whole_runs import predicted_s
 from experiments.cli.commandline import run
 from mistlab import catalog

@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.calibrating.published import PublishedRun, read_megatron
+from experiments.calibrating.published import read_megatron
+from experiments.calibrating.published_run import PublishedRun
 from experiments.calibrating.whole_runs import (
-    WIDTH_OF_MEAN,
     FittedRuns,
     Values,
-    half_width_of,
     widths_left_out,
     with_engines,
 )
 from mistlab import catalog
+from mistlab.calibration.sureness import WIDTH_OF_MEAN, half_width_of
 
 COLUMNS = (
     "gpus,global_batch,micro_batch,hidden,heads,layers,sequence_length,"

@@ -1,0 +1,145 @@
+"""Runs of plans that end early: what they say, and what is left of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from experiments import run_plan  # noqa: E402
+from experiments.cli.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E402
+from runtime.boxes import Loader  # noqa: E402
+from runtime.devices.cuda import CudaDriver  # noqa: E402
+from runtime.engine.storage import arena  # noqa: E402
+from runtime.engine.storage.parameters import Parameters  # noqa: E402
+from runtime.engine.work.layer_passes import Passes  # noqa: E402
+from tests.experiments.test_run_plan import MODEL, PIPELINE, plan_file, refusal  # noqa: E402
+
+Ending = Callable[..., str]
+
+
+@pytest.fixture
+def ending(capfd: pytest.CaptureFixture[str]) -> Ending:
+    """Runs a plan that ends with no answer; what it complains of."""
+
+    def of(*arguments: object) -> str:
+        assert run(run_plan.main, [str(argument) for argument in arguments]) == NO_ANSWER
+        return capfd.readouterr().err
+
+    return of
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, ending: Ending) -> None:
+    plan, out = plan_file(tmp_path), tmp_path / "out"
+    out.mkdir()
+    (out / "checkpoints").write_text("in the way")
+    complaint = ending(plan, "--out", out, "--save-every", 1)
+    assert "step-1: cannot be written" in complaint
+    assert "there is no checkpoint" in complaint
+
+
+def test_a_loss_that_is_no_number_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    complaint = refusal(
+        capsys, NO_ANSWER, plan_file(tmp_path), "--steps", 20, "--learning-rate", 1e30
+    )
+    assert "the loss is nan at step" in complaint
+    assert "give a lower --learning-rate" in complaint
+
+
+def test_a_shortage_of_memory_says_where_and_what_was_predicted(
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        message = "CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more."
+        raise torch.OutOfMemoryError(message)
+
+    monkeypatch.setattr(Passes, "backward", run_out)
+    complaint = ending(plan_file(tmp_path))
+    assert "stage 0 is out of memory at 0B.4m0 (backward)" in complaint
+    assert "held weights 0.00, gradients 0.00" in complaint
+    assert "Tried to allocate 2.00 GiB" in complaint
+    assert "predicted 0.00 GiB (" in complaint
+    assert "optimizer" in complaint
+
+
+def test_a_stage_by_itself_is_named_by_its_place_in_the_plan(
+    tmp_path: Path,
+    ending: Ending,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_out(*_: object) -> None:
+        message = "CUDA out of memory. Tried to allocate 2.00 GiB."
+        raise torch.OutOfMemoryError(message)
+
+    plan = plan_file(tmp_path, *PIPELINE, model={**MODEL, "layers": 4})
+    monkeypatch.setattr(Passes, "backward", run_out)
+    complaint = ending(plan, "--stage", 2)
+    assert "stage 2 is out of memory at 2B.5m0 (backward)" in complaint
+    assert "predicted 0.00 GiB (" in complaint
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    complaint = refusal(capfd, WRONG_USAGE, plan, "--stage", 2)
+    assert "--stage takes 1 rank, 2 were started: start it without torchrun" in complaint
+
+
+def test_a_shortage_while_weights_are_exported_is_told_too(
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Parameters, "stepped", run_out)
+    complaint = ending(plan_file(tmp_path), "--export", tmp_path / "weights.safetensors")
+    assert "stage 0 is out of memory at the export" in complaint
+
+
+def test_a_shortage_while_a_checkpoint_is_read_is_told_too(
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        message = "CUDA out of memory. Tried to allocate 2.00 GiB."
+        raise torch.OutOfMemoryError(message)
+
+    plan, out = plan_file(tmp_path), tmp_path / "out"
+    saving = [str(plan), "--steps", "1", "--out", str(out), "--save-every", "1"]
+    assert run(run_plan.main, saving) == DONE
+    monkeypatch.setattr(Loader, "resolve_tensor", run_out)
+    complaint = ending(plan, "--resume", out / "checkpoints")
+    assert "stage 0 is out of memory at a checkpoint (CUDA out of memory." in complaint
+
+
+def test_a_shortage_before_the_first_step_is_told_too(
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        message = "DefaultCPUAllocator: can't allocate memory: you tried to allocate much."
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(arena.torch, "zeros", no_room)
+    complaint = ending(plan_file(tmp_path))
+    assert "stage 0 is out of memory at its start" in complaint
+    assert "can't allocate memory" in complaint
+
+
+def test_host_memory_that_cannot_be_pinned_says_what_to_do(
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing:
+        def cudaHostRegister(self, *_: object) -> int:  # noqa: N802
+            return 2
+
+    begin = arena.Arena.__init__
+
+    def pinned(self: arena.Arena, size: int, device: torch.device, **_: object) -> None:
+        begin(self, size, device, pins_for=CudaDriver())
+
+    monkeypatch.setattr(torch.cuda, "cudart", Refusing)
+    monkeypatch.setattr(arena.Arena, "__init__", pinned)
+    complaint = ending(plan_file(tmp_path, {"offload": {"optimizer": 1.0}}))
+    assert "stage 0 is out of memory at its start" in complaint
+    assert "GiB of host memory cannot be pinned (error 2)" in complaint
+    assert "raise the limit of locked memory (ulimit -l), or offload less" in complaint

@@ -1,0 +1,166 @@
+"""The collectives that ranks really call are those that were derived without running them."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from mistlab.values.plan import Plan  # noqa: E402
+from mistlab.values.workload import Workload  # noqa: E402
+from runtime.checks.collectives.calls import (  # noqa: E402
+    ITERATIONS,
+    Call,
+    RankCalls,
+    calls_of,
+)
+from runtime.comm.group import Group, Pending  # noqa: E402
+from runtime.comm.threads import Meeting, run_threads  # noqa: E402
+from runtime.comm.topology import Topology, connected  # noqa: E402
+from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
+from tests.runtime.worlds import (  # noqa: E402
+    MIXED,
+    TRAINING,
+    begun,
+    random_plan,
+    run_step,
+    stage,
+    thread_groups,
+    workload,
+)
+
+
+class Recorded:
+    """A group that notes what it is called with, in numbers."""
+
+    def __init__(self, group: Group, name: str, ranks: Sequence[int], calls: list[Any]) -> None:
+        self._group, self._name, self._ranks, self._calls = group, name, ranks, calls
+        self.size, self.rank = group.size, group.rank
+
+    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> Pending | None:
+        self._calls.append((self._name, "all_reduce", tensor.numel()))
+        return self._group.all_reduce(tensor, operation)
+
+    def all_gather(self, whole: Tensor, own: Tensor) -> Pending | None:
+        self._calls.append((self._name, "all_gather", whole.numel()))
+        return self._group.all_gather(whole, own)
+
+    def reduce_scatter(self, whole: Tensor) -> Pending | None:
+        self._calls.append((self._name, "reduce_scatter", whole.numel()))
+        return self._group.reduce_scatter(whole)
+
+    def exchange(
+        self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
+    ) -> Pending | None:
+        numbers = [
+            {self._ranks[peer]: tensor.numel() for tensor, peer in messages}
+            for messages in (sends, receives)
+        ]
+        if sends or receives:
+            self._calls.append((self._name, "exchange", *numbers))
+        return self._group.exchange(sends, receives)
+
+
+UNLIKE = Plan(
+    micro_batches=3,
+    stages=(
+        stage(2, data_parallel=2, tensor_parallel=2, micro_batch=1, zero=1, checkpointed_layers=1),
+        stage(2, micro_batch=2, offload=MIXED),
+    ),
+)
+CASES = {
+    "tied ends of unlike degrees": (workload("llama", tied_embeddings=True, batch=6), UNLIKE),
+    "parallel blocks in one stage": (
+        workload("falcon", tied_embeddings=True),
+        Plan(
+            micro_batches=2,
+            stages=(stage(data_parallel=2, tensor_parallel=2, zero=3, checkpointed_layers=3),),
+        ),
+    ),
+    **{f"random plan {seed}": random_plan(seed) for seed in (4, 11, 15)},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_calls_that_are_made_are_those_that_were_derived(name: str) -> None:
+    work, plan = CASES[name]
+    tied = work.model.tied_embeddings
+
+    def rank_of(rank: int, meeting: Meeting) -> tuple[list[Any], dict[int, int]]:
+        calls: list[Any] = []
+        make = thread_groups(meeting, rank)
+
+        def recorded(name: str, ranks: Sequence[int]) -> Group | None:
+            group = make(name, ranks)
+            return group if len(ranks) == 1 else group and Recorded(group, name, ranks, calls)
+
+        connections = connected(plan, rank, recorded, tied=tied)
+        executor = begun(work, plan, connections, SimulatedStreams(), TRAINING)
+        for step in range(ITERATIONS):
+            run_step(executor, work, connections, step)
+        return calls, {layer: one.layout.numel for layer, one in executor.state.layers.items()}
+
+    world = calls_of(plan, work)
+    for rank, (calls, layers) in enumerate(run_threads(plan.num_gpus, rank_of)):
+        connecting, training = world.connecting[rank], world.training[rank]
+        derived = [
+            *(as_recorded(connecting, call, lambda _: 1) for call in of(connecting)),
+            *(
+                as_recorded(training, call, Sizes(work, plan, rank, layers))
+                for call in of(training)
+            ),
+        ]
+        assert by_group(calls) == by_group(derived)
+
+
+def of(rank: RankCalls) -> Iterator[Call]:
+    for step in rank.steps:
+        for call in step.calls:
+            if call.kind != "exchange" or rank.sends[call.group] or rank.receives[call.group]:
+                yield call
+
+
+def as_recorded(rank: RankCalls, call: Call, size: Callable[[str], int]) -> Any:
+    """A derived call in numbers."""
+    if call.kind != "exchange":
+        return call.group, call.kind, size(call.what)
+    ways = rank.sends[call.group], rank.receives[call.group]
+    one = size("sequence")
+    return (
+        call.group,
+        call.kind,
+        *({peer: many * one for peer, many in way.items()} for way in ways),
+    )
+
+
+class Sizes:
+    """How many numbers a rank's calls are of, by what they are called on."""
+
+    def __init__(self, work: Workload, plan: Plan, rank: int, layers: Mapping[int, int]) -> None:
+        own = plan.stages[Topology(plan=plan).place(rank).stage]
+        tokens, hidden = own.micro_batch * work.sequence_length, work.model.hidden
+        self._layers = layers
+        self._sizes = {
+            "activations": tokens * hidden,
+            "gradients of activations": tokens * hidden,
+            **dict.fromkeys(("largest logits", "logits at targets", "sums of powers"), tokens),
+            "gradients of a table": work.model.vocab * hidden,
+            "losses and squares": 2,
+            "sequence": work.sequence_length * hidden,
+        }
+
+    def __call__(self, what: str) -> int:
+        _, _, layer = what.partition(" of layer ")
+        return self._layers[int(layer)] if layer else self._sizes[what]
+
+
+def by_group(calls: Sequence[Any]) -> dict[str, list[Any]]:
+    """Lanes run side by side: calls of one group are in one order."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    for group, *call in calls:
+        found[group].append(call)
+    return found
