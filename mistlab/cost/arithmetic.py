@@ -33,8 +33,8 @@ def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
 
 
 def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
-    """The share of the peak that a step sustains, or one stage's part of it, on the hardware that
-    the job names, wherever it runs."""
+    """The share of peak arithmetic that a step sustains, or one stage's part of the step. The peak
+    is that of the hardware which the job names, wherever the step runs."""
     peak = job.cluster.peak_flop_per_s(job.workload.precision)
     if stage is not None:
         return stage_flop(job.workload, job.plan, stage) / (seconds * peak)
@@ -56,7 +56,7 @@ def rough_state_bytes(model: ModelSpec) -> int:
 
 
 def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -> float:
-    """Operations of a step in some of the model's blocks, and in so many embeddings and heads."""
+    """Operations of a step in some of the model's blocks, embeddings and heads."""
     embedding, *kinds, head = _sequence_flop(workload)
     pattern = graph_of(workload).pattern
     places = [[*dict.fromkeys(pattern)].index(kind) for kind in pattern]

@@ -50,7 +50,7 @@ class Pass:
     message_bytes: Values
 
     def taken(self, rows: NDArray[np.int64]) -> Self:
-        """The pass of candidates that have these rows."""
+        """The pass of the candidates in these rows."""
         return type(self)(
             compute_s=self.compute_s[rows],
             beside_s=self.beside_s[rows],
@@ -61,10 +61,10 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerFigures:
-    """One layer: its passes, its parameters on a rank, and what it keeps and passes on (C each).
+    """One layer: its passes, parameters on a rank, and bytes that it keeps and passes on (C each).
 
-    ``again`` runs before its backward pass once more. Types of layers whose passes are the same
-    share them.
+    ``again`` is the part of the forward pass that runs once more before its backward pass. Types of
+    layers with equal passes share them.
     """
 
     passes: Mapping[Phase, Pass]
@@ -78,9 +78,9 @@ class LayerFigures:
 class LayerWork:
     """The work of a model's layers by one engine's kernels, as functions of columns.
 
-    Expressions of a pass are named by the first type of layer that has it. The numbers of
-    ``compiled`` are, by these names, how many messages the tensor-parallel ranks reduce, and for
-    each pass of each type the place of its name among them.
+    Expressions of a pass are named after the first type of layer that has it. The numbers of
+    ``compiled`` say how many messages the tensor-parallel ranks reduce in each named pass, and for
+    each pass of each type, the place of its name among these names.
     """
 
     types: tuple[str, ...]
@@ -215,7 +215,7 @@ def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
 def _work(
     operators: Sequence[Operator], layer: LayerGraph, rules: KernelRules, attention: str
 ) -> Mapping[str, sympy.Expr]:
-    """Operations and bytes of each class of a layer's operators, and how many kernels."""
+    """Operations and bytes of each class of a layer's operators, and its number of kernels."""
     zero = sympy.Integer(0)
     classes = (*OPERATOR_CLASSES, BESIDE)
     sums = {f"{one} {unit}": zero for one in classes for unit in ("flop", "bytes")}

@@ -198,7 +198,7 @@ class TaskSeconds:
         return seconds
 
     def _again(self) -> Iterator[tuple[int, Pass]]:
-        """The types of layers that run a part of their forward pass again, and this part."""
+        """The types of layers that run a part of their forward pass again, and that part."""
         for number, layer in enumerate(self.of_type):
             if layer.again is not None:
                 yield number, layer.again

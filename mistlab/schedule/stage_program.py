@@ -1,8 +1,8 @@
 """The program of a stage: an iteration's tasks in the order in which the host issues them.
 
-The tasks of its passes (``mistlab.schedule.pass_tasks``) come with those between stages. A task
-says which buffers it reads and writes; what it waits for follows from that alone
-(``mistlab.schedule.hazards``).
+It has the tasks of the stage's passes (``mistlab.schedule.pass_tasks``) and the tasks that send to
+and receive from other stages. A task says which buffers it reads and writes. Its buffers alone
+decide which tasks it waits for (``mistlab.schedule.hazards``).
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ from mistlab.schedule.stage_shape import RING, StageShape
 _STEPPING = ("open", "S", HOST_STEP, "O<", "O>", "G<", "close")
 # Tasks that write to memory which is allocated when they are issued.
 _AFTER_COMPUTE = ("Y", "A<", "tied")
-# Besides the slot table's tasks and those of memory: the sum of a table of tokens that two layers
-# share, and the end of its memory; the sum of losses and norms.
+# Tasks that are neither in the slot table nor tasks of memory. "tied" sums the gradient of a table
+# of tokens that two layers share, "drop table" frees its memory, "report" sums losses and norms.
 Extra = Literal["tied", "drop table", "report"] | Memory
 
 

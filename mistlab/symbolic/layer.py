@@ -25,8 +25,8 @@ class OperatorWork:
 class LayerExpressions:
     """The work and memory of a layer, for one micro-batch on one rank.
 
-    ``saved_bytes`` is what is kept for the backward pass. The peaks include what is kept. Operators
-    that run again count as the backward pass's.
+    ``saved_bytes`` are kept for the backward pass, and the peaks include them. Operators that run
+    again belong to the backward pass.
     """
 
     work: Mapping[tuple[Phase, Kind], OperatorWork]

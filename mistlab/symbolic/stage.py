@@ -1,8 +1,8 @@
 """Expressions for a stage's memory, its fullest moments and its work, as sums over its layers.
 
-L blocks, some of them treated otherwise than plain ones; q micro-batches in flight; e and t are 1
-where the stage holds the embedding or the head. All bytes are of one rank. What comes and goes
-beside a block that computes, and when layers step, is the engine's.
+A stage has L blocks, some of them treated, and q micro-batches in flight; e and t are 1 where it
+holds the embedding or the head. All bytes are of one rank. The engine decides which bytes come and
+go while a block computes, and when layers step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,7 +108,7 @@ class _Treated:
 
     @classmethod
     def of(cls, name: str, row: Treatment) -> Self:
-        """Those of a row of the table of treatments."""
+        """The blocks of one row of the table of treatments."""
         return cls(
             layer=LayerSums.symbols(type_of(BLOCKS, name)),
             count=choice_symbol(DIMENSIONS[row.dimension].symbol),
@@ -117,12 +117,12 @@ class _Treated:
 
 
 def _kept(blocks: Sequence[_Treated]) -> sympy.Expr:
-    """What blocks keep of one micro-batch."""
+    """The bytes that blocks keep for one micro-batch."""
     return sympy.Add(*(one.count * one.layer.saved_bytes for one in blocks))
 
 
 def _last(blocks: Sequence[_Treated], name: str) -> sympy.Expr:
-    """A sum of the last of the blocks, which lie in this order."""
+    """A sum of the last block of the stage; ``blocks`` are in the stage's order."""
     first, *others = blocks
     choices = [(getattr(one.layer, name), one.count > 0) for one in reversed(others)]
     return sympy.Piecewise(*choices, (getattr(first.layer, name), True))
@@ -243,8 +243,8 @@ def _moments(
 
 
 def _between(blocks: Sequence[_Treated], all_kept: sympy.Expr, peak: str) -> Iterator[sympy.Expr]:
-    """The moments at which the first block of each treatment runs beside the last one before it,
-    and at which that one runs, unless it can need no more."""
+    """The moments at which the first block of a treatment runs beside the block before it, and the
+    moments at which the block before it runs, if they can be fuller."""
     for number in range(1, len(blocks)):
         before, own, after = blocks[:number], blocks[number], blocks[number:]
         beside = _last(before, "saved_bytes")
