@@ -1,8 +1,9 @@
-"""Stages joined to the best pipeline by a mixed-integer linear programme, as Mist does.
+"""Joins stages to the best pipeline by a mixed-integer linear programme, as Mist does.
 
-A binary variable for each candidate of each stage: a stage takes one of them, and together they
-have all blocks. The chains of ``mistlab.cost.pipeline`` are longest paths, so each becomes a
-variable with an inequality for every way that it can go, from the last stage to the first.
+Each candidate of each stage has a binary variable: a stage takes one of its candidates, and
+together the stages have all blocks. The chains of ``mistlab.cost.pipeline`` are longest paths. Each
+chain becomes a variable, with an inequality for every way that the path can go, from the last stage
+to the first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +22,9 @@ from searchers.joining.programme import join_hastily, places_by_stage
 # PuLP is not typed.
 Expression = Any
 
-# Plans that differ by less than this share of their time are equally good.
+# Plans whose times differ by less than this share count as equal.
 GAP = 1e-6
-# How far above a known plan's time solvers look, which have tolerances of their own.
+# Solvers look this far above a known plan's time, since they have tolerances of their own.
 ALMOST = 1 + 1e-5
 
 
@@ -32,7 +33,7 @@ def _highs(seconds: float) -> pulp.LpSolver:
 
 
 def _cbc(seconds: float) -> pulp.LpSolver:
-    # An extra of its own: pip install '.[cbc]'.
+    # CBC is installed as an extra: pip install '.[cbc]'.
     from cbcbox import cbc_bin_path  # noqa: PLC0415
 
     return pulp.COIN_CMD(
@@ -44,11 +45,11 @@ SOLVERS: dict[str, Callable[[float], pulp.LpSolver]] = {"highs": _highs, "cbc": 
 
 
 def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float, Plan] | None]:
-    """A joiner that lets one of ``SOLVERS`` take so long for a group at most, or what is left of
-    the budget. The ledger sees a quick answer first, in case the solver is stopped."""
+    """A joiner that gives one of ``SOLVERS`` some seconds for a group, or the rest of the budget if
+    that is less. The ledger sees a quick answer first, in case the solver is stopped."""
 
     def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-        # What is known to be slower than a quick answer is cut off, which is most of it.
+        # Candidates that are known to be slower than a quick answer are left out: most of them.
         hasty = join_hastily(menus, limit_s)
         if hasty is not None:
             menus.ledger.predict([hasty[1]])
@@ -58,11 +59,12 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
             return hasty
         before_s = menus.ledger.wall_s
         programme = _Programme(menus, stages, limit_s)
-        # Handing it to a solver takes about as long as making it, which no solver's limit counts.
+        # Handing the programme to a solver takes about as long as making it, and does not count for
+        # the solver's limit.
         handing_s = menus.ledger.wall_s - before_s
         if programme.solve(solver, min(seconds, menus.ledger.seconds_left - handing_s)):
             return programme.solution() or hasty
-        # A solver that was stopped has proven nothing.
+        # If the solver was stopped, nothing is proven.
         return join_exactly(menus, limit_s) or hasty
 
     return join
@@ -70,7 +72,7 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """One stage's candidates, a variable for each, and what the chosen one takes."""
+    """One stage: its candidates, a variable for each, and the times of the chosen candidate."""
 
     candidates: Sequence[tuple[StagePosition, int]]
     chosen: Sequence[pulp.LpVariable]
@@ -81,7 +83,7 @@ class _Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chains:
-    """The chains of a stage and those behind it, as in ``mistlab.cost.pipeline``."""
+    """The chains of a stage and the stages behind it, as in ``mistlab.cost.pipeline``."""
 
     nearest: Expression
     around: Expression
@@ -95,7 +97,7 @@ class _Chains:
     whole: Expression
 
 
-# What is read off a candidate's ``StageTimes``.
+# The fields of a candidate's ``StageTimes`` that are used.
 _TIMES = (
     *("forward_s", "backward_s", "through_forward_s", "through_backward_s", "begin_s", "end_s"),
     *("within_forward_s", "within_backward_s", "point_to_point_s"),
@@ -112,7 +114,7 @@ def _from_in_front(chains: _Chains, there_and_back_s: Expression) -> _Chains:
 
 
 class _Programme:
-    """The programme of a group of pipelines, and the way back from its solution to a plan."""
+    """The programme of a group of pipelines; turns its solution into a plan."""
 
     def __init__(
         self, menus: Menus, stages: Sequence[Sequence[StagePosition]], limit_s: float
@@ -136,7 +138,8 @@ class _Programme:
             self._share_hosts()
 
     def solve(self, solver: str, seconds: float) -> bool:
-        """Whether a solver finds the best solution, or that there is none, in so long."""
+        """Run a solver for some seconds; whether it found the best solution or proved that there is
+        none."""
         if seconds <= 0:
             return False
         self.problem.solve(SOLVERS[solver](seconds))
@@ -236,7 +239,7 @@ class _Programme:
         )
 
     def _rounds(self, stage: _Stage, after: _Chains) -> list[Expression]:
-        """What rounds take beyond the passes that the stage does meanwhile."""
+        """The seconds of rounds beyond the passes that the stage does meanwhile."""
         counts = Rounds.of(np.array(self.micro_batches), np.array(stage.in_flight))
         both = stage.times["forward_s"] + stage.times["backward_s"]
         waited = stage.times["backward_s"] - stage.times["through_backward_s"]
@@ -277,7 +280,7 @@ class _Programme:
         return ways
 
     def _share_hosts(self) -> None:
-        """Let the stages on one node leave its host memory enough."""
+        """Keep the stages of each node within its host memory."""
         cluster = self.menus.problem.cluster
         held: dict[int, Expression] = {}
         first_rank = cluster.num_gpus
