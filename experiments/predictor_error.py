@@ -17,7 +17,7 @@ from experiments.cli.commandline import parser_of, run
 def main(arguments: Sequence[str]) -> int:
     """Compare, print a table, write rows and scatter plots."""
     options = _parser().parse_args(arguments)
-    from experiments.calibrating.error_rows import errors  # noqa: PLC0415 (not for --help)
+    from experiments.reports.error_rows import errors  # noqa: PLC0415 (not for --help)
 
     return errors(options)
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from runtime.boxes import Loader, UnreadableError
-from runtime.shortage import refusal_in
+from runtime.comm.shortage import refusal_in
 
 # What reading raises if a file does not hold the bytes that were written.
 SENSELESS = (

@@ -1,9 +1,12 @@
 """Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
 
 from mistlab.engines.table import ENGINES
+from mistlab.schedule.order_text import splits_backward
+from mistlab.schedule.plan_orders import order_of_plan
 from mistlab.values.dimensions import BUILT_IN, counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
+from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 
 # Dimensions that the runtime follows; counts of blocks it follows by their treatments.
@@ -11,12 +14,13 @@ FOLLOWED = {*BUILT_IN}
 
 
 def check_runnable(job: Job) -> None:
-    """Refuse a plan of another engine, and a model whose layers the runtime does not have."""
+    """Refuse another engine's plan, and an order or a model that the runtime does not have."""
     if not ENGINES[job.plan.engine].runs_here:
         message = (
             f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
         )
         raise InputError(message)
+    check_order(job.plan)
     for number, stage in enumerate(job.plan.stages):
         for name, value in stage.others:
             if name not in FOLLOWED and name not in counts_of_blocks():
@@ -24,6 +28,18 @@ def check_runnable(job: Job) -> None:
                 message = f"{where}: {value:g} can be predicted and not yet trained: leave it out"
                 raise InputError(message)
     check_model(job.workload)
+
+
+def check_order(plan: Plan) -> None:
+    """Refuse an order of passes that the runtime does not have: chunks, and backwards in two."""
+    order = order_of_plan(plan)
+    has = "chunks" if order.chunks > 1 else "W" if any(map(splits_backward, order.stages)) else ""
+    if has:
+        message = (
+            f"plan.order: {plan.order} has {has}, which are predicted and played alone: give an "
+            "order of whole backward passes of one chunk to run here"
+        )
+        raise InputError(message)
 
 
 def check_model(workload: Workload) -> None:

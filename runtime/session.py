@@ -26,6 +26,7 @@ from runtime.comm.processes import (
     maker,
     world_of_launcher,
 )
+from runtime.comm.shortage import Shortage, ShortageError, refusals
 from runtime.comm.topology import Connections, Topology, connected
 from runtime.data import Sequences, Synthetic, batch_of, open_tokens
 from runtime.devices.driver import DevicePeaks
@@ -39,7 +40,6 @@ from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.profiling.clocks import clocks_of
 from runtime.runnable import check_runnable
-from runtime.shortage import Shortage, ShortageError, refusals
 from runtime.threads import take_share
 
 KIBIBYTE = 1024

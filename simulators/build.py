@@ -15,7 +15,8 @@ from mistlab.schedule.pass_links import PassLinks
 from mistlab.schedule.slot_table import Action, Phase, Template
 from mistlab.schedule.stage_passes import StagePass, StagePasses
 from simulators.graph import TaskGraph
-from simulators.pass_pattern import Pattern, StageTasks, pattern_of
+from simulators.pass_pattern import Pattern, StageTasks
+from simulators.split_backward import pattern_of_pass
 
 # Which pass of a stage: its kind, chunk and micro-batch.
 PassKey = tuple[PassKind, int, int]
@@ -29,7 +30,7 @@ def build_graph(
     With S stages, part c S + s of the model is chunk c of stage s.
     """
     num_stages = len(passes)
-    graph = TaskGraph(stages=num_stages)
+    graph = TaskGraph(stages=num_stages, first_layers=_first_layers(parts, num_stages))
     built = [
         _Stage(graph, parts, stage, template, num_stages).build(of_stage)
         for stage, of_stage in enumerate(passes)
@@ -56,9 +57,14 @@ def build_stage(
     parts: Sequence[StageTasks], stage: int, template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
     """The tasks of one stage alone, which waits for no other stage."""
-    graph = TaskGraph(stages=len(passes))
+    graph = TaskGraph(stages=len(passes), first_layers=_first_layers(parts, len(passes)))
     _Stage(graph, parts, stage, template, len(passes)).build(passes[stage])
     return graph
+
+
+def _first_layers(parts: Sequence[StageTasks], num_stages: int) -> tuple[int, ...]:
+    """The first layer of each part, if stages have several."""
+    return tuple(part.first_layer for part in parts) if len(parts) > num_stages else ()
 
 
 class _Stage:
@@ -84,11 +90,13 @@ class _Stage:
         self.begins: dict[PassKey, int] = {}
         self.sent: dict[PassKey, int] = {}
         self.micro_batches: list[int] = []
+        self.splits = False
         # The last backward pass or reduction, and the reduction of a tied table, if there is one.
         self.reduced = -1
         self.tied: int | None = None
 
     def build(self, passes: StagePasses) -> "_Stage":
+        self.splits = passes.splits_backward
         for one in passes:
             self._pass(one)
         self.micro_batches = sorted({one.micro_batch for one in passes})
@@ -100,7 +108,9 @@ class _Stage:
         named = one.kind, one.chunk, one.phase
         pattern = self.patterns.get(named)
         if pattern is None:
-            pattern = self.patterns[named] = pattern_of(tasks, self.template, one.phase)
+            pattern = self.patterns[named] = pattern_of_pass(
+                one, tasks, self.template, splits=self.splits
+            )
         send = self._send(one, tasks)
         graph, base = self.graph, len(self.graph)
         graph.labels += pattern.labels

@@ -10,12 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.iteration import iteration_figures
-from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
+from mistlab.cost.tasks import TaskModel
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
@@ -24,7 +22,6 @@ from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.slot_table import (
     Action,
     Kind,
-    Template,
 )
 from mistlab.values.errors import refuse
 from mistlab.values.plan import Plan
@@ -34,18 +31,16 @@ from mistlab.values.value import check_field
 from mistlab.values.workload import Workload
 from simulators.build import build_graph, build_stage
 from simulators.graph import TaskGraph
-from simulators.network import Use
-from simulators.pass_pattern import Name, StageTasks
-from simulators.play import ALONE, Factors, Times, play
+from simulators.part_tasks import tasks_of_parts
+from simulators.play import Factors, Times, play
 from simulators.stage_times import PassTimes, pass_times
 from simulators.symbolic import SymbolicPredictor
 from simulators.variability import Quantiles, Variability
 
 NAME = "events"
 
-_COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
 # Kinds of tasks whose time is proportional to the size of a micro-batch.
-_OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "A", "X"})
+_OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "W", "A", "X"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +127,9 @@ class EventSimulator:
 
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
         """Play one stage of a plan without the others, like ``SymbolicPredictor.predict_stage``."""
-        model = self._model(plan)
-        stages, factors = stages_of(model, plan)
-        graph = build_stage(stages, stage, model.template, passes_of_plan(plan))
+        model, passes = self._model(plan), passes_of_plan(plan)
+        parts, factors = tasks_of_parts(model, plan, passes)
+        graph = build_stage(parts, stage, model.template, passes)
         return _played(graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
@@ -146,9 +141,9 @@ class EventSimulator:
         return Quantiles.of(played_s, variability.seed)
 
     def _graph(self, plan: Plan, engine: Engine | None = None) -> tuple[TaskGraph, list[Factors]]:
-        model = self._model(plan, engine)
-        stages, factors = stages_of(model, plan)
-        return build_graph(stages, model.template, passes_of_plan(plan)), factors
+        model, passes = self._model(plan, engine), passes_of_plan(plan)
+        parts, factors = tasks_of_parts(model, plan, passes)
+        return build_graph(parts, model.template, passes), factors
 
     def predict(self, plan: Plan) -> Prediction:
         """The predicted cost of a plan."""
@@ -255,76 +250,3 @@ def _with_work(graph: TaskGraph, plan: Plan, work: Sequence[float]) -> TaskGraph
         )
     ]
     return replace(graph, seconds=seconds)
-
-
-def stages_of(model: TaskModel, plan: Plan) -> tuple[list[StageTasks], list[Factors]]:
-    """The times of each stage's tasks, and the factors by which its streams slow one another."""
-    batch = StageBatch.of_plan(plan)
-    seconds = model.seconds({name: batch.value(name) for name in task_columns()})
-    types, networks = model.types.of_stages(batch.value), _networks(seconds, batch)
-    names = _names(model.template)
-    stages, first_layer, ends = [], 0, (0, plan.num_stages - 1)
-    for stage, of_stage in enumerate(types):
-        stages.append(
-            StageTasks(
-                stage=stage,
-                first_layer=first_layer,
-                zero=plan.stages[stage].zero,
-                seconds={name: _seconds(seconds, name, stage, of_stage) for name in names},
-                send_s=float(seconds.send_s[stage]),
-                networks=networks[stage],
-                tied_s=float(seconds.tied_s[stage])
-                if plan.num_stages > 1 and stage in ends
-                else 0.0,
-            )
-        )
-        first_layer += len(of_stage)
-    return stages, _factors(seconds, plan.num_stages)
-
-
-def _networks(seconds: TaskSeconds, batch: StageBatch) -> list[dict[Kind, tuple[Use, ...]]]:
-    """The links across nodes that each stage's sends use, and the share of each that they take.
-
-    An even link is traffic out of a node, an odd link is traffic into it. A stage's first rank
-    stands for all its ranks.
-    """
-    shapes, links = seconds.shapes, seconds.model.links
-    nodes = (batch.first_rank // seconds.model.cluster.gpus_per_node).tolist()
-    found: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in nodes]
-    for stage, crosses in enumerate(shapes.crosses_to_next[:-1].tolist()):
-        if crosses:
-            here, there = nodes[stage], nodes[stage + 1]
-            part, back = (
-                links.part_of_network(int(shapes.senders_of_node[sender]))
-                for sender in (stage, stage + 1)
-            )
-            found[stage]["F"] = ((2 * here, part), (2 * there + 1, part))
-            found[stage + 1]["B"] = ((2 * there, back), (2 * here + 1, back))
-    return found
-
-
-def _names(template: Template) -> list[Name]:
-    """The kinds and directions of tasks in a slot table."""
-    rows = [row for phase in template.phases.values() for row in phase]
-    return list(dict.fromkeys((row.kind, row.direction) for row in rows))
-
-
-def _seconds(seconds: TaskSeconds, name: Name, stage: int, types: Sequence[int]) -> list[float]:
-    """Seconds of a stage's tasks of one name, by layer."""
-    kind, direction = name
-    of_type = seconds.alone(kind, direction or "")[:, stage]
-    if kind in _COMPUTING:
-        of_type = of_type + seconds.tensor_s[_COMPUTING[kind]][:, stage]
-    of_type_s: list[float] = of_type.tolist()
-    return [of_type_s[layer_type] for layer_type in types]
-
-
-def _factors(seconds: TaskSeconds, stages: int) -> list[Factors]:
-    model = seconds.model
-    found: list[Factors] = [ALONE] * stages
-    if model.template.depth == 0 and model.cluster.hardware.interference is None:
-        return found
-    for rows, factors in seconds.factors():
-        for stage in np.flatnonzero(rows).tolist():
-            found[stage] = factors.tolist()
-    return found

@@ -5,6 +5,7 @@ the tasks that it waits for have started or ended. Of the ready tasks of a strea
 lowest number goes first.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ class TaskGraph:
     """
 
     stages: int
+    first_layers: tuple[int, ...] = ()
     labels: list[Label] = field(default_factory=list)
     micro_batches: list[int] = field(default_factory=list)
     lanes: list[int] = field(default_factory=list)
@@ -80,6 +82,14 @@ class TaskGraph:
     def stream(self, task: int) -> str:
         """The stream that a task runs on."""
         return STREAMS[self.lanes[task] % len(STREAMS)]
+
+    def chunk(self, task: int) -> int:
+        """The chunk of its stage that a task is of."""
+        if not self.first_layers:
+            return 0
+        layer = self.labels[task][2]
+        assert layer is not None
+        return (bisect_right(self.first_layers, layer) - 1) // self.stages
 
     def action(self, task: int) -> Action:
         """What a task does."""

@@ -1,14 +1,14 @@
-"""The memory of a stage's GPU over a simulated iteration, and its fullest moment.
+"""What a stage's GPU holds over an iteration as it was played, and its fullest moment.
 
-States and the buffers of weights and gradients are there all the time. The step's other memory is
-taken once and given back at once. With rings of buffers, it is there from the first fetch of
-optimizer state until the first micro-batch has gone forward and the last state has left; without
-rings, from the first layer's step until the last layer's step.
-
-While a layer runs, it holds the bytes at its graph's peak. From its forward until its backward pass
-it keeps what it saved, or only its input if it will be computed again. Activations that are swapped
-out free their memory when the next user of their buffer has waited for the copy; they take memory
-again when the copy back begins. Activations sent to the next stage stay until their gradient comes.
+States and the buffers of weights and gradients are there throughout. What the step needs besides is
+taken and given back whole: with rings of buffers from the first fetch of optimizer state until the
+first micro-batch has gone forward and the last state has left; without, from the first layer's step
+until the last one's. A layer that runs holds what its graph says is alive at
+its peak; when it has run forward it keeps what it saved, or its input where it is computed again,
+until its backward. What is swapped out makes room when whoever takes its buffer has waited for the
+copy, and is back when the copy in begins. Activations that were sent on stay until their gradient
+arrives. Where the gradients of weights have passes of their own, a layer keeps all that it saved or
+computed again until that pass: about what the gradients of its outputs take that it really needs.
 """
 
 import math
@@ -20,8 +20,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.order_memory import whole_types
+from mistlab.schedule.plan_orders import passes_of_plan
+from mistlab.schedule.stage_chunks import StagePart, parts_of_plan
 from mistlab.symbolic.layer import sum_name
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.parts import batch_of_parts
 from mistlab.values.plan import Plan
 from mistlab.values.stages import StageBatch, StageFigures
 from simulators.graph import Label
@@ -36,7 +40,7 @@ CLASSES = ("states", "buffers", "step_buffers", "activations", "temporaries")
 _STATES, _BUFFERS, _STEP, _ACTIVATIONS, _TEMPORARIES = range(len(CLASSES))
 
 # Kinds of tasks that change what is held.
-_HOLDING = frozenset("FBAOS")
+_HOLDING = frozenset("FBWAOS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,16 +102,17 @@ def memory_of(
     batch = StageBatch.of_plan(plan)
     figures, sums = model.figures(batch), model.layers_of(batch)
     changes: dict[int, list[Change]] = defaultdict(list)
-    names = model.types.names
-    types = [[names[place] for place in stage] for stage in model.types.of_stages(batch.value)]
-    stages = [_Stage(plan, stage, model, figures, sums, own) for stage, own in enumerate(types)]
+    stages = _stages(plan, model, figures, sums)
     graph, times = simulation.graph, simulation.times
+    went_forward: set[int | None] = set()
     for task, label in enumerate(graph.labels):
         if label[0] in _HOLDING:
             stage, end_s = graph.stage(task), times.ends_s[task]
             if label[0] == "A":
                 end_s = _given_back_s(simulation, task)
-            is_first = graph.micro_batches[task] == 0
+            is_first = label[0] == "F" and label[2] not in went_forward
+            if is_first:
+                went_forward.add(label[2])
             changes[stage] += stages[stage].changes(
                 label, times.starts_s[task], end_s, is_first=is_first
             )
@@ -130,6 +135,25 @@ def _given_back_s(simulation: "Simulation", number: int) -> float:
     return min(starts, default=times.ends_s[number])
 
 
+def _stages(
+    plan: Plan,
+    model: StageModel,
+    figures: StageFigures,
+    sums: Mapping[str, NDArray[np.float64]],
+) -> list["_Stage"]:
+    passes = passes_of_plan(plan)
+    whole = whole_types(plan, model)
+    stages = [
+        _Stage(plan, stage, model, figures, sums, whole if of_stage.splits_backward else {})
+        for stage, of_stage in enumerate(passes)
+    ]
+    chunks = passes[0].chunks
+    types = model.types.of_stages(batch_of_parts([plan], chunks).value)
+    for part, places in zip(parts_of_plan(plan, chunks), types, strict=True):
+        stages[part.stage].take(part, [model.types.names[place] for place in places])
+    return stages
+
+
 class _Stage:
     """The classes and bytes of memory that each task of a stage changes."""
 
@@ -140,17 +164,17 @@ class _Stage:
         model: StageModel,
         figures: StageFigures,
         sums: Mapping[str, NDArray[np.float64]],
-        types: Sequence[str],
+        whole: Mapping[str, str],
     ) -> None:
         own = plan.stages[stage]
-        before = sum(one.layers for one in plan.stages[:stage])
-        self.types = types
-        self.first_layer = before + (stage > 0)
-        self.ratios = own.offload
         # Layers count through the whole model, the embedding is layer 0.
-        self.blocks = range(before + 1, before + 1 + own.layers)
-        last = self.blocks.stop - 1
-        self.sends_from = None if stage == plan.num_stages - 1 else last
+        self.types: dict[int, str] = {}
+        self.sends_from: set[int] = set()
+        # Where gradients of weights have passes of their own: the types of layers as which those
+        # are kept until then that were there before.
+        self.whole = whole
+        self.head = plan.layers + 1
+        self.ratios = own.offload
         self.bytes = {
             name: {key: float(sums[sum_name(name, key)][stage]) for key in _SUMS}
             for name in model.types.names
@@ -171,16 +195,25 @@ class _Stage:
         # layers had computed.
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
+    def take(self, part: StagePart, types: Sequence[str]) -> None:
+        """Another part of the model that the stage has, its layers being of these types."""
+        self.types |= dict(enumerate(types, part.first_layer))
+        if not part.has_head:
+            self.sends_from.add(part.blocks[-1])
+
     def changes(
         self, label: Label, start_s: float, end_s: float, *, is_first: bool
     ) -> list[Change]:
-        """The changes that a task makes: when, of which class, by how many bytes."""
+        """When a task changes which class by how many bytes; ``is_first`` of its layer's forward
+        passes."""
         kind, direction, layer = label
         assert layer is not None
         if kind == self.steps_with:
             self.steps_from_s = min(self.steps_from_s, start_s)
         if kind == self.steps_with or (kind == "F" and is_first):
             self.steps_until_s = max(self.steps_until_s, end_s)
+        if kind == "W":
+            return [(start_s, _ACTIVATIONS, -self._whole_bytes(layer))]
         if kind in ("F", "B"):
             return self._computing(kind == "F", layer, start_s, end_s)
         if kind in ("O", "S"):
@@ -204,6 +237,16 @@ class _Stage:
     ) -> list[Change]:
         held, *peaks = self._held_and_peaks(layer)
         running = peaks[0 if is_forward else 1]
+        if self.whole and not is_forward:
+            # All that the layer saved stays for the gradients of its weights, and all that was
+            # computed again.
+            saved = self._of(layer)["saved_bytes"]
+            return [
+                (start_s, _ACTIVATIONS, saved - held),
+                (start_s, _TEMPORARIES, running),
+                (end_s, _TEMPORARIES, -running),
+                (end_s, _ACTIVATIONS, self._whole_bytes(layer) - saved),
+            ]
         return [
             (end_s, _ACTIVATIONS, held) if is_forward else (start_s, _ACTIVATIONS, -held),
             (start_s, _TEMPORARIES, running),
@@ -215,15 +258,19 @@ class _Stage:
         found = self.of_layer.get(layer)
         if found is None:
             sums = self._of(layer)
-            sent = sums["output_bytes"] if layer == self.sends_from else 0.0
-            wide = self.wide_bytes if layer >= self.blocks.stop else 0.0
+            sent = sums["output_bytes"] if layer in self.sends_from else 0.0
+            wide = self.wide_bytes if layer == self.head else 0.0
             backward = self.bucket_bytes + sums["backward_peak_bytes"]
             peaks = sums["forward_peak_bytes"] + wide, backward + wide
             found = self.of_layer[layer] = (sums["saved_bytes"] + sent, *peaks)
         return found
 
     def _of(self, layer: int) -> Mapping[str, float]:
-        return self.bytes[self.types[layer - self.first_layer]]
+        return self.bytes[self.types[layer]]
+
+    def _whole_bytes(self, layer: int) -> float:
+        """What a layer keeps between its backward pass and the one for its weights."""
+        return self.bytes[self.whole[self.types[layer]]]["saved_bytes"]
 
 
 _SUMS = (

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.pass_waits import Offsets, PassWaits, pass_waits
+from mistlab.schedule.pass_columns import Offsets
+from mistlab.schedule.pass_waits import PassWaits, pass_waits
 from mistlab.schedule.places import layer_at
 from mistlab.schedule.slot_table import Direction, Kind, Phase, Task, Template
 from simulators.graph import Label

@@ -7,19 +7,24 @@ backward pass belong to it.
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 from simulators.graph import TaskGraph
 from simulators.play import Times
 
-# Kind and micro-batch.
-Pass = tuple[str, int]
-_COMPUTING = ("F", "B")
+# Kind, chunk and micro-batch.
+Pass = tuple[str, int, int]
+_COMPUTING = ("F", "B", "W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """Seconds of one stage's passes, by micro-batch, with the tasks before and after all passes."""
+    """Seconds of one stage's passes, with what comes before and after them.
+
+    Micro-batches are in the order in which they first went each way. What a micro-batch takes in
+    several chunks adds up, and gradients of weights count as part of its backward pass.
+    """
 
     forwards_s: tuple[float, ...]
     backwards_s: tuple[float, ...]
@@ -37,15 +42,20 @@ def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
     stages = [_Stage() for _ in range(graph.stages)]
     for task, (kind, _, _) in enumerate(graph.labels):
         stage = stages[graph.stage(task)]
-        stage.add((kind, graph.micro_batches[task]), times.starts_s[task], times.ends_s[task])
+        of = kind, graph.chunk(task) if kind in _COMPUTING else 0, graph.micro_batches[task]
+        stage.add(of, times.starts_s[task], times.ends_s[task])
     # A micro-batch comes when it was sent, or is ready where sending takes no time.
-    for number, stage in enumerate(stages):
-        for kind, sender in (("F", number - 1), ("B", number + 1)):
-            if 0 <= sender < len(stages):
-                ends_s = stages[sender].ends_s.items()
-                stage.came_s |= {of: end_s for of, end_s in ends_s if of[0] == kind}
+    parts = max(graph.stages, len(graph.first_layers))
+    for earlier, later in pairwise(range(parts)):
+        ends = divmod(earlier, graph.stages), divmod(later, graph.stages)
+        for kind, ((above, source), (below, goal)) in (("F", ends), ("B", ends[::-1])):
+            stages[goal].came_s |= {
+                (kind, below, micro_batch): end_s
+                for (one, chunk, micro_batch), end_s in stages[source].ends_s.items()
+                if (one, chunk) == (kind, above)
+            }
     for send, task in graph.sends:
-        of = graph.labels[task][0], graph.micro_batches[task]
+        of = graph.labels[task][0], graph.chunk(task), graph.micro_batches[task]
         stages[graph.stage(task)].came_s[of] = times.ends_s[send]
     return [stage.pass_times() for stage in stages]
 
@@ -73,19 +83,21 @@ class _Stage:
 
     def pass_times(self) -> PassTimes:
         """How long passes took."""
-        seconds: dict[str, dict[int, float]] = {kind: {} for kind in _COMPUTING}
+        seconds: dict[bool, dict[int, float]] = {True: {}, False: {}}
         free_s = 0.0
         for of in sorted(self.starts_s, key=self.starts_s.__getitem__):
-            kind, micro_batch = of
-            seconds[kind][micro_batch] = self.ends_s[of] - max(free_s, self.came_s.get(of, 0.0))
+            kind, _, micro_batch = of
+            lasts_s = self.ends_s[of] - max(free_s, self.came_s.get(of, 0.0))
+            of_way = seconds[kind == "F"]
+            of_way[micro_batch] = of_way.get(micro_batch, 0.0) + lasts_s
             free_s = self.ends_s[of]
-        forwards, backwards = ([of[m] for m in sorted(of)] for of in seconds.values())
+        forwards, backwards = (list(of_way.values()) for of_way in seconds.values())
         forwards[0] += self._stepping_s()
         backwards[-1] += self.all_end_s - free_s
         return PassTimes(forwards_s=tuple(forwards), backwards_s=tuple(backwards))
 
     def _stepping_s(self) -> float:
         """How long the stage steps before its first micro-batch has come."""
-        first = "F", 0
+        first = min(self.starts_s, key=self.starts_s.__getitem__)
         before = [end_s for start_s, end_s in self.steps_s if start_s < self.starts_s[first]]
         return min(self.came_s.get(first, 0.0), max(before, default=0.0))

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,8 @@ from mistlab.cost.arithmetic import model_flop, stage_flop
 from mistlab.cost.bounds import PredictionBounds, bounds_of
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes, room_bytes
+from mistlab.cost.order_memory import unlike_bytes
+from mistlab.cost.order_times import ordered_iterations_s
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import FEW_ROWS, StageTimeModel
 from mistlab.cost.tasks import TaskModel
@@ -18,6 +20,9 @@ from mistlab.engines.engine import Engine
 from mistlab.engines.mistlab import MISTLAB
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.order_text import PipelineOrder
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.schedule.plan_orders import order_of_plan
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.mesh import num_gpus
 from mistlab.values.plan import Plan
@@ -71,13 +76,13 @@ class SymbolicPredictor:
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
         """Predict plans, in order; equal stages are worked out once."""
         found: dict[int, Prediction] = {}
-        # Plans with the same schedule and number of stages are predicted together.
-        together: dict[tuple[EngineMode, int], list[int]] = defaultdict(list)
+        # Plans of one schedule, order and number of stages go through together.
+        together: dict[tuple[EngineMode, PipelineOrder | None, int], list[int]] = defaultdict(list)
         for place, plan in enumerate(plans):
-            together[_schedule_of(plan), plan.num_stages].append(place)
-        for (schedule, _), places in together.items():
+            together[_schedule_of(plan), _order_of(plan), plan.num_stages].append(place)
+        for (schedule, order, _), places in together.items():
             chosen = [plans[place] for place in places]
-            found |= zip(places, self._predict_alike(schedule, chosen), strict=True)
+            found |= zip(places, self._predict_alike(schedule, chosen, order), strict=True)
         return [found[place] for place in range(len(plans))]
 
     def predict_stage(self, plan: Plan, stage: int) -> Prediction:
@@ -114,15 +119,26 @@ class SymbolicPredictor:
         seconds = self._model(schedule)(batch)
         return iteration_s(_table(seconds, len(micro_batches)), micro_batches)
 
-    def _predict_alike(self, schedule: EngineMode, plans: Sequence[Plan]) -> Iterator[Prediction]:
-        """Predict plans that have the same schedule and number of stages."""
-        stages = self._stages_of(schedule, [row for plan in plans for row in self._rows(plan)])
-        iterations = _iterations(stages, [plan.micro_batches for plan in plans])
+    def _predict_alike(
+        self, schedule: EngineMode, plans: Sequence[Plan], order: PipelineOrder | None
+    ) -> Iterator[Prediction]:
+        """What plans of one schedule, order and number of stages cost."""
+        if order is None:
+            stages = self._stages_of(schedule, [row for plan in plans for row in self._rows(plan)])
+            iterations = _iterations(stages, [plan.micro_batches for plan in plans])
+        else:
+            stages = self._ordered(schedule, plans)
+            iterations = ordered_iterations_s(self._model(schedule), plans, order).tolist()
         flop, count = model_flop(self.workload), plans[0].num_stages
         for number, (plan, seconds) in enumerate(zip(plans, iterations, strict=True)):
             own = stages[number * count : (number + 1) * count]
             gpus = [stage.num_gpus for stage in plan.stages]
-            yield self._prediction(plan.engine, seconds, own, gpus, flop)
+            prediction = self._prediction(plan.engine, seconds, own, gpus, flop)
+            yield (
+                prediction
+                if order is None
+                else replace(prediction, notes=(*prediction.notes, _unmeasured(plan)))
+            )
 
     def _prediction(
         self,
@@ -166,8 +182,21 @@ class SymbolicPredictor:
             known.clear()
         return found
 
+    def _ordered(self, schedule: EngineMode, plans: Sequence[Plan]) -> list[KnownStage]:
+        """The stages of plans whose passes run in an order without a formula."""
+        model, batch = self._stages(schedule.engine.name), StageBatch.of_plans(plans)
+        figures = model.figures(batch)
+        unlike = np.concatenate([unlike_bytes(plan, model) for plan in plans])
+        names = ("activations_bytes", "forward_peak_bytes", "backward_peak_bytes")
+        figures = replace(figures, **{name: getattr(figures, name) + unlike for name in names})
+        return [*self._known_of(schedule, batch, figures)]
+
     def _worked_out(self, schedule: EngineMode, batch: StageBatch) -> Iterator[KnownStage]:
-        figures = self._stages(schedule.engine.name).figures(batch)
+        return self._known_of(schedule, batch, self._stages(schedule.engine.name).figures(batch))
+
+    def _known_of(
+        self, schedule: EngineMode, batch: StageBatch, figures: StageFigures
+    ) -> Iterator[KnownStage]:
         costs = self._costs(schedule, batch, figures)
         gpus = np.minimum(num_gpus(batch.value), self.cluster.gpus_per_node)
         return known_stages(costs, figures, gpus)
@@ -212,6 +241,15 @@ class SymbolicPredictor:
 
 def _schedule_of(plan: Plan) -> EngineMode:
     return EngineMode(engine=ENGINES[plan.engine], overlap_communication=plan.overlap_communication)
+
+
+def _order_of(plan: Plan) -> PipelineOrder | None:
+    """The order of a plan's passes; None of the one that has a formula."""
+    return None if plan.order == DEFAULT_ORDER else order_of_plan(plan)
+
+
+def _unmeasured(plan: Plan) -> str:
+    return f"no run in the order {plan.order} was measured, all were in {DEFAULT_ORDER}"
 
 
 def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> list[float]:

@@ -24,6 +24,7 @@ MICROSECONDS = 1e6
 WORDS: Mapping[Kind, str] = {
     "F": "forward",
     "B": "backward",
+    "W": "gradients of weights",
     "S": "optimizer step",
     "U": "parameter gather",
     "R": "gradient reduction",

@@ -22,6 +22,7 @@ from mistlab.calibration.tables import (
     read_point_to_point_table,
     read_transfer_table,
 )
+from mistlab.machine.derived_slowdowns import slowdowns_of_group
 from mistlab.machine.hardware import Hardware, Source
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 from mistlab.machine.transfers import GroupTransfers, Line, Transfers
@@ -236,7 +237,7 @@ def _residual(shape: GroupShape, rows: OverlapRows, machine: Interference, seed:
     half = interference.fit(seen, gpus_in_node=shape.gpus_in_node, nodes=shape.nodes)
     left_out = None
     if len(machine.groups) > 1:
-        measured = machine.of_group(gpus_in_node=shape.gpus_in_node, nodes=shape.nodes)
+        measured = slowdowns_of_group(machine, gpus_in_node=shape.gpus_in_node, nodes=shape.nodes)
         left_out = _mean_error(rows, interference.left_out(machine, measured))
     return Residual(
         shape=shape,

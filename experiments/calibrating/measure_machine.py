@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.calibrating.moved_clocks import moved_words
 from experiments.calibrating.noted_machine import Machine
 from experiments.calibrating.profile_sizes import ProfileSizes
 from experiments.cli.commandline import progress
+from experiments.cli.moved_clocks import moved_words
 from mistlab.machine.hardware import PeakTflops
 from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import InputError

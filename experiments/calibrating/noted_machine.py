@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.calibrating.moved_clocks import moved_words
+from experiments.cli.moved_clocks import moved_words
 from mistlab.machine.hardware import PeakTflops
 from mistlab.values.datafile import read_yaml
 from mistlab.values.errors import InputError

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from experiments.calibrating.moved_clocks import moved_words
+from experiments.cli.moved_clocks import moved_words
 from experiments.reports.plans import ReportPlan
 from experiments.reports.rows import median_s
 from experiments.running.plan_runs import Said

@@ -16,6 +16,7 @@ from experiments.cli.commandline import (
     writable,
 )
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, load_job
 from mistlab.values.prediction import Prediction, Predictor, compared
@@ -126,7 +127,10 @@ def _refused(path: Path, job: Job, error: InputError) -> Answer:
 def _mapping(answer: Answer) -> Mapping[str, Any]:
     if answer.prediction is None:
         return {"plan": str(answer.path), "error": answer.error}
-    return {"plan": str(answer.path), **to_mapping(answer.prediction)}
+    assert answer.job is not None
+    order = answer.job.plan.order
+    own = {} if order == DEFAULT_ORDER else {"order": order}
+    return {"plan": str(answer.path), **own, **to_mapping(answer.prediction)}
 
 
 def _table(answer: Answer) -> str:

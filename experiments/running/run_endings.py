@@ -23,7 +23,7 @@ def in_words(error: RuntimeError, job: Job, options: argparse.Namespace) -> NoAn
     """What ended a run, if there are words for it."""
     from runtime.checkpoint import UnsavedError  # noqa: PLC0415 (needs torch)
     from runtime.comm.group import RankLostError  # noqa: PLC0415 (needs torch)
-    from runtime.shortage import ShortageError  # noqa: PLC0415 (needs torch)
+    from runtime.comm.shortage import ShortageError  # noqa: PLC0415 (needs torch)
 
     if isinstance(error, RankLostError | UnsavedError):
         text = str(error)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from experiments.calibrating.moved_clocks import moved_words
+from experiments.cli.moved_clocks import moved_words
 from experiments.running.measured_stages import stage_times
 from mistlab.cost.arithmetic import mfu_of
 from mistlab.values.errors import InputError, UncalibratedError
@@ -22,9 +22,9 @@ from mistlab.values.value import to_mapping
 from simulators.symbolic import SymbolicPredictor
 
 if TYPE_CHECKING:
+    from runtime.comm.shortage import Shortage
     from runtime.engine.executor import Report
     from runtime.session import MeasuredTask, RankMemory
-    from runtime.shortage import Shortage
 
 # Iterations that allocate, compile and connect; left out of the measurement where more follow.
 WARM_UP = 2

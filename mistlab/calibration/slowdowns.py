@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from mistlab.cost.side_by_side import BITS, Factors, factors_of, overlapped
+from mistlab.machine.derived_slowdowns import slowdowns_of_group
 from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
 
 COMPUTE = STREAMS.index("compute")
@@ -109,9 +110,8 @@ def combined(groups: Sequence[GroupSlowdowns], rows: Sequence[OverlapRows]) -> I
 def left_out(machine: Interference, group: GroupSlowdowns) -> GroupSlowdowns:
     """The slowdowns of a shape of group, derived from the machine's other shapes."""
     others = tuple(other for other in machine.groups if other is not group)
-    return Interference(shared_links=machine.shared_links, groups=others).of_group(
-        gpus_in_node=group.gpus_in_node, nodes=group.nodes
-    )
+    without = Interference(shared_links=machine.shared_links, groups=others)
+    return slowdowns_of_group(without, gpus_in_node=group.gpus_in_node, nodes=group.nodes)
 
 
 def _with_fitted_factors(

@@ -227,7 +227,7 @@ def _work(
             continue
         own, rule = class_of(operator), rule_of(operator, layer, rules, attention)
         moved = operator.read_bytes + operator.written_bytes
-        fused_bytes = moved * _bytes_factor(rule)
+        fused_bytes = moved * bytes_factor(rule)
         for one in (own, BESIDE) if _goes_on_beside(operator) else (own,):
             sums[f"{one} flop"] += operator.flop
             sums[f"{one} bytes"] += fused_bytes
@@ -251,7 +251,8 @@ def _goes_on_beside(operator: Operator) -> bool:
     return ranks in first and ranks not in last and not tokens & (first | last)
 
 
-def _bytes_factor(rule: KernelRule) -> sympy.Expr:
+def bytes_factor(rule: KernelRule) -> sympy.Expr:
+    """Of the bytes that an operator reads and writes, the part that its kernel moves."""
     if rule.bytes_own_keys is not None:
         return _where_own_keys(_number(rule.bytes_own_keys), _number(rule.bytes_factor))
     return _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)

@@ -14,12 +14,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.layers import LayerFigures, LayerModel, Pass, slowdown_of, work_of
+from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, slowdown_of, work_of
 from mistlab.cost.links import Collective, LinkTime, LinkTimes
 from mistlab.cost.side_by_side import Factors, factors_of
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.machine.cluster import Cluster
+from mistlab.machine.derived_slowdowns import slowdowns_of_group
 from mistlab.schedule.slot_table import SHARDED_GRADIENTS, Template
 from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
@@ -68,6 +69,7 @@ class TaskModel:
     layers: LayerModel
     links: LinkTimes
     memory: EngineMemory
+    kernels: KernelRules
     step_s_a_parameter: float
     known_layers: Known[Mapping[str, LayerFigures]] = field(
         default_factory=Known, init=False, repr=False, compare=False
@@ -110,6 +112,7 @@ class TaskModel:
             ),
             links=LinkTimes.of(cluster),
             memory=memory,
+            kernels=engine.kernels,
             step_s_a_parameter=step_moved * hardware.compute.rate("memory").s_per_byte,
         )
 
@@ -124,7 +127,9 @@ class TaskModel:
                     "by side and run python -m experiments.calibrate --interference TABLE.csv"
                 )
                 raise UncalibratedError(message)
-            group = hardware.interference.of_group(gpus_in_node=gpus_in_node, nodes=nodes)
+            group = slowdowns_of_group(
+                hardware.interference, gpus_in_node=gpus_in_node, nodes=nodes
+            )
             self._factors[shape] = factors_of(group)
         return self._factors[shape]
 
@@ -165,6 +170,7 @@ class TaskSeconds:
         self.parameters = np.stack([layer.parameters for layer in self.of_type])
         self._reduced: dict[int, Values] = {}
         self.tensor_s: dict[str, Values] = {}
+        self.hidden_s: Values = np.zeros_like(self.parameters)
         for phase in GRAPH_PHASES:
             self.tensor_s[phase] = self._tensor_parallel(phase)
         self._found: dict[tuple[str, str], Values] = {}
@@ -270,7 +276,8 @@ class TaskSeconds:
         if phase == "backward":
             if self.model.template.overlaps_tensor_backward:
                 beside_s = np.stack([one.beside_s for one in passes])
-                seconds -= np.minimum(seconds, beside_s)
+                self.hidden_s = np.minimum(seconds, beside_s)
+                seconds -= self.hidden_s
             for layer_type, again in self._again():
                 seconds[layer_type] += self._reduced_s(again)
         return seconds

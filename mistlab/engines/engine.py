@@ -22,21 +22,22 @@ _SHARDS = ("nothing", "optimizer state alone", "optimizer state and gradients al
 class Engine:
     """One engine.
 
-    ``overlapped`` is its slot table in which gradients are reduced and weights gathered beside the
-    passes; in the slot table ``afterwards`` both come after the last pass. An engine has at least
-    one of the two. ``sends`` says how its stages send activations. ``kernels`` are rules for
-    differences of its kernels from a layer graph's operators. ``memory`` is the memory that it
-    keeps in each precision in which it trains. ``step_moved`` is the number of bytes for each
-    parameter that its optimizer step reads and writes. ``cached_share`` is the memory that its
-    allocator holds beyond tensors, as a share of the memory that comes and goes; None stands for
-    the allocator in a hardware file, which is that of this package's own runtime.
+    ``overlapped`` is its slot table with gradients reduced and weights gathered beside the passes,
+    ``afterwards`` its slot table with both after the last pass; it has one of them at least.
+    ``sends`` is how its stages pass activations on. ``kernels`` are the rules by which its kernels
+    differ from a layer graph's operators. ``memory`` is what it keeps in each precision that it
+    trains in, ``step_moved`` how many bytes a parameter its optimizer's step reads and writes.
+    ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
+    and goes; None stands for the allocator that a hardware file describes, which is the one of this
+    package's own runtime.
 
-    ``measured_as`` names the engine whose measured runs give the bounds of this engine's times;
-    empty stands for the engine itself.
+    ``measured_as`` names the engine whose measured runs say how sure this one's times are; empty
+    stands for the engine itself.
 
-    There are two highest ZeRO levels: one for plans of one stage, one for pipelines. ``offloads``
-    says whether states and activations may lie in host memory, ``is_for_plans`` whether plans may
-    name the engine, ``runs_here`` whether this package's runtime executes its slot table.
+    The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
+    says whether states and activations may lie in host memory, ``takes_orders`` whether its stages
+    run whatever order of passes a plan gives, not 1F1B alone, ``is_for_plans`` whether plans may
+    name it, ``runs_here`` whether this package's runtime executes its slot table.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Engine:
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
+    takes_orders: bool = False
     measured_as: str = ""
     is_for_plans: bool = True
     runs_here: bool = False
@@ -96,6 +98,12 @@ class Engine:
         if self.offloads or not offloads:
             return ""
         return f"engine {self.name} keeps everything on the GPU: leave it out, or give mistlab"
+
+    def order_problem(self, order: str, *, default: str) -> str:
+        """Why the engine cannot run an order of passes; empty if it can."""
+        if self.takes_orders or order == default:
+            return ""
+        return f"{order}, but engine {self.name} runs {default} alone here: leave it out"
 
     def overlap_problem(
         self, *, overlap_communication: bool, others: Callable[[], Sequence[str]]

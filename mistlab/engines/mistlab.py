@@ -46,5 +46,6 @@ MISTLAB = Engine(
     # and weights move 8.
     step_moved={"fp16": 44, "bf16": 40, "fp32": 36},
     offloads=True,
+    takes_orders=True,
     runs_here=True,
 )

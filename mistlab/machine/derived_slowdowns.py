@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.machine.slowdowns import SHARED_SETS, GroupSlowdowns, Slowdown
+from mistlab.machine.slowdowns import SHARED_SETS, GroupSlowdowns, Interference, Slowdown
 
 # A shape at twice the size has 1/e^2 of the weight of a shape at the same size.
 NEAR_DOUBLINGS = 0.5
@@ -29,7 +29,20 @@ DAMPING = 0.02
 Values = NDArray[np.float64]
 
 
-def derived(
+def slowdowns_of_group(machine: Interference, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
+    """The slowdowns of a shape of group: as measured, or derived from those of other shapes."""
+    for group in machine.groups:
+        if (group.gpus_in_node, group.nodes) == (gpus_in_node, nodes):
+            return group
+    return _derived(
+        machine.groups,
+        gpus_in_node=gpus_in_node,
+        nodes=nodes,
+        shared_links=machine.shared_links,
+    )
+
+
+def _derived(
     groups: Sequence[GroupSlowdowns], *, gpus_in_node: int, nodes: int, shared_links: bool
 ) -> GroupSlowdowns:
     """The slowdowns of a shape, from those of measured shapes.

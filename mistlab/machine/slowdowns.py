@@ -1,6 +1,7 @@
-"""Fitted factors by which work on the four streams slows down when it runs side by side.
+"""How much work on the four streams slows down when it runs side by side: the fitted factors.
 
-``mistlab.cost.side_by_side`` computes times with these factors.
+``mistlab.machine.derived_slowdowns`` finds those of a shape of group, ``mistlab.cost.side_by_side``
+turns them into times.
 """
 
 from dataclasses import dataclass, field
@@ -69,15 +70,3 @@ class Interference:
         if not self.groups:
             problem = "is empty: give at least one shape of group"
             refuse("groups", problem)
-
-    def of_group(self, *, gpus_in_node: int, nodes: int) -> GroupSlowdowns:
-        """The slowdowns of a shape of group, measured or derived from those of other shapes."""
-        for group in self.groups:
-            if (group.gpus_in_node, group.nodes) == (gpus_in_node, nodes):
-                return group
-        # Imported here, because hardware files are read without NumPy.
-        from mistlab.machine.derived_slowdowns import derived  # noqa: PLC0415
-
-        return derived(
-            self.groups, gpus_in_node=gpus_in_node, nodes=nodes, shared_links=self.shared_links
-        )

@@ -23,13 +23,14 @@ RINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """Names the buffers that tasks of one layer touch in a phase; ``entry`` is of the rings."""
+    """What a task of a layer touches in a phase, with its entry of the rings and the slot in which
+    the activations of its micro-batch are held."""
 
     shape: StageShape
     layer: int
     entry: int
     phase: Phase
-    micro_batch: int
+    held: int
 
     @property
     def weights(self) -> Buffer:
@@ -64,7 +65,7 @@ class Touched:
     @property
     def away(self) -> Buffer:
         """The host's buffer for offloaded activations."""
-        return ("host activations", self.layer, self.shape.held(self.micro_batch))
+        return ("host activations", self.layer, self.held)
 
     def kept(self, what: str) -> Buffers:
         """The buffers of a layer's own weights or gradients, on the device and on the host."""

@@ -104,6 +104,11 @@ def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> Pipeli
     )
 
 
+def splits_backward(stage: StageOrder) -> bool:
+    """Whether a stage computes the gradients of weights in passes of their own."""
+    return any(one.kind == "W" for one in stage)
+
+
 def refuse_word(line: int, word: str, problem: str) -> NoReturn:
     """Raise an ``InputError`` about a word of a line; lines count from one."""
     message = f"line {line}: {word} {problem}"

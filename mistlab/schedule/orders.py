@@ -1,19 +1,13 @@
-"""Named pipeline orders: functions that write the text which an order file would hold.
+"""Named pipeline orders: which passes each stage takes when, as the text that an order file holds.
 
-In 1F1B (Narayanan et al. 2019) each stage first takes as many forwards as there are stages after
-it, then alternates between forwards and backwards.
+1F1B (Narayanan et al. 2019): each stage runs ahead by as many forwards as there are stages after
+it, then alternates. GPipe (Huang et al. 2019): all forwards, then all backwards.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import chain
 
-from mistlab.schedule.order_checks import check_order
-from mistlab.schedule.order_text import PipelineOrder, order_from_text
-
 DEFAULT_ORDER = "1f1b"
-# The most orders that are kept in memory; each is as long as its text.
-_MOST_KEPT = 64
 
 
 def in_flight(stage: int, num_stages: int, micro_batches: int) -> int:
@@ -41,25 +35,23 @@ def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
+    """The text of GPipe.
+
+    >>> print(all_forwards_then_backwards(1, 2), end="")
+    Fm0 Fm1 Bm0 Bm1
+    """
+    line = " ".join(f"{kind}m{m}" for kind in "FB" for m in range(micro_batches))
+    return f"{line}\n" * num_stages
+
+
 # By name: the function that writes an order's text for numbers of stages and micro-batches.
 ORDERS: dict[str, Callable[[int, int], str]] = {
     DEFAULT_ORDER: one_forward_one_backward,
+    "gpipe": all_forwards_then_backwards,
 }
 
 
-def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order of a name for a pipeline, checked."""
-    return _made(ORDERS[name], num_stages, micro_batches)
-
-
-@lru_cache(maxsize=_MOST_KEPT)
-def order_of_text(text: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order in a text, checked."""
-    order = order_from_text(text, num_stages=num_stages, micro_batches=micro_batches)
-    check_order(order)
-    return order
-
-
-@lru_cache(maxsize=_MOST_KEPT)
-def _made(text_of: Callable[[int, int], str], num_stages: int, micro_batches: int) -> PipelineOrder:
-    return order_of_text(text_of(num_stages, micro_batches), num_stages, micro_batches)
+def is_order_path(name: str) -> bool:
+    """Whether an order is given by the path of a file, rather than by a name."""
+    return "/" in name or name.endswith(".txt")

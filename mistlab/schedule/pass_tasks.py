@@ -86,9 +86,7 @@ class PassTasks:
         shape, name = self.shape, name or row.name
         layer = shape.layer_at(position, one.phase)
         entry = entry_of(one.number, position, shape.num_layers, self.template.depth)
-        touched = Touched(
-            shape=shape, layer=layer, entry=entry, phase=one.phase, micro_batch=one.micro_batch
-        )
+        touched = Touched(shape=shape, layer=layer, entry=entry, phase=one.phase, held=one.held)
         reads, writes = self.touches[name](touched)
         if row.kind in ("F", "B"):
             more = self._at_the_ends(position, layer, one)
@@ -125,9 +123,9 @@ class PassTasks:
         """More buffers that the first and the last layer of a pass read and write."""
         reads: Buffers = ()
         writes: Buffers = ()
-        if position == 0 and has_neighbour(one, receives=True):
-            reads = (("inbox", one.number % RING),)
-        if position == self.shape.num_layers - 1 and has_neighbour(one, receives=False):
+        if position == 0 and one.comes_from is not None:
+            reads = (("inbox", self.shape.receipts.room_of(one)),)
+        if position == self.shape.num_layers - 1 and one.goes_to is not None:
             writes = (("outbox", one.number % RING),)
         if layer == self.shape.last_layer and self.shape.has_head:
             if one.kind == "F":
@@ -136,11 +134,6 @@ class PassTasks:
                 # Gradients are scaled by a number from the last report.
                 reads = (("report",),)
         return reads, writes
-
-
-def has_neighbour(one: StagePass, *, receives: bool) -> bool:
-    """Whether a pass gets its input from another stage, or gives its outcome to one."""
-    return (one.comes_from if receives else one.goes_to) is not None
 
 
 def _stepping_on_host(template: Template) -> Template:

@@ -1,18 +1,117 @@
-"""Finds the pipeline order of a plan, and the passes of each of its stages."""
+"""The order of a plan's passes: by its name, or read from the file that the plan names.
+
+An order file holds no more than every pass that the plan can have, so that one of another plan, or
+one that is no order at all, is refused by its size before it is read.
+"""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 
+from mistlab.schedule.checked_orders import named_order, order_of_text
 from mistlab.schedule.order_text import PipelineOrder
-from mistlab.schedule.orders import DEFAULT_ORDER, named_order
+from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, in_flight
+from mistlab.schedule.stage_chunks import blocks_of_chunks
 from mistlab.schedule.stage_passes import StagePasses, passes_of
+from mistlab.values.errors import InputError, refuse
 from mistlab.values.plan import Plan
+
+# Room for more than one blank between words, in times of what the words need.
+_ROOM = 4
+# F, B and W.
+_KINDS = 3
+# F, m and a blank.
+_MARKS = 3
 
 
 def order_of_plan(plan: Plan) -> PipelineOrder:
-    """The order in which a plan's stages take their passes."""
-    return named_order(DEFAULT_ORDER, plan.num_stages, plan.micro_batches)
+    """The order in which a plan's stages take their passes; refuses one that cannot run."""
+    if plan.order in ORDERS:
+        return named_order(plan.order, plan.num_stages, plan.micro_batches)
+    try:
+        text = _text(Path(plan.order), _most_bytes(plan))
+        order = order_of_text(text, plan.num_stages, plan.micro_batches)
+        _check_chunks(plan, order)
+    except InputError as error:
+        refuse("plan.order", f"{plan.order}: {error}")
+    return order
 
 
-def passes_of_plan(plan: Plan) -> Sequence[StagePasses]:
+def passes_of_plan(plan: Plan) -> tuple[StagePasses, ...]:
     """The passes of each stage of a plan."""
     return passes_of(order_of_plan(plan))
+
+
+def in_flight_of_plan(plan: Plan) -> Sequence[float]:
+    """The micro-batches whose activations each stage holds at once, at most.
+
+    A chunk of a micro-batch counts as its share of the stage's blocks.
+    """
+    stages, micro_batches = plan.num_stages, plan.micro_batches
+    if plan.order == DEFAULT_ORDER:
+        return [in_flight(stage, stages, micro_batches) for stage in range(stages)]
+    passes = passes_of_plan(plan)
+    return [
+        _most_held(of_stage, blocks_of_chunks(stage.layers, of_stage.chunks))
+        for stage, of_stage in zip(plan.stages, passes, strict=True)
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _most_held(passes: StagePasses, blocks: tuple[int, ...]) -> float:
+    """The most blocks of micro-batches that a stage holds, over all blocks that it has."""
+    if len(blocks) == 1:
+        return passes.most_held
+    held = most = 0
+    for one in passes:
+        if one.kind == "F":
+            held += blocks[one.chunk]
+        elif one.kind == ("W" if passes.splits_backward else "B"):
+            held -= blocks[one.chunk]
+        most = max(most, held)
+    return most / sum(blocks)
+
+
+def _check_chunks(plan: Plan, order: PipelineOrder) -> None:
+    for number, stage in enumerate(plan.stages):
+        if stage.layers < order.chunks:
+            message = (
+                f"has {order.chunks} chunks, plan.stages[{number}] {stage.layers} layers: give the "
+                "stage as many layers, or the order fewer chunks"
+            )
+            raise InputError(message)
+
+
+def _text(path: Path, most_bytes: int) -> str:
+    if path.is_dir():
+        message = "is a directory: give the path of a file"
+        raise InputError(message)
+    if path.exists() and not path.is_file():
+        message = "is no file with an end: give the path of a plain file"
+        raise InputError(message)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+            size = path.stat().st_size
+    except OSError as error:
+        message = f"cannot be read ({error.strerror}): give the path of an order file"
+        raise InputError(message) from None
+    if len(content) > most_bytes:
+        message = (
+            f"has {size:,} bytes, all passes of the plan need {most_bytes // _ROOM:,} at most: "
+            "give an order of this plan"
+        )
+        raise InputError(message)
+    try:
+        return content.decode("ascii")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        message = f"line {line}: is not text: write passes like F0m3, separated by blanks"
+        raise InputError(message) from None
+
+
+def _most_bytes(plan: Plan) -> int:
+    """More than the text of any order of a plan, whose stages have a chunk a block at most."""
+    chunks = min(stage.layers for stage in plan.stages)
+    word = _MARKS + len(str(chunks)) + len(str(plan.micro_batches))
+    return _ROOM * word * _KINDS * chunks * plan.micro_batches * plan.num_stages

@@ -4,15 +4,22 @@ A pass's phase, its neighbours and its slot of activations are derived only here
 simulator and the runtime both use them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
 
-from mistlab.schedule.order_checks import splits_backward
-from mistlab.schedule.order_text import OrderedPass, PassKind, PipelineOrder, StageChunk
+from mistlab.schedule.order_text import (
+    OrderedPass,
+    PassKind,
+    PipelineOrder,
+    StageChunk,
+    splits_backward,
+)
 from mistlab.schedule.slot_table import Phase
 
+# Stage, kind, chunk and micro-batch of a pass.
+PassKey = tuple[int, PassKind, int, int]
 # The most pipelines whose passes are kept in memory.
 _MOST_KEPT = 16
 
@@ -40,12 +47,26 @@ class StagePass:
     comes_from: StageChunk | None
     goes_to: StageChunk | None
 
+    @property
+    def key(self) -> PassKey:
+        """What tells the pass apart from all others of the pipeline."""
+        return self.stage, self.kind, self.chunk, self.micro_batch
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    @property
+    def needs(self) -> PassKey | None:
+        """The pass that makes its input; None where no pass of another part does."""
+        source = self.comes_from
+        if source is None:
+            return None
+        return source.stage, self.kind, source.chunk, self.micro_batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePasses:
     """A stage's passes in order; at most ``most_held`` slots of activations are in use at once."""
 
     passes: tuple[StagePass, ...]
+    chunks: int
     most_held: int
     splits_backward: bool
 
@@ -56,10 +77,36 @@ class StagePasses:
         return len(self.passes)
 
 
+# Those of a stage whose passes nobody asks for.
+NO_PASSES = StagePasses(passes=(), chunks=1, most_held=0, splits_backward=False)
+
+
 @lru_cache(maxsize=_MOST_KEPT)
 def passes_of(order: PipelineOrder) -> tuple[StagePasses, ...]:
     """The passes of each stage of a pipeline."""
     return tuple(_of_stage(order, stage) for stage in range(order.num_stages))
+
+
+def in_turn(passes: Sequence[StagePasses]) -> list[StagePass]:
+    """All passes of a pipeline, each after those that it needs, as far as they can run."""
+    ran: list[StagePass] = []
+    ended: set[PassKey] = set()
+    done = [0] * len(passes)
+    waiting: dict[PassKey, int] = {}
+    ready = list(range(len(passes)))
+    while ready:
+        stage = ready.pop()
+        for one in passes[stage].passes[done[stage] :]:
+            needs = one.needs
+            if needs is not None and needs not in ended:
+                waiting[needs] = stage
+                break
+            ran.append(one)
+            ended.add(one.key)
+            done[stage] += 1
+            if one.key in waiting:
+                ready.append(waiting.pop(one.key))
+    return ran
 
 
 def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
@@ -67,10 +114,15 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
     splits = splits_backward(actions)
     first: dict[tuple[PassKind, int], int] = {}
     last: dict[tuple[PassKind, int], int] = {}
+    # Ends and neighbours are those of a kind of pass of a chunk.
     for number, one in enumerate(actions):
         first.setdefault((one.kind, one.chunk), number)
         last[one.kind, one.chunk] = number
     slots = _Slots(frees="W" if splits else "B")
+    ways = {
+        (one.kind, one.chunk): (order.source(stage, one), order.destination(stage, one))
+        for one in (actions[number] for number in first.values())
+    }
     passes = []
     for number, one in enumerate(actions):
         key = one.kind, one.chunk
@@ -85,11 +137,16 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
                 phase=_phase(one.kind, is_first=is_first, is_last=is_last, splits=splits),
                 is_first=is_first,
                 held=slots.of(one),
-                comes_from=order.source(stage, one),
-                goes_to=order.destination(stage, one),
+                comes_from=ways[key][0],
+                goes_to=ways[key][1],
             )
         )
-    return StagePasses(passes=tuple(passes), most_held=slots.most, splits_backward=splits)
+    return StagePasses(
+        passes=tuple(passes),
+        chunks=order.chunks,
+        most_held=slots.most,
+        splits_backward=splits,
+    )
 
 
 def _phase(kind: PassKind, *, is_first: bool, is_last: bool, splits: bool) -> Phase:

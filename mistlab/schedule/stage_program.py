@@ -5,6 +5,7 @@ and receive from other stages. A task says which buffers it reads and writes. It
 decide which tasks it waits for (``mistlab.schedule.hazards``).
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,10 +13,10 @@ from typing import Literal
 from mistlab.schedule.buffers import Buffers
 from mistlab.schedule.hazards import Hazards
 from mistlab.schedule.lanes import LANES, Lane
-from mistlab.schedule.orders import DEFAULT_ORDER, named_order
-from mistlab.schedule.pass_tasks import HOST_STEP, Memory, PassTask, PassTasks, has_neighbour
+from mistlab.schedule.pass_tasks import HOST_STEP, Memory, PassTask, PassTasks
+from mistlab.schedule.receipts import Receipt
 from mistlab.schedule.slot_table import Action, Kind, Phase, Task
-from mistlab.schedule.stage_passes import StagePass, passes_of
+from mistlab.schedule.stage_passes import StagePass
 from mistlab.schedule.stage_shape import RING, StageShape
 
 # The tasks of a first forward that a flush runs.
@@ -31,16 +32,18 @@ Extra = Literal["tied", "drop table", "report"] | Memory
 class Op:
     """A task as the host issues it.
 
-    ``entry`` is its entry in the layers' rings, ``turn`` its pass's entry in the rings of messages
-    between stages. ``waits`` names the tasks on other lanes that it waits for, counted back from
-    itself: 1 is the task issued just before.
+    It is part of a pass, ``of`` which stage; those after the passes are of none. ``entry`` is its
+    entry of the layers' rings, ``room`` where the input of its pass waits that another stage sends.
+    ``waits`` are the tasks on other lanes whose ends it waits for, counted back from itself: 1 is
+    the task issued just before.
     """
 
     task: Action | Extra
     lane: Lane
     phase: Phase
+    of: StagePass | None = None
     entry: int = 0
-    turn: int = 0
+    room: int = 0
     reads: Buffers = ()
     writes: Buffers = ()
     waits: tuple[int, ...] = ()
@@ -64,6 +67,23 @@ class Op:
         """The micro-batch of a task of the slot table."""
         assert isinstance(self.task, Action)
         return self.task.micro_batch
+
+    @property
+    def is_of_first(self) -> bool:
+        """Whether its pass is the first of its kind: what adds up over passes begins with it."""
+        return self.of is not None and self.of.is_first
+
+    @property
+    def held(self) -> int:
+        """The slot in which the activations of its micro-batch are held."""
+        assert self.of is not None
+        return self.of.held
+
+    @property
+    def turn(self) -> int:
+        """The entry of its pass in the ring of outcomes that go to other stages."""
+        assert self.of is not None
+        return self.of.number % RING
 
 
 def iterations(shape: StageShape, count: int) -> list[list[Op]]:
@@ -96,14 +116,13 @@ class _Tasks:
         self.tasks = PassTasks(shape)
 
     def iteration(self) -> Iterator[Op]:
-        shape = self.shape
-        order = named_order(DEFAULT_ORDER, shape.num_stages, shape.micro_batches)
-        passes = passes_of(order)[shape.stage].passes
-        yield from self._receive(passes[0])
-        for one in passes:
-            # The input of the next pass may come while this pass computes.
-            if one is not passes[-1]:
-                yield from self._receive(passes[one.number + 1])
+        receipts: dict[int, list[Receipt]] = defaultdict(list)
+        for receipt in self.shape.receipts.receipts:
+            receipts[receipt.before].append(receipt)
+        for one in self.shape.passes:
+            # What later passes need may come while this one computes.
+            for receipt in receipts[one.number]:
+                yield self._receive(receipt)
             for task in self.tasks.of_pass(one):
                 yield self._op(task, one)
             yield from self._send(one)
@@ -124,7 +143,8 @@ class _Tasks:
             lane=task.lane,
             phase=one.phase,
             entry=task.entry,
-            turn=one.number % RING,
+            of=one,
+            room=self.shape.receipts.room_of(one),
             reads=task.reads,
             writes=task.writes,
         )
@@ -144,13 +164,12 @@ class _Tasks:
     def _reduction(self, task: Extra, *, reads: Buffers = (), writes: Buffers) -> Op:
         return Op(task=task, lane="reduce_scatter", phase="step", reads=reads, writes=writes)
 
-    def _receive(self, one: StagePass) -> Iterator[Op]:
-        if has_neighbour(one, receives=True):
-            lane: Lane = "receive_forward" if one.kind == "F" else "receive_backward"
-            yield self._transfer("Y", lane, one, writes=(("inbox", one.number % RING),))
+    def _receive(self, receipt: Receipt) -> Op:
+        lane: Lane = "receive_forward" if receipt.of.kind == "F" else "receive_backward"
+        return self._transfer("Y", lane, receipt.of, writes=(("inbox", receipt.room),))
 
     def _send(self, one: StagePass) -> Iterator[Op]:
-        if has_neighbour(one, receives=False):
+        if one.goes_to is not None:
             lane: Lane = "send_forward" if one.kind == "F" else "send_backward"
             yield self._transfer("X", lane, one, reads=(("outbox", one.number % RING),))
 
@@ -169,7 +188,8 @@ class _Tasks:
             task=Action(stage=one.stage, kind=kind, layer=layer, micro_batch=one.micro_batch),
             lane=lane,
             phase=one.phase,
-            turn=one.number % RING,
+            of=one,
+            room=self.shape.receipts.room_of(one),
             reads=reads,
             writes=writes,
         )

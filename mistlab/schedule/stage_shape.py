@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.orders import in_flight
 from mistlab.schedule.places import layer_at, ring_entries
+from mistlab.schedule.plan_orders import passes_of_plan
+from mistlab.schedule.receipts import NO_RECEIPTS, StageReceipts, receipts_of
 from mistlab.schedule.slot_table import Phase, Task, Template
+from mistlab.schedule.stage_passes import NO_PASSES, StagePasses
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
 
 # The number of entries in the rings of a stage that the runtime executes.
@@ -44,6 +46,8 @@ class StageShape:
     ties: bool
     shares_table: bool
     steps_on_host: bool
+    passes: StagePasses = NO_PASSES
+    receipts: StageReceipts = NO_RECEIPTS
 
     @classmethod
     def of(
@@ -60,6 +64,7 @@ class StageShape:
         is_first, is_last = stage == 0, stage == plan.num_stages - 1
         zero = own.zero if own.data_parallel > 1 else 0
         shares = tied and shares_table(plan)
+        passes = passes_of_plan(plan)
         return cls(
             template=ENGINES[plan.engine].template(
                 overlap_communication=plan.overlap_communication
@@ -67,6 +72,8 @@ class StageShape:
             stage=stage,
             num_stages=plan.num_stages,
             micro_batches=plan.micro_batches,
+            passes=passes[stage],
+            receipts=receipts_of(passes, RING)[stage],
             first_layer=0 if is_first else before + 1,
             num_layers=own.layers + is_first + is_last,
             blocks=range(before + 1, before + 1 + own.layers),
@@ -88,14 +95,15 @@ class StageShape:
         """The layer that a pass meets at a position."""
         return self.first_layer + layer_at(position, self.num_layers, phase)
 
-    def held(self, micro_batch: int) -> int:
-        """The number of a micro-batch among those in flight."""
-        return micro_batch % in_flight(self.stage, self.num_stages, self.micro_batches)
-
     @property
     def has_head(self) -> bool:
         """Whether the stage computes the loss."""
         return self.stage == self.num_stages - 1
+
+    @property
+    def rooms(self) -> int:
+        """How many micro-batches that have come may wait for their passes."""
+        return max(RING, self.receipts.rooms)
 
     def offload_of(self, layer: int) -> Offload:
         """The offload ratios of a layer; those of the embedding and the head are zero."""

@@ -7,6 +7,7 @@ searchers take their choices from the table, so a dimension is added by adding i
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mistlab.values.errors import refuse
@@ -108,17 +109,25 @@ BUILT_IN = tuple(DIMENSIONS)
 
 def names_of(part: Part) -> tuple[str, ...]:
     """Names of the dimensions of a part, in the table's order."""
+    return _names_of(part, tuple(DIMENSIONS.values()))
+
+
+def counts_of_blocks() -> tuple[str, ...]:
+    """Names of dimensions that count blocks with some treatment, such as recomputed blocks."""
+    return names_of("layers")[1:]
+
+
+@cache
+def _names_of(part: Part, _: tuple[Dimension, ...]) -> tuple[str, ...]:
+    # Asked for with every stage of a plan: worked out again when rows have changed.
     return tuple(name for name, row in DIMENSIONS.items() if row.part == part)
 
 
 def added() -> tuple[str, ...]:
     """Names of dimensions that were added to the built-in ones."""
+    if len(DIMENSIONS) == len(BUILT_IN):
+        return ()
     return tuple(name for name in DIMENSIONS if name not in BUILT_IN)
-
-
-def counts_of_blocks() -> tuple[str, ...]:
-    """Names of dimensions that count blocks with some treatment, such as recomputed blocks."""
-    return tuple(name for name in names_of("layers") if name != "layers")
 
 
 def label_of(name: str) -> str:

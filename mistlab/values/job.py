@@ -1,7 +1,7 @@
-"""A job is the content of one plan file: a workload, a cluster and a plan that fit together.
+"""A job: everything that one plan file says, and the checks across its parts.
 
-``mistlab.values.references`` turns the names of model and hardware in a plan file into values and
-back.
+A plan file names its model, its hardware and the order of its passes; names and paths are turned
+into values and back by ``mistlab.values.references``.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,11 +11,20 @@ from typing import Any
 
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.schedule.plan_orders import order_of_plan
 from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import FieldError, InputError, refuse
 from mistlab.values.model import ModelSpec
 from mistlab.values.plan import NO_OFFLOAD, Plan
-from mistlab.values.references import hardware_from, model_from, plain_hardware, plain_model
+from mistlab.values.references import (
+    hardware_from,
+    model_from,
+    order_from,
+    plain_hardware,
+    plain_model,
+    plain_order,
+)
 from mistlab.values.value import check_fields, from_mapping, to_mapping
 from mistlab.values.workload import Workload
 
@@ -63,6 +72,7 @@ def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
     for section, key, value_from in (
         ("workload", "model", model_from),
         ("cluster", "hardware", hardware_from),
+        ("plan", "order", order_from),
     ):
         content = mapping.get(section)
         if isinstance(content, Mapping) and key in content:
@@ -75,6 +85,8 @@ def job_to_mapping(job: Job, folder: Path = HERE) -> dict[str, Any]:
     mapping = to_mapping(job, omit_defaults=True)
     mapping["workload"]["model"] = plain_model(job.workload.model, folder)
     mapping["cluster"]["hardware"] = plain_hardware(job.cluster.hardware)
+    if "order" in mapping["plan"]:
+        mapping["plan"]["order"] = plain_order(job.plan.order, folder)
     return mapping
 
 
@@ -172,6 +184,21 @@ def _num_gpus_problem(job: Job) -> FieldError | None:
     return FieldError("plan.stages", problem)
 
 
+def _order_problem(job: Job) -> FieldError | None:
+    """What is wrong with the order of the plan's passes."""
+    plan = job.plan
+    if plan.order == DEFAULT_ORDER:
+        return None
+    problem = ENGINES[plan.engine].order_problem(plan.order, default=DEFAULT_ORDER)
+    if problem:
+        return FieldError("plan.order", problem)
+    try:
+        order_of_plan(plan)
+    except FieldError as error:
+        return error
+    return None
+
+
 # Each check finds at most one problem, and a job is refused with all problems.
 _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _model_problem,
@@ -181,4 +208,5 @@ _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _tensor_parallel_problem,
     _engine_problem,
     _num_gpus_problem,
+    _order_problem,
 )

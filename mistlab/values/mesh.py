@@ -8,7 +8,7 @@ The argument ``value`` of a function gives the degree of a dimension: ``stage.va
 a plan, ``batch.value`` for columns of candidates.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -45,18 +45,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 def num_gpus(value: Callable[[str], Degree]) -> Degree:
     """Number of GPUs of a stage: the product of its axes' degrees."""
-    return _product(value(axis.dimension) for axis in AXES.values())
+    # Asked for with every stage of a plan.
+    gpus: Any = 1
+    for axis in AXES.values():
+        gpus = gpus * value(axis.dimension)
+    product: Degree = gpus
+    return product
 
 
 def ranks_of(group: str, value: Callable[[str], Degree]) -> Degree:
     """Number of ranks in a group."""
-    return _product(value(AXES[axis].dimension) for axis in GROUPS[group])
-
-
-def _product(degrees: Iterable[Degree]) -> Degree:
-    product: Any = prod(degrees)
-    found: Degree = product
-    return found
+    product: Any = prod(value(AXES[axis].dimension) for axis in GROUPS[group])
+    ranks: Degree = product
+    return ranks
 
 
 def shape_on_nodes(

@@ -1,11 +1,14 @@
 """How a model is trained: pipeline stages, their parallel degrees and their memory savings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from math import prod
 from operator import attrgetter
 from typing import Any, Self
 
 from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
+from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, is_order_path
 from mistlab.values.dimensions import (
     BUILT_IN,
     DIMENSIONS,
@@ -13,8 +16,9 @@ from mistlab.values.dimensions import (
     checked_others,
     counts_of_blocks,
 )
-from mistlab.values.errors import refuse
-from mistlab.values.mesh import num_gpus
+from mistlab.values.errors import near_matches, refuse
+from mistlab.values.field_checks import shown
+from mistlab.values.mesh import AXES
 from mistlab.values.value import bounded, check_fields, further_keys, name_in
 
 
@@ -77,8 +81,9 @@ class StagePlan:
 
     def value(self, name: str) -> float:
         """The value of a dimension."""
-        if name in _READERS:
-            value: float = _READERS[name](self)
+        read = _READERS.get(name)
+        if read is not None:
+            value: float = read(self)
             return value
         return dict(self.others).get(name, DIMENSIONS[name].default or 0)
 
@@ -104,7 +109,16 @@ class StagePlan:
     @property
     def num_gpus(self) -> int:
         """Number of GPUs of the stage."""
-        return num_gpus(self.degree)
+        return prod(_degrees_along(tuple(AXES))(self))
+
+
+@cache
+def _degrees_along(axes: tuple[str, ...]) -> Callable[[StagePlan], Iterable[int]]:
+    """Reads a stage's degrees along the axes of its mesh; asked for with every stage of a plan."""
+    names = [AXES[axis].dimension for axis in axes]
+    if set(names) <= _READERS.keys():
+        return attrgetter(*names)
+    return lambda stage: map(stage.degree, names)
 
 
 def _by_place(
@@ -132,15 +146,18 @@ _read_built_in = attrgetter(*_PATHS.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A training plan: its stages in pipeline order, and the number of micro-batches in a step.
+    """A training plan: the stages in pipeline order, and how many micro-batches make a step.
 
-    ``engine`` names the engine that trains by the plan. ``overlap_communication`` lets the engine
-    overlap gradient reduction and parameter gathering with computing; some engines always do.
+    ``engine`` is the row of ``ENGINES`` that trains by it. ``overlap_communication`` lets an engine
+    overlap gradient reduction and parameter gathering where it can; some engines always do.
+    ``order`` says in which order stages run their passes: a name, or the path of a file with the
+    order's text.
     """
 
     engine: str = field(default="mistlab", metadata=name_in(names_for_plans))
     micro_batches: int = field(metadata=bounded(minimum=1))
     overlap_communication: bool = True
+    order: str = DEFAULT_ORDER
     stages: tuple[StagePlan, ...]
 
     def __post_init__(self) -> None:
@@ -153,6 +170,11 @@ class Plan:
         )
         if problem:
             refuse("overlap_communication", problem)
+        if self.order not in ORDERS and not is_order_path(self.order):
+            path = "or the path of an order file, with a slash or ending in .txt"
+            refuse(
+                "order", f"{shown(self.order)} is unknown{near_matches(self.order, ORDERS)}, {path}"
+            )
 
     @property
     def num_stages(self) -> int:

@@ -1,4 +1,4 @@
-"""Finds the model and the hardware that a plan file names, by catalogue name, path or mapping.
+"""Finds what a plan file names by catalogue name or path: its model, hardware and order of passes.
 
 A text is a path if it holds a slash or has the ending of such a file. A path is relative to the
 folder of the plan file.
@@ -13,6 +13,7 @@ from typing import Any
 
 from mistlab import catalog
 from mistlab.machine.hardware import Hardware
+from mistlab.schedule.orders import is_order_path
 from mistlab.values.datafile import read_json, read_yaml
 from mistlab.values.errors import FieldError, InputError, refuse, within
 from mistlab.values.field_checks import shown
@@ -21,6 +22,7 @@ from mistlab.values.value import from_mapping, to_mapping
 
 MODEL = "workload.model"
 HARDWARE = "cluster.hardware"
+ORDER = "plan.order"
 
 
 def model_from(plain: object, folder: Path) -> ModelSpec:
@@ -78,6 +80,23 @@ def plain_hardware(hardware: Hardware) -> Any:
     if hardware.name in catalog.hardware_names() and hardware == catalog.hardware(hardware.name):
         return hardware.name
     return to_mapping(hardware, omit_defaults=True)
+
+
+def order_from(plain: object, folder: Path) -> object:
+    """The order that ``plan.order`` stands for in a plan file of this folder."""
+    if not isinstance(plain, str) or not is_order_path(plain):
+        return plain
+    return _as_path(_joined(folder, plain))
+
+
+def plain_order(order: str, folder: Path) -> str:
+    """What ``plan.order`` says of an order in a plan file of this folder."""
+    return _as_path(_relative(order, folder)) if is_order_path(order) else order
+
+
+def _as_path(path: str) -> str:
+    """A path that no name of an order looks like."""
+    return path if is_order_path(path) else f"./{path}"
 
 
 def _model_file(path: str) -> ModelSpec:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.schedule.orders import in_flight
+from mistlab.schedule.plan_orders import in_flight_of_plan
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.plan import Plan
 
@@ -150,11 +150,11 @@ def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
     """The stages of a plan, in order; with a period first blocks count within so many."""
     rows: list[StageRow] = []
     first_rank, first_block, last = 0, 0, plan.num_stages - 1
+    held = in_flight_of_plan(plan)
     for index, stage in enumerate(plan.stages):
-        held = in_flight(index, plan.num_stages, plan.micro_batches)
         ends = int(index == 0), int(index == last)
         block = first_block % period if period else first_block
-        rows.append((*stage.values(), held, *ends, first_rank, block))
+        rows.append((*stage.values(), held[index], *ends, first_rank, block))
         first_rank += stage.num_gpus
         first_block += stage.layers
     return rows

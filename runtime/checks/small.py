@@ -8,6 +8,7 @@ micro-batches, by even numbers, because tasks take turns in rings of two buffers
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
+from mistlab.schedule.orders import is_order_path
 from mistlab.values.dimensions import counts_of_blocks
 from mistlab.values.model import ModelSpec
 from mistlab.values.plan import Plan, StagePlan
@@ -32,7 +33,10 @@ class SmallPlan:
 def small(workload: Workload, plan: Plan) -> SmallPlan:
     """The small plan of a plan."""
     most = plan.num_stages + MOST_BATCHES
-    batches = _at_most(plan.micro_batches, most)
+    # An order that a file holds is of all of the plan's micro-batches.
+    batches = plan.micro_batches
+    if not is_order_path(plan.order):
+        batches = _at_most(batches, most)
     shared = gcd(*(stage.micro_batch for stage in plan.stages))
     stages = tuple(_small_stage(stage, shared) for stage in plan.stages)
     left_out = []

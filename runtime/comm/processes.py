@@ -18,8 +18,8 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from mistlab.values.errors import InputError
 from runtime.comm.attempt import attempt_store
 from runtime.comm.group import Alone, Group, Pending, RankLostError, own_part, then
+from runtime.comm.shortage import refusal_in
 from runtime.devices.table import driver_of
-from runtime.shortage import refusal_in
 
 MOMENT_S = 0.01
 # Torch 2.13 gives these functions new names, and warns of the names that 2.11 has.

@@ -20,7 +20,6 @@ from runtime.comm.group import Pending, then
 from runtime.comm.topology import Connections
 from runtime.engine.storage.boundary import Boundary
 from runtime.engine.storage.layout import Layout
-from runtime.engine.storage.parameters import Parameters
 from runtime.engine.storage.state import StageState
 from runtime.engine.streams.lanes import Event, LaneWork, Streams
 from runtime.engine.streams.ranks import StreamedRanks
@@ -29,6 +28,7 @@ from runtime.engine.work.layer_passes import Passes, layer_treatments
 from runtime.engine.work.modules import HOST, layer_modules
 from runtime.engine.work.norm import Squares
 from runtime.engine.work.optimizer import Scaling, Stepper
+from runtime.engine.work.parameters import Parameters
 from runtime.engine.work.products import add_up_inside
 from runtime.engine.work.swaps import Swaps
 from runtime.engine.work.written_out import let_attend_in_place
@@ -100,7 +100,7 @@ class Executor:
             let_attend_in_place(module)
         self.passes = Passes(self.state, modules, treatments, streams, device)
         micro_batch = (self.own.micro_batch, workload.sequence_length, workload.model.hidden)
-        self.boundary = Boundary(connections, micro_batch, dtype, device, streams)
+        self.boundary = Boundary(connections, micro_batch, dtype, device, streams, self.shape.rooms)
         self._works: Mapping[str, Callable[[Op], LaneWork]] = {
             **self.swaps.works,
             "F": lambda op: lambda: self._forward(op),
@@ -109,7 +109,7 @@ class Executor:
             "host step": self.stepper.step_on_host,
             "open": lambda op: self.state.staging.open,
             "close": lambda op: lambda: self.state.staging.close(streams),
-            "A>": lambda op: self.passes.leave(op.layer, op.micro_batch, op.entry),
+            "A>": self.passes.leave,
             "A<": lambda op: self.passes.come_back(op.layer, op.micro_batch),
             "let go": lambda op: self.passes.let_go,
             "X": self.boundary.send,
@@ -227,21 +227,21 @@ class Executor:
         y = self.passes.forward(layer, op.micro_batch, op.entry, self._flow, targets)
         self._flow = None if layer == shape.last_layer else y
         if targets is not None:
-            self._losses.copy_(y if op.micro_batch == 0 else self._losses + y)
+            self._losses.copy_(y if op.is_of_first else self._losses + y)
         elif layer == shape.last_layer:
             self.boundary.outbox[op.turn] = y
 
     def _input(self, op: Op) -> Tensor:
         if self.shape.stage == 0:
             return self._batches[op.micro_batch][0]
-        return self.boundary.taken(op.turn)
+        return self.boundary.taken(op.room)
 
     def _backward(self, op: Op) -> None:
         layer, shape = op.layer, self.shape
         if layer == shape.last_layer:
-            self._flow = self._share() if shape.has_head else self.boundary.taken(op.turn)
+            self._flow = self._share() if shape.has_head else self.boundary.taken(op.room)
         assert self._flow is not None
-        gradient = self.passes.backward(layer, op.micro_batch, op.entry, self._flow)
+        gradient = self.passes.backward(op, self._flow)
         self._flow = gradient
         if layer == shape.first_layer:
             if shape.stage > 0:

@@ -1,19 +1,17 @@
-"""Joins stages to the best pipeline by a mixed-integer linear programme, as Mist does.
+"""Stages joined to the best pipeline by a mixed-integer linear programme, as Mist does.
 
-Each candidate of each stage has a binary variable: a stage takes one of its candidates, and
-together the stages have all blocks. The chains of ``mistlab.cost.pipeline`` are longest paths. Each
-chain becomes a variable, with an inequality for every way that the path can go, from the last stage
-to the first.
+A binary variable for each candidate of each stage: a stage takes one of them, and together they
+have all blocks. The recurrence of ``mistlab.cost.chains`` adds the inequalities of chains, from
+the last stage to the first.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pulp
 
-from mistlab.cost.pipeline import CROSSINGS, Rounds
+from mistlab.cost.chains import PASSES, Chains, Counts, StagePasses, chained
 from mistlab.values.plan import Plan
 from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.programme import join as join_exactly
@@ -76,41 +74,28 @@ class _Stage:
 
     candidates: Sequence[tuple[StagePosition, int]]
     chosen: Sequence[pulp.LpVariable]
-    times: Mapping[str, Expression]
+    passes: StagePasses[Expression]
     layers: Expression
-    in_flight: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chains:
-    """The chains of a stage and the stages behind it, as in ``mistlab.cost.pipeline``."""
+class _Inequalities:
+    """Durations that are linear expressions: the longest of several ways is a variable with an
+    inequality for each."""
 
-    nearest: Expression
-    around: Expression
-    around_first: Expression
-    around_last: Expression
-    around_begun: Expression
-    around_ended: Expression
-    through: Expression
-    through_begun: Expression
-    through_ended: Expression
-    whole: Expression
+    def __init__(self, problem: pulp.LpProblem, stage: int, check_time: Callable[[], None]) -> None:
+        self.nothing: Expression = pulp.LpAffineExpression()
+        self._problem = problem
+        self._stage = stage
+        self._check_time = check_time
 
-
-# The fields of a candidate's ``StageTimes`` that are used.
-_TIMES = (
-    *("forward_s", "backward_s", "through_forward_s", "through_backward_s", "begin_s", "end_s"),
-    *("within_forward_s", "within_backward_s", "point_to_point_s"),
-)
-
-
-def _from_in_front(chains: _Chains, there_and_back_s: Expression) -> _Chains:
-    return _Chains(
-        **{
-            name: getattr(chains, name) + crossings / 2 * there_and_back_s
-            for name, crossings in CROSSINGS.items()
-        }
-    )
+    def longest(self, name: str, *ways: Expression) -> Expression:
+        """A variable that is as long as any way; variables are never below zero."""
+        self._check_time()
+        variable = self._problem.add_variable(f"{name}{self._stage}", lowBound=0)
+        for way in ways:
+            if way is not self.nothing:
+                self._problem.addConstraint(variable >= way)
+        return pulp.LpAffineExpression(variable)
 
 
 class _Programme:
@@ -123,11 +108,11 @@ class _Programme:
         self.problem = pulp.LpProblem("stages", pulp.LpMinimize)
         self.micro_batches = menus.group.micro_batches
         self.stages = [self._stage(after, places) for after, places in enumerate(stages)]
-        nothing = pulp.LpAffineExpression()
-        chains = _Chains(**dict.fromkeys(_Chains.__dataclass_fields__, nothing))
+        chains: Chains[Expression] = Chains.of_nothing(pulp.LpAffineExpression())
         for after, stage in enumerate(self.stages):
-            menus.ledger.check_time()
-            chains = self._prepended(after, stage, chains)
+            inequalities = _Inequalities(self.problem, after, menus.ledger.check_time)
+            counts = Counts.of(self.micro_batches, after + 1)
+            chains = chained(inequalities, stage.passes, chains, counts)
         self.iteration_s = chains.whole
         self.problem.setObjective(self.iteration_s)
         if limit_s < float("inf"):
@@ -181,103 +166,9 @@ class _Programme:
         return _Stage(
             candidates=candidates,
             chosen=chosen,
-            times={name: taken(name) for name in _TIMES},
+            passes=StagePasses(**{name: taken(name) for name in PASSES}),
             layers=pulp.LpAffineExpression(dict(zip(chosen, layers, strict=True))),
-            in_flight=places[0].in_flight,
         )
-
-    def _prepended(self, number: int, stage: _Stage, after: _Chains) -> _Chains:
-        times = stage.times
-        begin, end, nothing = times["begin_s"], times["end_s"], pulp.LpAffineExpression()
-        forward, backward = times["through_forward_s"], times["through_backward_s"]
-        first = forward + times["within_forward_s"]
-        last = backward + times["within_backward_s"]
-        after = _from_in_front(after, times["point_to_point_s"])
-
-        def longest(name: str, *ways: Expression) -> Expression:
-            variable = self.problem.add_variable(f"{name}{number}", lowBound=0)
-            self.menus.ledger.check_time()
-            for way in ways:
-                self.problem.addConstraint(variable >= way)
-            return pulp.LpAffineExpression(variable)
-
-        held = after.nearest if number >= self.micro_batches else None
-
-        def own(*ends: Expression) -> list[Expression]:
-            return self._own(stage, rounds, held, *ends)
-
-        rounds = longest("R", *self._rounds(stage, after))
-        there = first + after.around_first
-        back = after.around_last + last
-        there_begun = longest("there", begin + there, after.around_begun)
-        back_ended = longest("back", back + end, after.around_ended)
-        through_begun = longest("begun", begin + first + after.through, after.through_begun)
-        through_ended = longest("ended", after.through + last + end, after.through_ended)
-        around_begun = longest("AB", begin + first + after.around_first, after.around_begun)
-        around_ended = longest("AE", after.around_last + last + end, after.around_ended)
-        return _Chains(
-            nearest=forward + backward + (held or nothing),
-            around=forward + after.around + backward,
-            around_first=first + after.around_first + backward,
-            around_last=forward + after.around_last + last,
-            around_begun=around_begun + backward,
-            around_ended=forward + around_ended,
-            through=longest("T", *own(nothing, there, back, nothing), first + after.through + last),
-            through_begun=longest(
-                "TB", *own(begin, there_begun, back, nothing), through_begun + last
-            ),
-            through_ended=longest(
-                "TE", *own(nothing, there, back_ended, end), first + through_ended
-            ),
-            whole=longest(
-                "W",
-                *own(begin, there_begun, back_ended, end),
-                through_begun + last + end,
-                begin + first + after.through_ended,
-                after.whole,
-            ),
-        )
-
-    def _rounds(self, stage: _Stage, after: _Chains) -> list[Expression]:
-        """The seconds of rounds beyond the passes that the stage does meanwhile."""
-        counts = Rounds.of(np.array(self.micro_batches), np.array(stage.in_flight))
-        both = stage.times["forward_s"] + stage.times["backward_s"]
-        waited = stage.times["backward_s"] - stage.times["through_backward_s"]
-        near = after.nearest - both - waited
-        far = after.around - (stage.in_flight - 1) * both
-        nested = far - stage.times["point_to_point_s"]
-        return [int(counts.near) * near, int(counts.far) * far + int(counts.nested) * nested]
-
-    def _own(
-        self,
-        stage: _Stage,
-        rounds: Expression,
-        held: Expression | None,
-        begins: Expression,
-        there: Expression,
-        back: Expression,
-        ends: Expression,
-    ) -> list[Expression]:
-        """The chains that wait at this stage."""
-        ahead, times = stage.in_flight, stage.times
-        forward, backward = times["forward_s"], times["backward_s"]
-        pairs, alone = (self.micro_batches - ahead) * (forward + backward), ahead - 1
-        last = times["through_backward_s"] + times["within_backward_s"]
-        to_last_forward = (
-            times["through_forward_s"] + times["within_forward_s"] + alone * forward + pairs
-        )
-        ways = [
-            begins + to_last_forward + ahead * backward + times["within_backward_s"] + ends,
-            there + pairs + alone * backward + last + ends,
-            begins + to_last_forward + back,
-        ]
-        if held is not None:
-            # With fewer micro-batches than stages, the last forward comes back with the first
-            # gradient.
-            ways.append(begins + to_last_forward + held + alone * backward + last + ends)
-        if self.micro_batches > ahead:
-            ways.append(there + pairs + rounds + back)
-        return ways
 
     def _share_hosts(self) -> None:
         """Keep the stages of each node within its host memory."""

@@ -11,7 +11,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.pipeline import Chains, no_stages
+from mistlab.cost.chains import Chains
+from mistlab.cost.pipeline import Table, no_stages
 from searchers.joining.candidate_table import undominated
 from searchers.joining.candidates import StagePosition
 
@@ -30,7 +31,7 @@ class Partials:
 
     layers: Rows
     gpus: Rows
-    chains: Chains
+    chains: Chains[Table]
     host_bytes: NDArray[np.float64]
     # The parts of each: a stage, its row on the menu, and the partial pipeline behind it.
     places: tuple[StagePosition, ...]
@@ -112,6 +113,6 @@ def joined(parts: Sequence[Partials]) -> Partials:
     )
 
 
-def chosen_chains(chains: Chains, rows: Rows | NDArray[np.bool_]) -> Chains:
+def chosen_chains(chains: Chains[Table], rows: Rows | NDArray[np.bool_]) -> Chains[Table]:
     """The chains in these rows."""
     return Chains(**{e.name: getattr(chains, e.name)[rows] for e in fields(Chains)})

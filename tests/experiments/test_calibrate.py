@@ -13,6 +13,7 @@ from mistlab import catalog
 from mistlab.calibration import operators
 from mistlab.cost.side_by_side import factors_of, overlapped
 from mistlab.machine.compute import OperatorClass, Rate
+from mistlab.machine.derived_slowdowns import slowdowns_of_group
 from mistlab.machine.hardware import Hardware
 from mistlab.machine.slowdowns import SHARED_SETS, GroupSlowdowns, Slowdown
 from mistlab.values.datafile import read_yaml
@@ -63,7 +64,7 @@ def test_a_table_becomes_a_hardware_file(
     assert hardware.provenance.interference is not None
     assert summary["interference"]["sha256"][:16] in hardware.provenance.interference.source
     for gpus, factor in ((2, 1.2), (4, 1.8)):
-        found = hardware.interference.of_group(gpus_in_node=gpus, nodes=1)
+        found = slowdowns_of_group(hardware.interference, gpus_in_node=gpus, nodes=1)
         alone = np.array([[1.0, 1.0, 0.0, 0.0], [4.0, 1.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
         true = overlapped(alone, factors_of(slowdowns(gpus, factor)))
         assert overlapped(alone, factors_of(found)) == pytest.approx(true, rel=0.02)

@@ -16,8 +16,8 @@ from experiments.running.run_results import History, result_of, shortage_words
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, load_job
 from mistlab.values.measurement import Environment
+from runtime.comm.shortage import Shortage
 from runtime.engine.executor import Report
-from runtime.shortage import Shortage
 from simulators.events import EventSimulator
 from tests.experiments.test_run_plan import plan_file
 

@@ -14,6 +14,7 @@ from mistlab import catalog
 from mistlab.calibration.slowdowns import OverlapRows, combined, errors, fit
 from mistlab.calibration.tables import read_overlap_table
 from mistlab.cost.side_by_side import BITS, BLOCK, factors_of, overlapped
+from mistlab.machine.derived_slowdowns import slowdowns_of_group
 from mistlab.machine.slowdowns import (
     SHARED_SETS,
     STREAMS,
@@ -138,7 +139,7 @@ communicating = shapes.filter(lambda shape: shape != (1, 1))
 
 
 def of_shape(machine: Interference, shape: tuple[int, int]) -> GroupSlowdowns:
-    return machine.of_group(gpus_in_node=shape[0], nodes=shape[1])
+    return slowdowns_of_group(machine, gpus_in_node=shape[0], nodes=shape[1])
 
 
 def as_table(groups: Sequence[GroupSlowdowns]) -> NDArray[np.float64]:

@@ -1,13 +1,22 @@
 """Pipeline orders: their text, what is refused in it, and the passes that follow from it."""
 
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mistlab.schedule.checked_orders import named_order, order_of_text
 from mistlab.schedule.order_text import StageChunk
-from mistlab.schedule.orders import ORDERS, in_flight, named_order, order_of_text
+from mistlab.schedule.orders import ORDERS, in_flight, one_forward_one_backward
+from mistlab.schedule.plan_orders import in_flight_of_plan, order_of_plan
+from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.schedule.stage_passes import StagePass, passes_of
-from mistlab.values.errors import InputError
+from mistlab.values.errors import FieldError, InputError
+from mistlab.values.plan import Plan, StagePlan
+from tests.pipeline_orders import interleaved, zero_bubble
 
 stage_counts = st.integers(1, 8)
 micro_batch_counts = st.integers(1, 12)
@@ -126,3 +135,91 @@ def test_an_order_that_cannot_run_is_refused(text: str, problem: str) -> None:
     with pytest.raises(InputError) as caught:
         order_of_text(text, 2, 2)
     assert problem in str(caught.value)
+
+
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 3))
+def test_published_orders_can_be_said(stages: int, rounds: int, chunks: int) -> None:
+    text = interleaved(stages, rounds * stages, chunks)
+    order = order_of_text(text, stages, rounds * stages)
+    assert order.chunks == chunks
+    assert str(order) == (text if chunks > 1 else text.replace("0m", "m"))
+    split = passes_of(order_of_text(zero_bubble(stages, rounds * stages), stages, rounds * stages))
+    assert [of_stage.most_held for of_stage in split] == [stages] * stages
+
+
+TWO = tuple(StagePlan(layers=2, data_parallel=1, tensor_parallel=1, micro_batch=1) for _ in "ab")
+
+
+def plan_of(path: Path | str, micro_batches: int = 2) -> Plan:
+    return Plan(micro_batches=micro_batches, order=str(path), stages=TWO)
+
+
+def test_a_stage_holds_the_share_of_its_blocks_that_its_chunks_have(tmp_path: Path) -> None:
+    path = tmp_path / "chunks.txt"
+    path.write_text(CHUNKS)
+    assert in_flight_of_plan(plan_of(path)) == [2.0, 1.5]
+    # Two micro-batches in the first chunk, of two blocks, and one in the other, of one.
+    path.write_text("F0m0 F1m0 B1m0 F0m1 F1m1 B1m1 B0m0 B0m1")
+    uneven = replace(plan_of(path), stages=(replace(TWO[0], layers=3),))
+    assert in_flight_of_plan(uneven) == [pytest.approx((2 + 2 + 1) / 3)]
+
+
+def test_chunks_share_a_stage_s_blocks_and_the_last_ones_are_recomputed() -> None:
+    stage = replace(TWO[0], layers=5, checkpointed_layers=3)
+    parts = parts_of_plan(Plan(micro_batches=1, stages=(stage, replace(stage, layers=3))), 2)
+    assert [(one.stage, one.chunk) for one in parts] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [one.blocks for one in parts] == [*(range(1, 4), range(4, 6), range(6, 8), range(8, 9))]
+    assert [one.treated["checkpointed_layers"] for one in parts] == [1, 2, 2, 1]
+    assert [one.first_layer for one in parts] == [0, 4, 6, 8]
+    assert [(one.has_embedding, one.has_head) for one in parts] == [
+        *((True, False), (False, False), (False, False), (False, True))
+    ]
+
+
+def test_a_file_that_is_no_order_of_the_plan_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "order.txt"
+
+    def problem(content: bytes | None, micro_batches: int = 2) -> str:
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(FieldError) as caught:
+            order_of_plan(plan_of(path, micro_batches))
+        assert str(caught.value).startswith(f"plan.order: {path}: ")
+        return caught.value.problem
+
+    assert "cannot be read (No such file or directory): give the path" in problem(None)
+    fits = one_forward_one_backward(2, 2).encode()
+    assert "line 1: Fm2 is missing: put it where" in problem(fits, micro_batches=3)
+    assert "line 1: Fm2 is of none: the plan's micro-batches are 0 to 1" in problem(
+        one_forward_one_backward(2, 3).encode()
+    )
+    assert "line 2: is not text: write passes like F0m3" in problem(b"Fm0\n\xff\xfe\x00")
+    assert "line 1: '\\x00\\x01' is not a pass" in problem(b"\x00\x01\nFm0")
+    assert "has 3 chunks, plan.stages[0] 2 layers: give the stage" in problem(
+        interleaved(2, 2, 3).encode()
+    )
+    path.unlink()
+    path.mkdir()
+    assert "is a directory: give the path of a file" in problem(None)
+
+
+def test_text_far_longer_than_a_plan_needs_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "order.txt"
+    with path.open("wb") as file:
+        file.truncate(100 * 2**20)
+    begin = perf_counter()
+    with pytest.raises(
+        FieldError, match=r"has 104,857,600 bytes, all passes of the plan need \d+ "
+    ):
+        order_of_plan(plan_of(path))
+    assert perf_counter() - begin < 0.1
+
+
+def test_an_order_that_does_not_end_is_refused() -> None:
+    with pytest.raises(FieldError, match="is no file with an end: give the path of a plain file"):
+        order_of_plan(plan_of("/dev/zero"))
+
+
+def test_an_unknown_order_is_refused_with_near_ones() -> None:
+    with pytest.raises(FieldError, match=r"order: '1f1' is unknown: did you mean '1f1b'\?, or the"):
+        plan_of("1f1")

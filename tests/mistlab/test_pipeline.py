@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.schedule.checked_orders import named_order
 from mistlab.schedule.order_text import PipelineOrder
-from mistlab.schedule.orders import ORDERS, named_order
+from mistlab.schedule.orders import ORDERS
 
 stage_counts = st.integers(1, 8)
 micro_batch_counts = st.integers(1, 12)

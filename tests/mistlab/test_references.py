@@ -160,3 +160,56 @@ def test_a_reference_is_a_text_or_a_mapping(
     plan_file[section][key] = 7
     with pytest.raises(InputError, match=message):
         job_from_mapping(plan_file)
+
+
+def test_an_order_file_is_found_from_the_folder_of_the_plan(
+    folder: Path, plan_file: PlanFile
+) -> None:
+    (folder / "orders").mkdir()
+    (folder / "orders" / "mine").write_text("Fm0 Bm0 Fm1 Bm1 Fm2 Bm2 Fm3 Bm3\n" * 2)
+    plan_file["plan"]["order"] = "../orders/mine"
+    job = load_job(written(folder, plan_file))
+    assert job.plan.order == str(folder / "orders" / "mine")
+    dump_job(job, folder / "orders" / "plan.yaml")
+    assert read_yaml(folder / "orders" / "plan.yaml")["plan"]["order"] == str(
+        folder / "orders" / "mine"
+    )
+    assert load_job(folder / "orders" / "plan.yaml") == job
+
+
+def test_a_relative_order_is_written_relative_to_the_new_file(
+    folder: Path, plan_file: PlanFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "mine.txt").write_text("Fm0 Bm0 Fm1 Bm1 Fm2 Bm2 Fm3 Bm3\n" * 2)
+    plan_file["plan"]["order"] = "./mine.txt"
+    job = job_from_mapping(
+        {**plan_file, "workload": {**plan_file["workload"], "model": "gpt3-2.7b"}}
+    )
+    dump_job(job, Path("plans") / "plan.yaml")
+    assert read_yaml(Path("plans") / "plan.yaml")["plan"]["order"] == "../mine.txt"
+    assert load_job(Path("plans") / "plan.yaml") == job
+    assert job_to_mapping(job)["plan"]["order"] == "mine.txt"
+    assert "order" not in job_to_mapping(replace(job, plan=replace(job.plan, order="1f1b")))["plan"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"order": "no/such"}, r"plan.order: .*no/such: cannot be read \(No such file"),
+        ({"order": "1f1"}, r"plan.order: '1f1' is unknown: did you mean '1f1b'\?, or the path"),
+        ({"order": 3}, "plan.order: 3 is not text"),
+        (
+            {"order": "./x.txt", "engine": "megatron"},
+            "plan.order: .*x.txt, but engine megatron runs 1f1b alone here: leave it out",
+        ),
+    ],
+)
+def test_an_order_that_a_plan_cannot_have_is_refused(
+    folder: Path, plan_file: PlanFile, changes: dict[str, object], problem: str
+) -> None:
+    plan_file["plan"] |= changes
+    for stage in plan_file["plan"]["stages"]:
+        del stage["offload"]
+    with pytest.raises(InputError, match=problem):
+        load_job(written(folder, plan_file))

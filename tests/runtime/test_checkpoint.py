@@ -25,12 +25,12 @@ from mistlab.values.workload import Workload  # noqa: E402
 from runtime import boxes, checkpoint  # noqa: E402
 from runtime.checkpoint_folder import latest  # noqa: E402
 from runtime.comm.group import RankLostError  # noqa: E402
+from runtime.comm.shortage import refusals  # noqa: E402
 from runtime.comm.threads import Meeting, run_threads  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
 from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
 from runtime.export import export  # noqa: E402
-from runtime.shortage import refusals  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,
     ON_HOST,

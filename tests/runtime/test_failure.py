@@ -16,6 +16,7 @@ from mistlab.values.job import Job  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
 from runtime import failure  # noqa: E402
 from runtime.comm import processes  # noqa: E402
+from runtime.comm.shortage import ShortageError  # noqa: E402
 from runtime.devices.cuda import CudaDriver  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
 from runtime.engine.storage import arena  # noqa: E402
@@ -23,7 +24,6 @@ from runtime.engine.streams.host_lane import HostLane  # noqa: E402
 from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
 from runtime.failure import let_go  # noqa: E402
 from runtime.session import Session, Settings  # noqa: E402
-from runtime.shortage import ShortageError  # noqa: E402
 from tests.runtime.worlds import CPU, MIXED, TRAINING, stage, workload  # noqa: E402
 
 SETTINGS = Settings(device="cpu", data=None, seed=0, timeout_s=60, training=TRAINING)

@@ -20,13 +20,13 @@ from mistlab.values.errors import InputError  # noqa: E402
 from mistlab.values.job import load_job  # noqa: E402
 from mistlab.values.units import GIB_BYTES  # noqa: E402
 from runtime import session  # noqa: E402
+from runtime.comm.shortage import Shortage  # noqa: E402
 from runtime.devices import outside  # noqa: E402
 from runtime.devices.outside import Cap, outside_bytes  # noqa: E402
 from runtime.devices.table import DRIVERS  # noqa: E402
 from runtime.profiling.device import Devices  # noqa: E402
 from runtime.profiling.environment import device_memory_bytes  # noqa: E402
 from runtime.profiling.world import World  # noqa: E402
-from runtime.shortage import Shortage  # noqa: E402
 from tests.experiments.test_run_plan import plan_file  # noqa: E402
 from tests.runtime.test_profiling import LENGTHS  # noqa: E402
 

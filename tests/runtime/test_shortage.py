@@ -7,7 +7,7 @@ from torch.distributed import DistBackendError  # noqa: E402
 
 from runtime.comm.group import RankLostError  # noqa: E402
 from runtime.comm.processes import heard_from  # noqa: E402
-from runtime.shortage import Shortage, ShortageError, refusal_in, refusals  # noqa: E402
+from runtime.comm.shortage import Shortage, ShortageError, refusal_in, refusals  # noqa: E402
 
 NCCL = "NCCL error in: NCCLUtils.cpp:94, {}, NCCL version 2.28.9\n{}\nLast error:\n{}"
 UNHANDLED = (

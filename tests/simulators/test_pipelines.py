@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.orders import ORDERS, named_order
+from mistlab.schedule.checked_orders import named_order
+from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.slot_table import Sends, Template
 from mistlab.schedule.stage_passes import passes_of
 from simulators.build import build_graph
@@ -85,6 +86,9 @@ def test_equal_stages_agree_with_the_closed_form(
     parts = {"forward": forward, "backward": backward, "send": send}
     time = by_hand(MEGATRON, "1f1b", stages, micro_batches, **parts)
     assert time == pytest.approx(closed(0.0, send), rel=1e-9)
+    # All forwards before all backwards: the sends come on top once.
+    time = by_hand(MEGATRON, "gpipe", stages, micro_batches, **parts)
+    assert time == pytest.approx(closed(0.0, 0.0) + 2 * (stages - 1) * send, rel=1e-9)
 
 
 @given(st.integers(2, 6), micro_batch_counts, times, times, st.floats(0.001, 0.1))

@@ -9,9 +9,8 @@ import pytest
 
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.table import ENGINES
-from mistlab.schedule import pass_waits
+from mistlab.schedule.pass_columns import PassColumns, PassShape, columns_of, derived
 from mistlab.schedule.pass_tasks import PassTasks
-from mistlab.schedule.pass_waits import PassShape
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.played import PLAYED
 from mistlab.schedule.slot_table import Phase
@@ -155,13 +154,13 @@ def test_a_slot_that_is_repeated_is_what_would_be_derived(
 ) -> None:
     for count in (12, 21, 26):
         shape = alike_within(phase, zero, depth, count, lacks)
-        derived, repeated = pass_waits._derived(shape), pass_waits._columns(shape)
-        assert (repeated is derived) == (count <= 4 * depth + 5)
-        for column in pass_waits.PassColumns.__dataclass_fields__:
-            assert getattr(repeated, column) == getattr(derived, column), column
+        whole, repeated = derived(shape), columns_of(shape)
+        assert (repeated is whole) == (count <= 4 * depth + 5)
+        for column in PassColumns.__dataclass_fields__:
+            assert getattr(repeated, column) == getattr(whole, column), column
 
 
 def test_layers_that_tasks_of_others_pass_over_are_all_derived() -> None:
     """The last layer is gathered after the first one, whatever lies between."""
     shape = alike_within("forward", 3, 1, 30, lacks="U")
-    assert pass_waits._columns(shape) is pass_waits._derived(shape)
+    assert columns_of(shape) is derived(shape)

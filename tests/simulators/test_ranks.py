@@ -13,8 +13,8 @@ from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.build import build_graph
-from simulators.events import stages_of
 from simulators.graph import TaskGraph
+from simulators.part_tasks import tasks_of_parts
 from simulators.play import Factors, play
 
 WORK = Workload(
@@ -79,7 +79,7 @@ def folded(plan: Plan) -> tuple[TaskGraph, list[Factors]]:
         ENGINES[plan.engine],
         overlap_communication=plan.overlap_communication,
     )
-    stages, factors = stages_of(model, plan)
+    stages, factors = tasks_of_parts(model, plan, passes_of_plan(plan))
     return build_graph(stages, model.template, passes_of_plan(plan)), factors
 
 

@@ -11,7 +11,7 @@ from runtime.engine.streams.lanes import LaneWork, Streams
 
 
 class Boundary:
-    """Tensors from and to neighbouring stages, at most two of each at a time."""
+    """Tensors from and to neighbouring stages, in as many rooms as their order asks for."""
 
     def __init__(
         self,
@@ -20,18 +20,19 @@ class Boundary:
         dtype: torch.dtype,
         device: torch.device,
         streams: Streams,
+        rooms: int,
     ) -> None:
         self.connections = connections
         self.shape, self.dtype, self.device = shape, dtype, device
         self.streams = streams
-        self.inbox: list[Tensor | None] = [None] * RING
+        self.inbox: list[Tensor | None] = [None] * rooms
         self.outbox: list[Tensor | None] = [None] * RING
 
     def receive(self, op: Op) -> LaneWork:
         """Allocate a tensor, and return the work that receives into it."""
         tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         self.streams.spoil(tensor)
-        self.inbox[op.turn] = tensor
+        self.inbox[op.room] = tensor
         return lambda: self._exchange(op, tensor, receives=True)
 
     def send(self, op: Op) -> LaneWork:
@@ -40,11 +41,11 @@ class Boundary:
         assert tensor is not None
         return lambda: self._exchange(op, tensor, receives=False)
 
-    def taken(self, turn: int) -> Tensor:
+    def taken(self, room: int) -> Tensor:
         """Take the received tensor out of the inbox."""
-        tensor = self.inbox[turn]
+        tensor = self.inbox[room]
         assert tensor is not None
-        self.inbox[turn] = None
+        self.inbox[room] = None
         return tensor
 
     def _exchange(self, op: Op, tensor: Tensor, *, receives: bool) -> Pending | None:

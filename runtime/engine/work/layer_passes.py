@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from mistlab.schedule.stage_program import Op
 from mistlab.symbolic.treatments import PLAIN, TREATMENTS, treatments_of
 from mistlab.values.errors import refuse
 from mistlab.values.plan import StagePlan
@@ -110,13 +111,14 @@ class Passes:
         self.peak_bytes = max(self.peak_bytes, self.held_bytes + staged)
         return y.detach()
 
-    def backward(self, layer: int, micro_batch: int, entry: int, gradient: Tensor) -> Tensor | None:
+    def backward(self, op: Op, gradient: Tensor) -> Tensor | None:
         """Add the gradients of a layer's weights up; the gradient of its input, if it has one."""
-        kept = self.kept.pop((layer, micro_batch))
+        layer, entry = op.layer, op.entry
+        kept = self.kept.pop((layer, op.micro_batch))
         self.held_bytes -= kept.size_bytes
         if kept.saved is not None:
             kept.saved.move_weights(self._places.take_weights(layer, entry))
-        self._collect(layer, micro_batch, entry)
+        self._collect(layer, entry, begins=op.is_of_first)
         if kept.again is not None:
             self._plainly(layer, kept.again(), kept)
         assert kept.edge is not None
@@ -126,9 +128,10 @@ class Passes:
             return kept.entered.grad
         return kept.handed[0] if kept.handed else None
 
-    def leave(self, layer: int, micro_batch: int, entry: int) -> LaneWork:
+    def leave(self, op: Op) -> LaneWork:
         """Take storages away to the host, as many as the ratio says over layers so far."""
-        kept, shape = self.kept[layer, micro_batch], self.state.shape
+        layer, entry = op.layer, op.entry
+        kept, shape = self.kept[layer, op.micro_batch], self.state.shape
         saved = kept.saved
         assert saved is not None
         if layer == shape.blocks.start:
@@ -137,7 +140,7 @@ class Passes:
         moves = []
         for number in saved.largest(self.carried_bytes):
             storage = saved.leave(number)
-            copy = self.host.take((layer, shape.held(micro_batch), number), storage.numel())
+            copy = self.host.take((layer, op.held, number), storage.numel())
             kept.away.append((number, copy))
             moves.append((storage, copy))
             self.carried_bytes -= storage.numel()
@@ -217,14 +220,14 @@ class Passes:
         y: Tensor = module(x) if targets is None else module(x, targets)
         return y
 
-    def _collect(self, layer: int, micro_batch: int, entry: int) -> None:
+    def _collect(self, layer: int, entry: int, *, begins: bool) -> None:
         """Let a layer's gradients add up where they belong."""
         shape, gradients = self.state.shape, self._places.take_gradients(layer, entry)
         adds_to_fetched = shape.zero < 2 and shape.offload_of(layer).gradients > 0
         has_begun = shape.shares_table and layer == shape.first_layer
-        if shape.zero >= 2 or (micro_batch == 0 and not adds_to_fetched and not has_begun):
+        if shape.zero >= 2 or (begins and not adds_to_fetched and not has_begun):
             gradients.zero_()
-        if shape.borrows_table(layer) and micro_batch == 0:
+        if begins and shape.borrows_table(layer):
             # The head's come first.
             self._places.take_gradients(shape.first_layer, 0).zero_()
 

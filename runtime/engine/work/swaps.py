@@ -49,7 +49,7 @@ class Swaps:
 
     def _fetch_gradients(self, op: Op) -> None:
         sums = self.state.sums(op.layer, op.entry)
-        if op.phase != "first_forward" and op.micro_batch == 0:
+        if op.phase != "first_forward" and op.is_of_first:
             sums.zero_()
         else:
             self.state.layers[op.layer].gradients.load(sums)
@@ -115,7 +115,7 @@ class Swaps:
         shape = self.state.shape
         if shape.zero >= 2:
             sums, own = self.state.sums(op.layer, op.entry), own_part(whole, self.reducers)
-            starts = op.micro_batch == 0 and not shape.offload_of(op.layer).gradients
+            starts = op.is_of_first and not shape.offload_of(op.layer).gradients
             sums.copy_(own) if starts else sums.add_(own)
             self.streams.spoil(whole)
         if op.phase == "last_backward":

@@ -7,8 +7,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from experiments.calibrating.error_summary import by_set, memory_summary, summary_of
-from experiments.calibrating.error_words import text_of
 from experiments.calibrating.folds import FOLDS
 from experiments.calibrating.published import Table, carried, read_end_to_end, read_megatron
 from experiments.calibrating.published_run import PublishedRun
@@ -21,6 +19,8 @@ from experiments.calibrating.whole_runs import (
 from experiments.cli.commandline import DONE, print_json, progress
 from experiments.cli.rundir import RunDirectory
 from experiments.reports import plots
+from experiments.reports.error_summary import by_set, memory_summary, summary_of
+from experiments.reports.error_words import text_of
 from mistlab import catalog
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.memory import reserved_bytes

@@ -1,0 +1,294 @@
+"""The longest chains of passes in a 1F1B pipeline, stage by stage, in any algebra.
+
+An iteration takes as long as the longest chain of passes that wait for one another. A stage is
+occupied by G forwards (tf) and G backwards (tb), of which it runs k - 1 ahead; a micro-batch that
+only passes through waits for less of each (lf, lb: not for what the stage fetches before and
+finishes after).
+Before its first forward a stage does what comes once an iteration (df), after its last backward the
+rest of that (db); a part of these makes the pass itself longer (vf, vb). What the stages after one
+mean to it are durations of two kinds, with the sends to them and back:
+
+    around     from where a micro-batch leaves to where its gradient returns, if nothing else is on
+    through    from where the first one leaves to where the last one's gradient returns
+
+and a chain of the stage and those after it is one of
+
+    it never waits               G t                                  t = tf + tb
+    waits for the first          G t + around - (k - 1) tf
+    waits for the last           G t + around - (k - 1) tb
+    waits for both, G > k        G t + 2 around - (k - 1) t + rounds
+    waits for what is between    l + through                          l = lf + lb
+
+with vf for the first micro-batch and vb for the last. Between these two a chain may wait for other
+micro-batches too, one after another: the forward that follows a gradient is that of the k-th
+micro-batch after it. Each such round takes around - (k - 1) t longer than what the stage does
+meanwhile, so a steady pipeline waits for its sends. Where one boundary between stages is slower
+than the others, rounds of its two stages alone can be longer.
+
+Chains begin where a micro-batch arrives, or with a stage's own df - vf at the iteration's
+beginning; they end where a gradient is sent back, or with a stage's own db - vb. So the longest are
+kept for each kind of beginning and end. For S equal stages with equal sends c and no extras the
+iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)), without sends the
+published (G - 1) max t + sum t (Mist, EuroSys 2025), which is longer for all others
+(docs/decisions/0008-pipeline-objective.md).
+
+Durations are those of an ``Algebra``: numbers, columns, or expressions.
+
+Axes: C candidates.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache, reduce
+from operator import add
+from typing import Generic, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.algebra import Algebra, Length
+
+Whole = NDArray[np.int64]
+# Of all candidates, of none, or of some.
+Condition = bool | NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagePasses(Generic[Length]):
+    """What the recurrence takes of one stage; ``begin_s`` and ``end_s`` are its own extras."""
+
+    forward_s: Length
+    backward_s: Length
+    through_forward_s: Length
+    through_backward_s: Length
+    within_forward_s: Length
+    within_backward_s: Length
+    begin_s: Length
+    end_s: Length
+    point_to_point_s: Length
+
+
+PASSES = tuple(entry.name for entry in fields(StagePasses))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chains(Generic[Length]):
+    """The longest chains of a stage and those after it.
+
+    ``around`` is of a steady micro-batch, ``around_first`` of the first and ``around_last`` of the
+    last; ``nearest`` is around the foremost stage alone. Chains that begin with an extra are named
+    ``begun``, those that end with one ``ended``, the one that does both is the ``whole``. Each
+    grows with those of the stages after it and with the times of every stage.
+    """
+
+    nearest: Length
+    around: Length
+    around_first: Length
+    around_last: Length
+    around_begun: Length
+    around_ended: Length
+    through: Length
+    through_begun: Length
+    through_ended: Length
+    whole: Length
+
+    @classmethod
+    def of_nothing(cls, nothing: Length) -> Self:
+        """The chains after the last stage, all of length zero."""
+        return cls(**dict.fromkeys(CROSSINGS, nothing))
+
+    def from_in_front(self, there_and_back_s: Length) -> Self:
+        """These chains as a stage in front sees them, with its sends to them and back."""
+        crossed_s = (None, there_and_back_s * 0.5, there_and_back_s)
+        return type(self)(
+            **{
+                name: getattr(self, name)
+                if (more := crossed_s[count]) is None
+                # One sum for each chain.
+                else getattr(self, name) + more
+                for name, count in CROSSINGS.items()
+            }
+        )
+
+
+# How often each chain crosses the boundary to the stage in front, in both directions.
+CROSSINGS: Mapping[str, int] = {
+    **{entry.name: 2 for entry in fields(Chains)},
+    **dict.fromkeys(("around_begun", "around_ended", "through_begun", "through_ended"), 1),
+    "whole": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Counts:
+    """How many passes a stage runs, and how often chains go round; whole numbers, or columns (C).
+
+    The stage runs ``in_flight`` forwards ahead and ``alternating`` ones after its first backward.
+    ``is_short`` says whether there are more stages than micro-batches, ``alternates`` whether any
+    forward waits for a backward.
+
+    M forwards of the stage are left for rounds between the first micro-batch's round and the last
+    one's, of which a round takes as many as it has stages. So there are ``near`` rounds of two
+    stages, or ``far`` rounds of all k. As M is seldom a multiple of k, as many of these as needed
+    are ``nested``: the next stage goes round once more inside of another round, which takes k - 1.
+    """
+
+    in_flight: int | Whole
+    alternating: int | Whole
+    near: int | Whole
+    far: int | Whole
+    nested: int | Whole
+    is_short: Condition
+    alternates: Condition
+
+    @classmethod
+    def of(cls, micro_batches: int | Whole, stages: int) -> "Counts":
+        """The counts of the foremost of so many stages."""
+        if isinstance(micro_batches, int):
+            return _counts_alike(micro_batches, stages)
+        in_flight = np.minimum(micro_batches, stages)
+        forwards = np.maximum(micro_batches - in_flight - 1, 0)
+        rounds = -(-forwards // in_flight)
+        nested = rounds * in_flight - forwards
+        fits = nested <= rounds
+        return cls(
+            in_flight=in_flight,
+            alternating=micro_batches - in_flight,
+            near=forwards // 2,
+            far=np.where(in_flight > 2, np.where(fits, rounds - nested, forwards // in_flight), 0),
+            nested=np.where((in_flight > 2) & fits, nested, 0),
+            is_short=stages > micro_batches,
+            alternates=micro_batches > in_flight,
+        )
+
+
+@cache
+def _counts_alike(micro_batches: int, stages: int) -> Counts:
+    """The counts of candidates that all have as many micro-batches."""
+    columns = Counts.of(np.array([micro_batches]), stages)
+    return Counts(**{e.name: getattr(columns, e.name)[0].item() for e in fields(Counts)})
+
+
+def chained(
+    algebra: Algebra[Length], stage: StagePasses[Length], after: Chains[Length], counts: Counts
+) -> Chains[Length]:
+    """The chains of a stage and those after it."""
+    after = after.from_in_front(stage.point_to_point_s)
+    longest, begin, end = algebra.longest, stage.begin_s, stage.end_s
+    forward, backward = stage.through_forward_s, stage.through_backward_s
+    first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
+    own = _Own(algebra, stage, after, counts)
+    # The time until the stage's first backward begins, and the time from its last forward's end.
+    there, back = first + after.around_first, after.around_last + last
+    there_begun = longest("there_begun", begin + there, after.around_begun)
+    back_ended = longest("back_ended", back + end, after.around_ended)
+    begun = longest("begun", begin + first + after.through, after.through_begun)
+    ended = longest("ended", after.through + last + end, after.through_ended)
+    begun_around = longest("begun_around", begin + first + after.around_first, after.around_begun)
+    around_ended = longest("around_ended", after.around_last + last + end, after.around_ended)
+    nearest = forward + backward
+    return Chains(
+        nearest=_also(counts.is_short, nearest, after.nearest),
+        around=forward + after.around + backward,
+        around_first=first + after.around_first + backward,
+        around_last=forward + after.around_last + last,
+        around_begun=begun_around + backward,
+        around_ended=forward + around_ended,
+        through=longest(
+            "through", *own.ways(None, there, back, None), first + after.through + last
+        ),
+        through_begun=longest(
+            "through_begun", *own.ways(begin, there_begun, back, None), begun + last
+        ),
+        through_ended=longest(
+            "through_ended", *own.ways(None, there, back_ended, end), first + ended
+        ),
+        whole=longest(
+            "whole",
+            *own.ways(begin, there_begun, back_ended, end),
+            begun + last + end,
+            begin + first + after.through_ended,
+            after.whole,
+        ),
+    )
+
+
+class _Own(Generic[Length]):
+    """The work of a stage between any two of its waits, including longer first and last passes."""
+
+    def __init__(
+        self,
+        algebra: Algebra[Length],
+        stage: StagePasses[Length],
+        after: Chains[Length],
+        counts: Counts,
+    ) -> None:
+        forward, backward = stage.forward_s, stage.backward_s
+        pairs, alone = (forward + backward) * counts.alternating, counts.in_flight - 1
+        # When a stage waited for a pass, everything else that the pass needs is there.
+        first = stage.through_forward_s + stage.within_forward_s
+        last = stage.through_backward_s + stage.within_backward_s
+        self.from_first_backward = pairs + backward * alone + last
+        self.to_last_forward = first + forward * alone + pairs
+        never = self.to_last_forward + backward * counts.in_flight + stage.within_backward_s
+        self.inside = [never]
+        if counts.is_short is not False:
+            # With fewer micro-batches than stages, the last forward comes back with the first
+            # gradient.
+            back_at_once = self.to_last_forward + after.nearest + self.from_first_backward
+            self.inside.append(_only(counts.is_short, back_at_once))
+        # If passes do not alternate, no forward waits for a backward.
+        self.between: Length | None = None
+        if counts.alternates is not False:
+            between = pairs + _rounds(algebra, stage, after, counts)
+            self.between = _only(counts.alternates, between)
+
+    def ways(
+        self, begins: Length | None, there: Length, back: Length, ends: Length | None
+    ) -> list[Length]:
+        """The chains that wait at this stage; without a beginning or an end, None."""
+        ways = [_sum(begins, inside, ends) for inside in self.inside]
+        ways += [
+            _sum(there, self.from_first_backward, ends),
+            _sum(begins, self.to_last_forward, back),
+        ]
+        if self.between is not None:
+            ways.append(there + self.between + back)
+        return ways
+
+
+def _rounds(
+    algebra: Algebra[Length], stage: StagePasses[Length], after: Chains[Length], counts: Counts
+) -> Length:
+    """The time of rounds beyond the passes that the stage does meanwhile."""
+    both = stage.forward_s + stage.backward_s
+    # While the stage waits for the next stage alone, nothing else runs.
+    near = after.nearest - both - (stage.backward_s - stage.through_backward_s)
+    far = after.around - both * (counts.in_flight - 1)
+    nested = far - stage.point_to_point_s
+    return algebra.longest(
+        "rounds", algebra.nothing, near * counts.near, far * counts.far + nested * counts.nested
+    )
+
+
+def _sum(*parts: Length | None) -> Length:
+    """A sum of some parts, without those that there are not."""
+    total: Length = reduce(add, (part for part in parts if part is not None))
+    return total
+
+
+def _also(condition: Condition, length: Length, more: Length) -> Length:
+    """A length, and more of it where a condition holds."""
+    if isinstance(condition, bool):
+        return length + more if condition else length
+    total: Length = length + np.where(condition, np.asarray(more), 0.0)
+    return total
+
+
+def _only(condition: Condition, length: Length) -> Length:
+    """A length where a condition holds, and no way elsewhere."""
+    if isinstance(condition, bool):
+        assert condition
+        return length
+    only: Length = length + np.where(condition, 0.0, -np.inf)
+    return only

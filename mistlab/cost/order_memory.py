@@ -1,0 +1,96 @@
+"""What stages hold of micro-batches in an order of their own, beyond what the closed form counts.
+
+The closed form counts as many micro-batches as are held at once, all blocks alike, and the head's
+activations of one. Chunks hold unlike layers; a head may hold several micro-batches; and where the
+gradients of weights have passes of their own, blocks that were computed again stay until then.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mistlab.schedule.plan_orders import in_flight_of_plan, passes_of_plan
+from mistlab.schedule.stage_passes import StagePasses
+from mistlab.symbolic.layer import sum_name
+from mistlab.symbolic.layer_types import HEAD, graphs_of, type_of
+from mistlab.symbolic.library import graph_of
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.symbolic.treatments import TREATMENTS
+from mistlab.values.parts import batch_of_parts
+from mistlab.values.plan import Plan
+from mistlab.values.stages import StageBatch
+
+
+def unlike_bytes(plan: Plan, model: StageModel) -> list[float]:
+    """Bytes on a GPU of each stage that the closed form leaves out, or counts too many."""
+    passes, stages = passes_of_plan(plan), plan.num_stages
+    chunks, names = passes[0].chunks, model.types.names
+    splits = any(of_stage.splits_backward for of_stage in passes)
+    whole = whole_types(plan, model) if splits else {}
+    sums = model.layers_of(StageBatch.of_plan(plan))
+    types = model.types.of_stages(batch_of_parts([plan], chunks).value)
+    found = []
+    for stage, held in enumerate(in_flight_of_plan(plan)):
+        saved = {name: float(sums[sum_name(name, "saved_bytes")][stage]) for name in names}
+        away = plan.stages[stage].offload.activations
+        stay = {name: 1 - away if name in model.types.of_blocks else 1.0 for name in names}
+        own = [
+            _Held.of([names[place] for place in layers], saved, stay, whole)
+            for layers in types[stage::stages]
+        ]
+        head = sum(one.head for one in own)
+        counted = held * sum(one.between - one.head for one in own) + head
+        found.append(_most(passes[stage], own) - counted)
+    return found
+
+
+def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
+    """For each type of layers, the type as which it is kept for the gradients of its weights: that
+    of plain blocks where it is computed again."""
+    if not any(of_stage.splits_backward for of_stage in passes_of_plan(plan)):
+        return {}
+    treatments = [(name, TREATMENTS[name]) for name in model.types.treatments]
+    graphs = graphs_of(graph_of(model.workload).graph, treatments)
+    found = {name: name for name in graphs}
+    for kind in model.types.kinds:
+        again = (type_of(kind, way) for way in model.types.treatments)
+        found |= {name: kind for name in again if graphs[name].again}
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """Bytes of a chunk that are on the GPU between its forward and its backward pass, and between
+    that and its pass for weights; ``head`` are those of the head among them."""
+
+    between: float
+    afterwards: float
+    head: float
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[str],
+        saved: Mapping[str, float],
+        stay: Mapping[str, float],
+        whole: Mapping[str, str],
+    ) -> "_Held":
+        """A chunk of layers of these types, of which a share ``stay``."""
+        return cls(
+            between=sum(stay[name] * saved[name] for name in layers),
+            afterwards=sum(saved[whole.get(name, name)] for name in layers),
+            head=sum(saved[name] for name in layers if name == HEAD),
+        )
+
+
+def _most(passes: StagePasses, chunks: Sequence[_Held]) -> float:
+    held = most = 0.0
+    for one in passes:
+        of = chunks[one.chunk]
+        if one.kind == "F":
+            held += of.between
+        elif one.kind == "W":
+            held -= of.afterwards
+        else:
+            held += (of.afterwards if passes.splits_backward else 0.0) - of.between
+        most = max(most, held)
+    return most

@@ -1,0 +1,138 @@
+"""How long an iteration takes in any order of passes: the longest path through all of them.
+
+A pass ends when its stage has taken its time after the pass before (t), and when its input has gone
+through (l, which is less: a stage fetches before and finishes after), whichever is later. The first
+forward pass of a chunk also waits for the chunk's step, its last backward pass is followed by the
+rest of what comes once an iteration, as in ``mistlab.cost.pipeline``. Where a stage computes the
+gradients of weights in passes of their own, their time is taken out of the backward pass.
+
+Axes: C candidates, P parts of the model in order; of S stages, part c S + s is chunk c of stage s.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.pipeline import StageTimes
+from mistlab.schedule.order_text import PassKind
+from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
+
+Table = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SplitTimes:
+    """Seconds (C, P) of backward passes that leave gradients of weights to passes of their own.
+
+    ``weights_s`` is what those take; ``unhidden_s`` what tensor-parallel ranks now wait for one
+    another, since the products that hid it have gone.
+    """
+
+    weights_s: Table
+    unhidden_s: Table
+
+
+def order_iteration_s(
+    times: StageTimes, passes: Sequence[StagePasses], split: SplitTimes | None = None
+) -> Table:
+    """Seconds (C) of one iteration whose stages run these passes."""
+    seconds = _PassSeconds(times, passes, split)
+    ends: dict[PassKey, Table] = {}
+    free: dict[int, Table] = {}
+    longest = np.zeros(len(times.forward_s))
+    for one in in_turn(passes):
+        own, through, extra = seconds.of(one)
+        end = free[one.stage] + own if one.stage in free else through
+        if one.phase == "first_forward":
+            end = end + seconds.begin_s[seconds.part(one)]
+        if one.needs is not None:
+            end = np.maximum(end, ends[one.needs] + seconds.sent_s(one) + through)
+        end = np.asarray(end + extra)
+        free[one.stage] = ends[one.key] = end
+        if one.phase == "last_backward":
+            rest = seconds.end_s[seconds.part(one)]
+            longest = np.maximum(longest, end + rest)
+    return np.maximum(longest, np.maximum.reduce([*free.values()]))
+
+
+def order_bound_s(
+    times: StageTimes, passes: Sequence[StagePasses], split: SplitTimes | None = None
+) -> Table:
+    """Seconds (C) that no iteration in such an order can be shorter than.
+
+    A stage does all of its own passes between the shortest way to the first of them and the
+    shortest way on from the last.
+    """
+    seconds = _PassSeconds(times, passes, split)
+    return np.asarray(np.maximum.reduce([seconds.stage_s(of_stage) for of_stage in passes]))
+
+
+class _PassSeconds:
+    """What passes take (C) on their stage, and on the way through it."""
+
+    def __init__(
+        self, times: StageTimes, passes: Sequence[StagePasses], split: SplitTimes | None
+    ) -> None:
+        parts = range(times.forward_s.shape[1])
+        self.num_stages = len(passes)
+        self.splits = [of_stage.splits_backward for of_stage in passes]
+        of_part = [times.of_stage(part) for part in parts]
+        self.begin_s = [one.begin_s for one in of_part]
+        self.end_s = [one.end_s for one in of_part]
+        self.crossed_s = [one.point_to_point_s / 2 for one in of_part]
+        self.within_s = [(one.within_forward_s, one.within_backward_s) for one in of_part]
+        self.own_s: dict[tuple[PassKind, int], tuple[Table, Table]] = {}
+        for part, one in zip(parts, of_part, strict=True):
+            self.own_s["F", part] = one.forward_s, one.through_forward_s
+            backward = one.backward_s, one.through_backward_s
+            if self.splits[part % self.num_stages]:
+                assert split is not None, "an order with W asks for the times of its parts"
+                weights_s, unhidden_s = split.weights_s[:, part], split.unhidden_s[:, part]
+                left = [np.maximum(own - weights_s, 0.0) + unhidden_s for own in backward]
+                backward = left[0], left[1]
+                self.own_s["W", part] = weights_s, weights_s
+            self.own_s["B", part] = backward
+
+    def of(self, one: StagePass) -> tuple[Table | float, Table | float, Table | float]:
+        """What a pass takes after the one before, after its input, and in both cases besides."""
+        part = self.part(one)
+        own, through = self.own_s[one.kind, part]
+        extra: Table | float = 0.0
+        if one.phase in ("first_forward", "last_backward"):
+            extra = self.within_s[part][one.kind != "F"]
+        return own, through, extra
+
+    def sent_s(self, one: StagePass) -> Table | float:
+        """What the input of a pass takes from its source."""
+        source = one.comes_from
+        if source is None or source.stage == one.stage:
+            return 0.0
+        lower = source if one.kind == "F" else one
+        return self.crossed_s[lower.chunk * self.num_stages + lower.stage]
+
+    def stage_s(self, passes: StagePasses) -> Table:
+        """A stage's own passes, with the shortest ways in and out, or what it does meanwhile."""
+        first, *others = passes
+        last = others[-1]
+        seconds = self.of(first)[1] + sum(self.of(one)[0] for one in others)
+        seconds = seconds + sum(self.of(one)[2] for one in passes)
+        in_s = self._way_s("F", self.part(first))
+        seconds = seconds + np.maximum(in_s, self.begin_s[self.part(first)])
+        out_s: Table | float = self._way_s("B", self.part(last)) if last.kind == "B" else 0.0
+        if last.phase == "last_backward":
+            out_s = np.maximum(out_s, self.end_s[self.part(last)])
+        return np.asarray(seconds + out_s)
+
+    def _way_s(self, kind: PassKind, part: int) -> Table | float:
+        """The shortest way from the model's beginning to a part, or back from it."""
+        return sum((self.own_s[kind, one][1] + self._link(one) for one in range(part)), start=0.0)
+
+    def part(self, one: StagePass) -> int:
+        """The part of the model that a pass goes through."""
+        return one.chunk * self.num_stages + one.stage
+
+    def _link(self, part: int) -> Table | float:
+        """What a part's outcome takes to the next."""
+        return self.crossed_s[part] if self.num_stages > 1 else 0.0

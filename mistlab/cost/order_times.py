@@ -1,0 +1,49 @@
+"""What the parts of plans take whose passes run in an order of their own.
+
+Axes: C plans, P parts of the model in order, T types of layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.order_path import SplitTimes, order_iteration_s
+from mistlab.cost.pipeline import StageTimes
+from mistlab.cost.stage import StageTimeModel
+from mistlab.cost.tasks import task_columns
+from mistlab.cost.weight_gradients import weight_gradients_s
+from mistlab.schedule.order_text import PipelineOrder
+from mistlab.schedule.stage_passes import passes_of
+from mistlab.values.parts import batch_of_parts
+from mistlab.values.plan import Plan
+from mistlab.values.stages import StageBatch
+
+Table = NDArray[np.float64]
+
+
+def ordered_iterations_s(
+    model: StageTimeModel, plans: Sequence[Plan], order: PipelineOrder
+) -> Table:
+    """Seconds (C) of an iteration of plans with equally many stages, all in one order."""
+    batch, passes = batch_of_parts(plans, order.chunks), passes_of(order)
+    seconds = model(batch)
+    shape = len(plans), order.num_stages * order.chunks
+    names = (entry.name for entry in fields(StageTimes))
+    times = StageTimes(**{name: getattr(seconds, name).reshape(shape) for name in names})
+    splits = any(of_stage.splits_backward for of_stage in passes)
+    split = _split_times(model, batch, shape) if splits else None
+    return order_iteration_s(times, passes, split)
+
+
+def _split_times(model: StageTimeModel, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
+    """What backward passes without the gradients of weights leave, and take besides."""
+    types = model.tasks.types
+    seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
+    layers = types.of_stages(batch.value)
+    counts = np.array([[one.count(place) for one in layers] for place in range(len(types.names))])
+    return SplitTimes(
+        weights_s=(counts * weight_gradients_s(seconds)).sum(axis=0).reshape(shape),
+        unhidden_s=(counts * seconds.hidden_s).sum(axis=0).reshape(shape),
+    )

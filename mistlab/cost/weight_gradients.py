@@ -1,0 +1,90 @@
+"""What of a layer's backward pass makes the gradients of its weights, for orders that do it apart.
+
+Apart go the products whose result has no token dimension. All else stays: gradients of vectors, the
+second forward pass of a recomputed block, and what launching kernels takes beyond computing.
+
+Axes: C candidates, P parts of a model in order, T types of layers, S distinct strategies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.kernels import class_of, rule_of
+from mistlab.cost.layers import KernelRules, bytes_factor
+from mistlab.cost.tasks import TaskModel, TaskSeconds
+from mistlab.symbolic.compiled import Compiled, compile_expressions
+from mistlab.symbolic.graph import LayerGraph, Operator
+from mistlab.symbolic.kept import kept
+from mistlab.symbolic.layer_types import graphs_of
+from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.library import graph_of
+from mistlab.symbolic.sizes import size_columns
+from mistlab.symbolic.stored_graph import StoredGraph
+from mistlab.symbolic.symbols import size_names, size_symbol, sizes_of_candidates
+from mistlab.symbolic.treatments import TREATMENTS, Treatment
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sums:
+    flop: sympy.Expr
+    moved_bytes: sympy.Expr
+
+
+def weight_gradients_s(seconds: TaskSeconds) -> Values:
+    """Seconds (T, S) of the products that make gradients of weights."""
+    model, columns = seconds.model, seconds.columns
+    treatments = tuple((name, TREATMENTS[name]) for name in model.types.treatments)
+    compiled = _products(graph_of(model.workload), model.kernels, treatments)
+    sizes = size_columns(
+        model.workload, {symbol: columns[name] for symbol, name in sizes_of_candidates().items()}
+    )
+    values = dict(zip(compiled.names, compiled(sizes), strict=True))
+    alone = np.stack([_seconds(model, values, name) for name in model.types.names])
+    whole = np.stack([layer.passes["backward"].compute_s for layer in seconds.of_type])
+    return np.minimum(alone, whole)
+
+
+def _seconds(model: TaskModel, values: dict[str, Values], name: str) -> Values:
+    layers = model.layers
+    rate = layers.compute.rate("matmul")
+    s_per_flop = rate.s_per_flop * layers.slowdown / layers.compute.sustained
+    return np.asarray(
+        values[f"{name} flop"] * s_per_flop + values[f"{name} bytes"] * rate.s_per_byte
+    )
+
+
+@kept
+def _products(
+    graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
+) -> Compiled:
+    expressions: dict[str, sympy.Expr] = {}
+    for name, layer in graphs_of(graph.graph, treatments).items():
+        sums = _sums(layer, rules, graph.attention)
+        expressions |= {f"{name} flop": sums.flop, f"{name} bytes": sums.moved_bytes}
+    return compile_expressions(expressions, columns=size_names(), constants={})
+
+
+def _sums(layer: LayerGraph, rules: KernelRules, attention: str) -> _Sums:
+    flop = moved = sympy.Integer(0)
+    for operator in layer.of_phase("backward"):
+        if makes_weight_gradient(operator):
+            assert class_of(operator) == "matmul"
+            flop += operator.flop
+            factor = bytes_factor(rule_of(operator, layer, rules, attention))
+            moved += (operator.read_bytes + operator.written_bytes) * factor
+    return _Sums(flop=flop, moved_bytes=moved)
+
+
+def makes_weight_gradient(operator: Operator) -> bool:
+    """Whether an operator is a product of a backward pass whose result no token has a part of."""
+    if operator.kind != "matmul" or operator.phase != "backward":
+        return False
+    tokens = {size_symbol("b"), size_symbol("s")}
+    sizes = (sympy.sympify(size).free_symbols for size in operator.outputs[0])
+    return not any(tokens & free for free in sizes)

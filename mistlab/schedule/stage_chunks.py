@@ -1,0 +1,72 @@
+"""The parts that a model is cut into: of S stages with v chunks each, S v of them.
+
+Part c S + s is chunk c of stage s. A stage's blocks are divided over its chunks as evenly as
+possible, the first chunks taking the rest. The embedding is on the first part, the head on the
+last.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mistlab.values.dimensions import counts_of_blocks
+from mistlab.values.plan import Plan, StagePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePart:
+    """Consecutive layers of a model on one stage, which count through the whole model.
+
+    ``treated`` are how many of its blocks have each treatment, by the dimension that counts them.
+    """
+
+    stage: int
+    chunk: int
+    blocks: range
+    treated: Mapping[str, int]
+    has_embedding: bool
+    has_head: bool
+
+    @property
+    def first_layer(self) -> int:
+        """The first of its layers, the embedding being layer 0."""
+        return self.blocks.start - self.has_embedding
+
+
+def blocks_of_chunks(blocks: int, chunks: int) -> tuple[int, ...]:
+    """How many of a stage's blocks each of its chunks has.
+
+    >>> blocks_of_chunks(8, 3)
+    (3, 3, 2)
+    """
+    each, rest = divmod(blocks, chunks)
+    return tuple(each + (chunk < rest) for chunk in range(chunks))
+
+
+def parts_of_plan(plan: Plan, chunks: int) -> list[StagePart]:
+    """The parts of a plan's model, in order."""
+    shares = [blocks_of_chunks(stage.layers, chunks) for stage in plan.stages]
+    ways = [_ways(stage) for stage in plan.stages]
+    parts: list[StagePart] = []
+    begin = 1
+    for chunk in range(chunks):
+        for stage, share in enumerate(shares):
+            end = begin + share[chunk]
+            own, ways[stage] = ways[stage][: share[chunk]], ways[stage][share[chunk] :]
+            parts.append(
+                StagePart(
+                    stage=stage,
+                    chunk=chunk,
+                    blocks=range(begin, end),
+                    treated={name: own.count(name) for name in counts_of_blocks()},
+                    has_embedding=not parts,
+                    has_head=(chunk, stage) == (chunks - 1, plan.num_stages - 1),
+                )
+            )
+            begin = end
+    return parts
+
+
+def _ways(stage: StagePlan) -> list[str]:
+    """The dimension that counts each of a stage's blocks, in order; empty for plain ones."""
+    treated = [name for name in counts_of_blocks() for _ in range(stage.degree(name))]
+    return [""] * (stage.layers - len(treated)) + treated

@@ -1,0 +1,123 @@
+"""What the tasks of each part of a plan's model take, as the event simulator plays them.
+
+A part is a chunk of a stage; a stage that the order does not cut is one part.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
+from mistlab.cost.weight_gradients import weight_gradients_s
+from mistlab.schedule.slot_table import Kind, Template
+from mistlab.schedule.stage_chunks import StagePart, parts_of_plan
+from mistlab.schedule.stage_passes import StagePasses
+from mistlab.values.parts import batch_of_parts
+from mistlab.values.plan import Plan
+from mistlab.values.stages import StageBatch
+from simulators.network import Use
+from simulators.pass_pattern import Name, StageTasks
+from simulators.play import ALONE, Factors
+
+_COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
+
+
+def tasks_of_parts(
+    model: TaskModel, plan: Plan, passes: Sequence[StagePasses]
+) -> tuple[list[StageTasks], list[Factors]]:
+    """The times of each part's tasks, and the factors by which the streams of each stage slow one
+    another."""
+    batch = StageBatch.of_plan(plan)
+    seconds = model.seconds({name: batch.value(name) for name in task_columns()})
+    chunks = passes[0].chunks
+    parts = parts_of_plan(plan, chunks)
+    of_parts = model.types.of_stages(batch_of_parts([plan], chunks).value)
+    networks, names = _networks(seconds, batch, parts), _names(model.template)
+    tasks = []
+    for part, types, uses in zip(parts, of_parts, networks, strict=True):
+        stage = part.stage
+        of_name = {name: _seconds(seconds, name, stage, types) for name in names}
+        if passes[stage].splits_backward:
+            of_name |= _split(seconds, of_name["B", None], stage, types)
+        is_end = part.has_embedding or part.has_head
+        tasks.append(
+            StageTasks(
+                stage=stage,
+                first_layer=part.first_layer,
+                zero=plan.stages[stage].zero,
+                seconds=of_name,
+                send_s=float(seconds.send_s[stage]),
+                networks=uses,
+                tied_s=float(seconds.tied_s[stage]) if plan.num_stages > 1 and is_end else 0.0,
+            )
+        )
+    return tasks, _factors(seconds, plan.num_stages)
+
+
+def _split(
+    seconds: TaskSeconds, whole: Sequence[float], stage: int, types: Sequence[int]
+) -> dict[Name, list[float]]:
+    """Backward passes of inputs alone, in place of ``whole`` ones, and those of weights.
+
+    Tensor-parallel ranks wait for one another where the gradients of weights hid that.
+    """
+    weights, hidden = weight_gradients_s(seconds)[:, stage], seconds.hidden_s[:, stage]
+    of_weights = [float(weights[layer_type]) for layer_type in types]
+    of_inputs = [
+        both - float(weights[layer_type]) + float(hidden[layer_type])
+        for both, layer_type in zip(whole, types, strict=True)
+    ]
+    return {("B", None): of_inputs, ("W", None): of_weights}
+
+
+def _networks(
+    seconds: TaskSeconds, batch: StageBatch, parts: Sequence[StagePart]
+) -> list[dict[Kind, tuple[Use, ...]]]:
+    """The links across nodes that each part's sends use, and the share of each that they take.
+
+    An even link is traffic out of a node, an odd link is traffic into it. A stage's first rank
+    stands for all its ranks.
+    """
+    shapes, links = seconds.shapes, seconds.model.links
+    nodes = (batch.first_rank // seconds.model.cluster.gpus_per_node).tolist()
+    found: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in parts]
+    for place, (sender, receiver) in enumerate(pairwise(parts)):
+        here, there = nodes[sender.stage], nodes[receiver.stage]
+        # The last stage sends to the first, which is in its node where there is one alone.
+        goes_back = receiver.stage < sender.stage
+        if shapes.crosses_to_next[sender.stage] and not (goes_back and here == there):
+            part, back = (
+                links.part_of_network(int(shapes.senders_of_node[one.stage]))
+                for one in (sender, receiver)
+            )
+            found[place]["F"] = ((2 * here, part), (2 * there + 1, part))
+            found[place + 1]["B"] = ((2 * there, back), (2 * here + 1, back))
+    return found
+
+
+def _names(template: Template) -> list[Name]:
+    """The kinds and directions of tasks in a slot table."""
+    rows = [row for phase in template.phases.values() for row in phase]
+    return list(dict.fromkeys((row.kind, row.direction) for row in rows))
+
+
+def _seconds(seconds: TaskSeconds, name: Name, stage: int, types: Sequence[int]) -> list[float]:
+    """Seconds of a stage's tasks of one name, by layer."""
+    kind, direction = name
+    of_type = seconds.alone(kind, direction or "")[:, stage]
+    if kind in _COMPUTING:
+        of_type = of_type + seconds.tensor_s[_COMPUTING[kind]][:, stage]
+    of_type_s: list[float] = of_type.tolist()
+    return [of_type_s[layer_type] for layer_type in types]
+
+
+def _factors(seconds: TaskSeconds, stages: int) -> list[Factors]:
+    model = seconds.model
+    found: list[Factors] = [ALONE] * stages
+    if model.template.depth == 0 and model.cluster.hardware.interference is None:
+        return found
+    for rows, factors in seconds.factors():
+        for stage in np.flatnonzero(rows).tolist():
+            found[stage] = factors.tolist()
+    return found

@@ -1,0 +1,103 @@
+"""Iterations as the longest path through an order, beside the formula of the one that has one."""
+
+import numpy as np
+import pytest
+
+from mistlab.cost.order_path import SplitTimes, order_bound_s, order_iteration_s
+from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.schedule.checked_orders import named_order, order_of_text
+from mistlab.schedule.stage_passes import passes_of
+from tests.pipeline_orders import all_forwards_first, interleaved, zero_bubble
+
+CANDIDATES = 20
+
+
+def times_of(
+    forward: np.ndarray, backward: np.ndarray, *, send_s: float = 0.0, **others: np.ndarray
+) -> StageTimes:
+    nothing = np.zeros_like(forward)
+    names = ("delta_forward_s", "delta_backward_s", "within_forward_s", "within_backward_s")
+    return StageTimes(
+        **{
+            **dict.fromkeys(names, nothing),
+            "forward_s": forward,
+            "backward_s": backward,
+            "through_forward_s": forward,
+            "through_backward_s": backward,
+            "point_to_point_s": nothing + 2 * send_s,
+            **others,
+        }
+    )
+
+
+def equal(parts: int, forward: float, backward: float, send_s: float = 0.0) -> StageTimes:
+    one = np.ones((1, parts))
+    return times_of(forward * one, backward * one, send_s=send_s)
+
+
+@pytest.mark.parametrize(("spread", "short", "long"), [(0.1, 0.04, 0.02), (0.75, 0.05, 0.03)])
+def test_1f1b_is_near_its_formula(spread: float, short: float, long: float) -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(100):
+        stages, micro_batches = int(draw.integers(1, 7)), int(draw.integers(1, 24))
+        shape = CANDIDATES, stages
+        forward, backward = draw.uniform(1 - spread, 1 + spread, (2, *shape)) * [[[1]], [[2]]]
+        times = times_of(
+            forward,
+            backward,
+            through_forward_s=forward * draw.uniform(0.9, 1, shape),
+            through_backward_s=backward * draw.uniform(0.9, 1, shape),
+            delta_forward_s=draw.uniform(0, 2, shape),
+            delta_backward_s=draw.uniform(0, 2, shape),
+            within_forward_s=draw.uniform(0, 0.3, shape),
+            within_backward_s=draw.uniform(0, 0.3, shape),
+            point_to_point_s=draw.uniform(0, 0.5, shape),
+        )
+        passes = passes_of(named_order("1f1b", stages, micro_batches))
+        path_s = order_iteration_s(times, passes)
+        formula_s = iteration_s(times, np.full(CANDIDATES, micro_batches))
+        assert (formula_s >= (1 - short) * path_s).all()
+        assert (formula_s <= (1 + long) * path_s).all()
+        bound_s = order_bound_s(times, passes)
+        assert (bound_s <= path_s * (1 + 1e-12)).all()
+        # A bound that searches can use: not far below.
+        assert (bound_s >= 0.6 * path_s).all()
+
+
+@pytest.mark.parametrize("stages", [1, 2, 5])
+@pytest.mark.parametrize("micro_batches", [1, 4, 9])
+def test_equal_stages_of_1f1b_are_exact(stages: int, micro_batches: int) -> None:
+    times = equal(stages, 1.0, 2.0, send_s=0.25)
+    passes = passes_of(named_order("1f1b", stages, micro_batches))
+    assert order_iteration_s(times, passes) == pytest.approx(
+        iteration_s(times, np.array([micro_batches]))
+    )
+
+
+@pytest.mark.parametrize("reverses", [True, False])
+def test_all_forwards_first_wait_for_the_published_bubble_and_for_sends_once(
+    reverses: bool,
+) -> None:
+    order = order_of_text(all_forwards_first(4, 8, reverses=reverses), 4, 8)
+    path_s = order_iteration_s(equal(4, 1.0, 2.0, send_s=0.1), passes_of(order))
+    # In the reverse order gradients of the first micro-batch are waited for last.
+    assert path_s == pytest.approx((8 + 3) * 3.0 + 2 * 3 * 0.1)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_interleaving_divides_the_bubble_by_the_chunks(chunks: int) -> None:
+    order = order_of_text(interleaved(4, 8, chunks), 4, 8)
+    path_s = order_iteration_s(equal(4 * chunks, 1.0 / chunks, 2.0 / chunks), passes_of(order))
+    assert path_s == pytest.approx(8 * 3.0 + 3 * 3.0 / chunks)
+
+
+def test_a_zero_bubble_leaves_what_is_published() -> None:
+    """F, B and W as long as one another: (p - 1)(F + B - W) of waiting."""
+    one = np.ones((1, 4))
+    passes = passes_of(order_of_text(zero_bubble(4, 8), 4, 8))
+    split = SplitTimes(weights_s=one, unhidden_s=0 * one)
+    path_s = order_iteration_s(equal(4, 1.0, 2.0), passes, split)
+    assert path_s == pytest.approx(8 * 3.0 + 3 * 1.0)
+    slower = SplitTimes(weights_s=one, unhidden_s=0.5 * one)
+    assert (order_iteration_s(equal(4, 1.0, 2.0), passes, slower) > path_s + 8 * 0.4).all()
+    assert order_bound_s(equal(4, 1.0, 2.0), passes, split) <= path_s
