@@ -6,7 +6,7 @@ DEV := .venv-dev
 PINS := constraints.txt
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 
-.PHONY: compare test test-all check format graphs benchmark clean
+.PHONY: compare test test-all extras check format graphs benchmark clean
 
 compare: $(BASE)/.done
 	$(BASE)/bin/python -m experiments.compare_searchers $(ARGS)
@@ -14,8 +14,11 @@ compare: $(BASE)/.done
 test: $(DEV)/.done
 	$(DEV)/bin/python -m pytest -n auto -p no:benchmark -m "not slow" $(ARGS)
 
-test-all: $(DEV)/.done
+test-all: $(DEV)/.done extras
 	$(DEV)/bin/python -m pytest -n auto -p no:benchmark $(ARGS)
+
+# Ray and transformers, which a few tests need: without them those say so, and are left out.
+extras: $(DEV)/.extras
 
 check: $(DEV)/.done
 	$(DEV)/bin/ruff check .
@@ -30,8 +33,12 @@ format: $(DEV)/.done
 graphs: $(DEV)/.done
 	$(DEV)/bin/python -m experiments.build_graphs
 
+# Times everything that is fast, and writes docs/results/speed.md.
 benchmark: $(DEV)/.done
-	$(DEV)/bin/python -m pytest benchmarks $(ARGS)
+	mkdir -p runs
+	$(DEV)/bin/python -m pytest benchmarks --benchmark-timer=time.process_time \
+		--benchmark-json=runs/benchmark.json $(ARGS)
+	$(DEV)/bin/python -m benchmarks.speed_page runs/benchmark.json
 
 clean:
 	rm -rf $(BASE) $(DEV)
@@ -47,4 +54,8 @@ $(DEV)/.done: pyproject.toml $(PINS)
 	$(PYTHON) -m venv $(DEV)
 	$(DEV)/bin/pip install --quiet --constraint $(PINS) torch==2.13.0
 	$(DEV)/bin/pip install --quiet --constraint $(PINS) --editable '.[dev]'
+	touch $@
+
+$(DEV)/.extras: $(DEV)/.done
+	$(DEV)/bin/pip install --quiet --constraint $(PINS) --editable '.[cluster,huggingface]'
 	touch $@

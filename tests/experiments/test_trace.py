@@ -219,7 +219,7 @@ def configuration(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 def written_config(kind: str, folder: Path, **given: Any) -> Path:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers is not installed: make extras")
     path = folder / kind / "config.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"model_type": kind, **CONFIGS[kind], **given}), encoding="utf-8")
@@ -288,7 +288,7 @@ def test_a_sliding_window_limits_the_sequence(tmp_path: Path) -> None:
 def test_an_unknown_kind_of_configuration_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers is not installed: make extras")
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "lama"}', encoding="utf-8")
     assert run(trace.main, [str(path), "--out", str(tmp_path / "m.json")]) == 2

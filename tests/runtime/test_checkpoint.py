@@ -224,7 +224,7 @@ def test_a_checkpoint_of_longer_sequences_is_refused(tmp_path: Path) -> None:
 
 
 def test_exported_weights_are_the_model_s(tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors = pytest.importorskip("safetensors.torch", reason="not installed: make extras")
     executor = alone(work(), OFFLOADED, "lazy")
     losses(executor, work(), range(2))
 

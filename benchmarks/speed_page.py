@@ -1,0 +1,153 @@
+"""Writes docs/results/speed.md: what the benchmarks measured just now, and cold starts.
+
+python -m benchmarks.speed_page BENCHMARK.json; ``make benchmark`` does both.
+"""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.cold_starts import cold_starts
+from experiments.cli.rundir import PACKAGES, revision
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "speed.md"
+Benchmark = Mapping[str, Any]
+# Of a benchmark, what is worth a column: how it is called, and how it is written.
+RATES: Mapping[str, tuple[str, str]] = {
+    "candidates_per_s": ("stage candidates a second", ",.0f"),
+    "plans_per_s": ("plans a second", ",.0f"),
+    "rows_per_s": ("rows a second", ",.0f"),
+    "tasks_per_s": ("tasks a second", ",.0f"),
+    "times_bare_simpy": ("times bare SimPy", ".1f"),
+    "times_plain": ("times plain", ".2f"),
+}
+# Curves: benchmarks by the name of their test, and what they grow with.
+GROWTH: Mapping[str, str] = {
+    "test_growth": "tasks",
+    "test_growth_with_gpus": "nodes",
+    "test_growth_with_blocks": "layers",
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the page and its picture."""
+    (path,) = arguments
+    benchmarks = json.loads(Path(path).read_text(encoding="utf-8"))["benchmarks"]
+    starts = [*cold_starts()]
+    lines = [*_head(), *_rates(benchmarks), *_starts(starts), *_growth(benchmarks)]
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _draw(benchmarks, PAGE.with_name("growth.svg"))
+    sys.stdout.write(f"written: {PAGE}\n")
+
+
+def _head() -> Iterator[str]:
+    versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES if name != "mistlab")
+    yield "# Speed"
+    yield ""
+    yield f"Made on {datetime.now(UTC).date().isoformat()} at revision `{revision()}` by"
+    yield ""
+    yield "```"
+    yield "make benchmark"
+    yield "```"
+    yield ""
+    yield (
+        f"on {os.cpu_count()} cores of {platform.machine()} ({platform.system()}), Python "
+        f"{platform.python_version()}, {versions}. Seconds are CPU seconds of one process: other "
+        "work on the machine makes them longer, so compare rows of one page, and ratios between "
+        "pages."
+    )
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import version  # noqa: PLC0415 (for the page alone)
+
+    return version(package)
+
+
+def _rates(benchmarks: Sequence[Benchmark]) -> Iterator[str]:
+    yield from ("", "## Rates", "", "| benchmark | median | rate |", "|---|---|---|")
+    for one in benchmarks:
+        told = [
+            f"{one['extra_info'][key]:{form}} {words}"
+            for key, (words, form) in RATES.items()
+            if key in one["extra_info"]
+        ]
+        if told:
+            yield f"| {_name(one)} | {_seconds(one['stats']['median'])} | {'; '.join(told)} |"
+
+
+def _starts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield from ("", "## From the start of a process to its end", "")
+    yield "The first time nothing is compiled; from then on source text is kept"
+    yield "([decision](../decisions/0020-kept-expressions.md))."
+    yield from (
+        "",
+        "| process | first time | from then on | times an empty one |",
+        "|---|---|---|---|",
+    )
+    for row in rows:
+        first = "" if row["first_s"] is None else _seconds(row["first_s"])
+        yield f"| {row['what']} | {first} | {_seconds(row['warm_s'])} | {row['times']:.1f} |"
+
+
+def _growth(benchmarks: Sequence[Benchmark]) -> Iterator[str]:
+    yield from ("", "## Growth", "", "![Time over size, each beside its smallest](growth.svg)", "")
+    yield from (
+        "| benchmark | size | median | times the smallest's time a size |",
+        "|---|---|---|---|",
+    )
+    for test, points in _curves(benchmarks).items():
+        (least, least_s), *_ = points
+        for size, seconds in points:
+            ratio = seconds / size / (least_s / least)
+            yield f"| {_words(test)} | {size:,.0f} | {_seconds(seconds)} | {ratio:.2f} |"
+
+
+def _curves(benchmarks: Sequence[Benchmark]) -> Mapping[str, list[tuple[float, float]]]:
+    """Sizes and seconds of each benchmark that grows."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for one in benchmarks:
+        test = one["name"].partition("[")[0]
+        if test in GROWTH:
+            known = {**(one["params"] or {}), **one["extra_info"]}
+            curves.setdefault(test, []).append((known[GROWTH[test]], one["stats"]["median"]))
+    return {test: sorted(points) for test, points in curves.items()}
+
+
+def _draw(benchmarks: Sequence[Benchmark], path: Path) -> None:
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for test, points in _curves(benchmarks).items():
+        least, least_s = points[0]
+        sizes, times = zip(*((size / least, s / least_s) for size, s in points), strict=True)
+        axes.plot(sizes, times, "o-", label=f"{_words(test)} ({GROWTH[test]})")
+    ends = axes.get_xlim()
+    axes.plot(ends, ends, ":", color="grey", label="in proportion")
+    axes.set(xscale="log", yscale="log", xlabel="times the smallest size", ylabel="times its time")
+    axes.legend(fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def _name(one: Benchmark) -> str:
+    params = one["name"].partition("[")[2].rstrip("]")
+    words = _words(one["name"].partition("[")[0])
+    return f"{words} ({params})" if params else words
+
+
+def _words(test: str) -> str:
+    return test.removeprefix("test_").replace("_", " ")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
