@@ -63,7 +63,7 @@ def build_stage(
 
 
 def _first_layers(parts: Sequence[StageTasks], num_stages: int) -> tuple[int, ...]:
-    """The first layer of each part, if stages have several."""
+    """The first layer of each part, where stages have several parts."""
     return tuple(part.first_layer for part in parts) if len(parts) > num_stages else ()
 
 

@@ -1,14 +1,14 @@
-"""What a stage's GPU holds over an iteration as it was played, and its fullest moment.
+"""The memory of a stage's GPU over a simulated iteration, and its fullest moment.
 
-States and the buffers of weights and gradients are there throughout. What the step needs besides is
-taken and given back whole: with rings of buffers from the first fetch of optimizer state until the
-first micro-batch has gone forward and the last state has left; without, from the first layer's step
-until the last one's. A layer that runs holds what its graph says is alive at
-its peak; when it has run forward it keeps what it saved, or its input where it is computed again,
-until its backward. What is swapped out makes room when whoever takes its buffer has waited for the
-copy, and is back when the copy in begins. Activations that were sent on stay until their gradient
-arrives. Where the gradients of weights have passes of their own, a layer keeps all that it saved or
-computed again until that pass: about what the gradients of its outputs take that it really needs.
+States and the buffers of weights and gradients are there all the time. The step's other memory is
+taken once and given back at once. With rings of buffers, it is there from the first fetch of
+optimizer state until the first micro-batch has gone forward and the last state has left; without
+rings, from the first layer's step until the last layer's step.
+
+While a layer runs, it holds the bytes at its graph's peak. From its forward until its backward pass
+it keeps what it saved, or only its input if it will be computed again. Activations that are swapped
+out free their memory when the next user of their buffer has waited for the copy; they take memory
+again when the copy back begins. Activations sent to the next stage stay until their gradient comes.
 """
 
 import math
@@ -196,7 +196,7 @@ class _Stage:
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
     def take(self, part: StagePart, types: Sequence[str]) -> None:
-        """Another part of the model that the stage has, its layers being of these types."""
+        """Add another part of the model to the stage, with layers of these types."""
         self.types |= dict(enumerate(types, part.first_layer))
         if not part.has_head:
             self.sends_from.add(part.blocks[-1])
@@ -204,8 +204,7 @@ class _Stage:
     def changes(
         self, label: Label, start_s: float, end_s: float, *, is_first: bool
     ) -> list[Change]:
-        """When a task changes which class by how many bytes; ``is_first`` of its layer's forward
-        passes."""
+        """The changes that a task makes: when, of which class, by how many bytes."""
         kind, direction, layer = label
         assert layer is not None
         if kind == self.steps_with:
@@ -269,7 +268,7 @@ class _Stage:
         return self.bytes[self.types[layer]]
 
     def _whole_bytes(self, layer: int) -> float:
-        """What a layer keeps between its backward pass and the one for its weights."""
+        """The bytes that a layer keeps between its backward pass and its pass for weights."""
         return self.bytes[self.whole[self.types[layer]]]["saved_bytes"]
 
 

@@ -20,10 +20,10 @@ _COMPUTING = ("F", "B", "W")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """Seconds of one stage's passes, with what comes before and after them.
+    """Seconds of one stage's passes, with the tasks before and after all passes.
 
-    Micro-batches are in the order in which they first went each way. What a micro-batch takes in
-    several chunks adds up, and gradients of weights count as part of its backward pass.
+    Micro-batches are in the order in which they first went each way. The times of a micro-batch in
+    several chunks add up, and gradients of weights count as part of its backward pass.
     """
 
     forwards_s: tuple[float, ...]

@@ -76,7 +76,7 @@ class SymbolicPredictor:
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
         """Predict plans, in order; equal stages are worked out once."""
         found: dict[int, Prediction] = {}
-        # Plans of one schedule, order and number of stages go through together.
+        # Plans with the same schedule, order and number of stages are predicted together.
         together: dict[tuple[EngineMode, PipelineOrder | None, int], list[int]] = defaultdict(list)
         for place, plan in enumerate(plans):
             together[_schedule_of(plan), _order_of(plan), plan.num_stages].append(place)
@@ -122,7 +122,7 @@ class SymbolicPredictor:
     def _predict_alike(
         self, schedule: EngineMode, plans: Sequence[Plan], order: PipelineOrder | None
     ) -> Iterator[Prediction]:
-        """What plans of one schedule, order and number of stages cost."""
+        """Predict plans that have the same schedule, order and number of stages."""
         if order is None:
             stages = self._stages_of(schedule, [row for plan in plans for row in self._rows(plan)])
             iterations = _iterations(stages, [plan.micro_batches for plan in plans])
@@ -244,7 +244,7 @@ def _schedule_of(plan: Plan) -> EngineMode:
 
 
 def _order_of(plan: Plan) -> PipelineOrder | None:
-    """The order of a plan's passes; None of the one that has a formula."""
+    """The order of a plan's passes; None for the order that has a formula."""
     return None if plan.order == DEFAULT_ORDER else order_of_plan(plan)
 
 

@@ -55,7 +55,8 @@ Condition = bool | NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePasses(Generic[Length]):
-    """What the recurrence takes of one stage; ``begin_s`` and ``end_s`` are its own extras."""
+    """The times of one stage that the recurrence uses; ``begin_s`` and ``end_s`` are work beside
+    its passes."""
 
     forward_s: Length
     backward_s: Length
@@ -73,12 +74,13 @@ PASSES = tuple(entry.name for entry in fields(StagePasses))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chains(Generic[Length]):
-    """The longest chains of a stage and those after it.
+    """The longest chains of a stage and all stages after it.
 
-    ``around`` is of a steady micro-batch, ``around_first`` of the first and ``around_last`` of the
-    last; ``nearest`` is around the foremost stage alone. Chains that begin with an extra are named
-    ``begun``, those that end with one ``ended``, the one that does both is the ``whole``. Each
-    grows with those of the stages after it and with the times of every stage.
+    ``around`` is for a steady micro-batch, ``around_first`` for the first and ``around_last`` for
+    the last; ``nearest`` is around the foremost stage alone. A chain that begins with an extra is
+    called ``begun``, a chain that ends with an extra ``ended``, and a chain that does both
+    ``whole``. No chain becomes shorter if a chain of the stages after it, or a time of a stage,
+    becomes longer.
     """
 
     nearest: Length
@@ -123,14 +125,15 @@ CROSSINGS: Mapping[str, int] = {
 class Counts:
     """How many passes a stage runs, and how often chains go round; whole numbers, or columns (C).
 
-    The stage runs ``in_flight`` forwards ahead and ``alternating`` ones after its first backward.
-    ``is_short`` says whether there are more stages than micro-batches, ``alternates`` whether any
-    forward waits for a backward.
+    The stage runs ``in_flight`` forwards ahead, and ``alternating`` forwards after its first
+    backward. ``is_short`` says whether there are more stages than micro-batches, ``alternates``
+    whether any forward waits for a backward.
 
-    M forwards of the stage are left for rounds between the first micro-batch's round and the last
-    one's, of which a round takes as many as it has stages. So there are ``near`` rounds of two
-    stages, or ``far`` rounds of all k. As M is seldom a multiple of k, as many of these as needed
-    are ``nested``: the next stage goes round once more inside of another round, which takes k - 1.
+    Of the stage's forwards, M are left for rounds between the rounds of the first and the last
+    micro-batch. A round takes as many of them as it has stages. So there are ``near`` rounds of two
+    stages, or ``far`` rounds of all k stages. M is seldom a multiple of k, so some of these rounds
+    are ``nested``: in such a round the next stage goes round once more, and the round takes k - 1
+    forwards.
     """
 
     in_flight: int | Whole
@@ -143,7 +146,7 @@ class Counts:
 
     @classmethod
     def of(cls, micro_batches: int | Whole, stages: int) -> "Counts":
-        """The counts of the foremost of so many stages."""
+        """The counts of the foremost of ``stages`` stages."""
         if isinstance(micro_batches, int):
             return _counts_alike(micro_batches, stages)
         in_flight = np.minimum(micro_batches, stages)
@@ -164,7 +167,7 @@ class Counts:
 
 @cache
 def _counts_alike(micro_batches: int, stages: int) -> Counts:
-    """The counts of candidates that all have as many micro-batches."""
+    """The counts of candidates that all have the same number of micro-batches."""
     columns = Counts.of(np.array([micro_batches]), stages)
     return Counts(**{e.name: getattr(columns, e.name)[0].item() for e in fields(Counts)})
 
@@ -172,7 +175,7 @@ def _counts_alike(micro_batches: int, stages: int) -> Counts:
 def chained(
     algebra: Algebra[Length], stage: StagePasses[Length], after: Chains[Length], counts: Counts
 ) -> Chains[Length]:
-    """The chains of a stage and those after it."""
+    """The chains of a stage and the stages after it."""
     after = after.from_in_front(stage.point_to_point_s)
     longest, begin, end = algebra.longest, stage.begin_s, stage.end_s
     forward, backward = stage.through_forward_s, stage.through_backward_s
@@ -246,7 +249,8 @@ class _Own(Generic[Length]):
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains that wait at this stage; without a beginning or an end, None."""
+        """The chains that wait at this stage; ``begins`` and ``ends`` are None for chains without
+        extras."""
         ways = [_sum(begins, inside, ends) for inside in self.inside]
         ways += [
             _sum(there, self.from_first_backward, ends),
@@ -272,13 +276,13 @@ def _rounds(
 
 
 def _sum(*parts: Length | None) -> Length:
-    """A sum of some parts, without those that there are not."""
+    """The sum of the parts that are not None."""
     total: Length = reduce(add, (part for part in parts if part is not None))
     return total
 
 
 def _also(condition: Condition, length: Length, more: Length) -> Length:
-    """A length, and more of it where a condition holds."""
+    """A length, longer by ``more`` where a condition holds."""
     if isinstance(condition, bool):
         return length + more if condition else length
     total: Length = length + np.where(condition, np.asarray(more), 0.0)
@@ -286,7 +290,7 @@ def _also(condition: Condition, length: Length, more: Length) -> Length:
 
 
 def _only(condition: Condition, length: Length) -> Length:
-    """A length where a condition holds, and no way elsewhere."""
+    """A length where a condition holds; elsewhere minus infinity, which is never the longest."""
     if isinstance(condition, bool):
         assert condition
         return length

@@ -1,7 +1,7 @@
-"""How much work on the four streams slows down when it runs side by side: the fitted factors.
+"""The fitted factors by which the four streams slow one another down when they run side by side.
 
-``mistlab.machine.derived_slowdowns`` finds those of a shape of group, ``mistlab.cost.side_by_side``
-turns them into times.
+``mistlab.machine.derived_slowdowns`` finds the factors of a shape of group;
+``mistlab.cost.side_by_side`` turns factors into times.
 """
 
 from dataclasses import dataclass, field

@@ -23,8 +23,8 @@ RINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """What a task of a layer touches in a phase, with its entry of the rings and the slot in which
-    the activations of its micro-batch are held."""
+    """The buffers that a task of a layer may use in a phase, with its entry in the rings and the
+    slot that holds its micro-batch's activations."""
 
     shape: StageShape
     layer: int

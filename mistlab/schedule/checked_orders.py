@@ -1,6 +1,7 @@
-"""Pipeline orders that can run: every pass once, after what it needs, nobody waiting for ever.
+"""Checks that a pipeline order can run: it has every pass once, after the passes that it needs, and
+no stages wait for one another for ever.
 
-Messages name the line of the order's text and the pass that is wrong in it.
+An error names the line of the order's text and the pass that is wrong there.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +40,7 @@ def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder
 
 @lru_cache(maxsize=_MOST_KEPT)
 def order_of_text(text: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order that a text says, checked."""
+    """The order in a text, checked."""
     order = order_from_text(text, num_stages=num_stages, micro_batches=micro_batches)
     for number, stage in enumerate(order.stages):
         _check_stage(order, number, stage)
@@ -53,7 +54,7 @@ def _made(text_of: Callable[[int, int], str], num_stages: int, micro_batches: in
 
 
 def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:
-    """Refuse a stage's passes that are not there once, or not in order."""
+    """Refuse a stage whose passes are not all there once, or not in a possible order."""
     places: dict[OrderedPass, int] = {}
     for place, one in enumerate(stage):
         if one.micro_batch >= order.micro_batches:

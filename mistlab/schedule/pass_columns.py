@@ -1,7 +1,7 @@
-"""The tasks of a pass with their waits inside it, as columns: derived once for passes alike.
+"""The tasks of a pass and their waits for one another, as columns: derived once for equal passes.
 
-Passes are alike whose layers have the same tasks. Of many layers alike in a row a few are derived
-(``mistlab.schedule.pace``), and the slot in their middle is repeated.
+Passes are equal if their layers have the same tasks. If many equal layers follow one another, only
+a few of them are worked out (``mistlab.schedule.pace``), and the slot in their middle is repeated.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What passes of a stage must know of one another, to wait for each other's tasks.
+"""The tasks of a pass that other passes of its stage may wait for.
 
 The tasks of each pass and their waits inside it are columns (``mistlab.schedule.pass_columns``).
 """

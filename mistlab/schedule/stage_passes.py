@@ -49,12 +49,12 @@ class StagePass:
 
     @property
     def key(self) -> PassKey:
-        """What tells the pass apart from all others of the pipeline."""
+        """The key of the pass: no other pass of the pipeline has it."""
         return self.stage, self.kind, self.chunk, self.micro_batch
 
     @property
     def needs(self) -> PassKey | None:
-        """The pass that makes its input; None where no pass of another part does."""
+        """The pass of another part that makes its input; None if there is none."""
         source = self.comes_from
         if source is None:
             return None
@@ -88,7 +88,7 @@ def passes_of(order: PipelineOrder) -> tuple[StagePasses, ...]:
 
 
 def in_turn(passes: Sequence[StagePasses]) -> list[StagePass]:
-    """All passes of a pipeline, each after those that it needs, as far as they can run."""
+    """All passes of a pipeline that can run, each after the passes that it needs."""
     ran: list[StagePass] = []
     ended: set[PassKey] = set()
     done = [0] * len(passes)

@@ -70,7 +70,7 @@ class Op:
 
     @property
     def is_of_first(self) -> bool:
-        """Whether its pass is the first of its kind: what adds up over passes begins with it."""
+        """Whether its pass is the first of its kind, with which sums over passes begin."""
         return self.of is not None and self.of.is_first
 
     @property
@@ -81,7 +81,7 @@ class Op:
 
     @property
     def turn(self) -> int:
-        """The entry of its pass in the ring of outcomes that go to other stages."""
+        """The place of its pass in the ring of outcomes that are sent to other stages."""
         assert self.of is not None
         return self.of.number % RING
 

@@ -102,7 +102,7 @@ class StageShape:
 
     @property
     def rooms(self) -> int:
-        """How many micro-batches that have come may wait for their passes."""
+        """The number of received micro-batches that may wait for their passes."""
         return max(RING, self.receipts.rooms)
 
     def offload_of(self, layer: int) -> Offload:

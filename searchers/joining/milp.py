@@ -1,8 +1,8 @@
-"""Stages joined to the best pipeline by a mixed-integer linear programme, as Mist does.
+"""Joins stages to the best pipeline by a mixed-integer linear programme, as Mist does.
 
-A binary variable for each candidate of each stage: a stage takes one of them, and together they
-have all blocks. The recurrence of ``mistlab.cost.chains`` adds the inequalities of chains, from
-the last stage to the first.
+Each candidate of each stage has a binary variable: a stage takes one of its candidates, and
+together the stages have all blocks. The recurrence of ``mistlab.cost.chains`` adds the inequalities
+of chains, from the last stage to the first.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,8 +79,8 @@ class _Stage:
 
 
 class _Inequalities:
-    """Durations that are linear expressions: the longest of several ways is a variable with an
-    inequality for each."""
+    """Durations that are linear expressions. The longest of several ways is a variable, with an
+    inequality for each way."""
 
     def __init__(self, problem: pulp.LpProblem, stage: int, check_time: Callable[[], None]) -> None:
         self.nothing: Expression = pulp.LpAffineExpression()
@@ -89,7 +89,7 @@ class _Inequalities:
         self._check_time = check_time
 
     def longest(self, name: str, *ways: Expression) -> Expression:
-        """A variable that is as long as any way; variables are never below zero."""
+        """A variable that is at least as long as each way; variables are never below zero."""
         self._check_time()
         variable = self._problem.add_variable(f"{name}{self._stage}", lowBound=0)
         for way in ways:

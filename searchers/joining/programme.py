@@ -1,9 +1,9 @@
-"""Stages joined to the best pipeline by a dynamic programme, from the last stage to the first.
+"""Joins stages to the best pipeline by a dynamic programme, from the last stage to the first.
 
-A partial pipeline is known by its stages, blocks and GPUs, and by the chains that these mean to
-stages in front of them (``mistlab.cost.chains``). Chains only grow with those behind them, so a
-partial pipeline that is nowhere better than another one can be left out, and so can one that no
-completion brings below what is known already.
+Everything that matters of a partial pipeline is its stages, blocks and GPUs, and the chains that it
+means for stages in front of it (``mistlab.cost.chains``). No chain becomes shorter if a chain
+behind it becomes longer. So a partial pipeline can be left out if another one is nowhere worse, or
+if no way to complete it takes less time than a known pipeline.
 
 Axes: K partial pipelines, P places, O options of all places.
 """
