@@ -1,17 +1,16 @@
 """The longest chains of passes in a 1F1B pipeline, stage by stage, in any algebra.
 
 An iteration takes as long as the longest chain of passes that wait for one another. A stage is
-occupied by G forwards (tf) and G backwards (tb), of which it runs k - 1 ahead; a micro-batch that
-only passes through waits for less of each (lf, lb: not for what the stage fetches before and
-finishes after).
-Before its first forward a stage does what comes once an iteration (df), after its last backward the
-rest of that (db); a part of these makes the pass itself longer (vf, vb). What the stages after one
-mean to it are durations of two kinds, with the sends to them and back:
+occupied by G forwards (tf each) and G backwards (tb each), and runs k - 1 forwards ahead. A
+micro-batch that only passes through waits for less of each pass (lf, lb): not for fetches before it
+and work after it. Work that comes once an iteration is done before a stage's first forward (df) and
+after its last backward (db); a part of it makes the pass itself longer (vf, vb). For a stage, the
+stages after it are described by times of two kinds, which include the sends to them and back:
 
     around     from where a micro-batch leaves to where its gradient returns, if nothing else is on
     through    from where the first one leaves to where the last one's gradient returns
 
-and a chain of the stage and those after it is one of
+A chain of the stage and the stages after it is one of
 
     it never waits               G t                                  t = tf + tb
     waits for the first          G t + around - (k - 1) tf
@@ -19,20 +18,20 @@ and a chain of the stage and those after it is one of
     waits for both, G > k        G t + 2 around - (k - 1) t + rounds
     waits for what is between    l + through                          l = lf + lb
 
-with vf for the first micro-batch and vb for the last. Between these two a chain may wait for other
-micro-batches too, one after another: the forward that follows a gradient is that of the k-th
-micro-batch after it. Each such round takes around - (k - 1) t longer than what the stage does
-meanwhile, so a steady pipeline waits for its sends. Where one boundary between stages is slower
-than the others, rounds of its two stages alone can be longer.
+plus vf for the first micro-batch and vb for the last. In between a chain may wait for other
+micro-batches too, one after another: the forward after a gradient is that of the k-th micro-batch
+after it. Each such round takes around - (k - 1) t longer than the stage's own work meanwhile, so a
+steady pipeline waits for its sends. If one boundary between stages is slower than the others,
+rounds of its two stages alone can be longer.
 
-Chains begin where a micro-batch arrives, or with a stage's own df - vf at the iteration's
-beginning; they end where a gradient is sent back, or with a stage's own db - vb. So the longest are
-kept for each kind of beginning and end. For S equal stages with equal sends c and no extras the
-iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)), without sends the
-published (G - 1) max t + sum t (Mist, EuroSys 2025), which is longer for all others
+A chain begins when a micro-batch arrives, or with a stage's own df - vf at the beginning of the
+iteration. It ends when a gradient is sent back, or with a stage's own db - vb. So the longest chain
+is kept for each kind of beginning and end. For S equal stages with equal sends c and no extras the
+iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)). Without sends this is
+the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is too long for all other pipelines
 (docs/decisions/0008-pipeline-objective.md).
 
-Durations are those of an ``Algebra``: numbers, columns, or expressions.
+Durations are numbers, columns or expressions, by their ``Algebra``.
 
 Axes: C candidates.
 """
