@@ -58,8 +58,9 @@ def _head() -> Iterator[str]:
     yield "```"
     yield ""
     yield (
-        f"on {os.cpu_count()} cores of {platform.machine()} ({platform.system()}), Python "
-        f"{platform.python_version()}, {versions}. Seconds are CPU seconds of one process: other "
+        f"on {os.cpu_count()} cores of {platform.machine()} ({platform.system()}, load "
+        f"{os.getloadavg()[2]:.1f}), Python {platform.python_version()}, {versions}. "
+        "Seconds are CPU seconds of one process: other "
         "work on the machine makes them longer, so compare rows of one page, and ratios between "
         "pages."
     )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.commandline import parser_of, run
+from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,6 +25,10 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("cross_check", __doc__, seed=0, out=Path("runs/cross_check"), json=False)
     parser.add_argument("--plans", type=int, default=1000, help="how many (default: 1,000)")
+    help_order = (
+        "run the pipelines of engines that take any order in this one (default: all, in 1f1b)"
+    )
+    parser.add_argument("--order", default=DEFAULT_ORDER, choices=tuple(ORDERS), help=help_order)
     return parser
 
 

@@ -13,6 +13,7 @@ from mistlab import catalog
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.slot_table import GATHER_STEPPED
 from mistlab.schedule.stage_program import iterations
 from mistlab.schedule.stage_shape import StageShape
@@ -171,3 +172,25 @@ def searched(name: str, space: SearchSpace, work: Workload = WORK) -> Plan:
     assert found.plan is not None
     assert contains(problem, space, found.plan)
     return found.plan
+
+
+def test_an_order_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Order made-up takes micro-batches backwards: the last one first, all forwards ahead."""
+
+    def text(stages: int, micro_batches: int) -> str:
+        line = [f"{kind}m{m}" for kind in "FB" for m in reversed(range(micro_batches))]
+        return f"{' '.join(line)}\n" * stages
+
+    monkeypatch.setitem(ORDERS, "made-up", text)
+    made_up = replace(PLAN, order="made-up")
+    dump_job(Job(workload=WORK, cluster=CLUSTER, plan=made_up), tmp_path / "plan.yaml")
+    assert load_job(tmp_path / "plan.yaml").plan == made_up
+    for kind in (SymbolicPredictor, EventSimulator):
+        ours, theirs = kind(workload=WORK, cluster=CLUSTER).predict_many([PLAN, made_up])
+        # Equal stages wait as long as under 1F1B, and hold all micro-batches.
+        assert theirs.iteration_s == pytest.approx(ours.iteration_s, rel=0.05)
+        assert theirs.stages[1].memory.activations > 3 * ours.stages[1].memory.activations
+    played = EventSimulator(workload=WORK, cluster=CLUSTER).simulate(made_up).tasks()
+    first = min((task for task in played if task.action.kind == "F"), key=lambda one: one.start_s)
+    assert first.action.micro_batch == PLAN.micro_batches - 1
+    train_like_plain(order="made-up")

@@ -19,6 +19,7 @@ from mistlab.engines.table import ENGINES
 from mistlab.machine.hardware import Hardware, Source
 from mistlab.machine.whole_runs import Allocator, EngineCalibration, MeasuredAt
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.mesh import num_gpus
 from mistlab.values.stages import StageBatch, StageFigures
 from simulators.symbolic import SymbolicPredictor
 
@@ -302,6 +303,6 @@ def place_of(run: PublishedRun) -> MeasuredAt:
     """Where a run was measured."""
     return MeasuredAt(
         hidden=run.workload.model.hidden,
-        gpus=int((run.stages.data_parallel * run.stages.tensor_parallel).sum()),
+        gpus=int(num_gpus(run.stages.value).sum()),
         sequence_length=run.workload.sequence_length,
     )

@@ -2,7 +2,8 @@
 
 import argparse
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from experiments.cli.rundir import RunDirectory
 from experiments.comparing.random_plans import RandomPlan, random_plans
 from experiments.reports import plots
 from mistlab import catalog
+from mistlab.engines.table import ENGINES
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.datafile import write_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.job import job_to_mapping
 from simulators.events import EventSimulator
 from simulators.memory import memory_of
+from simulators.symbolic import SymbolicPredictor
 
 WORST = 8
 # How many plans of one problem are enough to say whether both rank them alike.
@@ -56,7 +60,7 @@ def cross_check(options: argparse.Namespace) -> int:
         raise InputError(message)
     directory = RunDirectory.make(options.out, "cross_check", vars(options))
     rows = []
-    for number, plan in enumerate(random_plans(options.plans, options.seed)):
+    for number, plan in enumerate(_plans(options)):
         rows.append(_row(number, plan))
         if (number + 1) % 50 == 0:
             progress(f"{number + 1} of {options.plans} plans")
@@ -69,6 +73,17 @@ def cross_check(options: argparse.Namespace) -> int:
     else:
         print(_text(summary, options.out, options.plans))
     return DONE
+
+
+def _plans(options: argparse.Namespace) -> Iterator[RandomPlan]:
+    """Random plans; in an order of their own only pipelines whose engine takes it, fit or not."""
+    for drawn in random_plans(options.plans, options.seed):
+        if options.order == DEFAULT_ORDER:
+            yield drawn
+        elif drawn.job.plan.num_stages > 1 and ENGINES[drawn.job.plan.engine].takes_orders:
+            job = replace(drawn.job, plan=replace(drawn.job.plan, order=options.order))
+            predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+            yield replace(drawn, job=job, prediction=predictor.predict(job.plan))
 
 
 def _row(number: int, plan: RandomPlan) -> dict[str, Any]:

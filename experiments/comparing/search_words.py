@@ -1,13 +1,22 @@
 """What searches found, in words and tables that a person reads."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from experiments.comparing.bench import TOLD_APART, Entry
 from experiments.comparing.explain import Loser, Rejected, StageLimit, Why
 from experiments.comparing.smallest import Smallest
-from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.dimensions import (
+    BUILT_IN,
+    OFFLOADS,
+    amount_words,
+    counts_of_blocks,
+    dimension_words,
+    label_of,
+    names_of,
+)
+from mistlab.values.mesh import AXES
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.prediction import Comparison, Prediction
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.value import to_mapping
@@ -87,17 +96,29 @@ def plan_words(plan: Plan) -> list[str]:
 
 
 def _stage_words(stage: StagePlan, first: int) -> str:
+    axes = (f"{stage.degree(axis.dimension)} {axis.words}" for axis in reversed(AXES.values()))
     parts = [
         f"blocks {first} to {first + stage.layers - 1}",
-        f"{stage.data_parallel} data x {stage.tensor_parallel} tensor parallel",
+        f"{' x '.join(axes)} parallel",
         f"micro-batch {stage.micro_batch}",
-        f"ZeRO-{stage.zero}",
-        f"{stage.checkpointed_layers} of {stage.layers} blocks recomputed",
+        *(dimension_words(name, stage.value(name), stage.layers) for name in _said(stage)),
     ]
-    ratios = {entry.name: getattr(stage.offload, entry.name) for entry in fields(Offload)}
-    offloaded = [f"{ratio:.1%} of {kind}" for kind, ratio in ratios.items() if ratio]
+    offloaded = [
+        f"{amount_words(name, stage.value(name))} of {label_of(name)}"
+        for name in OFFLOADS
+        if stage.value(name)
+    ]
     parts.append(f"offloads {', '.join(offloaded)}" if offloaded else "offloads nothing")
     return ", ".join(parts)
+
+
+def _said(stage: StagePlan) -> Iterator[str]:
+    """The dimensions besides mesh and offloading that a stage's text says: added ones if they are
+    not the default."""
+    others = dict(stage.others)
+    for name in (*names_of("savings"), *counts_of_blocks()):
+        if name not in OFFLOADS and (name in BUILT_IN or name in others):
+            yield name
 
 
 def prediction_words(prediction: Prediction, simulated_s: float | None) -> str:

@@ -25,6 +25,7 @@ from mistlab import catalog
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.memory import reserved_bytes
 from mistlab.engines.table import ENGINES
+from mistlab.values.mesh import num_gpus
 from mistlab.values.plan import Plan
 from simulators.events import EventSimulator
 
@@ -94,7 +95,7 @@ def _left_out(runs: Sequence[PublishedRun]) -> Mapping[str, float]:
 
 def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[str, Any]:
     seconds = predicted_s(one, one.cluster.hardware)
-    gpus = int((one.stages.data_parallel * one.stages.tensor_parallel).sum())
+    gpus = int(num_gpus(one.stages.value).sum())
     width = bounds_of(one.workload, one.cluster, one.engine).half_width(gpus)
     # Of whole layers alone.
     played_s = _played_s(one, one.plan) if events and one.plan is not None else None

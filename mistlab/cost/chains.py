@@ -53,7 +53,7 @@ Condition = bool | NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StagePasses(Generic[Length]):
+class PassLengths(Generic[Length]):
     """The times of one stage that the recurrence uses; ``begin_s`` and ``end_s`` are work beside
     its passes."""
 
@@ -68,7 +68,7 @@ class StagePasses(Generic[Length]):
     point_to_point_s: Length
 
 
-PASSES = tuple(entry.name for entry in fields(StagePasses))
+PASSES = tuple(entry.name for entry in fields(PassLengths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,7 +172,7 @@ def _counts_alike(micro_batches: int, stages: int) -> Counts:
 
 
 def chained(
-    algebra: Algebra[Length], stage: StagePasses[Length], after: Chains[Length], counts: Counts
+    algebra: Algebra[Length], stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> Chains[Length]:
     """The chains of a stage and the stages after it."""
     after = after.from_in_front(stage.point_to_point_s)
@@ -221,7 +221,7 @@ class _Own(Generic[Length]):
     def __init__(
         self,
         algebra: Algebra[Length],
-        stage: StagePasses[Length],
+        stage: PassLengths[Length],
         after: Chains[Length],
         counts: Counts,
     ) -> None:
@@ -261,7 +261,7 @@ class _Own(Generic[Length]):
 
 
 def _rounds(
-    algebra: Algebra[Length], stage: StagePasses[Length], after: Chains[Length], counts: Counts
+    algebra: Algebra[Length], stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> Length:
     """The time of rounds beyond the passes that the stage does meanwhile."""
     both = stage.forward_s + stage.backward_s

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.algebra import Algebra, Columns, Length, Numbers
-from mistlab.cost.chains import PASSES, Chains, Counts, StagePasses, Whole, chained
+from mistlab.cost.chains import PASSES, Chains, Counts, PassLengths, Whole, chained
 
 Table = NDArray[np.float64]
 
@@ -52,9 +52,9 @@ class StageTimes:
         return type(self)(**{e.name: getattr(self, e.name)[:, stage] for e in fields(self)})
 
     @property
-    def passes(self) -> "StagePasses[Table]":
+    def passes(self) -> "PassLengths[Table]":
         """The times that the recurrence uses."""
-        return StagePasses(**{name: getattr(self, name) for name in PASSES})
+        return PassLengths(**{name: getattr(self, name) for name in PASSES})
 
 
 def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:
@@ -81,7 +81,7 @@ def _whole_s(
     chains = Chains.of_nothing(algebra.nothing)
     for after in range(stages):
         own = {name: table[stages - 1 - after] for name, table in tables.items()}
-        chains = chained(algebra, StagePasses(**own), chains, Counts.of(micro_batches, after + 1))
+        chains = chained(algebra, PassLengths(**own), chains, Counts.of(micro_batches, after + 1))
     return chains.whole
 
 

@@ -23,7 +23,7 @@ _Entry = TypeVar("_Entry")
 # How far from a task the tasks are that wait for it.
 Offsets = tuple[int, ...]
 # Of so many passes the waits are kept.
-_MOST_KEPT = 1024
+MOST_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ def _is_steady(columns: PassColumns, slot: int, around: int) -> bool:
     return alike and columns.reach() <= around
 
 
-@lru_cache(maxsize=_MOST_KEPT)
+@lru_cache(maxsize=MOST_KEPT)
 def derived(shape: PassShape) -> PassColumns:
     """The columns of a pass, worked out task by task."""
 

@@ -7,7 +7,7 @@ used again.
 
 from collections.abc import Iterator
 
-from mistlab.schedule.buffers import RINGS, Buffer
+from mistlab.schedule.buffers import Buffer
 from mistlab.schedule.pass_waits import PassWaits, Uses
 from mistlab.schedule.places import ring_entries
 
@@ -35,6 +35,7 @@ class PassLinks:
         # buffer.
         self._releases: list[list[int]] = [[] for _ in range(self.of_ring)]
         self._late: dict[Buffer, Uses] = {}
+        self._fleeting: list[Buffer] = []
         # The task that carried the activations of a layer and micro-batch to the host.
         self._away: dict[tuple[int, int], int] = {}
 
@@ -73,8 +74,14 @@ class PassLinks:
 
     def _leave(self, waits: PassWaits, begin: int, first_layer: int, layers_passed: int) -> None:
         """Note the late tasks of a pass that another one follows."""
-        for buffer, uses in waits.late_uses().items():
-            late = self._late.setdefault(self._moved(buffer, layers_passed, first_layer), Uses())
+        entries = layers_passed % self.of_ring
+        self._fleeting = []
+        for buffer, uses in waits.late_uses(entries, first_layer).items():
+            late = self._late.get(buffer)
+            if late is None:
+                late = self._late[buffer] = Uses()
+                if waits.make_room.issuperset(uses.tasks()):
+                    self._fleeting.append(buffer)
             late.writer = late.writer if uses.writer is None else begin + uses.writer
             late.readers += [begin + task for task in uses.readers]
 
@@ -82,16 +89,15 @@ class PassLinks:
         if self._before is not None:
             self._leave(*self._before)
         self._before = waits, begin, first_layer, self._layers_passed
+        first = waits.first_uses(self._layers_passed % self.of_ring, first_layer)
         for buffer in list(self._late):
-            uses = waits.first_uses(self._moved(buffer, -self._layers_passed, -first_layer))
+            uses = first[buffer]
             if uses is not None:
                 yield from self._after(buffer, uses, waits, begin)
-
-    def _moved(self, buffer: Buffer, entries: int, layers: int) -> Buffer:
-        """The buffer, moved on by ``entries`` in its ring, or else by ``layers``."""
-        name, number = buffer
-        assert isinstance(number, int)
-        return name, (number + entries) % self.of_ring if name in RINGS else number + layers
+        if waits.num_layers >= self.of_ring:
+            # The first layers of this pass compute after all that made room in the one before.
+            for buffer in self._fleeting:
+                self._late.pop(buffer, None)
 
     def _after(self, buffer: Buffer, uses: Uses, waits: PassWaits, begin: int) -> Iterator[Wait]:
         late = self._late[buffer]

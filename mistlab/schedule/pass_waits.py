@@ -6,10 +6,19 @@ The tasks of each pass and their waits inside it are columns (``mistlab.schedule
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 
 from mistlab.schedule.buffers import RINGS, Buffer, Buffers
 from mistlab.schedule.pace import COMPUTING, leaves_of, near
-from mistlab.schedule.pass_columns import PassColumns, PassShape, columns_of, pass_of, stage_of
+from mistlab.schedule.pass_columns import (
+    MOST_KEPT,
+    PassColumns,
+    PassShape,
+    columns_of,
+    pass_of,
+    stage_of,
+)
 from mistlab.schedule.pass_tasks import PassTasks
 from mistlab.schedule.places import layer_at, ring_entries
 from mistlab.schedule.played import PLAYED
@@ -23,12 +32,16 @@ class Uses:
     writer: int | None = None
     readers: list[int] = field(default_factory=list)
 
+    def tasks(self) -> list[int]:
+        """All tasks that use the buffer."""
+        return self.readers if self.writer is None else [*self.readers, self.writer]
+
 
 class PassWaits:
     """A pass of a stage: its columns, and the tasks that other passes of the stage may wait for.
 
     ``computing`` are the tasks F or B of its layers. ``kinds`` has the first and the last task of
-    each name. ``releases`` are the tasks of the last layers that make room for other layers.
+    each name. ``releases`` are the tasks of the last layers that ``make_room`` for other layers.
     ``brought`` are layers and the tasks that fetch their activations from the host; ``sent`` are
     layers and the tasks that carry them there and may be late. Layers and entries of rings count
     from zero.
@@ -57,26 +70,28 @@ class PassWaits:
             [task for task in self._of_position[position] if names[task] in leaves]
             for position in lasts
         ]
+        self.make_room = frozenset(chain.from_iterable(self.releases))
         self.brought = [(self.layer(task), task) for task, n in enumerate(names) if n == "A<"]
         self.sent = [(self.layer(task), task) for task in self.late if names[task] == "A>"]
-        self._first: dict[Buffer, Uses | None] = {}
-        self._late_uses: dict[Buffer, Uses] | None = None
+        self._first: dict[tuple[int, int], FirstUses] = {}
+        self._late: dict[tuple[int, int], Mapping[Buffer, Uses]] = {}
         self._tasks: PassTasks | None = None
 
     def layer(self, task: int) -> int:
         """The layer of a task."""
         return layer_at(self.columns.positions[task], self.num_layers, self.shape.phase)
 
-    def first_uses(self, buffer: Buffer) -> Uses | None:
-        """The first writer of a buffer, and its readers before; None if no task uses it."""
-        if buffer not in self._first:
-            uses = self._uses(buffer) if buffer[0] in self.columns.buffers else Uses()
-            self._first[buffer] = None if uses == Uses() else uses
-        return self._first[buffer]
+    def first_uses(self, entries: int, first_layer: int) -> "FirstUses":
+        """The first uses of buffers, where rings are at an entry and layers count from another."""
+        key = entries, first_layer
+        if key not in self._first:
+            self._first[key] = FirstUses(self, *key)
+        return self._first[key]
 
-    def late_uses(self) -> Mapping[Buffer, Uses]:
-        """The last uses of buffers by late tasks."""
-        if self._late_uses is None:
+    def late_uses(self, entries: int, first_layer: int) -> Mapping[Buffer, Uses]:
+        """The last uses of buffers by late tasks, likewise."""
+        key = entries, first_layer
+        if key not in self._late:
             found: dict[Buffer, Uses] = {}
             for task in sorted(self.late, key=self._turn):
                 reads, writes = self._touches(task)
@@ -84,10 +99,19 @@ class PassWaits:
                     found[buffer] = Uses(task)
                 for buffer in reads:
                     found.setdefault(buffer, Uses()).readers.append(task)
-            self._late_uses = found
-        return self._late_uses
+            self._late[key] = {self.moved(buffer, *key): uses for buffer, uses in found.items()}
+        return self._late[key]
 
-    def _uses(self, buffer: Buffer) -> Uses:
+    def moved(self, buffer: Buffer, entries: int, layers: int) -> Buffer:
+        """The buffer, moved on by ``entries`` in its ring, or else by ``layers``."""
+        name, number = buffer
+        assert isinstance(number, int)
+        return name, (number + entries) % self.of_ring if name in RINGS else number + layers
+
+    def uses(self, buffer: Buffer) -> Uses | None:
+        """The first writer of a buffer, and its readers before; None if no task uses it."""
+        if buffer[0] not in self.columns.buffers:
+            return None
         uses = Uses()
         for task in self._in_turn(buffer):
             reads, writes = self._touches(task)
@@ -96,7 +120,7 @@ class PassWaits:
             if buffer in writes:
                 uses.writer = task
                 break
-        return uses
+        return None if uses == Uses() else uses
 
     def _in_turn(self, buffer: Buffer) -> Iterator[int]:
         """The tasks of the layers that may use a buffer, in the order in which they are issued."""
@@ -127,12 +151,26 @@ class PassWaits:
         return self._tasks
 
 
+class FirstUses(dict[Buffer, Uses | None]):
+    """The first uses of buffers by a pass, each worked out when it is first asked for."""
+
+    def __init__(self, waits: PassWaits, entries: int, first_layer: int) -> None:
+        self.waits = waits
+        self.back = -entries, -first_layer
+
+    def __missing__(self, buffer: Buffer) -> Uses | None:
+        uses = self[buffer] = self.waits.uses(self.waits.moved(buffer, *self.back))
+        return uses
+
+
 def pass_waits(
     template: Template, phase: Phase, zero: int, names: Sequence[frozenset[str]]
 ) -> PassWaits:
     """A pass that meets layers with tasks of these names, one after another."""
-    depth = template.depth
-    shape = PassShape(
-        rows=template.phases[phase], depth=depth, phase=phase, zero=zero, names=tuple(names)
-    )
+    rows, depth = template.phases[phase], template.depth
+    return _waits(PassShape(rows=rows, depth=depth, phase=phase, zero=zero, names=tuple(names)))
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _waits(shape: PassShape) -> PassWaits:
     return PassWaits(shape, columns_of(shape))

@@ -105,6 +105,7 @@ DIMENSIONS: dict[str, Dimension] = {
     "offload_activations": _offloaded("wa", "activations", "A"),
 }
 BUILT_IN = tuple(DIMENSIONS)
+OFFLOADS = tuple(name for name, row in DIMENSIONS.items() if row.path.startswith("offload."))
 
 
 def names_of(part: Part) -> tuple[str, ...]:
@@ -138,6 +139,15 @@ def label_of(name: str) -> str:
 def amount_words(name: str, value: float) -> str:
     """A value of a dimension in words, without its noun: "ZeRO-2", "12.5%"."""
     return DIMENSIONS[name].amount.format(value)
+
+
+def dimension_words(name: str, value: float, layers: int) -> str:
+    """A value of a stage of so many blocks in words: "ZeRO-2", "3 of 8 blocks recomputed"."""
+    of = f"of {layers} " if name in counts_of_blocks() else ""
+    noun = DIMENSIONS[name].noun
+    if not noun and DIMENSIONS[name].amount == "{}":
+        noun = name.replace("_", " ")
+    return f"{amount_words(name, value)} {of}{noun}".rstrip()
 
 
 def change_words(name: str, now: float, then: float) -> str:

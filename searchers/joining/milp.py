@@ -11,7 +11,7 @@ from typing import Any
 
 import pulp
 
-from mistlab.cost.chains import PASSES, Chains, Counts, StagePasses, chained
+from mistlab.cost.chains import PASSES, Chains, Counts, PassLengths, chained
 from mistlab.values.plan import Plan
 from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.programme import join as join_exactly
@@ -74,7 +74,7 @@ class _Stage:
 
     candidates: Sequence[tuple[StagePosition, int]]
     chosen: Sequence[pulp.LpVariable]
-    passes: StagePasses[Expression]
+    passes: PassLengths[Expression]
     layers: Expression
 
 
@@ -166,7 +166,7 @@ class _Programme:
         return _Stage(
             candidates=candidates,
             chosen=chosen,
-            passes=StagePasses(**{name: taken(name) for name in PASSES}),
+            passes=PassLengths(**{name: taken(name) for name in PASSES}),
             layers=pulp.LpAffineExpression(dict(zip(chosen, layers, strict=True))),
         )
 

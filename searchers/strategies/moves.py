@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from mistlab.values.dimensions import BUILT_IN, DIMENSIONS, added, counts_of_blocks, names_of
+from mistlab.values.dimensions import OFFLOADS, added, counts_of_blocks, names_of
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.space import SearchSpace
 from searchers.savings import alike
@@ -69,7 +69,7 @@ def _offload(sign: int) -> Move:
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         own = plan.stages[stage]
-        for name in _OFFLOADS:
+        for name in OFFLOADS:
             ratios = space.listed(name) or ()
             now = ratios.index(own.value(name))
             others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
@@ -192,10 +192,6 @@ def _remeshed(
 def _is_count(number: float) -> bool:
     return number >= 1 and number == int(number)
 
-
-_OFFLOADS = tuple(
-    name for name in names_of("savings") if name in BUILT_IN and DIMENSIONS[name].is_ratio
-)
 
 _MOVES: Mapping[Resource, tuple[Move, ...]] = {
     "compute": (

@@ -19,8 +19,8 @@ from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.plan import Offload, Plan, StagePlan
 from runtime.engine.streams.races import races
 from simulators.build import build_graph
-from simulators.events import stages_of
 from simulators.graph import TaskGraph
+from simulators.part_tasks import tasks_of_parts
 from tests.simulators.test_ranks import CLUSTER, WORK
 
 EVERYTHING = Offload(weights=0.5, gradients=1.0, optimizer=1.0, activations=0.5)
@@ -59,12 +59,13 @@ def played(plan: Plan, stage: int, lacking: Collection[tuple[str, str]] = ()) ->
     engine = ENGINES[plan.engine]
     overlaps = plan.overlap_communication
     model = TaskModel.of(WORK, CLUSTER, engine, overlap_communication=overlaps)
-    tasks, _ = stages_of(model, plan)
-    graph = build_graph(tasks, model.template, passes_of_plan(plan))
+    passes = passes_of_plan(plan)
+    parts, _ = tasks_of_parts(model, plan, passes)
+    graph = build_graph(parts, model.template, passes)
     numbers = numbers_by_name(graph, stage)
     shape = StageShape.of(plan, stage)
     issued: list[tuple[int, Op]] = []
-    for one in passes_of_plan(plan)[stage]:
+    for one in passes[stage]:
         for task in PassTasks(shape, PLAYED).of_pass(one):
             waiting = numbers[task.name, task.layer, one.micro_batch]
             if not isinstance(task.row, str) and waiting:
