@@ -1,1 +1,1 @@
-"""Strategies that look for the best plan, one file each."""
+"""Strategies that search for the best plan, each in its own file."""

@@ -1,7 +1,7 @@
-"""A plan spelled out as a sequence of named choices, for strategies that sample.
+"""Makes a plan from a sequence of named choices, for strategies that draw plans.
 
-``chosen_plan`` asks for each choice by name, with options that leave a valid plan; who answers may
-be a random generator, an Optuna trial or a policy.
+``chosen_plan`` asks for each choice by name, and offers only options that leave a valid plan. A
+random generator, an Optuna trial or a policy answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,18 +26,20 @@ Option = TypeVar("Option")
 
 
 class Chooser:
-    """Answers by place among options: ``place`` maps a name and a number of options to one."""
+    """Answers questions with one of several options: ``place`` maps a name and a number of options
+    to the place of the answer."""
 
     def __init__(self, place: Callable[[str, int], int]) -> None:
         self._place = place
 
     def __call__(self, name: str, options: Sequence[Option]) -> Option:
-        """One of the options; the only one is not asked for."""
+        """The chosen option; nothing is asked if there is only one."""
         return options[0] if len(options) == 1 else options[self._place(name, len(options))]
 
 
 def chosen_plan(problem: Problem, space: SearchSpace, choose: Chooser) -> Plan | None:
-    """The plan of a chooser's answers, or None where a space has no pipeline for the first ones."""
+    """The plan of a chooser's answers; None where no pipeline of the space has the first
+    answers."""
     pipeline = _pipeline(problem, space, choose)
     if pipeline is None:
         return None

@@ -1,6 +1,7 @@
-"""What a search has asked of its predictor so far, and the best plan that it was shown.
+"""Counts the questions of a search to its predictor, and keeps the best plan so far.
 
-Every searcher asks through a ``Ledger``, so that all are counted alike and end by the same budget.
+Every searcher asks through a ``Ledger``, so all are counted in the same way, and the same budget
+ends them.
 """
 
 from bisect import insort
@@ -22,7 +23,7 @@ from mistlab.values.search import (
 )
 from mistlab.values.stages import StageBatch, StageCosts
 
-# As many stage candidates count as one plan.
+# This many stage candidates count as one plan.
 STAGES_A_PLAN = 1000
 # Plans and stage candidates that are predicted between two looks at the clock.
 PLANS_AT_ONCE = 128
@@ -34,7 +35,7 @@ Clock = Callable[[], float]
 
 
 class BudgetSpentError(Exception):
-    """The search must end now; what it has found stands in the ledger.
+    """The search must end now; the ledger has what it found.
 
     ``predictions`` are the answers that the budget still allowed, for strategies that keep them.
     """
@@ -86,7 +87,7 @@ class Ledger:
 
     @property
     def budget_left(self) -> Budget:
-        """What is left of the budget, at least a little of each limit."""
+        """The rest of the budget, with at least a little of each limit."""
         left = self.evaluations_left
         return Budget(
             evaluations=None if left is None else max(1, left),
@@ -108,11 +109,11 @@ class Ledger:
             raise BudgetSpentError
 
     def count(self, *, stages: int) -> None:
-        """Count what was asked for elsewhere on behalf of this search."""
+        """Count questions that were asked elsewhere on behalf of this search."""
         self.stage_evaluations += stages
 
     def predict(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
-        """What each plan costs; the best that fits is kept. Raises ``BudgetSpentError``."""
+        """Predict plans, and keep the best that fits. Raises ``BudgetSpentError``."""
         left = self.evaluations_left
         allowed = plans if left is None else plans[:left]
         predictions: list[Prediction] = []
@@ -141,7 +142,7 @@ class Ledger:
         return predictions
 
     def _shortlist(self, plan: Plan, prediction: Prediction) -> None:
-        """Keep the fastest few different plans, the first of equally fast ones first."""
+        """Keep the fastest few different plans; of equally fast plans the first comes first."""
         is_full = len(self.nearest) == SHORT_LIST
         if not prediction.fits or (
             is_full and prediction.iteration_s >= self.nearest[-1].prediction.iteration_s
@@ -153,7 +154,7 @@ class Ledger:
             del self.nearest[SHORT_LIST:]
 
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
-        """What each candidate for a stage costs. Raises ``BudgetSpentError``."""
+        """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""
         assert isinstance(self.predictor, StageCostModel), "the strategy is no NeedsStageCosts"
         found = []
         parts = [batch]

@@ -1,4 +1,4 @@
-"""Whether a plan is one of a space's."""
+"""Tells whether a plan belongs to a space."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ def contains(problem: Problem, space: SearchSpace, plan: Plan) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Members:
-    """The plans of a space, to ask about many of them."""
+    """The plans of a space; asks quickly about many plans."""
 
     problem: Problem
     space: SearchSpace

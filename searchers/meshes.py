@@ -1,6 +1,6 @@
-"""How a space lets GPUs, the batch and the blocks be divided, before memory is saved.
+"""The ways in which a space divides GPUs, the batch and the blocks, before memory is saved.
 
-A stage lies inside one node or fills whole ones; ranks fill nodes in order.
+A stage lies inside one node or fills whole nodes; ranks fill nodes in order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,11 @@ from mistlab.values.space import SearchSpace
 
 
 class Mesh(NamedTuple):
-    """The GPUs of one stage and the sequences that each data-parallel rank of it takes; ``others``
-    are values of dimensions of the mesh that were added to the table, where not the default."""
+    """The GPUs of one stage, and the sequences that each of its data-parallel ranks takes at a
+    time.
+
+    ``others`` are values of dimensions that were added to the mesh, except default values.
+    """
 
     data_parallel: int
     tensor_parallel: int
@@ -55,14 +58,14 @@ def _gpus(mesh: Mesh) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Pipeline:
-    """Stages by their meshes, and how many micro-batches pass through them."""
+    """The meshes of a pipeline's stages, and the number of its micro-batches."""
 
     micro_batches: int
     meshes: tuple[Mesh, ...]
 
     @property
     def num_stages(self) -> int:
-        """Stages."""
+        """The number of stages."""
         return len(self.meshes)
 
     def first_ranks(self) -> list[int]:
@@ -74,12 +77,12 @@ class Pipeline:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, in order."""
+    """All divisors of a number, in order."""
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def micro_batch_counts(problem: Problem, space: SearchSpace) -> list[int]:
-    """How many micro-batches a step may have."""
+    """The numbers of micro-batches that a step may have."""
     counts = divisors(problem.workload.global_batch)
     return [count for count in counts if allows(space.micro_batches, count)]
 
@@ -113,7 +116,7 @@ def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
 
 
 def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
-    """All pipelines of the space; there may be very many where meshes differ."""
+    """All pipelines of the space; very many where meshes may differ."""
     if not space.unequal_meshes:
         yield from equal_pipelines(problem, space)
         return
@@ -136,7 +139,7 @@ def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
 
 
 def layer_counts(layers: int, num_stages: int, space: SearchSpace) -> range:
-    """How many blocks a stage may have."""
+    """The numbers of blocks that a stage may have."""
     most = layers - num_stages + 1
     if space.layers_off_balance is None:
         return range(1, most + 1)
@@ -146,7 +149,7 @@ def layer_counts(layers: int, num_stages: int, space: SearchSpace) -> range:
 
 
 def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
-    """Blocks of each stage, as equal as they divide; the first ones take the rest."""
+    """The blocks of each stage, as equal as possible; the first stages take the rest."""
     share, rest = divmod(layers, num_stages)
     return tuple(share + (stage < rest) for stage in range(num_stages))
 
@@ -154,7 +157,7 @@ def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
 def _sequences(
     problem: Problem, choices: Sequence[Mesh], first_rank: int, layers: int
 ) -> Iterator[tuple[Mesh, ...]]:
-    """The meshes of stages from one rank on, each with a block at least."""
+    """The meshes of the stages from one rank on; each stage has a block at least."""
     if first_rank == problem.cluster.num_gpus:
         yield ()
         return
@@ -181,7 +184,7 @@ def _tensor_degrees(problem: Problem, space: SearchSpace) -> list[int]:
 
 
 def _other_degrees(space: SearchSpace) -> list[tuple[tuple[str, int], ...]]:
-    """The values of added dimensions of the mesh, together; the default is not said."""
+    """All combinations of values of dimensions added to the mesh; default values are left out."""
     names = [name for name in names_of("mesh") if name not in _OWN]
     listed = (space.listed(name) or () for name in names)
     return [

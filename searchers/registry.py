@@ -1,4 +1,4 @@
-"""All searchers by name. A new one is a file with its strategy, and one line here."""
+"""All searchers by name. A new searcher is a file with its strategy, and one line here."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 def _named(strategy: str) -> Any:
-    """The file of a strategy, imported."""
+    """Import the file of a strategy."""
     return import_module(f"searchers.strategies.{strategy}")
 
 
-# After a colon, what else a searcher can be made with.
+# After a colon: further arguments with which a searcher can be made.
 SEARCHERS: "OnUse[Strategy]" = OnUse(
     {
         "mist": lambda: _named("mist").mist_with("highs"),

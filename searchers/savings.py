@@ -1,4 +1,4 @@
-"""How a stage may save memory: every combination of what a space lets it choose, by dimension.
+"""The ways in which a stage may save memory: all combinations of a space's choices, by dimension.
 
 Axes: W ways to save memory, B ways to treat blocks.
 """
@@ -21,7 +21,7 @@ Thinner = Callable[[Sequence[float]], Sequence[float]]
 def savings_choices(
     space: SearchSpace, mesh: Mesh, *, in_pipeline: bool
 ) -> tuple[tuple[float, ...], ...]:
-    """What a stage may choose of each of ``names_of("savings")``."""
+    """A stage's choices for each of ``names_of("savings")``."""
     return tuple(
         space.choices(name, layers=1, degree=mesh.value, in_pipeline=in_pipeline)
         for name in names_of("savings")
@@ -29,8 +29,8 @@ def savings_choices(
 
 
 def counts_choices(space: SearchSpace, layers: int, thinner: Thinner = tuple) -> list[CountsRow]:
-    """How many of a stage's blocks may be treated in each way (B), together no more than there are;
-    ``thinner`` picks some of the choices of one way."""
+    """The numbers of a stage's blocks with each treatment (B), together at most all its blocks;
+    ``thinner`` picks some of the choices for one treatment."""
     choices = (thinner(_counts_of(space, name, layers)) for name in counts_of_blocks())
     every = (tuple(map(int, counts)) for counts in product(*choices))
     return [counts for counts in every if sum(counts) <= layers]
@@ -39,7 +39,7 @@ def counts_choices(space: SearchSpace, layers: int, thinner: Thinner = tuple) ->
 def ways_to_save(
     space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool
 ) -> Iterator[StagePlan]:
-    """Every stage of so many blocks on a mesh (W)."""
+    """Every stage with these blocks and this mesh (W)."""
     names = saving_names()
     choices = (
         sorted({*space.choices(name, layers=layers, degree=mesh.value, in_pipeline=in_pipeline)})
@@ -52,7 +52,7 @@ def ways_to_save(
 
 
 def number_of_ways(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool) -> int:
-    """How many stages of so many blocks there are on a mesh."""
+    """The number of stages with these blocks and this mesh."""
     ways = len({*counts_choices(space, layers)})
     for choices in savings_choices(space, mesh, in_pipeline=in_pipeline):
         ways *= len(choices)
@@ -65,7 +65,7 @@ def saving_names() -> tuple[str, ...]:
 
 
 def stage_of(mesh: Mesh, layers: int, saving: Mapping[str, float]) -> StagePlan:
-    """A stage of so many blocks on a mesh that saves memory so; without a word by the default."""
+    """A stage that saves memory with these values; dimensions without a value have the default."""
     return StagePlan.of_values({"layers": layers, **mesh.values(), **saving})
 
 
@@ -77,12 +77,14 @@ def bare_stage(mesh: Mesh, layers: int, space: SearchSpace) -> StagePlan:
 
 
 def alike(first: StagePlan, layers: int) -> StagePlan:
-    """A stage of so many blocks that saves memory as the first one does, which has the most."""
+    """A stage of ``layers`` blocks that saves memory like the first stage, which has the most
+    blocks."""
     return first.with_values({"layers": layers, **counts_within(first, layers)})
 
 
 def counts_within(stage: StagePlan, layers: int) -> dict[str, int]:
-    """How many of so many blocks are treated in each way: as many as a stage's, if they last."""
+    """The numbers of treated blocks in a stage of ``layers`` blocks: those of another stage, if it
+    has enough blocks."""
     counts, left = {}, layers
     for name in counts_of_blocks():
         counts[name] = min(stage.degree(name), left)

@@ -1,7 +1,7 @@
-"""What a new strategy writes: one function that asks a ledger and returns how it ended.
+"""A strategy is one function that asks a ledger and returns how it ended; this makes it a searcher.
 
-The rest of a ``Searcher`` is the same for all: count, keep the best, end with the budget, keep what
-was found when it is interrupted.
+The rest of a ``Searcher`` is the same for all: it counts, keeps the best plan, ends with the
+budget, and keeps what was found when it is interrupted.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,8 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a strategy ended. Without ``status`` it is FEASIBLE with a plan in the ledger, or BUDGET.
+    """How a strategy ended. Without ``status``, it is FEASIBLE if the ledger has a plan, else
+    BUDGET.
 
     ``lower_bound_s`` is an iteration time that no plan of the space beats.
     """
@@ -33,12 +34,12 @@ class Ending:
     reason: str = ""
 
 
-# The problem, the space, whom to ask, and where randomness comes from.
+# A strategy gets the problem, the space, the ledger to ask, and a source of randomness.
 Strategy = Callable[[Problem, SearchSpace, Ledger, np.random.Generator], Ending]
 
-# Why a search is refused whose predictor predicts whole plans alone.
+# The reason to refuse a search whose predictor predicts only whole plans.
 NO_STAGE_COSTS = "asks for costs of single stages, which the predictor does not give"
-# Why it is refused for a model whose kinds of blocks take turns.
+# The reason to refuse a search for a model whose kinds of blocks take turns.
 TAKING_TURNS = (
     "asks for costs of single stages wherever they begin, and this model's kinds of blocks take "
     "turns: ask a searcher of whole plans, such as aceso or optuna"
@@ -48,9 +49,9 @@ TAKING_TURNS = (
 @final
 @dataclass(frozen=True, slots=True)
 class NeedsStageCosts:
-    """A strategy that asks for costs of single stages, which not every predictor gives.
+    """Marks a strategy that asks for costs of single stages, which not every predictor gives.
 
-    Any other strategy asks for predictions of whole plans alone.
+    Other strategies ask only for predictions of whole plans.
     """
 
     strategy: Strategy
@@ -58,7 +59,7 @@ class NeedsStageCosts:
     def __call__(
         self, problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
     ) -> Ending:
-        """Search as the strategy does."""
+        """Run the strategy; it ends by returning, or by the budget."""
         return self.strategy(problem, space, ledger, draw)
 
 
@@ -75,7 +76,7 @@ class StrategySearcher:
     def search(
         self, problem: Problem, space: SearchSpace, budget: Budget, seed: int
     ) -> SearchResult:
-        """The best plan of the space that the budget allows to find."""
+        """The best plan of the space that can be found within the budget."""
         ledger = Ledger(
             predictor=self.predictor, budget=budget, clock=self.clock, listener=self.listener
         )

@@ -1,9 +1,9 @@
-"""The graph of an iteration: every pass of every micro-batch through every stage, linked up.
+"""Builds the task graph of an iteration: every pass of every micro-batch through every stage.
 
 Layers count through the whole model, the embedding first: 0, the blocks from 1 on, the head last.
-A send is an action of the stage that sends, with the layer whose output it is; its receipt takes no
-time of its own. A send that blocks is on the compute stream of the sender, which goes on when it is
-done, and the receiver waits for it.
+A send is a task of the sending stage, and names the layer whose output it sends; receiving takes no
+time. A blocking send is on the sender's compute stream, which goes on when the send is done. The
+receiver waits for the send.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def build_graph(
 ) -> TaskGraph:
     """The tasks of one iteration of a pipeline whose stages run these passes.
 
-    Of S stages, part c S + s of the model is chunk c of stage s.
+    With S stages, part c S + s of the model is chunk c of stage s.
     """
     num_stages = len(passes)
     graph = TaskGraph(stages=num_stages, first_layers=_first_layers(parts, num_stages))
@@ -56,19 +56,19 @@ def build_graph(
 def build_stage(
     parts: Sequence[StageTasks], stage: int, template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
-    """The tasks of one stage of a pipeline, which waits for no other."""
+    """The tasks of one stage alone, which waits for no other stage."""
     graph = TaskGraph(stages=len(passes), first_layers=_first_layers(parts, len(passes)))
     _Stage(graph, parts, stage, template, len(passes)).build(passes[stage])
     return graph
 
 
 def _first_layers(parts: Sequence[StageTasks], num_stages: int) -> tuple[int, ...]:
-    """The first layer of each part, if stages have several."""
+    """The first layer of each part, where stages have several parts."""
     return tuple(part.first_layer for part in parts) if len(parts) > num_stages else ()
 
 
 class _Stage:
-    """One stage's passes, one after another."""
+    """Adds the passes of one stage to a graph, one after another."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class _Stage:
         self.sent: dict[PassKey, int] = {}
         self.micro_batches: list[int] = []
         self.splits = False
-        # The last backward or reduction, and the reduction of what two stages tie, if they do.
+        # The last backward pass or reduction, and the reduction of a tied table, if there is one.
         self.reduced = -1
         self.tied: int | None = None
 
@@ -133,14 +133,15 @@ class _Stage:
                 self.links.holding = send
 
     def _send(self, one: StagePass, tasks: StageTasks) -> int | None:
-        """A task that sends the outcome of a pass on, if it goes anywhere and takes any time.
+        """Add a task that sends a pass's outcome, if there is a receiver and the send takes time.
 
-        Numbered before the pass's own tasks: the neighbour waits for it, for reductions nobody.
+        Its number is smaller than those of the pass's own tasks, so that it goes before
+        reductions: the neighbour waits for the send, and nobody waits for reductions.
         """
         if one.goes_to is None or one.goes_to.stage == self.stage:
             return None
         sends_forward = one.kind == "F"
-        # A part sends to the next one, and gradients come back as its activations went.
+        # A part's ``send_s`` is for its link to the next part, which gradients take back.
         lower = one if sends_forward else one.goes_to
         link = self.parts[lower.chunk * self.num_stages + lower.stage]
         if not link.send_s:
@@ -160,7 +161,7 @@ class _Stage:
         return send
 
     def _step(self, micro_batch: int) -> None:
-        """What follows the last backward, one after another."""
+        """Add the tasks that follow the last backward pass, one after another."""
         reduction = self.links.last("R")
         self.reduced = self.links.computed if reduction < 0 else reduction
         before = [self.links.holding, self.reduced]

@@ -1,8 +1,8 @@
-"""Tasks and what they wait for: what the event simulator plays.
+"""A graph of tasks and of their waits for one another: the input of the event simulator.
 
-A task runs on one stream of one stage, one at a time there. It is ready when the tasks that it
-waits for have started or ended; of the ready tasks of a stream the one with the lowest number goes
-first.
+A task runs on one stream of one stage, and a stream runs one task at a time. A task is ready when
+the tasks that it waits for have started or ended. Of the ready tasks of a stream, the one with the
+lowest number goes first.
 """
 
 from bisect import bisect_right
@@ -23,16 +23,17 @@ NAMED = 8
 
 
 class StalledError(Exception):
-    """A schedule that cannot progress: the message names the tasks that wait, and for what."""
+    """A schedule cannot go on: the message names the tasks that wait for one another."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TaskGraph:
     """Columns of tasks, numbered in the order of the slot table.
 
-    A column is a plain list: alike passes share their rows' values. ``after_end`` and
-    ``after_start`` hold, for each task, the offsets of those that wait for it; ``waits`` counts
-    what a task waits for. ``lanes`` are streams of stages: stage times four plus stream.
+    A column is a plain list, so equal passes share their values. ``after_end`` and
+    ``after_start`` hold, for each task, the offsets of the tasks that wait for it; ``waits``
+    counts the tasks that it waits for. ``lanes`` are streams of stages: stage times four plus
+    stream.
     """
 
     stages: int
@@ -53,7 +54,7 @@ class TaskGraph:
         return len(self.labels)
 
     def add(self, action: Action, stream: str, seconds: float) -> int:
-        """Another task; its number."""
+        """Add a task; its number."""
         assert action.stage < self.stages, f"{action}: there are {self.stages} stages"
         self.labels.append((action.kind, action.direction, action.layer))
         self.micro_batches.append(action.micro_batch)
@@ -102,7 +103,7 @@ class TaskGraph:
         )
 
     def edges(self) -> Iterator[tuple[int, int, bool]]:
-        """What is waited for, who waits, and whether for the end."""
+        """Every wait: the task waited for, the waiting task, and whether it waits for the end."""
         for ended, column in ((True, self.after_end), (False, self.after_start)):
             for task, offsets in enumerate(column):
                 for offset in offsets:
@@ -126,7 +127,7 @@ class TaskGraph:
 
 
 def _cycle(sources: dict[int, list[int]], first: int) -> list[int]:
-    """Tasks of which each waits for the next, the first one again at the end; none if none do."""
+    """Tasks that each wait for the next, with the first again at the end; empty without a cycle."""
     seen: dict[int, int] = {}
     task = first
     while task not in seen:

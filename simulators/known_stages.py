@@ -1,4 +1,4 @@
-"""Stages as they were worked out: what a pipeline is put together from.
+"""The costs of single stages, from which the cost of a pipeline is put together.
 
 Axes: C candidates.
 """
@@ -16,8 +16,8 @@ from mistlab.values.stages import StageCosts, StageFigures
 
 @dataclass(frozen=True, slots=True)
 class KnownStage:
-    """A stage's ``times`` in the order of ``StageTimes``, what is said of it in a prediction,
-    whether it fits on its GPUs, and what a rank of it keeps on its host."""
+    """A stage's ``times`` in the order of ``StageTimes``, its part of a prediction, whether it fits
+    on its GPUs, and the bytes that a rank of it keeps on its host."""
 
     times: tuple[float, ...]
     prediction: StagePrediction
@@ -28,7 +28,7 @@ class KnownStage:
 def known_stages(
     costs: StageCosts, figures: StageFigures, gpus_in_node: NDArray[np.int64]
 ) -> Iterator[KnownStage]:
-    """Each candidate, on so many GPUs of a node."""
+    """Every candidate as a known stage, with so many GPUs in a node."""
     pipeline_s = _rows(*(getattr(costs.seconds, entry.name) for entry in fields(StageTimes)))
     return map(
         KnownStage,
@@ -69,9 +69,9 @@ def _predictions(
 
 def _stage_prediction(times: list[float], sizes: list[int]) -> StagePrediction:
     peak, reserved, host, weights, gradients, optimizer, kept, buffers, logits, *phases = sizes
-    # At the peak the running block's activations are among the temporaries.
+    # At the peak, the running block's activations count as temporaries.
     states = weights + gradients + optimizer + buffers
-    # A step of all layers at once comes when activations and logits are gone.
+    # Where all layers step at once, activations and logits are gone by then.
     is_step = phases[2] > max(phases[:2])
     activations = 0 if is_step else min(kept, peak - states)
     logits = 0 if is_step else min(logits, peak - states - activations)

@@ -1,14 +1,14 @@
-"""What a stage's GPU holds over an iteration as it was played, and its fullest moment.
+"""The memory of a stage's GPU over a simulated iteration, and its fullest moment.
 
-States and the buffers of weights and gradients are there throughout. What the step needs besides is
-taken and given back whole: with rings of buffers from the first fetch of optimizer state until the
-first micro-batch has gone forward and the last state has left; without, from the first layer's step
-until the last one's. A layer that runs holds what its graph says is alive at
-its peak; when it has run forward it keeps what it saved, or its input where it is computed again,
-until its backward. What is swapped out makes room when whoever takes its buffer has waited for the
-copy, and is back when the copy in begins. Activations that were sent on stay until their gradient
-arrives. Where the gradients of weights have passes of their own, a layer keeps all that it saved or
-computed again until that pass: about what the gradients of its outputs take that it really needs.
+States and the buffers of weights and gradients are there all the time. The step's other memory is
+taken once and given back at once. With rings of buffers, it is there from the first fetch of
+optimizer state until the first micro-batch has gone forward and the last state has left; without
+rings, from the first layer's step until the last layer's step.
+
+While a layer runs, it holds the bytes at its graph's peak. From its forward until its backward pass
+it keeps what it saved, or only its input if it will be computed again. Activations that are swapped
+out free their memory when the next user of their buffer has waited for the copy; they take memory
+again when the copy back begins. Activations sent to the next stage stay until their gradient comes.
 """
 
 import math
@@ -33,7 +33,7 @@ from simulators.graph import Label
 if TYPE_CHECKING:
     from simulators.events import Simulation
 
-# When, of which class, by how many bytes.
+# A change: when, of which class, by how many bytes.
 Change = tuple[float, int, float]
 
 CLASSES = ("states", "buffers", "step_buffers", "activations", "temporaries")
@@ -67,7 +67,7 @@ class MemoryOverTime:
 
     @property
     def peak(self) -> tuple[float, Mapping[str, float]]:
-        """When the most was held first, and of what."""
+        """When the peak is first reached, and the bytes of each class then."""
         moment = int(np.argmax(self.total_bytes))
         classes = dict(zip(CLASSES, self.by_class[moment].tolist(), strict=True))
         return float(self.times_s[moment]), classes
@@ -79,7 +79,7 @@ class MemoryOverTime:
 
     @property
     def overflow(self) -> str:
-        """When and with what memory first ran out, in words; empty where it never did."""
+        """In words, when memory first ran out and what filled it; empty if it never did."""
         over = np.flatnonzero(self.total_bytes > self.room_bytes)
         if not len(over):
             return ""
@@ -128,7 +128,7 @@ def memory_of(
 
 
 def _given_back_s(simulation: "Simulation", number: int) -> float:
-    """When room that a swap leaves is taken again: no stream may before it has waited for it."""
+    """When the room that a swap frees is free for others: when a stream has waited for the swap."""
     graph, times = simulation.graph, simulation.times
     waiting = (number + offset for offset in graph.after_end[number])
     starts = [times.starts_s[task] for task in waiting if graph.labels[task][:2] != ("A", ">")]
@@ -155,7 +155,7 @@ def _stages(
 
 
 class _Stage:
-    """What each task of a stage changes: class and bytes."""
+    """The classes and bytes of memory that each task of a stage changes."""
 
     def __init__(
         self,
@@ -191,12 +191,12 @@ class _Stage:
         reduces = own.zero >= 1 and plan.num_stages == 1
         self.wide_bytes = float(figures.logits_bytes[stage]) if memory.wide_logits else 0.0
         self.bucket_bytes = memory.gradient * memory.bucket_elements if reduces else 0
-        # When the step's first task began; when its last had ended and, with rings, all layers had
-        # computed.
+        # When the step's first task began. When its last task had ended and, with rings, all
+        # layers had computed.
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
     def take(self, part: StagePart, types: Sequence[str]) -> None:
-        """Another part of the model that the stage has, its layers being of these types."""
+        """Add another part of the model to the stage, with layers of these types."""
         self.types |= dict(enumerate(types, part.first_layer))
         if not part.has_head:
             self.sends_from.add(part.blocks[-1])
@@ -204,8 +204,7 @@ class _Stage:
     def changes(
         self, label: Label, start_s: float, end_s: float, *, is_first: bool
     ) -> list[Change]:
-        """When a task changes which class by how many bytes; ``is_first`` of its layer's forward
-        passes."""
+        """The changes that a task makes: when, of which class, by how many bytes."""
         kind, direction, layer = label
         assert layer is not None
         if kind == self.steps_with:
@@ -224,7 +223,7 @@ class _Stage:
         return [(end_s, _ACTIVATIONS, -size)]
 
     def step_buffers(self) -> list[Change]:
-        """What the step needs besides states, if it took any: taken and given back whole."""
+        """The memory of the step beside states, if any: taken once and given back at once."""
         if math.isinf(self.steps_from_s):
             return []
         return [
@@ -254,7 +253,7 @@ class _Stage:
         ]
 
     def _held_and_peaks(self, layer: int) -> tuple[float, float, float]:
-        """What a layer keeps and has sent, and what is alive at the peak of its two passes."""
+        """The bytes that a layer keeps and has sent, and those at the peaks of its two passes."""
         found = self.of_layer.get(layer)
         if found is None:
             sums = self._of(layer)
@@ -269,7 +268,7 @@ class _Stage:
         return self.bytes[self.types[layer]]
 
     def _whole_bytes(self, layer: int) -> float:
-        """What a layer keeps between its backward pass and the one for its weights."""
+        """The bytes that a layer keeps between its backward pass and its pass for weights."""
         return self.bytes[self.whole[self.types[layer]]]["saved_bytes"]
 
 
@@ -285,7 +284,7 @@ def _over_time(
     changes: list[Change],
     room_bytes: float,
 ) -> MemoryOverTime:
-    # At equal times what is freed goes first: a layer's temporaries do not meet the next one's.
+    # At equal times memory is freed first, so that temporaries of two layers do not add up.
     when, kinds, sizes = np.array(changes).reshape(-1, 3).T
     order = np.lexsort((sizes > 0, when))
     times = np.concatenate([[0.0], when[order]])

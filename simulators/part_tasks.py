@@ -1,6 +1,6 @@
-"""What the tasks of each part of a plan's model take, as the event simulator plays them.
+"""The times of the tasks of each part of a plan's model, for the event simulator.
 
-A part is a chunk of a stage; a stage that the order does not cut is one part.
+A part is a chunk of a stage; a stage that is not cut into chunks is one part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,9 +58,9 @@ def tasks_of_parts(
 def _split(
     seconds: TaskSeconds, whole: Sequence[float], stage: int, types: Sequence[int]
 ) -> dict[Name, list[float]]:
-    """Backward passes of inputs alone, in place of ``whole`` ones, and those of weights.
+    """Divide ``whole`` backward passes into passes for inputs and passes for weights.
 
-    Tensor-parallel ranks wait for one another where the gradients of weights hid that.
+    Tensor-parallel ranks then wait for one another where products for weights hid their messages.
     """
     weights, hidden = weight_gradients_s(seconds)[:, stage], seconds.hidden_s[:, stage]
     of_weights = [float(weights[layer_type]) for layer_type in types]

@@ -18,18 +18,19 @@ from simulators.network import Use
 # A kind of task and its direction: F, P<, A>.
 Name = tuple[Kind, Direction | None]
 
-# Tasks that are there even if they take no time.
+# Tasks that are in the graph even if they take no time.
 _ALWAYS = ("F", "B", "S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTasks:
-    """What one stage's tasks take: ``seconds`` of each of its layers in order, by name.
+    """How long one stage's tasks take: ``seconds`` of each of its layers in order, by task.
 
     The first layer has the number ``first_layer``. Forward and backward include the tensor-parallel
-    collectives that the layer waits for. ``send_s`` is what a micro-batch takes to the next stage,
-    and back; ``networks`` are the links that sends after forward (F) and backward passes (B) take.
-    ``tied_s`` is the reduction of the embedding's gradient with a head that shares its table.
+    collectives that the layer waits for. ``send_s`` is the time to send a micro-batch to the next
+    stage, or its gradients back. ``networks`` are the links of sends after forward (F) and backward
+    passes (B). ``tied_s`` is the time to reduce the gradient of a table that the embedding and the
+    head share.
     """
 
     stage: int
@@ -50,7 +51,7 @@ class StageTasks:
 class Pattern:
     """The tasks of a pass, numbered from zero, as columns of a graph.
 
-    ``derived`` says what their waits follow from, and what they have to do with other passes.
+    ``derived`` has the pass as the schedule derives it, and its links with other passes.
     """
 
     labels: Sequence[Label]
@@ -63,7 +64,7 @@ class Pattern:
 
 
 def pattern_of(tasks: StageTasks, template: Template, phase: Phase) -> Pattern:
-    """The pattern of a pass in a phase that computes."""
+    """The pattern of a forward or backward pass in its phase."""
     rows = [row for row in template.phases[phase] if tasks.zero >= row.from_zero]
     layers = [layer_at(at, tasks.num_layers, phase) for at in range(tasks.num_layers)]
     derived = pass_waits(template, phase, tasks.zero, _names(tasks, rows, layers))
@@ -91,7 +92,7 @@ def pattern_of(tasks: StageTasks, template: Template, phase: Phase) -> Pattern:
 
 
 def _names(tasks: StageTasks, rows: Sequence[Task], layers: Sequence[int]) -> list[frozenset[str]]:
-    """The names of the tasks that each layer has: those that take any time, and a few others."""
+    """The names of each layer's tasks: the tasks that take time, and a few others."""
     seconds = [(row.name, row.name in _ALWAYS, tasks.seconds[_name(row)]) for row in rows]
     return [
         frozenset(name for name, is_there, of_layer in seconds if is_there or of_layer[layer] > 0)

@@ -1,4 +1,4 @@
-"""All predictors by name. A new one is a class with its own file, and one line here."""
+"""All predictors by name. A new predictor is a class in its own file, and one line here."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def _named(predictor: str) -> Any:
-    """The file of a predictor, imported."""
+    """Import the file of a predictor."""
     return import_module(f"simulators.{predictor}")
 
 
-# Each is made with the ``workload`` and the ``cluster`` whose plans it predicts.
+# A predictor is made with a ``workload`` and a ``cluster``, and predicts plans of these.
 PREDICTORS: "OnUse[Callable[..., Predictor]]" = OnUse(
     {
         "symbolic": lambda: _named("symbolic").SymbolicPredictor,

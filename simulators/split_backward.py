@@ -1,7 +1,7 @@
-"""Passes of a stage that leaves the gradients of weights to passes of their own (W).
+"""The passes of a stage that makes gradients of weights in passes of their own (W).
 
-A backward pass of inputs gathers and swaps in what it computes with; gradients are swapped and
-reduced in the pass that makes them.
+A backward pass of inputs gathers and swaps in everything that it computes with. Gradients are
+swapped and reduced in the pass that makes them.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _OF_WEIGHTS: Name = ("W", None)
 def pattern_of_pass(
     one: StagePass, tasks: StageTasks, template: Template, *, splits: bool
 ) -> Pattern:
-    """The pattern of a pass of a stage that ``splits`` its backward passes or not."""
+    """The pattern of a pass of a stage, whether or not it ``splits`` its backward passes."""
     if not splits or one.kind == "F":
         return pattern_of(tasks, template, one.phase)
     computes_weights = one.kind == "W"

@@ -1,9 +1,9 @@
-"""What the passes of each stage took in an iteration as it was played.
+"""How long the passes of each stage took in a simulated iteration.
 
-A pass lasts from when the stage is free and the micro-batch has come until the stage has computed
-it: waiting for what the stage fetches itself is part of it, waiting for its neighbours is not. What
-a stage steps before its first micro-batch comes belongs to the first forward pass, what goes on
-after the last backward pass to that one.
+A pass begins when its stage is free and the micro-batch has come, and ends when the stage has
+computed it. So waiting for the stage's own fetches counts, and waiting for other stages does not.
+Steps before the first micro-batch comes belong to the first forward pass. Tasks after the last
+backward pass belong to it.
 """
 
 from dataclasses import dataclass, field
@@ -20,10 +20,10 @@ _COMPUTING = ("F", "B", "W")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """Seconds of one stage's passes, with what comes before and after them.
+    """Seconds of one stage's passes, with the tasks before and after all passes.
 
-    Micro-batches are in the order in which they first went each way. What a micro-batch takes in
-    several chunks adds up, and gradients of weights count as part of its backward pass.
+    Micro-batches are in the order in which they first went each way. The times of a micro-batch in
+    several chunks add up, and gradients of weights count as part of its backward pass.
     """
 
     forwards_s: tuple[float, ...]
@@ -31,7 +31,7 @@ class PassTimes:
 
     @property
     def steady_s(self) -> tuple[float, float] | None:
-        """A steady forward and backward pass; None of a single micro-batch, which has neither."""
+        """A steady forward and backward pass; None where there is a single micro-batch."""
         if len(self.forwards_s) == 1:
             return None
         return median(self.forwards_s[1:]), median(self.backwards_s[:-1])
@@ -62,8 +62,8 @@ def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
 
 @dataclass(slots=True)
 class _Stage:
-    """When one stage's passes started and ended to compute and when their micro-batches came, when
-    it stepped, and when its last task but sends ended."""
+    """Collects from one stage's tasks when its passes computed, when their micro-batches came, when
+    it stepped, and when its last task except sends ended."""
 
     starts_s: dict[Pass, float] = field(default_factory=dict)
     ends_s: dict[Pass, float] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class _Stage:
     all_end_s: float = 0.0
 
     def add(self, of: Pass, start_s: float, end_s: float) -> None:
-        """Another task, of some kind and micro-batch."""
+        """Note another task with its kind and micro-batch."""
         if of[0] in _COMPUTING:
             self.starts_s[of] = min(start_s, self.starts_s.get(of, start_s))
             self.ends_s[of] = max(end_s, self.ends_s.get(of, end_s))

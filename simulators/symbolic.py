@@ -1,4 +1,4 @@
-"""The closed form: plans to predictions, and columns of stage candidates to columns of costs."""
+"""The closed form: predicts plans, and computes the costs of columns of candidates for stages."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -40,10 +40,10 @@ from mistlab.values.workload import Workload
 from simulators.known_stages import KnownStage, known_stages
 
 NAME = "symbolic"
-# Stages of one schedule that are kept, before all are forgotten: some 30 MB.
+# How many stages of one schedule are kept before all are dropped: some 30 MB.
 MOST_KNOWN = 1 << 14
-# Stages worked out together: few enough that each is the same to the last digit whatever others
-# there are, and that what is computed between stays in the cache.
+# How many stages are worked out together. With this few, the result of a stage does not depend on
+# the others, to the last digit, and intermediate results stay in the cache.
 STAGES_AT_ONCE = FEW_ROWS
 
 
@@ -57,9 +57,9 @@ class EngineMode:
 
 @dataclass(slots=True, kw_only=True)
 class SymbolicPredictor:
-    """Predicts plans of one workload on one cluster; compiles when it is first asked.
+    """Predicts plans of one workload on one cluster; compiles expressions at the first prediction.
 
-    What a stage costs depends on nothing else of its plan, so it is kept for other plans.
+    The cost of a stage does not depend on the other stages, so it is kept for other plans.
     """
 
     workload: Workload
@@ -70,13 +70,13 @@ class SymbolicPredictor:
     _known: dict[EngineMode, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
     def predict(self, plan: Plan) -> Prediction:
-        """What the plan costs."""
+        """Predict one plan."""
         return self.predict_many([plan])[0]
 
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
-        """What each plan costs, in order; each kind of stage is worked out once."""
+        """Predict plans, in order; equal stages are worked out once."""
         found: dict[int, Prediction] = {}
-        # Plans of one schedule, order and number of stages go through together.
+        # Plans with the same schedule, order and number of stages are predicted together.
         together: dict[tuple[EngineMode, PipelineOrder | None, int], list[int]] = defaultdict(list)
         for place, plan in enumerate(plans):
             together[_schedule_of(plan), _order_of(plan), plan.num_stages].append(place)
@@ -86,9 +86,9 @@ class SymbolicPredictor:
         return [found[place] for place in range(len(plans))]
 
     def predict_stage(self, plan: Plan, stage: int) -> Prediction:
-        """What one of a plan's stages costs without the others: nobody keeps it waiting.
+        """Predict one stage of a plan as if no other stage kept it waiting.
 
-        Where nothing is sent either, on a cluster of one GPU, that is the stage by itself.
+        On a cluster of one GPU it sends nothing either, and runs by itself.
         """
         alone = self._stages_of(_schedule_of(plan), [self._rows(plan)[stage]])
         (seconds,) = _iterations(alone, [plan.micro_batches])
@@ -98,7 +98,7 @@ class SymbolicPredictor:
     def stage_costs(
         self, batch: StageBatch, *, engine: str = "mistlab", overlap_communication: bool = True
     ) -> StageCosts:
-        """What each candidate for a stage costs."""
+        """The cost of each candidate for a stage."""
         schedule = EngineMode(engine=ENGINES[engine], overlap_communication=overlap_communication)
         return self._costs(schedule, batch, self._stages(engine).peaks(batch))
 
@@ -110,8 +110,10 @@ class SymbolicPredictor:
         engine: Engine = MISTLAB,
         overlap_communication: bool = True,
     ) -> NDArray[np.float64]:
-        """Seconds of an iteration of each pipeline: as many as ``micro_batches``, one after another
-        in ``batch``, with equally many stages each. The engine may be one that no plan can name.
+        """Seconds of an iteration of each pipeline.
+
+        ``micro_batches`` has a number for each pipeline. ``batch`` has the stages of the first
+        pipeline, then of the next; all have equally many. ``engine`` may be one that no plan names.
         """
         schedule = EngineMode(engine=engine, overlap_communication=overlap_communication)
         seconds = self._model(schedule)(batch)
@@ -120,7 +122,7 @@ class SymbolicPredictor:
     def _predict_alike(
         self, schedule: EngineMode, plans: Sequence[Plan], order: PipelineOrder | None
     ) -> Iterator[Prediction]:
-        """What plans of one schedule, order and number of stages cost."""
+        """Predict plans that have the same schedule, order and number of stages."""
         if order is None:
             stages = self._stages_of(schedule, [row for plan in plans for row in self._rows(plan)])
             iterations = _iterations(stages, [plan.micro_batches for plan in plans])
@@ -146,8 +148,8 @@ class SymbolicPredictor:
         gpus: Sequence[int],
         flop: float,
     ) -> Prediction:
-        """A pipeline of stages with so many GPUs each, whose passes take ``seconds`` and do
-        ``flop`` operations."""
+        """The prediction of a pipeline: ``gpus`` are the GPUs of each stage, ``seconds`` the time
+        of all passes, ``flop`` their operations."""
         calibration, num_gpus = self._calibration(engine), sum(gpus)
         rank_bytes = np.array([stage.rank_host_bytes for stage in stages])
         node_bytes = host_bytes_of_fullest_node(rank_bytes, np.array(gpus), self.cluster)
@@ -169,7 +171,7 @@ class SymbolicPredictor:
         )
 
     def _stages_of(self, schedule: EngineMode, rows: Sequence[StageRow]) -> list[KnownStage]:
-        """The stages of some rows, each worked out the first time that it is asked for."""
+        """The stages of some rows; each is worked out once and kept."""
         known = self._known.setdefault(schedule, {})
         new = list(dict.fromkeys(row for row in rows if row not in known))
         for start in range(0, len(new), STAGES_AT_ONCE):
@@ -200,7 +202,7 @@ class SymbolicPredictor:
         return known_stages(costs, figures, gpus)
 
     def _rows(self, plan: Plan) -> list[StageRow]:
-        # Stages are the same if they begin at the same place of the pattern of blocks.
+        # Stages with the same values are equal if they begin at the same place of the pattern.
         return rows_of(plan, len(self._stages(plan.engine).types.pattern))
 
     def _stages(self, engine: str) -> StageModel:
@@ -242,7 +244,7 @@ def _schedule_of(plan: Plan) -> EngineMode:
 
 
 def _order_of(plan: Plan) -> PipelineOrder | None:
-    """The order of a plan's passes; None of the one that has a formula."""
+    """The order of a plan's passes; None for the order that has a formula."""
     return None if plan.order == DEFAULT_ORDER else order_of_plan(plan)
 
 
@@ -251,7 +253,7 @@ def _unmeasured(plan: Plan) -> str:
 
 
 def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> list[float]:
-    """Seconds of each pipeline: its stages one after another, equally many of each."""
+    """Seconds of each pipeline, from its stages in order; all pipelines have equally many."""
     columns = np.array([stage.times for stage in stages]).T.reshape(
         len(stages[0].times), len(micro_batches), -1
     )

@@ -1,1 +1,1 @@
-"""Machines measured, and hardware files fitted to the measurements."""
+"""Measures machines, and fits hardware files to the measurements."""

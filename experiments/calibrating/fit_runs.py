@@ -1,4 +1,4 @@
-"""Steps that fit what whole runs show."""
+"""Steps that fit values to whole runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -29,9 +29,9 @@ class Residual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """What one table gave: which group of a hardware file, from what, and how good it is.
+    """The fit of one table: the group of the hardware file, its source, and its errors.
 
-    ``spread`` is how much of their median repeated measurements differ by.
+    ``spread`` is the relative difference between repeated measurements, at the median.
     """
 
     group: str
@@ -49,7 +49,7 @@ class Fitted:
 
     @property
     def source(self) -> str:
-        """What the hardware file says of it."""
+        """The source that the hardware file states."""
         rows = sum(residual.rows for residual in self.residuals)
         digest = self.sha256[:DIGEST_CHARACTERS]
         return (
@@ -62,7 +62,7 @@ Step = Callable[[Hardware], tuple[Hardware, Fitted]]
 
 
 def applied(steps: Sequence[Step], hardware: Hardware) -> tuple[Hardware, list[Fitted]]:
-    """A hardware after some steps, and what each says of itself."""
+    """A hardware after some steps, and the report of each step."""
     reports = []
     for step in steps:
         hardware, report = step(hardware)
@@ -94,10 +94,10 @@ def report_dropped(count: int, reason: str) -> None:
 
 
 def borrowed(lender: Hardware) -> Callable[[Hardware], Hardware]:
-    """The groups that a hardware lacks, from another one.
+    """Take the groups that a hardware lacks from another hardware.
 
-    Rates of computation go with the peaks and the memory's bandwidth of the two datasheets. The
-    network between nodes is not borrowed: it is the cluster's, not the GPU's.
+    Rates of computation are scaled by the peaks and the memory's bandwidth of the two datasheets.
+    The network between nodes is not borrowed: it belongs to the cluster, not to the GPU.
     """
 
     def of(hardware: Hardware) -> Hardware:
@@ -168,7 +168,7 @@ def _summary(fitted: Fitted) -> dict[str, Any]:
 
 
 def text_of(fitted: Fitted) -> str:
-    """What a fit says of itself, for people."""
+    """The report of a fit, for people."""
     if not fitted.residuals:
         return f"{fitted.group} from {fitted.table.name}"
     lines = [f"{fitted.group}, mean error of rows that were not fitted:"]

@@ -1,4 +1,4 @@
-"""Measuring what is known of a machine besides tables: its memory, its peaks, its clocks."""
+"""Measures a machine's memory, peaks and clocks, which no table has."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +70,7 @@ def machine_of(
 
 
 def device_outside_bytes(devices: Devices, sizes: ProfileSizes) -> int:
-    """What is taken outside torch's allocator, by processes that have connected on GPUs."""
+    """Bytes that processes connected on GPUs take outside torch's allocator."""
     if devices.kind == "cpu" or devices.count == 1:
         return environment.outside_bytes(devices.first)
     world = World(devices=devices, repetitions=1, lengths=sizes.lengths)
@@ -110,7 +110,7 @@ def _noted(path: Path, present: Environment, threads: int, kernel: str, date: st
 
 
 def _kind(one: Environment) -> tuple[object, ...]:
-    """What measurements that mix have in common."""
+    """The properties that machines must share for their measurements to be mixed."""
     return (one.device, one.num_devices, one.torch, one.cuda)
 
 

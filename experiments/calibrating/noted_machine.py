@@ -1,4 +1,4 @@
-"""What is known of a machine besides tables: its memory, its peaks, its software, its clocks."""
+"""Notes about a measured machine beside its tables: memory, peaks, software and clocks."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""At which sizes a machine is measured: all of them, or few for a first look."""
+"""The sizes at which a machine is measured: all of them, or few for a first look."""
 
 from dataclasses import dataclass
 

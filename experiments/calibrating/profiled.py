@@ -1,4 +1,5 @@
-"""From a machine and its tables to a hardware file, fitted as calibrations are; needs no torch."""
+"""Makes a hardware file from a machine and its tables, fitted like other calibrations; needs no
+torch."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Fitting what only whole runs show: the rates that they sustain, how sure times are, and memory
-beyond tensors."""
+"""Fits the values that only whole runs show: sustained rates, how sure times are, and memory beyond
+tensors."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
@@ -195,7 +195,7 @@ def fit_allocator(runs: Sequence[PublishedRun]) -> tuple[Allocator, Values]:
 
 
 def figures_of(run: PublishedRun) -> StageFigures:
-    """What the stages of a run hold."""
+    """The memory figures of a run's stages."""
     return StageModel.of(run.workload, run.engine).figures(run.stages)
 
 

@@ -1,4 +1,5 @@
-"""A problem on which searchers are tried: all ask one predictor, one simulator plays answers."""
+"""A problem on which searchers are compared: all ask one predictor, and one simulator plays their
+plans."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -42,9 +42,10 @@ class StageLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loser:
-    """A plan that another one beats: by how much, whether the bounds tell them apart, and where.
+    """A plan that is slower than another: by how much, whether bounds tell them apart, and where.
 
-    ``slowest_stage`` is its own; ``longer_by`` is how much longer each of its terms is.
+    ``slowest_stage`` is its own slowest stage; ``longer_by`` says how much longer each of its terms
+    is.
     """
 
     searcher: str

@@ -1,9 +1,10 @@
-"""When nothing fits: the plan that needs least, and what would make one fit.
+"""Finds the plan that needs least memory when nothing fits, and the changes that would make one
+fit.
 
 For every mesh that all stages can have, even stages that recompute all blocks are tried with the
 smallest micro-batches, at each ZeRO level, with nothing, everything or one kind offloaded as far as
-the space allows; from the best of these, blocks move between stages and one kind's ratio changes
-while that helps. What is proposed has been tried.
+the space allows. From the best of these plans, blocks move between stages and one kind's ratio
+changes while that helps. Every proposed change has been tried.
 """
 
 from collections.abc import Iterator, Sequence
@@ -87,7 +88,8 @@ def _nearest(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]:
 
 
 def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
-    """The one with most micro-batches for each mesh; a few others where none has equal meshes."""
+    """For each mesh the pipeline with most micro-batches; a few other pipelines if none has equal
+    meshes."""
     smallest: dict[tuple[int, int], Pipeline] = {}
     for pipeline in equal_pipelines(problem, space):
         mesh = pipeline.meshes[0]

@@ -1,8 +1,8 @@
-"""What the runs of a report must share, whatever is predicted of them: losses, clocks, machines.
+"""Checks that the runs of a report have equal losses, steady clocks and machines of one kind.
 
-Strict runs of twins must have equal losses, and equal norms of gradients where they tell them. Of
-runs that are timed only the first loss must be equal: gradients of fused attention add up in any
-order there (docs/decisions/0010-equal-losses.md).
+Strict runs of twins must have equal losses, and equal norms of gradients if they report norms. Of
+timed runs only the first losses must be equal: there, gradients of fused attention add up in any
+order (docs/decisions/0010-equal-losses.md).
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Runs that must have equal losses and have not, and how."""
+    """Runs whose losses should be equal and are not, and how they differ."""
 
     plans: tuple[str, ...]
     words: str
@@ -53,7 +53,7 @@ class Checks:
 
 
 def checks_of(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> Checks:
-    """All that ran by now."""
+    """The checks of all runs so far."""
     checks = [plan for plan in plans if plan.is_check]
     timed = [plan for plan in plans if not plan.is_check]
     strict_twins, timed_twins = (_twins(some, said) for some in (checks, timed))

@@ -1,7 +1,7 @@
-"""What a report's folder comes to: fitted, predicted, compared, and written as a page.
+"""Turns a report's folder into results: fits, predicts, compares, and writes the page.
 
-Needs no GPU and no torch: a folder that was filled on a machine without SciPy or matplotlib is
-looked at on another one. What is lacking is left out, and told.
+It needs no GPU and no torch, so a folder that was filled on a machine without SciPy or matplotlib
+can be evaluated on another one. Missing parts are left out and named.
 """
 
 import csv
@@ -136,7 +136,7 @@ def _calibrated(
 def _rows(
     plans: Sequence[ReportPlan], hardware: Hardware, said: Mapping[str, Said]
 ) -> list[ReportRow]:
-    """Rows of those that ran."""
+    """The rows of plans that ran."""
     return [
         row_of(plan, prediction_of(plan.job(hardware), plan.stage), said[plan.name])
         for plan in plans

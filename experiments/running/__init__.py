@@ -1,1 +1,1 @@
-"""Plans run by the runtime in processes of their own, and what each run came to."""
+"""Runs plans in processes of their own, and keeps the result of each run."""

@@ -1,4 +1,4 @@
-"""What a measured iteration says of a stage's passes, in the terms of a prediction."""
+"""The times of a stage's passes in a measured iteration, named as in a prediction."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

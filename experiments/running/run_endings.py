@@ -1,4 +1,4 @@
-"""What is said of an error that ends a run of a plan."""
+"""Messages for errors that end a run of a plan."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ from runtime.checkpoint_folder import latest
 
 
 def last_checkpoint(options: argparse.Namespace) -> str:
-    """From which checkpoint a run can go on, in words."""
+    """The checkpoint from which a run can go on, in words."""
     if options.out is not None:
         path = latest(checkpoints_of(options))
     else:
@@ -20,7 +20,7 @@ def last_checkpoint(options: argparse.Namespace) -> str:
 
 
 def in_words(error: RuntimeError, job: Job, options: argparse.Namespace) -> NoAnswerError | None:
-    """What ended a run, if there are words for it."""
+    """The error that ended a run, in words; None if there are no words for it."""
     from runtime.checkpoint import UnsavedError  # noqa: PLC0415 (needs torch)
     from runtime.comm.group import RankLostError  # noqa: PLC0415 (needs torch)
     from runtime.comm.shortage import ShortageError  # noqa: PLC0415 (needs torch)

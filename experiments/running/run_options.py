@@ -1,4 +1,4 @@
-"""The options of a run of a plan, and what of them does not go together."""
+"""The options of a run of a plan, and checks that they go together."""
 
 import argparse
 import math

@@ -1,6 +1,6 @@
-"""What a run of a plan came to: as JSON, as a measurement, as rows, in words.
+"""The results of a run of a plan: as JSON, as a measurement, as rows, in words.
 
-Where one stage ran by itself, ``stage`` is its number; where all did, None.
+``stage`` is the number of a stage that ran by itself, or None if all stages ran.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What a traced model's file holds, as JSON and in words."""
+"""The content of a traced model's file, as JSON and in words."""
 
 from collections.abc import Sequence
 from pathlib import Path

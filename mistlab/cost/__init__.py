@@ -1,1 +1,1 @@
-"""What tasks cost: durations of single tasks, and of tasks that run side by side."""
+"""The costs of plans: times of single tasks, stages and pipelines, and memory beyond tensors."""

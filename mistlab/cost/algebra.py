@@ -1,8 +1,9 @@
-"""The two operations that pipelines are made of, the longest of some durations and their sum.
+"""The two operations from which the time of a pipeline is computed: the longest of durations, and
+sums.
 
-A recurrence that is written with an ``Algebra`` holds for whatever durations are: for numbers, for
-columns of candidates, and for expressions of a linear programme, where the longest of several ways
-becomes a variable with an inequality for each (``searchers.joining.milp``).
+A recurrence that is written with an ``Algebra`` works for any kind of duration: for numbers, for
+columns of candidates, and for expressions of a linear programme. There the longest of several ways
+becomes a variable with an inequality for each way (``searchers.joining.milp``).
 """
 
 from functools import reduce
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class Duration(Protocol):
-    """Whatever can be added, subtracted, and counted several times."""
+    """Anything that can be added, subtracted and multiplied by a count."""
 
     def __add__(self, other: Any, /) -> Any: ...
 
@@ -27,10 +28,10 @@ Column = NDArray[np.float64]
 
 
 class Algebra(Protocol[Length]):
-    """How durations of one kind are compared; their sums are their own."""
+    """Compares durations of one kind; the durations themselves know how to add up."""
 
     def longest(self, name: str, *ways: Length) -> Length:
-        """The longest of some ways. ``name`` says which chain of a stage they are ways of."""
+        """The longest of some ways; ``name`` is the name of the chain that has these ways."""
         ...
 
     @property
@@ -40,7 +41,7 @@ class Algebra(Protocol[Length]):
 
 
 class Numbers:
-    """Durations that are plain numbers: the fastest way for a single pipeline."""
+    """Durations that are plain numbers: the fastest for a single pipeline."""
 
     nothing = 0.0
 
@@ -56,6 +57,6 @@ class Columns:
         self.nothing = np.zeros(candidates)
 
     def longest(self, _name: str, *ways: Column) -> Column:
-        """The largest of each row."""
+        """The largest value of each candidate."""
         # One after another: a table of all takes longer to put together than to go through.
         return reduce(np.maximum, ways)

@@ -1,4 +1,4 @@
-"""The arithmetic of one training step, whatever plan carries it out."""
+"""Counts the arithmetic operations of one training step, which do not depend on the plan."""
 
 from functools import cache
 
@@ -21,20 +21,20 @@ PRODUCTS = {"matmul", "attention"}
 
 
 def model_flop(workload: Workload) -> float:
-    """Operations of the products of a step, forward and backward, nothing computed twice."""
+    """Operations of a step's products, forward and backward, without recomputation."""
     return _step_flop(workload, range(workload.model.layers), 1, 1)
 
 
 def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
-    """Of these, what the layers of one of a plan's stages do."""
+    """The operations of ``model_flop`` in the layers of one stage of a plan."""
     first = sum(one.layers for one in plan.stages[:stage])
     blocks = range(first, first + plan.stages[stage].layers)
     return _step_flop(workload, blocks, int(stage == 0), int(stage == plan.num_stages - 1))
 
 
 def mfu_of(job: Job, stage: int | None, seconds: float) -> float:
-    """The share of the peak that a step sustains, or one stage's part of it, on the hardware that
-    the job names, wherever it runs."""
+    """The share of peak arithmetic that a step sustains, or one stage's part of the step. The peak
+    is that of the hardware which the job names, wherever the step runs."""
     peak = job.cluster.peak_flop_per_s(job.workload.precision)
     if stage is not None:
         return stage_flop(job.workload, job.plan, stage) / (seconds * peak)
@@ -56,7 +56,7 @@ def rough_state_bytes(model: ModelSpec) -> int:
 
 
 def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -> float:
-    """Operations of a step in some of the model's blocks, and in so many embeddings and heads."""
+    """Operations of a step in some of the model's blocks, embeddings and heads."""
     embedding, *kinds, head = _sequence_flop(workload)
     pattern = graph_of(workload).pattern
     places = [[*dict.fromkeys(pattern)].index(kind) for kind in pattern]

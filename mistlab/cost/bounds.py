@@ -1,9 +1,10 @@
-"""How sure a predicted time is, from the runs that its engine was compared on.
+"""The bounds of a predicted time, from the measured runs of its engine.
 
-Bounds widen with the distance to the nearest of these, counted in doublings of width, GPUs and
-sequence length. Over the first doubling they go from those of runs that were left out of the fit
-while their neighbours were in it to those of whole widths that were left out; these hold as far as
-such widths lay from the others. Each doubling beyond adds half as much again.
+Bounds widen with the distance to the nearest measured run, counted in doublings of width, GPUs and
+sequence length. At distance zero they are as wide as the errors of runs that were left out of the
+fit while runs near them were in it. From one doubling on they are as wide as the errors of whole
+model widths that were left out, as far as such widths lay from the others. Each doubling beyond
+adds half as much again.
 """
 
 from dataclasses import dataclass, field
@@ -13,9 +14,9 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
 from mistlab.values.workload import Workload
 
-# Where no run of the engine on the hardware was measured.
+# The half-width if no run of the engine was measured on the hardware.
 UNMEASURED_HALF_WIDTH = 0.3
-# A quantity may lie this far from what was measured before a prediction says so.
+# A prediction gets a note if a quantity differs from measured runs by more than this factor.
 SLACK = 1.25
 
 
@@ -31,11 +32,11 @@ class PredictionBounds:
     _known: dict[int, "_Sure"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def half_width(self, gpus: int) -> float:
-        """The share of a prediction that 90 % of measurements are within, on this many GPUs."""
+        """90 % of measurements on ``gpus`` GPUs lie within this share of the prediction."""
         return self._on(gpus).half_width
 
     def notes(self, gpus: int) -> tuple[str, ...]:
-        """What the prediction rests on that was not measured."""
+        """Assumptions of a prediction on ``gpus`` GPUs that were not measured."""
         return self._on(gpus).notes
 
     def _on(self, gpus: int) -> "_Sure":
@@ -61,14 +62,14 @@ class PredictionBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sure:
-    """How sure predictions for one number of GPUs are, and what they rest on."""
+    """The half-width and the notes of predictions for one number of GPUs."""
 
     half_width: float
     notes: tuple[str, ...]
 
 
 def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
-    """The half-width at a distance from the nearest runs."""
+    """The half-width at a distance, in doublings, from the nearest runs."""
     near, far = calibration.half_width, calibration.far_half_width
     share = min(1.0, doublings / min(1.0, calibration.reach))
     beyond = max(0.0, doublings - max(1.0, calibration.reach))
@@ -76,7 +77,7 @@ def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
 
 
 def bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionBounds:
-    """The bounds of a workload's plans on a cluster."""
+    """The bounds of a workload's plans on a cluster, under an engine."""
     calibrations = {c.engine: c for c in cluster.hardware.engines or ()}
     return PredictionBounds(
         engine=engine,

@@ -1,17 +1,16 @@
 """The longest chains of passes in a 1F1B pipeline, stage by stage, in any algebra.
 
 An iteration takes as long as the longest chain of passes that wait for one another. A stage is
-occupied by G forwards (tf) and G backwards (tb), of which it runs k - 1 ahead; a micro-batch that
-only passes through waits for less of each (lf, lb: not for what the stage fetches before and
-finishes after).
-Before its first forward a stage does what comes once an iteration (df), after its last backward the
-rest of that (db); a part of these makes the pass itself longer (vf, vb). What the stages after one
-mean to it are durations of two kinds, with the sends to them and back:
+occupied by G forwards (tf each) and G backwards (tb each), and runs k - 1 forwards ahead. A
+micro-batch that only passes through waits for less of each pass (lf, lb): not for fetches before it
+and work after it. Work that comes once an iteration is done before a stage's first forward (df) and
+after its last backward (db); a part of it makes the pass itself longer (vf, vb). For a stage, the
+stages after it are described by times of two kinds, which include the sends to them and back:
 
     around     from where a micro-batch leaves to where its gradient returns, if nothing else is on
     through    from where the first one leaves to where the last one's gradient returns
 
-and a chain of the stage and those after it is one of
+A chain of the stage and the stages after it is one of
 
     it never waits               G t                                  t = tf + tb
     waits for the first          G t + around - (k - 1) tf
@@ -19,20 +18,20 @@ and a chain of the stage and those after it is one of
     waits for both, G > k        G t + 2 around - (k - 1) t + rounds
     waits for what is between    l + through                          l = lf + lb
 
-with vf for the first micro-batch and vb for the last. Between these two a chain may wait for other
-micro-batches too, one after another: the forward that follows a gradient is that of the k-th
-micro-batch after it. Each such round takes around - (k - 1) t longer than what the stage does
-meanwhile, so a steady pipeline waits for its sends. Where one boundary between stages is slower
-than the others, rounds of its two stages alone can be longer.
+plus vf for the first micro-batch and vb for the last. In between a chain may wait for other
+micro-batches too, one after another: the forward after a gradient is that of the k-th micro-batch
+after it. Each such round takes around - (k - 1) t longer than the stage's own work meanwhile, so a
+steady pipeline waits for its sends. If one boundary between stages is slower than the others,
+rounds of its two stages alone can be longer.
 
-Chains begin where a micro-batch arrives, or with a stage's own df - vf at the iteration's
-beginning; they end where a gradient is sent back, or with a stage's own db - vb. So the longest are
-kept for each kind of beginning and end. For S equal stages with equal sends c and no extras the
-iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)), without sends the
-published (G - 1) max t + sum t (Mist, EuroSys 2025), which is longer for all others
+A chain begins when a micro-batch arrives, or with a stage's own df - vf at the beginning of the
+iteration. It ends when a gradient is sent back, or with a stage's own db - vb. So the longest chain
+is kept for each kind of beginning and end. For S equal stages with equal sends c and no extras the
+iteration takes exactly (G + S - 1) t + 2 c (S + G - 2 - ceil((G - 1) / S)). Without sends this is
+the published (G - 1) max t + sum t (Mist, EuroSys 2025), which is too long for all other pipelines
 (docs/decisions/0008-pipeline-objective.md).
 
-Durations are those of an ``Algebra``: numbers, columns, or expressions.
+Durations are numbers, columns or expressions, by their ``Algebra``.
 
 Axes: C candidates.
 """
@@ -55,7 +54,8 @@ Condition = bool | NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassLengths(Generic[Length]):
-    """What the recurrence takes of one stage; ``begin_s`` and ``end_s`` are its own extras."""
+    """The times of one stage that the recurrence uses; ``begin_s`` and ``end_s`` are work beside
+    its passes."""
 
     forward_s: Length
     backward_s: Length
@@ -73,12 +73,13 @@ PASSES = tuple(entry.name for entry in fields(PassLengths))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chains(Generic[Length]):
-    """The longest chains of a stage and those after it.
+    """The longest chains of a stage and all stages after it.
 
-    ``around`` is of a steady micro-batch, ``around_first`` of the first and ``around_last`` of the
-    last; ``nearest`` is around the foremost stage alone. Chains that begin with an extra are named
-    ``begun``, those that end with one ``ended``, the one that does both is the ``whole``. Each
-    grows with those of the stages after it and with the times of every stage.
+    ``around`` is for a steady micro-batch, ``around_first`` for the first and ``around_last`` for
+    the last; ``nearest`` is around the foremost stage alone. A chain that begins with an extra is
+    called ``begun``, a chain that ends with an extra ``ended``, and a chain that does both
+    ``whole``. No chain becomes shorter if a chain of the stages after it, or a time of a stage,
+    becomes longer.
     """
 
     nearest: Length
@@ -94,11 +95,11 @@ class Chains(Generic[Length]):
 
     @classmethod
     def of_nothing(cls, nothing: Length) -> Self:
-        """What follows the last stage."""
+        """The chains after the last stage, all of length zero."""
         return cls(**dict.fromkeys(CROSSINGS, nothing))
 
     def from_in_front(self, there_and_back_s: Length) -> Self:
-        """The same from where a stage in front sends to these, and its gradients return."""
+        """These chains as a stage in front sees them, with its sends to them and back."""
         crossed_s = (None, there_and_back_s * 0.5, there_and_back_s)
         return type(self)(
             **{
@@ -111,7 +112,7 @@ class Chains(Generic[Length]):
         )
 
 
-# How often chains cross over to a stage in front, both ways counted.
+# How often each chain crosses the boundary to the stage in front, in both directions.
 CROSSINGS: Mapping[str, int] = {
     **{entry.name: 2 for entry in fields(Chains)},
     **dict.fromkeys(("around_begun", "around_ended", "through_begun", "through_ended"), 1),
@@ -123,14 +124,15 @@ CROSSINGS: Mapping[str, int] = {
 class Counts:
     """How many passes a stage runs, and how often chains go round; whole numbers, or columns (C).
 
-    The stage runs ``in_flight`` forwards ahead and ``alternating`` ones after its first backward.
-    ``is_short`` says whether there are more stages than micro-batches, ``alternates`` whether any
-    forward waits for a backward.
+    The stage runs ``in_flight`` forwards ahead, and ``alternating`` forwards after its first
+    backward. ``is_short`` says whether there are more stages than micro-batches, ``alternates``
+    whether any forward waits for a backward.
 
-    M forwards of the stage are left for rounds between the first micro-batch's round and the last
-    one's, of which a round takes as many as it has stages. So there are ``near`` rounds of two
-    stages, or ``far`` rounds of all k. As M is seldom a multiple of k, as many of these as needed
-    are ``nested``: the next stage goes round once more inside of another round, which takes k - 1.
+    Of the stage's forwards, M are left for rounds between the rounds of the first and the last
+    micro-batch. A round takes as many of them as it has stages. So there are ``near`` rounds of two
+    stages, or ``far`` rounds of all k stages. M is seldom a multiple of k, so some of these rounds
+    are ``nested``: in such a round the next stage goes round once more, and the round takes k - 1
+    forwards.
     """
 
     in_flight: int | Whole
@@ -143,7 +145,7 @@ class Counts:
 
     @classmethod
     def of(cls, micro_batches: int | Whole, stages: int) -> "Counts":
-        """The counts of the foremost of so many stages."""
+        """The counts of the foremost of ``stages`` stages."""
         if isinstance(micro_batches, int):
             return _counts_alike(micro_batches, stages)
         in_flight = np.minimum(micro_batches, stages)
@@ -164,7 +166,7 @@ class Counts:
 
 @cache
 def _counts_alike(micro_batches: int, stages: int) -> Counts:
-    """The counts of candidates that all have as many micro-batches."""
+    """The counts of candidates that all have the same number of micro-batches."""
     columns = Counts.of(np.array([micro_batches]), stages)
     return Counts(**{e.name: getattr(columns, e.name)[0].item() for e in fields(Counts)})
 
@@ -172,13 +174,13 @@ def _counts_alike(micro_batches: int, stages: int) -> Counts:
 def chained(
     algebra: Algebra[Length], stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> Chains[Length]:
-    """The chains of a stage and those after it."""
+    """The chains of a stage and the stages after it."""
     after = after.from_in_front(stage.point_to_point_s)
     longest, begin, end = algebra.longest, stage.begin_s, stage.end_s
     forward, backward = stage.through_forward_s, stage.through_backward_s
     first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
     own = _Own(algebra, stage, after, counts)
-    # Until the stage's first backward begins, and from when its last forward has ended.
+    # The time until the stage's first backward begins, and the time from its last forward's end.
     there, back = first + after.around_first, after.around_last + last
     there_begun = longest("there_begun", begin + there, after.around_begun)
     back_ended = longest("back_ended", back + end, after.around_ended)
@@ -214,8 +216,7 @@ def chained(
 
 
 class _Own(Generic[Length]):
-    """What a stage does between any two of its waits, the first forward and the last backward as
-    long as they are."""
+    """The work of a stage between any two of its waits, including longer first and last passes."""
 
     def __init__(
         self,
@@ -226,7 +227,7 @@ class _Own(Generic[Length]):
     ) -> None:
         forward, backward = stage.forward_s, stage.backward_s
         pairs, alone = (forward + backward) * counts.alternating, counts.in_flight - 1
-        # For a pass that its stage waited for, whatever else it needs is there.
+        # When a stage waited for a pass, everything else that the pass needs is there.
         first = stage.through_forward_s + stage.within_forward_s
         last = stage.through_backward_s + stage.within_backward_s
         self.from_first_backward = pairs + backward * alone + last
@@ -238,7 +239,7 @@ class _Own(Generic[Length]):
             # gradient.
             back_at_once = self.to_last_forward + after.nearest + self.from_first_backward
             self.inside.append(_only(counts.is_short, back_at_once))
-        # Without passes that alternate, no forward waits for a backward.
+        # If passes do not alternate, no forward waits for a backward.
         self.between: Length | None = None
         if counts.alternates is not False:
             between = pairs + _rounds(algebra, stage, after, counts)
@@ -247,7 +248,8 @@ class _Own(Generic[Length]):
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
     ) -> list[Length]:
-        """The chains that wait at this stage; without a beginning or an end, None."""
+        """The chains that wait at this stage; ``begins`` and ``ends`` are None for chains without
+        extras."""
         ways = [_sum(begins, inside, ends) for inside in self.inside]
         ways += [
             _sum(there, self.from_first_backward, ends),
@@ -261,9 +263,9 @@ class _Own(Generic[Length]):
 def _rounds(
     algebra: Algebra[Length], stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> Length:
-    """What rounds take beyond the passes that the stage does meanwhile."""
+    """The time of rounds beyond the passes that the stage does meanwhile."""
     both = stage.forward_s + stage.backward_s
-    # Nothing else is on while the next stage alone is waited for.
+    # While the stage waits for the next stage alone, nothing else runs.
     near = after.nearest - both - (stage.backward_s - stage.through_backward_s)
     far = after.around - both * (counts.in_flight - 1)
     nested = far - stage.point_to_point_s
@@ -273,13 +275,13 @@ def _rounds(
 
 
 def _sum(*parts: Length | None) -> Length:
-    """A sum of some parts, without those that there are not."""
+    """The sum of the parts that are not None."""
     total: Length = reduce(add, (part for part in parts if part is not None))
     return total
 
 
 def _also(condition: Condition, length: Length, more: Length) -> Length:
-    """A length, and more of it where a condition holds."""
+    """A length, longer by ``more`` where a condition holds."""
     if isinstance(condition, bool):
         return length + more if condition else length
     total: Length = length + np.where(condition, np.asarray(more), 0.0)
@@ -287,7 +289,7 @@ def _also(condition: Condition, length: Length, more: Length) -> Length:
 
 
 def _only(condition: Condition, length: Length) -> Length:
-    """A length where a condition holds, and no way elsewhere."""
+    """A length where a condition holds; elsewhere minus infinity, which is never the longest."""
     if isinstance(condition, bool):
         assert condition
         return length

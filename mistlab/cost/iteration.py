@@ -1,4 +1,4 @@
-"""What follows from how long an iteration takes: its bounds, tokens a second, share of the peak."""
+"""Figures that follow from an iteration's time: its bounds, tokens a second, and MFU."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +17,10 @@ def iteration_figures(
     cluster: Cluster,
     bounds: PredictionBounds,
 ) -> Mapping[str, Any]:
-    """The figures of a ``Prediction`` that go with its iteration's ``seconds`` on all GPUs, which
-    do ``flop`` operations."""
+    """The figures of a ``Prediction`` whose iteration takes ``seconds``.
+
+    ``flop`` is the number of operations that all GPUs together do in the iteration.
+    """
     width = bounds.half_width(num_gpus)
     peak = cluster.peak_flop_per_s(workload.precision)
     return {

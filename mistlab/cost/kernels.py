@@ -1,4 +1,4 @@
-"""The rule that an operator of a layer graph goes by in an engine, and the rate that it runs at."""
+"""Finds the rule of an engine for an operator of a layer graph, and the operator's class."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from mistlab.symbolic.graph import LayerGraph, Operator
 
 
 def class_of(operator: Operator) -> OperatorClass:
-    """The class whose rate an operator runs at."""
+    """The class of an operator, which has a rate in hardware files."""
     if operator.kind == "matmul":
         return "batched_matmul" if operator.name in BATCHED_PRODUCTS else "matmul"
     if operator.kind == "attention":
@@ -19,8 +19,10 @@ def class_of(operator: Operator) -> OperatorClass:
 def rule_of(
     operator: Operator, layer: LayerGraph, rules: Sequence[KernelRule], attention: str
 ) -> KernelRule:
-    """The first of an engine's rules that is about an operator of a layer, in a graph with this
-    attention."""
+    """The first of an engine's rules that matches an operator of a layer.
+
+    ``attention`` is the attention of the layer's graph.
+    """
     about = (rule for rule in rules if _is_about(rule, operator, layer, attention))
     return next(about, PLAIN)
 
@@ -40,7 +42,7 @@ def _broadcasts(operator: Operator) -> bool:
 
 
 def _adds(operator: Operator, layer: LayerGraph) -> str:
-    """What an operator adds gradients of; "" of one that adds none."""
+    """Whose gradients an operator adds: a weight's, a vector's or a table's; "" if it adds none."""
     if operator.kind != "accumulate":
         return ""
     if len(operator.outputs[0]) == 1:

@@ -1,4 +1,4 @@
-"""What single layers take by themselves: seconds of their kernels, and bytes that they pass on.
+"""The costs of single layers: seconds of their kernels, and bytes that they keep and pass on.
 
 Axes: C candidates; types of layers (``mistlab.symbolic.layer_types``) are named, not numbered.
 """
@@ -26,10 +26,10 @@ from mistlab.symbolic.symbols import size_names, size_symbol
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
 from mistlab.values.workload import Precision
 
-# Besides the classes of operators: products that go on beside tensor-parallel collectives.
+# One class more than those of operators: products that run beside tensor-parallel collectives.
 BESIDE = "beside"
 
-# The GPU's time and the host's time to launch kernels join smoothly: the larger one rules.
+# The power of the norm that joins the GPU's time and the host's time to launch kernels.
 JOIN = 8.0
 
 Values = NDArray[np.float64]
@@ -38,8 +38,11 @@ KernelRules = tuple[KernelRule, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """One layer's forward or backward (C each): ``messages`` of tensor-parallel ranks in all
-    ``message_bytes``; ``beside_s`` of the computation can go on while these are under way."""
+    """A layer's forward or backward pass (C each).
+
+    Tensor-parallel ranks exchange ``messages`` with ``message_bytes`` in all. ``beside_s`` of
+    ``compute_s`` can run while these messages are under way.
+    """
 
     compute_s: Values
     beside_s: Values
@@ -47,7 +50,7 @@ class Pass:
     message_bytes: Values
 
     def taken(self, rows: NDArray[np.int64]) -> Self:
-        """The pass of candidates that have these rows."""
+        """The pass of the candidates in these rows."""
         return type(self)(
             compute_s=self.compute_s[rows],
             beside_s=self.beside_s[rows],
@@ -58,10 +61,10 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerFigures:
-    """One layer: its passes, its parameters on a rank, and what it keeps and passes on (C each).
+    """One layer: its passes, parameters on a rank, and bytes that it keeps and passes on (C each).
 
-    ``again`` runs before its backward pass once more. Types of layers whose passes are the same
-    share them.
+    ``again`` is the part of the forward pass that runs once more before its backward pass. Types of
+    layers with equal passes share them.
     """
 
     passes: Mapping[Phase, Pass]
@@ -75,9 +78,9 @@ class LayerFigures:
 class LayerWork:
     """The work of a model's layers by one engine's kernels, as functions of columns.
 
-    Expressions of a pass are named by the first type of layer that has it. The numbers of
-    ``compiled`` are, by these names, how many messages the tensor-parallel ranks reduce, and for
-    each pass of each type the place of its name among them.
+    Expressions of a pass are named after the first type of layer that has it. The numbers of
+    ``compiled`` say how many messages the tensor-parallel ranks reduce in each named pass, and for
+    each pass of each type, the place of its name among these names.
     """
 
     types: tuple[str, ...]
@@ -87,7 +90,7 @@ class LayerWork:
     def of(
         cls, graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
     ) -> Self:
-        """Compile a graph's layers."""
+        """Compile the layers of a graph."""
         return cls(
             types=LayerTypes.of(graph.pattern).names,
             compiled=_compiled(graph, rules, treatments, size_names()),
@@ -150,9 +153,10 @@ def work_of(graph: StoredGraph, rules: KernelRules) -> LayerWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerModel:
-    """The layers of a model under one engine on one GPU.
+    """The times of a model's layers under one engine on one GPU.
 
-    ``slowdown`` is of the workload's arithmetic against 16 bits, for which rates are given.
+    ``slowdown`` is how many times slower the workload's arithmetic is than 16-bit arithmetic, for
+    which rates are given.
     """
 
     work: LayerWork
@@ -203,7 +207,7 @@ class LayerModel:
 
 
 def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
-    """How much slower a precision's arithmetic is than 16 bits."""
+    """How many times slower a precision's arithmetic is than 16-bit arithmetic."""
     peak: float | None = getattr(peaks, precision)
     return 1.0 if peak is None else peaks.fp16 / peak
 
@@ -211,7 +215,7 @@ def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
 def _work(
     operators: Sequence[Operator], layer: LayerGraph, rules: KernelRules, attention: str
 ) -> Mapping[str, sympy.Expr]:
-    """Operations and bytes of each class of a layer's operators, and how many kernels."""
+    """Operations and bytes of each class of a layer's operators, and its number of kernels."""
     zero = sympy.Integer(0)
     classes = (*OPERATOR_CLASSES, BESIDE)
     sums = {f"{one} {unit}": zero for one in classes for unit in ("flop", "bytes")}
@@ -236,8 +240,10 @@ def _work(
 
 
 def _goes_on_beside(operator: Operator) -> bool:
-    """Whether a product need not wait until tensor-parallel ranks have reduced the gradient of its
-    layer's input: it makes the gradient of a weight whose rows are split over them."""
+    """Whether a product can run while tensor-parallel ranks reduce the gradient of a layer's input.
+
+    Such a product makes the gradient of a weight whose rows are split over the ranks.
+    """
     if operator.kind != "matmul" or operator.phase != "backward":
         return False
     tokens, ranks = {size_symbol("b"), size_symbol("s")}, size_symbol("tp")
@@ -279,7 +285,7 @@ def _number(factor: float) -> sympy.Expr:
 
 
 def _joined(gpu_s: Values, launches_s: Values) -> Values:
-    """The GPU's time and the host's time to launch: close to the longer of the two."""
+    """The GPU's time joined with the host's time to launch: close to the longer of the two."""
     longer = np.maximum(gpu_s, launches_s)
     shares = (gpu_s / longer) ** JOIN + (launches_s / longer) ** JOIN
     return np.asarray(longer * shares ** (1 / JOIN))

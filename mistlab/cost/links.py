@@ -1,14 +1,14 @@
-"""How long a cluster's links take: collectives, sends between stages, copies to and from the host.
+"""The times of a cluster's links: collectives, sends between stages, copies to and from the host.
 
-A shape of group that was not measured takes the nearest one that was. Over R ranks a collective
-moves (R - 1) / R of its message past each link, so what carries over between shapes is the rate of
-the links. Inside a node that rate is taken as it is; across nodes all groups of a node share its
-network, so a group's rate goes with how many of its ranks the node has. Across nodes without any
-measurement the rate is the network's by the datasheet.
+The times of a shape of group that was not measured follow from the nearest measured shape. Over R
+ranks a collective moves (R - 1) / R of its message past each link, so the rate of the links carries
+over between shapes. Inside a node this rate is taken as it is. Across nodes all groups of a node
+share its network, so a group's rate is proportional to the number of its ranks in the node. If
+nothing was measured across nodes, the rate is the datasheet's.
 
-Latency grows with the shape: a ring of R ranks makes R - 1 hops, an all-reduce twice as many. For
-an all-reduce across nodes the library may take a tree instead, which has fewer hops and moves more
-bytes past each link; each message goes the way that takes less time.
+Latency grows with the shape: a ring of R ranks has R - 1 hops, an all-reduce twice as many. For an
+all-reduce across nodes the library may take a tree instead, which has fewer hops and moves more
+bytes past each link. Each message takes the faster of the two.
 
 Axes: C transfers.
 """
@@ -29,29 +29,31 @@ Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 Copy = Literal["host_to_device", "device_to_host"]
 Values = NDArray[np.float64]
 
-# What one hop adds to a collective's latency, by the figures from which NCCL chooses between rings
-# and trees (NVIDIA/nccl, src/graph/tuning.cc: hwLat, simple protocol). The all-reduces that were
-# measured inside nodes give 2.1 to 2.7 microseconds a hop over NVLink and 4.8 over PCIe.
+# The latency of one hop of a collective, by the figures with which NCCL chooses between rings and
+# trees (NVIDIA/nccl, src/graph/tuning.cc: hwLat, simple protocol). Measured all-reduces inside
+# nodes give 2.1 to 2.7 microseconds a hop over NVLink and 4.8 over PCIe.
 NVLINK_HOP_S = 3.4 * MICROSECONDS
 PCIE_HOP_S = 5.7 * MICROSECONDS
 NETWORK_HOP_S = 14.0 * MICROSECONDS
-# A node whose GPUs reach one another faster than this has NVLink.
+# A node whose GPUs exchange data faster than this has NVLink.
 FASTEST_PCIE_GBYTES_PER_S = 64.0
-# A tree's rate, of a ring's (the same file).
+# The rate of a tree as a share of a ring's rate (the same file).
 RATE_OF_TREES = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTime:
-    """Seconds of a message: a latency, and the seconds of each byte; or by another way,
-    ``instead``, where that is faster."""
+    """The time of a message: a latency, and seconds for each byte.
+
+    A message takes the other way ``instead``, if this is given and faster.
+    """
 
     latency_s: float
     s_per_byte: float
     instead: "LinkTime | None" = None
 
     def __call__(self, size_bytes: Values, messages: int = 1) -> Values:
-        """Seconds (C) of ``messages`` that are ``size_bytes`` (C) in all; nothing takes no time."""
+        """Seconds (C) of ``messages`` with ``size_bytes`` (C) in all; no bytes take no time."""
         seconds = messages * self.latency_s + size_bytes * self.s_per_byte
         if self.instead is not None:
             seconds = np.minimum(seconds, self.instead(size_bytes, messages))
@@ -60,7 +62,7 @@ class LinkTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """A collective's latency and seconds a byte on one shape of group."""
+    """The measured latency and seconds a byte of a collective on one shape of group."""
 
     gpus_in_node: int
     nodes: int
@@ -69,14 +71,14 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTimes:
-    """The links of one cluster."""
+    """The times of one cluster's links."""
 
     cluster: Cluster
     transfers: Transfers
 
     @classmethod
     def of(cls, cluster: Cluster) -> "LinkTimes":
-        """The links as calibrated; refuses hardware whose transfers were never measured."""
+        """The times on calibrated hardware; refuses hardware without measured transfers."""
         transfers = cluster.hardware.transfers
         if transfers is None:
             message = (
@@ -87,7 +89,7 @@ class LinkTimes:
         return cls(cluster=cluster, transfers=transfers)
 
     def collective(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> LinkTime:
-        """The link of a collective over groups of this shape."""
+        """The time of a collective over groups of this shape."""
         ranks = gpus_in_node * nodes
         if ranks == 1:
             return LinkTime(latency_s=0.0, s_per_byte=0.0)
@@ -107,7 +109,7 @@ class LinkTimes:
             s_per_byte = self._by_datasheet(kind, gpus_in_node, ranks)
         else:
             s_per_byte = self._as_measured(near, gpus_in_node, nodes)
-        # What a latency that was measured has beyond its shape's hops goes with every shape.
+        # The part of the measured latency beyond its shape's hops is the same for every shape.
         beyond_s = 0.0
         if near is not None:
             beyond_s = near.link.latency_s - self._ring_s(kind, near.gpus_in_node, near.nodes)
@@ -123,30 +125,35 @@ class LinkTimes:
         return link(self._ring_s(kind, gpus_in_node, nodes), s_per_byte, tree)
 
     def _as_measured(self, near: "_Measured", gpus_in_node: int, nodes: int) -> float:
-        """Seconds of each byte, from those of a measured shape."""
+        """Seconds of each byte, from the seconds of a measured shape."""
         ranks, near_ranks = gpus_in_node * nodes, near.gpus_in_node * near.nodes
-        # Bytes past a link for each byte of the message, against those of the measured shape.
+        # Bytes past a link for each byte of the message, relative to the measured shape.
         share = ((ranks - 1) / ranks) / ((near_ranks - 1) / near_ranks)
         if nodes > 1:
             share *= near.gpus_in_node / gpus_in_node
         return near.link.s_per_byte * share / self._override(across_nodes=nodes > 1)
 
     def _by_datasheet(self, kind: Collective, gpus_in_node: int, ranks: int) -> float:
-        """Seconds of each byte across nodes by the network's rate, of which each group has its
-        ranks' part."""
+        """Seconds of each byte across nodes, by the datasheet's rate of the network.
+
+        A group's share of the rate is its ranks' share of the node's GPUs.
+        """
         cluster = self.cluster
         rate = cluster.inter_node_bytes_per_s * gpus_in_node / cluster.gpus_per_node
         passes = 2.0 if kind == "all_reduce" else 1.0
         return passes * (ranks - 1) / ranks / rate
 
     def _ring_s(self, kind: Collective, gpus_in_node: int, nodes: int) -> float:
-        """Seconds of a ring's hops."""
+        """Seconds of all hops of a ring."""
         inside, across = (gpus_in_node - 1) * nodes, nodes - 1
         passes = 2 if kind == "all_reduce" else 1
         return passes * (inside * self._hop_in_node_s + across * NETWORK_HOP_S)
 
     def _tree_s(self, gpus_in_node: int, nodes: int) -> float:
-        """Seconds of an all-reduce's hops up a tree of nodes and down, each node's GPUs a chain."""
+        """Seconds of all hops of an all-reduce, up and down a tree of nodes.
+
+        The GPUs of a node form a chain.
+        """
         levels = math.ceil(math.log2(nodes))
         return 2 * ((gpus_in_node - 1) * self._hop_in_node_s + levels * NETWORK_HOP_S)
 
@@ -156,7 +163,7 @@ class LinkTimes:
         return NVLINK_HOP_S if rate > FASTEST_PCIE_GBYTES_PER_S else PCIE_HOP_S
 
     def send(self, *, across_nodes: bool, at_once: int) -> LinkTime:
-        """From a GPU to one of the next stage, while ``at_once`` GPUs of its node do the same."""
+        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send."""
         cluster = self.cluster
         line = self.transfers.across_nodes if across_nodes else self.transfers.in_node
         if line is not None:
@@ -170,12 +177,12 @@ class LinkTimes:
         return LinkTime(latency_s=line.latency_s if line else 0.0, s_per_byte=1 / rate)
 
     def part_of_network(self, at_once: int) -> float:
-        """What part of a node's network sends of ``at_once`` of its GPUs take."""
+        """The share of a node's network that sends of ``at_once`` of its GPUs take."""
         link = self.send(across_nodes=True, at_once=at_once)
         return at_once / (link.s_per_byte * self.cluster.inter_node_bytes_per_s)
 
     def copy(self, direction: Copy) -> LinkTime:
-        """Between a GPU and its host, on all GPUs of the node at once."""
+        """The time of a copy between a GPU and its host, on all GPUs of the node at once."""
         measured = [g for g in self.transfers.groups if getattr(g, direction) is not None]
         if not measured:
             message = (
@@ -189,7 +196,7 @@ class LinkTimes:
         return LinkTime(latency_s=line.latency_s, s_per_byte=1 / line.bytes_per_s)
 
     def _override(self, *, across_nodes: bool) -> float:
-        """The rate that a plan file gives for a link, against the hardware's own."""
+        """The rate that a plan file gives for a link, as a multiple of the hardware's own."""
         which = "inter_node_gbytes_per_s" if across_nodes else "intra_node_gbytes_per_s"
         given: float | None = getattr(self.cluster, which)
         usual: float = getattr(self.cluster.hardware.node, which)
@@ -197,9 +204,9 @@ class LinkTimes:
 
 
 def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
-    """A collective's own line, or what follows from the others'.
+    """A collective's own line, or a line derived from another collective's.
 
-    An all-reduce is a reduce-scatter and an all-gather, which move equally much.
+    An all-reduce is a reduce-scatter and an all-gather, which move equal bytes.
     """
     own: Line | None = getattr(group, kind)
     half = group.reduce_scatter or group.all_gather

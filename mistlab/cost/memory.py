@@ -1,4 +1,4 @@
-"""What a stage's fullest GPU and each node's host must hold beyond what tensors take.
+"""Memory beyond tensors: bytes that torch's allocator holds on a GPU, and bytes of a node's host.
 
 Axes: C candidates or stages.
 """
@@ -21,7 +21,7 @@ Values = NDArray[np.float64]
 def reserved_bytes(
     figures: StageFigures | StagePeaks, batch: StageBatch, cluster: Cluster, engine: Engine
 ) -> Values:
-    """The most that torch's allocator holds on a GPU (C), from the peak of what tensors take."""
+    """The most bytes that torch's allocator holds on a GPU (C), from the peak of tensors."""
     allocator = allocator_of(cluster)
     if engine.cached_share is not None:
         comes_and_goes = figures.peak_bytes - figures.held_bytes
@@ -37,12 +37,12 @@ def reserved_bytes(
 
 
 def room_bytes(cluster: Cluster) -> float:
-    """What torch's allocator may hold on a GPU."""
+    """Bytes that torch's allocator may hold on a GPU."""
     return cluster.memory_bytes - allocator_of(cluster).outside_bytes
 
 
 def allocator_of(cluster: Cluster) -> Allocator:
-    """What a GPU's memory holds beyond tensors; refuses hardware of which that is not known."""
+    """The numbers for memory beyond tensors; refuses hardware that lacks them."""
     allocator = cluster.hardware.allocator
     if allocator is None:
         message = (
@@ -54,7 +54,10 @@ def allocator_of(cluster: Cluster) -> Allocator:
 
 
 def host_bytes_of_fullest_node(host_bytes: Values, gpus: Column, cluster: Cluster) -> float:
-    """Bytes on the host of one node, for stages (C) of ``gpus`` GPUs that fill nodes in order."""
+    """Bytes on the host of the fullest node, for stages (C) with ``gpus`` GPUs (C) each.
+
+    ``host_bytes`` (C) is for one rank. Stages fill nodes in order.
+    """
     of_rank = np.repeat(host_bytes, gpus)
     node = np.arange(len(of_rank)) // cluster.gpus_per_node
     return float(np.bincount(node, weights=of_rank).max())

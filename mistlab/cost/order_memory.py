@@ -1,8 +1,10 @@
-"""What stages hold of micro-batches in an order of their own, beyond what the closed form counts.
+"""The memory of stages for micro-batches in any order of passes, beyond what the closed form
+counts.
 
-The closed form counts as many micro-batches as are held at once, all blocks alike, and the head's
-activations of one. Chunks hold unlike layers; a head may hold several micro-batches; and where the
-gradients of weights have passes of their own, blocks that were computed again stay until then.
+The closed form counts the most micro-batches held at once, as if all blocks were equal, and the
+head's activations for one micro-batch. But chunks hold different layers, and a head may hold
+several micro-batches. Where gradients of weights have their own passes, recomputed blocks also stay
+in memory until these passes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,8 @@ from mistlab.values.stages import StageBatch
 
 
 def unlike_bytes(plan: Plan, model: StageModel) -> list[float]:
-    """Bytes on a GPU of each stage that the closed form leaves out, or counts too many."""
+    """Bytes on a GPU of each stage that the closed form leaves out, or (below zero) counts too
+    many."""
     passes, stages = passes_of_plan(plan), plan.num_stages
     chunks, names = passes[0].chunks, model.types.names
     splits = any(of_stage.splits_backward for of_stage in passes)
@@ -44,8 +47,8 @@ def unlike_bytes(plan: Plan, model: StageModel) -> list[float]:
 
 
 def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
-    """For each type of layers, the type as which it is kept for the gradients of its weights: that
-    of plain blocks where it is computed again."""
+    """For each type of layers, the type whose bytes it keeps for its weights' gradients: the plain
+    type for a recomputed block."""
     if not any(of_stage.splits_backward for of_stage in passes_of_plan(plan)):
         return {}
     treatments = [(name, TREATMENTS[name]) for name in model.types.treatments]
@@ -59,8 +62,8 @@ def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """Bytes of a chunk that are on the GPU between its forward and its backward pass, and between
-    that and its pass for weights; ``head`` are those of the head among them."""
+    """Bytes that a chunk keeps on the GPU between its forward and its backward pass, and between
+    its backward pass and its pass for weights; ``head`` are the head's bytes among them."""
 
     between: float
     afterwards: float
@@ -74,7 +77,8 @@ class _Held:
         stay: Mapping[str, float],
         whole: Mapping[str, str],
     ) -> "_Held":
-        """A chunk of layers of these types, of which a share ``stay``."""
+        """A chunk of layers of these types, which keep a share ``stay`` of their activations on the
+        GPU."""
         return cls(
             between=sum(stay[name] * saved[name] for name in layers),
             afterwards=sum(saved[whole.get(name, name)] for name in layers),

@@ -1,12 +1,14 @@
-"""How long an iteration takes in any order of passes: the longest path through all of them.
+"""The time of an iteration in any order of passes: the longest path through all passes.
 
-A pass ends when its stage has taken its time after the pass before (t), and when its input has gone
-through (l, which is less: a stage fetches before and finishes after), whichever is later. The first
-forward pass of a chunk also waits for the chunk's step, its last backward pass is followed by the
-rest of what comes once an iteration, as in ``mistlab.cost.pipeline``. Where a stage computes the
-gradients of weights in passes of their own, their time is taken out of the backward pass.
+A pass ends at the later of two times: its whole time (t) after its stage's pass before has ended,
+and its shorter time (l) after its input has come. The shorter time leaves out fetches before the
+pass and work after it. The first forward pass of a chunk also waits for the chunk's step, and its
+last backward pass is followed by the other work that comes once an iteration, as in
+``mistlab.cost.pipeline``. Where gradients of weights have their own passes, the backward pass is
+shorter by their time.
 
-Axes: C candidates, P parts of the model in order; of S stages, part c S + s is chunk c of stage s.
+Axes: C candidates, P parts of the model in order; with S stages, part c S + s is chunk c of stage
+s.
 """
 
 from collections.abc import Sequence
@@ -24,10 +26,10 @@ Table = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitTimes:
-    """Seconds (C, P) of backward passes that leave gradients of weights to passes of their own.
+    """The changes of backward passes that leave gradients of weights to passes of their own (C, P).
 
-    ``weights_s`` is what those take; ``unhidden_s`` what tensor-parallel ranks now wait for one
-    another, since the products that hid it have gone.
+    ``weights_s`` are the seconds of the passes for weights. ``unhidden_s`` are the seconds that
+    tensor-parallel ranks now wait for one another, which products for weights hid before.
     """
 
     weights_s: Table
@@ -37,7 +39,7 @@ class SplitTimes:
 def order_iteration_s(
     times: StageTimes, passes: Sequence[StagePasses], split: SplitTimes | None = None
 ) -> Table:
-    """Seconds (C) of one iteration whose stages run these passes."""
+    """Seconds (C) of one iteration in which stages run these passes."""
     seconds = _PassSeconds(times, passes, split)
     ends: dict[PassKey, Table] = {}
     free: dict[int, Table] = {}
@@ -60,17 +62,17 @@ def order_iteration_s(
 def order_bound_s(
     times: StageTimes, passes: Sequence[StagePasses], split: SplitTimes | None = None
 ) -> Table:
-    """Seconds (C) that no iteration in such an order can be shorter than.
+    """Seconds (C) that an iteration takes at least in such an order.
 
-    A stage does all of its own passes between the shortest way to the first of them and the
-    shortest way on from the last.
+    A stage runs all its passes after the shortest way to the first of them, and before the shortest
+    way on from the last.
     """
     seconds = _PassSeconds(times, passes, split)
     return np.asarray(np.maximum.reduce([seconds.stage_s(of_stage) for of_stage in passes]))
 
 
 class _PassSeconds:
-    """What passes take (C) on their stage, and on the way through it."""
+    """The seconds of passes (C): on their stage, and for a micro-batch that only passes through."""
 
     def __init__(
         self, times: StageTimes, passes: Sequence[StagePasses], split: SplitTimes | None
@@ -99,7 +101,8 @@ class _PassSeconds:
             self.own_s["B", part] = backward
 
     def of(self, one: StagePass) -> tuple[Table | float, Table | float, Table | float]:
-        """What a pass takes after the one before, after its input, and in both cases besides."""
+        """The seconds of a pass after the pass before it, its seconds after its input has come, and
+        seconds that count in both cases."""
         part = self.part(one)
         own, through = self.own_s[one.kind, part]
         extra: Table | float = 0.0
@@ -108,7 +111,7 @@ class _PassSeconds:
         return own, through, extra
 
     def sent_s(self, one: StagePass) -> Table | float:
-        """What the input of a pass takes from its source."""
+        """The seconds to send a pass its input."""
         source = one.comes_from
         if source is None or source.stage == one.stage:
             return 0.0
@@ -116,7 +119,8 @@ class _PassSeconds:
         return self.crossed_s[lower.chunk * self.num_stages + lower.stage]
 
     def stage_s(self, passes: StagePasses) -> Table:
-        """A stage's own passes, with the shortest ways in and out, or what it does meanwhile."""
+        """The seconds of a stage's passes, with the shortest way in and out, or with work that it
+        does meanwhile if this is longer."""
         first, *others = passes
         last = others[-1]
         seconds = self.of(first)[1] + sum(self.of(one)[0] for one in others)
@@ -137,5 +141,5 @@ class _PassSeconds:
         return one.chunk * self.num_stages + one.stage
 
     def _link(self, part: int) -> Table | float:
-        """What a part's outcome takes to the next."""
+        """The seconds to send a part's outcome to the next part."""
         return self.crossed_s[part] if self.num_stages > 1 else 0.0

@@ -1,4 +1,4 @@
-"""What the parts of plans take whose passes run in an order of their own.
+"""The times of plans whose passes run in an order without a formula.
 
 Axes: C plans, P parts of the model in order, T types of layers.
 """
@@ -26,7 +26,7 @@ Table = NDArray[np.float64]
 def ordered_iterations_s(
     model: StageTimeModel, plans: Sequence[Plan], order: PipelineOrder
 ) -> Table:
-    """Seconds (C) of an iteration of plans with equally many stages, all in one order."""
+    """Seconds (C) of an iteration of plans that have equally many stages and the same order."""
     batch, passes = batch_of_parts(plans, order.chunks), passes_of(order)
     seconds = model(batch)
     shape = len(plans), order.num_stages * order.chunks
@@ -38,7 +38,7 @@ def ordered_iterations_s(
 
 
 def _split_times(model: StageTimeModel, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
-    """What backward passes without the gradients of weights leave, and take besides."""
+    """The changes of backward passes whose gradients of weights have their own passes."""
     types = model.tasks.types
     seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
     layers = types.of_stages(batch.value)

@@ -1,9 +1,9 @@
-"""How long a stage's passes take: sums over the slots of each phase.
+"""The times of a stage's passes: sums over the slots of each phase.
 
-Inside a pass a layer computes in every slot. The slots outside, where nothing computes and
-neighbours are still fetched or evicted, are shared: what the pass before leaves over and what the
-next one fetches run side by side. A stage turns round at its first layers, from a backward pass to
-a forward, and at its last ones.
+Inside a pass a layer computes in every slot. In the slots before and after it nothing computes, but
+layers are still fetched or evicted. Two passes that follow one another share these slots: the
+evictions of the first and the fetches of the second run side by side. A stage turns round at its
+first layers, from a backward pass to a forward pass, and at its last layers.
 
 Axes: C candidates, S distinct strategies, K kinds of slots; the four streams last.
 """
@@ -25,9 +25,10 @@ Values = NDArray[np.float64]
 # Kinds of slots (K, 3), as in ``SLOT_KINDS``: columns for the three layers of a slot.
 Kinds = NDArray[np.int64]
 LOWER, HERE, UPPER = range(3)
-# Which kinds of slots (K), and the phases whose tasks run side by side in them.
+# A mask of kinds of slots (K), and the phases whose tasks run side by side in them.
 Slots = tuple[NDArray[np.bool_], tuple[Phase, ...]]
-# Seconds (C) of each of several sums, from lengths (K', S) of some of the kinds of slots (K).
+# Lengths (K', S) of some kinds of slots, and a mask (K) of these kinds. ``Sums`` turns several of
+# them into seconds (C) each.
 Lengths = tuple[Values, NDArray[np.bool_]]
 Sums = Callable[[Sequence[Lengths]], Sequence[Values]]
 
@@ -38,11 +39,11 @@ _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassSeconds:
-    """Seconds (C) inside the passes of each phase, and outside of them.
+    """Seconds (C) inside the passes of each phase, and outside passes.
 
-    ``last_computed`` is inside the last backward pass, without reductions that go on after it.
-    ``opening`` comes before a steady forward pass by itself, ``first_opening`` before the first
-    one, ``last_closing`` after the last backward.
+    ``last_computed`` is the time inside the last backward pass without reductions, which go on
+    after it. ``opening`` comes before a steady forward pass by itself, ``first_opening`` before the
+    first forward, ``last_closing`` after the last backward.
     """
 
     inside: Mapping[Phase, Values]
@@ -55,7 +56,7 @@ class PassSeconds:
 
 
 def pass_seconds(seconds: TaskSeconds, kinds: Kinds, summed: Sums) -> PassSeconds:
-    """The passes of stages whose slots are ``summed``."""
+    """The times of stages' passes; ``summed`` sums lengths of slots over each stage."""
     work = _SlotWork(seconds, kinds)
     inside = kinds[:, HERE] != NOTHING
     below = ~inside & (kinds[:, UPPER] != NOTHING)
@@ -80,13 +81,13 @@ def pass_seconds(seconds: TaskSeconds, kinds: Kinds, summed: Sums) -> PassSecond
 
 
 def reduces_in_place(seconds: TaskSeconds) -> NDArray[np.bool_]:
-    """Which strategies (S) go on computing while gradients of layers passed are being reduced."""
+    """Strategies (S) that reduce gradients in place, and so go on computing meanwhile."""
     in_place = (seconds.zero < SHARDED_GRADIENTS) & (seconds.columns["offload_gradients"] == 0)
     return np.asarray(in_place)
 
 
 class _SlotWork:
-    """What the streams do in each phase's slots of each kind."""
+    """The work of the streams in the slots of each kind, in each phase."""
 
     def __init__(self, seconds: TaskSeconds, kinds: Kinds) -> None:
         self.seconds = seconds
@@ -96,8 +97,8 @@ class _SlotWork:
         self.fetched = {phase: self._fetched_s(phase) for phase in PHASES}
 
     def lengths(self, slots: Sequence[Slots], awaited: Sequence[str] = STREAMS) -> list[Lengths]:
-        """Seconds (K', S) of each of some slots until the ``awaited`` streams are done."""
-        # Small tables take as long as large ones: all go through together.
+        """Seconds (K', S) of each of some slots, until the ``awaited`` streams are done."""
+        # Small tables take as long as large ones, so all slots are computed together.
         alone = [sum(self.alone[phase][where] for phase in phases) for where, phases in slots]
         fetched = [
             np.maximum.reduce([self.fetched[phase][where] for phase in phases])
@@ -109,20 +110,20 @@ class _SlotWork:
         return [(part, where) for part, (where, _) in zip(parts, slots, strict=True)]
 
     def _alone(self, phase: Phase) -> Values:
-        """Seconds (K, S, 4) that each stream's tasks in a phase's slots take by themselves."""
+        """Seconds (K, S, 4) of each stream's tasks alone, in a phase's slots."""
         seconds, template = self.seconds, self.seconds.model.template
         alone = np.zeros((len(self.kinds), len(seconds.zero), len(STREAMS)))
         for task in template.phases[phase]:
             layers = self.kinds[:, _neighbour(task, phase, template.depth)]
             alone[:, :, STREAMS.index(task.stream)] += self._of_task(task)[layers]
         if phase != "step":
-            # The layer that computes waits for its tensor-parallel collectives, copies go on.
+            # The layer that computes waits for its tensor-parallel collectives; copies go on.
             waiting = seconds.tensor_s["forward" if "forward" in phase else "backward"]
             alone[:, :, COMPUTE] += of_layers(waiting, self.kinds[:, HERE])
         return alone
 
     def _of_task(self, task: Task) -> Values:
-        """Seconds (T + 1, S) of a task of layers of each type, and of no layer."""
+        """Seconds (T + 1, S) of a task for each type of layer, and for no layer (0)."""
         key = task.kind, task.direction or "", task.from_zero
         if key not in self._padded:
             of_type = self.seconds.alone(task.kind, task.direction or "")
@@ -134,7 +135,7 @@ class _SlotWork:
     def _fetched_s(self, phase: Phase) -> Values:
         """Seconds (K, S) until the next layer's weights are swapped in and then gathered.
 
-        Fetched further ahead, the two are in slots of their own.
+        If layers are fetched further ahead, the two tasks are in slots of their own.
         """
         seconds, template = self.seconds, self.seconds.model.template
         rows = [row for row in template.phases[phase] if (row.kind, row.direction) in _FETCHING]
@@ -147,7 +148,7 @@ class _SlotWork:
 
 
 def of_layers(of_type: Values, layers: NDArray[np.int64]) -> Values:
-    """Seconds (K, S) of layers of these types, from those of all types (T, S)."""
+    """Seconds (K, S) of layers of given types, from the seconds of all types (T, S)."""
     return np.asarray(_with_nothing(of_type)[layers])
 
 
@@ -156,7 +157,7 @@ def _with_nothing(of_type: Values) -> Values:
 
 
 def _slot_seconds(seconds: TaskSeconds, alone: Values, awaited: Sequence[str]) -> Values:
-    """Seconds (K, S) of slots until the ``awaited`` streams are done."""
+    """Seconds (K, S) of slots, until the ``awaited`` streams are done."""
     if seconds.model.template.depth == 0:
         return np.asarray(alone.sum(axis=-1))
     lengths = np.empty(alone.shape[:2])
@@ -168,6 +169,6 @@ def _slot_seconds(seconds: TaskSeconds, alone: Values, awaited: Sequence[str]) -
 
 
 def _neighbour(task: Task, phase: Phase, depth: int) -> int:
-    """Which of a slot's three layers a task is for."""
+    """The one of a slot's three layers that a task is for."""
     above = layers_above(task.place, phase, depth)
     return UPPER if above > 0 else LOWER if above < 0 else HERE

@@ -1,4 +1,4 @@
-"""How long an iteration of a 1F1B pipeline takes, from the times of its stages.
+"""The time of an iteration of a 1F1B pipeline, from the times of its stages.
 
 The recurrence over stages is in ``mistlab.cost.chains``.
 
@@ -38,13 +38,13 @@ class StageTimes:
 
     @property
     def begin_s(self) -> Table:
-        """What comes before the first micro-batch passes through, whenever that is."""
+        """Work before the first micro-batch passes through, whenever it arrives."""
         first_s = self.forward_s + self.delta_forward_s
         return np.asarray(np.maximum(first_s - self.through_forward_s - self.within_forward_s, 0.0))
 
     @property
     def end_s(self) -> Table:
-        """What comes after the last backward, whatever is done meanwhile."""
+        """Work after the last backward, which delays no other stage."""
         return np.asarray(np.maximum(self.delta_backward_s - self.within_backward_s, 0.0))
 
     def of_stage(self, stage: int) -> Self:
@@ -53,7 +53,7 @@ class StageTimes:
 
     @property
     def passes(self) -> "PassLengths[Table]":
-        """The times as the recurrence takes them."""
+        """The times that the recurrence uses."""
         return PassLengths(**{name: getattr(self, name) for name in PASSES})
 
 
@@ -61,7 +61,7 @@ def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:
     """Seconds (C) of one iteration with ``micro_batches`` (C)."""
     candidates = len(times.forward_s)
     tables = {name: np.ascontiguousarray(getattr(times, name).T) for name in PASSES}
-    # The last stage sends to no other.
+    # The last stage sends nothing on.
     tables["point_to_point_s"] = tables["point_to_point_s"].copy()
     tables["point_to_point_s"][-1] = 0.0
     if candidates == 1:
@@ -76,7 +76,7 @@ def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:
 def _whole_s(
     algebra: Algebra[Length], tables: Mapping[str, Sequence[Length]], micro_batches: int | Whole
 ) -> Length:
-    """The whole chain of stages, of which each table has an entry a stage."""
+    """The length of the whole chain; each table has an entry for each stage."""
     stages = len(tables["forward_s"])
     chains = Chains.of_nothing(algebra.nothing)
     for after in range(stages):
@@ -86,13 +86,13 @@ def _whole_s(
 
 
 def no_stages(candidates: int) -> Chains[Table]:
-    """What follows the last stage, in columns."""
+    """The chains after the last stage, all of length zero."""
     return Chains.of_nothing(np.zeros(candidates))
 
 
 def prepended(
     stage: StageTimes, after: Chains[Table], micro_batches: int | Whole, stages: int
 ) -> Chains[Table]:
-    """The chains (C) of a stage and those after it, ``stages`` in all."""
+    """The chains (C) of a stage and the stages after it, ``stages`` in all."""
     columns = Columns(len(stage.forward_s))
     return chained(columns, stage.passes, after, Counts.of(micro_batches, stages))

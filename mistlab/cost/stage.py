@@ -1,9 +1,9 @@
-"""What stages cost: columns of candidates to columns of times, by summing the slots of a schedule.
+"""The times of stages, for columns of candidates, by summing the slots of a schedule.
 
-A slot's length depends on a candidate's strategy (degrees, ZeRO level, offload ratios) and on the
-types of the layers in it, not on how many layers there are; how often each kind of slot occurs
-depends on the layers alone. So slots are worked out once for each distinct strategy, counted once
-for each distinct set of layers, and a candidate's time is the product of the two.
+The length of a slot depends on a candidate's strategy (degrees, ZeRO level, offload ratios) and on
+the types of its layers, not on the number of layers. The number of slots of each kind depends only
+on the layers. So lengths are computed once for each distinct strategy, and slots are counted once
+for each distinct set of layers. A candidate's time is the product of lengths and counts.
 
 Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of slots.
 """
@@ -37,14 +37,15 @@ SENDING = STREAMS.index("gpu_to_gpu")
 # Both streams busy.
 BESIDE_SEND = BITS[[COMPUTE, SENDING]].sum()
 
-# Where weights are offloaded there is room for two blocks that stepped; the state of a third comes
-# in meanwhile, and has not left yet.
+# With offloaded weights there is room for two blocks that have stepped. Meanwhile the state of a
+# third block comes in, and has not left yet.
 BLOCKS_AHEAD = 2.5
 
-# Above this many products of strategies and layers a candidate, rows are summed one by one.
+# With more products of strategies and layers for each candidate than this, candidates are summed
+# one by one.
 DENSE = 8
 ROWS_AT_ONCE = 8192
-# Up to so many candidates, such as those of plans, the sum of each is independent of the others.
+# Up to so many candidates, as in plans, a candidate's sum does not depend on the others.
 FEW_ROWS = 1024
 
 
@@ -84,9 +85,10 @@ class StageTimeModel:
             reduces_in_place(seconds)[strategies.index],
             _run_ahead(batch),
         )
-        # A pass is slowed by what the one before sends on; no gradients are before the first.
+        # A pass is slowed by the send of the pass before it. No gradients are sent before the first
+        # forward.
         beside_gradients = lost * received
-        # The first stage ends last.
+        # The first stage ends last, so it has the time of tied tables.
         tied = np.where(batch.has_embedding > batch.has_head, seconds.tied_s[strategies.index], 0.0)
         return StageSeconds(
             **{
@@ -109,9 +111,9 @@ def _times(
     in_place: NDArray[np.bool_],
     run_ahead: Values,
 ) -> Mapping[str, Values]:
-    """The times (C) of steady passes and of the first and the last.
+    """The times (C) of steady passes, and of the first and the last pass.
 
-    A stage that waits for a transfer fetches its next layers meanwhile.
+    While a stage waits for a transfer, it fetches its next layers.
     """
     inside = passes.inside
     before_forward = np.maximum(passes.turn_at_first_layer, received)
@@ -134,7 +136,7 @@ def _times(
 
 
 def _lost_beside_sends(seconds: TaskSeconds) -> Values:
-    """Seconds (S) by which the next pass is slowed, for each second that a send takes."""
+    """Seconds (S) by which a second of sending slows the next pass."""
     lost = np.zeros(len(seconds.zero))
     if seconds.model.cluster.hardware.interference is not None:
         for rows, factors in seconds.factors():
@@ -144,16 +146,16 @@ def _lost_beside_sends(seconds: TaskSeconds) -> Values:
 
 
 def _run_ahead(batch: StageBatch) -> Values:
-    """The share of its blocks (C) that a stage can step before its first micro-batch arrives.
+    """The share (C) of its blocks that a stage can step before its first micro-batch arrives.
 
-    Where weights are offloaded, those of a block that stepped fill a buffer until it has computed.
+    With offloaded weights, the weights of a stepped block fill a buffer until it has computed.
     """
     ahead = np.minimum(1.0, BLOCKS_AHEAD / batch.layers)
     return np.where(batch.offload_weights > 0, ahead, 1.0)
 
 
 def _computing(seconds: TaskSeconds, tasks: Sequence[str], kinds: Kinds) -> Values:
-    """Seconds (K, S) of some kinds of tasks of the layer that computes in a slot."""
+    """Seconds (K, S) of some kinds of tasks, for the layer that computes in a slot."""
     of_type = np.sum([seconds.alone(task, "") for task in tasks], axis=0)
     return of_layers(of_type, kinds[:, HERE])
 
@@ -161,8 +163,10 @@ def _computing(seconds: TaskSeconds, tasks: Sequence[str], kinds: Kinds) -> Valu
 def _summed_alike(
     lengths: Sequence[Lengths], counts: Values, strategies: Distinct, stages: Distinct
 ) -> list[Values]:
-    """Seconds (C) of each sum as below, added up one kind of slot after another: to the last digit
-    the same whatever other candidates and kinds of slots there are."""
+    """Seconds (C) of each sum, added one kind of slot after another.
+
+    So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
+    """
     every = np.zeros((len(lengths), len(counts), len(strategies.columns[0])))
     for row, (of_kinds, where) in enumerate(lengths):
         every[row, where] = of_kinds

@@ -1,9 +1,8 @@
-"""Every candidate of equal stages on a mesh at once: how many fit, and the least recomputation.
+"""Evaluates all pipelines of equal stages on a mesh at once, to see which fit in memory.
 
-A candidate is a pipeline of equal stages: its depth, data and tensor parallel degrees, micro-batch,
-ZeRO level, checkpointed blocks and the four offload ratios. The first and the last stage of each
-candidate are evaluated; a frontier keeps the least recomputation that fits for a given use of host
-memory.
+A candidate is a pipeline of equal stages, with its number of stages, degrees, micro-batch, ZeRO
+level, checkpointed blocks and four offload ratios. Its first and its last stage are evaluated. A
+frontier has the least recomputation that fits for each use of host memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,7 @@ LARGEST_MICRO_BATCH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """How GPUs and the batch are divided, before memory is saved."""
+    """A division of the GPUs and the batch, without any way to save memory."""
 
     stages: int
     data_parallel: int
@@ -37,7 +36,7 @@ class Mesh:
 
     @property
     def label(self) -> str:
-        """The mesh in a few words."""
+        """The mesh in a few words, for people."""
         return (
             f"pp {self.stages} · dp {self.data_parallel} · tp {self.tensor_parallel}"
             f" · micro-batch {self.micro_batch}"
@@ -46,10 +45,10 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surveyed:
-    """One mesh: how many candidates there are and fit, and its frontier.
+    """The result for one mesh: its number of candidates, how many fit, and its frontier.
 
-    ``frontier`` has rows of host bytes a GPU, recomputed share of the blocks, peak bytes: each the
-    least recomputation for no more host memory.
+    A row of ``frontier`` has host bytes for each GPU, the recomputed share of blocks, and peak
+    bytes. No candidate with as few host bytes recomputes less.
     """
 
     mesh: Mesh
@@ -59,7 +58,7 @@ class Surveyed:
 
 
 def meshes(workload: Workload, cluster: Cluster) -> Iterator[Mesh]:
-    """Every way to divide all GPUs of a cluster into equal stages, and the batch into sequences."""
+    """All ways to divide a cluster's GPUs into equal stages, and the batch into micro-batches."""
     gpus, model = cluster.num_gpus, workload.model
     for stages in _divisors(gpus):
         if model.layers % stages:
@@ -79,7 +78,7 @@ def meshes(workload: Workload, cluster: Cluster) -> Iterator[Mesh]:
 
 
 def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[float]) -> Surveyed:
-    """Evaluate every way to save memory on one mesh."""
+    """Evaluate all ways to save memory on one mesh."""
     layers = model.workload.model.layers // mesh.stages
     grid = candidates_of(model.workload.model, mesh, ratios)
     fits, ends = np.ones(len(grid), dtype=bool), []
@@ -105,8 +104,11 @@ def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[flo
 def _first_node_bytes(
     mesh: Mesh, cluster: Cluster, ends: Sequence[StageFigures]
 ) -> NDArray[np.float64]:
-    """What the host of the first node holds, which is the fullest: its stages have most
-    micro-batches in flight, and hold as much more than the last one as they have more of these."""
+    """Bytes on the host of the first node, which is the fullest.
+
+    Its stages have most micro-batches in flight. A stage's bytes lie between those of the first and
+    of the last stage, in proportion to its micro-batches in flight.
+    """
     first, last = (figures.host_bytes for figures in ends)
     ranks = np.arange(min(cluster.gpus_per_node, cluster.num_gpus))
     held = [
@@ -119,7 +121,7 @@ def _first_node_bytes(
 
 
 def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> NDArray[np.float64]:
-    """Rows of ZeRO level, checkpointed blocks and the four ratios."""
+    """Rows of a ZeRO level, a number of checkpointed blocks and four ratios."""
     levels = (1, 2, 3) if mesh.data_parallel > 1 else (0,)
     checkpointed = np.arange(model.layers // mesh.stages + 1)
     axes = np.meshgrid(levels, checkpointed, *([ratios] * len(KINDS)), indexing="ij")

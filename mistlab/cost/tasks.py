@@ -1,8 +1,8 @@
-"""How long the single tasks of a schedule take by themselves.
+"""The times of single tasks of a schedule, when each runs alone.
 
-Durations depend on a candidate's strategy (degrees, ZeRO level, offload ratios) and on the type of
-the layer. The closed form sums them by slots, the event simulator plays them: both take them from
-here, and share nothing else.
+A time depends on a candidate's strategy (degrees, ZeRO level, offload ratios) and on the type of
+the layer. The closed form sums these times by slots, and the event simulator plays them; the two
+share nothing else.
 
 Axes: S strategies, T types of layers (``mistlab.symbolic.layer_types``).
 """
@@ -41,15 +41,15 @@ _NAMES = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "red
 
 
 def task_columns() -> tuple[str, ...]:
-    """The columns of candidates that decide how long tasks take."""
+    """Names of the columns of candidates on which times of tasks depend."""
     return (*names_of("mesh"), *names_of("savings"), "first_rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes:
-    """Where the groups of each strategy lie (S each), by name: ranks in a node, and nodes.
+    """The shape of each strategy's groups (S each), by name: ranks in a node, and nodes.
 
-    Its neighbours are taken to be as large as the stage itself.
+    Neighbouring stages are taken to be as large as the stage itself.
     """
 
     groups: Mapping[str, tuple[Whole, Whole]]
@@ -60,7 +60,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskModel:
-    """The single tasks of a workload on a cluster under one engine's schedule."""
+    """The times of a workload's tasks on a cluster, under one engine's schedule."""
 
     workload: Workload
     cluster: Cluster
@@ -90,7 +90,7 @@ class TaskModel:
         *,
         overlap_communication: bool = True,
     ) -> Self:
-        """Compile the layers, look up the links."""
+        """Compile the layers, and look the links up."""
         hardware = cluster.hardware
         if hardware.compute is None:
             message = (
@@ -117,7 +117,7 @@ class TaskModel:
         )
 
     def factors_of_group(self, gpus_in_node: int, nodes: int) -> Factors:
-        """The slowdowns of streams side by side under a shape of communicating group."""
+        """The slowdown factors of streams, for a shape of communicating group."""
         shape = gpus_in_node, nodes
         if shape not in self._factors:
             hardware = self.cluster.hardware
@@ -134,7 +134,7 @@ class TaskModel:
         return self._factors[shape]
 
     def collective(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> LinkTime:
-        """The link of a collective over groups of this shape."""
+        """The time of a collective over groups of this shape."""
         key = kind, gpus_in_node, nodes
         if key not in self._collectives:
             self._collectives[key] = self.links.collective(
@@ -143,17 +143,17 @@ class TaskModel:
         return self._collectives[key]
 
     def seconds(self, columns: Mapping[str, NDArray[Any]]) -> "TaskSeconds":
-        """The durations for columns of ``task_columns``."""
+        """The times for columns of ``task_columns``."""
         return TaskSeconds(self, columns)
 
 
 class TaskSeconds:
-    """How long each task takes by itself, for each strategy and type of layer.
+    """The time of each task alone, for each strategy and type of layer.
 
-    ``tensor_s`` (T, S) is what the collectives of tensor-parallel ranks take in one pass of a
-    layer, which waits for them; ``send_s`` and ``receive_s`` (S) what a micro-batch's activations
-    take to the next stage and from the one before; ``tied_s`` (S) the reduction of the gradient of
-    a table that the embedding and the head of different stages share.
+    ``tensor_s`` (T, S) is the time of tensor-parallel collectives in one pass of a layer, which
+    waits for them. ``send_s`` and ``receive_s`` (S) are the times of a micro-batch's activations to
+    the next stage and from the stage before. ``tied_s`` (S) is the time to reduce the gradient of a
+    table that the embedding and the head of different stages share.
     """
 
     def __init__(self, model: TaskModel, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -176,7 +176,7 @@ class TaskSeconds:
         self._found: dict[tuple[str, str], Values] = {}
 
     def alone(self, kind: str, direction: str) -> Values:
-        """Seconds (T, S) of a kind of task in a direction, by itself."""
+        """Seconds (T, S) of a kind of task in a direction, when it runs alone."""
         key = kind, direction
         if key not in self._found:
             found = (
@@ -186,7 +186,7 @@ class TaskSeconds:
         return self._found[key]
 
     def _factored(self, kind: str, amounts: Values) -> Values:
-        """What a kind of task moves or takes (T, S), as dimensions change it."""
+        """The bytes or seconds (T, S) of a kind of task, multiplied by the dimensions' factors."""
         for name, row in DIMENSIONS.items():
             if kind in row.of_tasks:
                 amounts = amounts * row.of_tasks[kind](self.columns[name])
@@ -204,7 +204,7 @@ class TaskSeconds:
         return seconds
 
     def _again(self) -> Iterator[tuple[int, Pass]]:
-        """The types of layers that run a part of their forward pass again, and this part."""
+        """The types of layers that run a part of their forward pass again, and that part."""
         for number, layer in enumerate(self.of_type):
             if layer.again is not None:
                 yield number, layer.again
@@ -226,7 +226,7 @@ class TaskSeconds:
         return np.asarray(np.where(self.zero >= 1, scattered, reduced))
 
     def _swap(self, kind: str, direction: str) -> Values:
-        """Copies of a ratio of the blocks' local bytes; the embedding's and the head's stay."""
+        """Seconds of copies of a share of the blocks' local bytes; other layers are not copied."""
         memory = self.memory
         if kind == "A":
             local_bytes = np.stack([layer.saved_bytes for layer in self.of_type])
@@ -245,11 +245,11 @@ class TaskSeconds:
         return copy(moved)
 
     def _share(self, level: int) -> Whole:
-        """Over how many ranks a ZeRO level shares out what it shards."""
+        """The number of ranks that share the states which a ZeRO level shards."""
         return np.asarray(np.where(self.zero >= level, self._ranks("gather"), 1))
 
     def _ranks(self, group: str) -> Whole:
-        """How many ranks a group has."""
+        """The number of ranks in a group."""
         return ranks_of(group, self.columns.__getitem__)
 
     def _over(
@@ -290,16 +290,16 @@ class TaskSeconds:
         return self._reduced[id(one)]
 
     def factors(self) -> Iterator[tuple[NDArray[np.bool_], Factors]]:
-        """The slowdowns of streams side by side: for each shape of group, of which strategies."""
+        """For each shape of group: a mask of its strategies (S), and the streams' factors."""
         in_node, nodes = self.shapes.groups["reduce"]
         for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
             rows = (in_node == gpus) & (nodes == spanned)
             yield rows, self.model.factors_of_group(gpus, spanned)
 
     def _sends(self, crosses: NDArray[np.bool_]) -> Values:
-        """Seconds (S) of a micro-batch's activations between stages; one GPU has no neighbour.
+        """Seconds (S) to send a micro-batch's activations between stages; 0 on a single GPU.
 
-        Each of the receivers gets all of them, or a part that it then gathers with the others.
+        Each receiver gets all activations, or a part, and then gathers the parts with the others.
         """
         size_bytes = self.layers["block"].output_bytes
         seconds = np.zeros_like(size_bytes)
@@ -318,8 +318,8 @@ class TaskSeconds:
     def _tied(self) -> Values:
         """Seconds (S) of reducing a tied table's gradient between the first stage and the last.
 
-        Each rank does it with its peer of the other stage, which lies in another node if there is
-        one. As much for the last stage as for the first if they are alike; the first counts.
+        Each rank reduces with its peer of the other stage, in another node if there is one. If the
+        two stages differ, the first stage's time counts.
         """
         workload, cluster = self.model.workload, self.model.cluster
         if not workload.model.tied_embeddings or cluster.num_gpus == 1:
@@ -335,7 +335,7 @@ class TaskSeconds:
 def _layer_figures(
     model: TaskModel, columns: Mapping[str, NDArray[Any]]
 ) -> Mapping[str, LayerFigures]:
-    """The figures of each layer for each strategy, worked out once for all that have its sizes."""
+    """The figures of each layer for each strategy, computed once for equal sizes."""
     names = sizes_of_candidates()
     figures, rows = model.known_layers(
         [columns[name] for name in names.values()],
@@ -364,13 +364,13 @@ def _layer_figures(
 
 
 def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
-    """Where the groups lie, and what crosses from node to node."""
+    """The shapes of the groups, and the sends that cross nodes."""
     gpus = cluster.gpus_per_node
     value = columns.__getitem__
     first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
 
     def crosses(before: Whole) -> NDArray[np.bool_]:
-        """Whether a rank of ``before`` and its peer in an equal stage after it are of two nodes."""
+        """Whether a rank from ``before`` on and its peer in the next stage are in two nodes."""
         apart = (before + 2 * ranks - 1) // gpus != before // gpus
         return np.asarray((cluster.nodes > 1) & ((ranks >= gpus) | apart))
 

@@ -1,7 +1,7 @@
-"""Views: a predictor whose answers are changed on their way to whoever asks.
+"""Views: predictors whose answers are changed, such as "fits only with 2 GB free".
 
-A view says how it changes the prediction of a plan and the costs of stages. It changes both alike,
-so that searches that ask for either see one machine.
+A view changes predictions of plans and costs of stages in the same way, so that all searches see
+one machine, whichever of the two they ask for.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,21 +27,21 @@ def _same_costs(_batch: StageBatch, costs: StageCosts) -> StageCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A change of a predictor's answers; a part that is not given leaves them as they are."""
+    """Changes of a predictor's answers; a function that is not given changes nothing."""
 
     of_plan: Callable[[Plan, Prediction], Prediction] = _same_prediction
     of_stages: Callable[[StageBatch, StageCosts], StageCosts] = _same_costs
 
 
 def viewed(predictor: Predictor, view: View) -> Predictor:
-    """A predictor seen through a view; it costs single stages if the predictor does."""
+    """A predictor with the changes of a view; it has costs of stages if ``predictor`` has."""
     if isinstance(predictor, StageCostModel):
         return _ViewedStages(predictor=predictor, view=view)
     return _ViewedPlans(predictor=predictor, view=view)
 
 
 def keeping_free(cluster: Cluster, free_bytes: float) -> View:
-    """A view in which plans fit only if so many bytes of every GPU stay free."""
+    """A view in which plans fit only if ``free_bytes`` of every GPU stay free."""
     room = room_bytes(cluster) - free_bytes
     return View(of_plan=partial(_plan_within, room), of_stages=partial(_stages_within, room))
 
@@ -58,7 +58,7 @@ def _stages_within(room: float, _batch: StageBatch, costs: StageCosts) -> StageC
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ViewedPlans:
-    """A predictor of plans through a view."""
+    """A predictor of plans, with the changes of a view."""
 
     predictor: Predictor
     view: View
@@ -76,7 +76,7 @@ class _ViewedPlans:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ViewedStages:
-    """A predictor of plans and of single stages through a view."""
+    """A predictor of plans and stages, with the changes of a view."""
 
     predictor: PlanAndStagePredictor
     view: View
@@ -90,6 +90,6 @@ class _ViewedStages:
         return _ViewedPlans(predictor=self.predictor, view=self.view).predict_many(plans)
 
     def stage_costs(self, batch: StageBatch, *, engine: str = "mistlab") -> StageCosts:
-        """What each candidate costs in this view."""
+        """The costs of each candidate in this view."""
         costs = self.predictor.stage_costs(batch, engine=engine)
         return self.view.of_stages(batch, costs)

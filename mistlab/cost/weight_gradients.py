@@ -1,7 +1,9 @@
-"""What of a layer's backward pass makes the gradients of its weights, for orders that do it apart.
+"""The part of a layer's backward pass that makes gradients of weights, for orders that run it
+apart.
 
-Apart go the products whose result has no token dimension. All else stays: gradients of vectors, the
-second forward pass of a recomputed block, and what launching kernels takes beyond computing.
+This part has the products whose result has no token dimension. The rest stays in the backward pass:
+gradients of vectors, the second forward pass of a recomputed block, and the time to launch kernels
+beyond computing.
 
 Axes: C candidates, P parts of a model in order, T types of layers, S distinct strategies.
 """
@@ -82,7 +84,7 @@ def _sums(layer: LayerGraph, rules: KernelRules, attention: str) -> _Sums:
 
 
 def makes_weight_gradient(operator: Operator) -> bool:
-    """Whether an operator is a product of a backward pass whose result no token has a part of."""
+    """Whether an operator is a product of a backward pass whose result has no token dimension."""
     if operator.kind != "matmul" or operator.phase != "backward":
         return False
     tokens = {size_symbol("b"), size_symbol("s")}

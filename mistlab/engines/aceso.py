@@ -1,4 +1,4 @@
-"""The row of Aceso's runtime (EuroSys 2024): Megatron-LM without what its search does not choose.
+"""The engine ``aceso``: Aceso's runtime (EuroSys 2024), which is Megatron-LM with fewer choices.
 
 It trains in fp16 with 1F1B pipelines, data and tensor parallelism and recomputed blocks. It shards
 no states, reduces gradients after the last backward, and its stages wait for every transfer.

@@ -1,7 +1,6 @@
-"""What published systems have in common that plans can name beside this package's own engine.
+"""The slot tables and kernel rules that Megatron-LM and DeepSpeed have in common.
 
-The slot tables are those of Megatron-LM and DeepSpeed alike; the kernels are those of Megatron-LM's
-models, which both train.
+The kernels are those of Megatron-LM's models, which both systems train.
 """
 
 from collections.abc import Mapping
@@ -44,21 +43,22 @@ OVERLAPPED = Template(
     },
 )
 
-# What the allocator holds besides as a share of what comes and goes (activations, temporaries, the
-# step's scratch): the mean of 16 ranks of two runs of Aceso's runtime, which is Megatron's, on A100
-# (0.05 to 0.20). Eight of Megatron-LM on B200 show 0.11 to 0.41.
+# The bytes that the allocator holds beyond tensors, as a share of the memory that comes and goes
+# (activations, temporaries, the step's scratch). It is the mean of 16 ranks of two runs of Aceso's
+# runtime, which is Megatron's, on A100 (0.05 to 0.20). Eight ranks of Megatron-LM on B200 show 0.11
+# to 0.41.
 CACHED_SHARE = 0.13
 
-# With the sequence before the batch, as the published systems lay activations out, written-out
+# Published systems lay activations out with the sequence before the batch. Then written-out
 # attention needs one copy where this package's models make four, and gradients of fused queries,
-# keys and values need not be put together.
+# keys and values need not be joined.
 SEQUENCE_FIRST = (
     KernelRule(
         name="aten.clone", module="attention", phase="forward", attention="math", bytes_factor=0.25
     ),
     KernelRule(name="aten.cat", module="attention", attention="flash", bytes_factor=0.0),
 )
-# A bias, dropout and the residual sum are one kernel, which writes the mask on its way.
+# A bias, dropout and the residual sum are one kernel, which also writes the mask.
 _FUSED_RESIDUALS = (
     KernelRule(name="aten.add", module="", phase="forward", broadcasts=True, bytes_factor=0.0),
     KernelRule(name="aten.native_dropout", module="dropout", bytes_factor=0.2),

@@ -1,8 +1,8 @@
-"""An engine: a system that trains by a plan, as one value.
+"""An engine as one value: a system that trains by a plan.
 
-An engine differs from another by its slot tables, its kernels, what it keeps in memory, what its
-step moves, and by what plans may ask of it. Whoever predicts, checks, searches or trains reads the
-row and asks nobody else.
+Engines differ in their slot tables, their kernels, the memory that they keep, the bytes that their
+optimizer step moves, and the plans that they can run. Predictors, checks, searches and the runtime
+all read these facts from the engine's row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from mistlab.schedule.slot_table import Sends, Template
 from mistlab.values.errors import refuse
 from mistlab.values.workload import Precision
 
-# What a level of ZeRO and those below it shard, in words.
+# In words, what an engine shards up to each ZeRO level.
 _SHARDS = ("nothing", "optimizer state alone", "optimizer state and gradients alone")
 
 
@@ -64,7 +64,7 @@ class Engine:
         return hash(self.name)
 
     def template(self, *, overlap_communication: bool = True) -> Template:
-        """The slot table of a plan that lets communication overlap or not."""
+        """The slot table for plans with or without overlapped communication."""
         wanted, other = self.overlapped, self.afterwards
         if not overlap_communication:
             wanted, other = other, wanted
@@ -73,7 +73,7 @@ class Engine:
         return replace(template, sends=self.sends)
 
     def memory_in(self, precision: Precision) -> EngineMemory:
-        """What the engine keeps in a precision; refuses one that it does not train in."""
+        """The memory that the engine keeps in a precision; refuses a precision that it lacks."""
         if problem := self.precision_problem(precision):
             refuse("workload.precision", problem)
         return self.memory[precision]
@@ -94,7 +94,7 @@ class Engine:
         )
 
     def offload_problem(self, *, offloads: bool) -> str:
-        """Why a stage cannot offload; empty if it can, or does not."""
+        """Why a stage cannot offload; empty if it can, or if it does not offload."""
         if self.offloads or not offloads:
             return ""
         return f"engine {self.name} keeps everything on the GPU: leave it out, or give mistlab"
@@ -108,8 +108,10 @@ class Engine:
     def overlap_problem(
         self, *, overlap_communication: bool, others: Callable[[], Sequence[str]]
     ) -> str:
-        """Why communication cannot be kept from overlapping; empty if it can. ``others`` gives
-        the engines that can be asked to."""
+        """Why a plan cannot turn overlapping off; empty if it can.
+
+        ``others`` gives the engines that allow it.
+        """
         if overlap_communication or self.afterwards is not None:
             return ""
         return (

@@ -1,17 +1,17 @@
-"""What an engine keeps on a GPU while it trains in one precision."""
+"""The memory that an engine keeps on a GPU while it trains in one precision."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """What an engine keeps in one precision, in bytes a parameter unless said otherwise.
+    """An engine's memory in one precision, in bytes for each parameter unless said otherwise.
 
-    ``weight``, ``gradient`` and ``optimizer`` are there throughout, ``step_scratch`` while the
-    rank's part is stepped. With ``rings`` layers come and go through buffers of two; without,
-    gradients are reduced through a bucket of ``bucket_elements``, and at most ``gathered_elements``
-    of sharded weights stay whole. With ``wide_logits`` a 32-bit copy of logits takes the place of
-    their 16-bit gradient.
+    ``weight``, ``gradient`` and ``optimizer`` are kept all the time, ``step_scratch`` only while
+    the rank's part is stepped. With ``rings`` layers come and go through rings of two buffers.
+    Without rings, gradients are reduced through a bucket of ``bucket_elements``, and at most
+    ``gathered_elements`` sharded weights stay gathered. With ``wide_logits`` a 32-bit copy of
+    logits takes the place of their 16-bit gradient.
     """
 
     weight: int

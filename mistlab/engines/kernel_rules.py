@@ -1,9 +1,8 @@
-"""How an engine's kernels differ from the operators of a layer graph, as rules.
+"""Rules for the differences between an engine's kernels and the operators of a layer graph.
 
-The graphs are those of this package's own models. An engine fuses some of their operators into
-others and splits some up; a rule says how many bytes its kernels move for each byte that the graph
-counts, zero where another kernel does the work on its way. ``mistlab.cost.kernels`` finds the rule
-of an operator.
+Graphs are made from this package's own models. An engine fuses some of their operators and splits
+others. A rule says how many bytes the engine's kernels move for each byte in the graph; zero means
+that another kernel does the work as well. ``mistlab.cost.kernels`` finds the rule of an operator.
 """
 
 from dataclasses import dataclass
@@ -13,18 +12,18 @@ BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRule:
-    """Bytes that an engine moves for each that the graph counts; "" and None stand for any.
+    """The bytes that an engine moves for each byte in the graph, for matching operators.
 
-    ``broadcasts`` is whether an operand has fewer dimensions than another, as a bias does;
-    ``adds`` is what an operator adds gradients of: ``weight`` of a linear layer, which a product
-    makes, ``vector``, or ``table``, of more dimensions and made otherwise.
-    ``copies_of_batches`` are bytes at memory's rate that come on top where a micro-batch has more
-    than one sequence. Where ``fused_for`` is given, it holds only where a rank's heads times
-    sequences are a multiple of it; elsewhere ``bytes_unfused`` does, with as many kernels on top as
-    ``kernels_unfused`` says. Of operators ``together`` one kernel does all of a layer's pass.
-    Otherwise an operator is ``kernels``. Where ``bytes_own_keys`` is given, it holds where no heads
-    share their keys and values, with ``kernels_a_sequence`` for each sequence of a micro-batch;
-    elsewhere ``bytes_factor`` and ``kernels`` do.
+    The first seven fields choose operators; "" and None match any. ``broadcasts`` says whether an
+    operand has fewer dimensions than another, as a bias does. ``adds`` says whose gradients the
+    operator adds: those of a linear layer's ``weight``, of a ``vector``, or of a ``table``.
+
+    The operator moves ``bytes_factor`` times the graph's bytes, in ``kernels`` kernels; operators
+    ``together`` are one kernel in a layer's pass. ``copies_of_batches`` adds bytes at the memory's
+    rate if a micro-batch has more than one sequence. If a rank's heads times sequences are no
+    multiple of ``fused_for``, ``bytes_unfused`` takes the place of ``bytes_factor``, with
+    ``kernels_unfused`` kernels more. If no heads share their keys and values, ``bytes_own_keys``
+    takes its place (unless it is None), with ``kernels_a_sequence`` kernels for each sequence.
     """
 
     kind: str = ""
@@ -45,5 +44,5 @@ class KernelRule:
     bytes_own_keys: float | None = None
 
 
-# One kernel for each operator, as torch's own operators have it.
+# The rule of torch's own operators: one kernel, and the graph's bytes.
 PLAIN = KernelRule()

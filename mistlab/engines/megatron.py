@@ -1,8 +1,8 @@
-"""The row of Megatron-LM, by its own table of bytes a parameter (README, "Distributed Optimizer").
+"""The engine ``megatron``: Megatron-LM, by its own table of bytes (README, Distributed Optimizer).
 
-Under bf16 gradients add up in 32 bits; under fp16 they stay 16-bit, and the step makes a 32-bit
-copy of those that the rank steps. There are no buckets: gradients lie in one buffer, are reduced in
-it, and weights are gathered in place.
+Under bf16 gradients are summed in 32 bits. Under fp16 they stay 16-bit, and the step makes a 32-bit
+copy of the gradients that the rank steps. There are no buckets: gradients lie in one buffer and are
+reduced in it, and weights are gathered in place.
 """
 
 from dataclasses import replace
@@ -14,8 +14,8 @@ from mistlab.engines.kernel_rules import KernelRule
 
 # Gradients are added up inside the product that makes them (gradient accumulation fusion).
 _FUSED_ACCUMULATION = KernelRule(kind="accumulate", bytes_factor=0.0)
-# The fused softmax takes whole groups of four; what stands in for it scales, masks, converts to 32
-# bits and back in separate kernels.
+# The fused softmax needs a multiple of four. Without it separate kernels scale, mask, convert to 32
+# bits and back.
 _SOFTMAX_OF_FOURS = tuple(
     KernelRule(name=name, fused_for=4, bytes_unfused=unfused, kernels_unfused=12)
     for name, unfused in (
@@ -34,7 +34,7 @@ MEGATRON = Engine(
         "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=True),
         "fp32": EngineMemory(weight=4, gradient=4, optimizer=8),
     },
-    # As DeepSpeed's step, but 32-bit gradients need no copy and take 2 more to clear, and in full
+    # As DeepSpeed's step, but 32-bit gradients need no copy and 2 more bytes to clear, and in full
     # precision weights are stepped in place.
     step_moved={"fp16": 62, "bf16": 50, "fp32": 44},
     cached_share=CACHED_SHARE,

@@ -1,6 +1,7 @@
-"""The row of the published Mist (EuroSys 2025), whose runs predictions are compared with.
+"""The engine ``mist``: the published Mist (EuroSys 2025), with whose runs we compare predictions.
 
-No plan can name it: engine mistlab has its schedule, and kernels of its own.
+Plans cannot name it. They name engine ``mistlab``, which has the same schedule and kernels of its
+own.
 """
 
 from mistlab.engines.baselines import SEQUENCE_FIRST
@@ -19,7 +20,7 @@ from mistlab.schedule.slot_table import (
     fetch,
 )
 
-# The optimizer's step of a layer waits for the next iteration, just before its first forward.
+# A layer's optimizer step waits for the next iteration, just before the layer's first forward.
 _STEP_AHEAD = Task(stream="compute", kind="S", place="ahead")
 
 STREAMED = Template(
@@ -43,19 +44,19 @@ STREAMED = Template(
 
 
 def ring_memory(width: int) -> EngineMemory:
-    """What it keeps in a precision of so many bytes; layers come and go through rings of two."""
+    """Memory in a precision of ``width`` bytes, with rings of two buffers."""
     return EngineMemory(weight=width, gradient=width, optimizer=12, rings=True)
 
 
 MIST = Engine(
     name="mist",
     overlapped=STREAMED,
-    # Its stages waited for every transfer.
+    # The published runtime's stages wait for every transfer.
     sends="blocking",
     kernels=SEQUENCE_FIRST,
     memory={"fp16": ring_memory(2), "bf16": ring_memory(2), "fp32": ring_memory(4)},
-    # Its rates were fitted with a step of one kernel, which reads gradient, master and moments and
-    # writes the latter three.
+    # Rates were fitted with a step of one kernel, which reads gradient, master and moments and
+    # writes master and moments.
     step_moved={"fp16": 28, "bf16": 28, "fp32": 28},
     offloads=True,
     measured_as="mistlab",

@@ -1,4 +1,4 @@
-"""All engines by name. A new one is a file with its row, and one line here."""
+"""The table of all engines by name; a new engine is a file with its row, and one name here."""
 
 from mistlab.engines.aceso import ACESO
 from mistlab.engines.deepspeed import DEEPSPEED
@@ -11,10 +11,10 @@ ENGINES: dict[str, Engine] = {row.name: row for row in (MISTLAB, MEGATRON, DEEPS
 
 
 def names_for_plans() -> tuple[str, ...]:
-    """The engines that a plan may name."""
+    """Names of the engines that a plan may name."""
     return tuple(name for name, row in ENGINES.items() if row.is_for_plans)
 
 
 def names_that_wait() -> tuple[str, ...]:
-    """The engines for plans that can keep communication from overlapping."""
+    """Names of the engines for plans that can turn overlapping off."""
     return tuple(name for name in names_for_plans() if ENGINES[name].afterwards is not None)

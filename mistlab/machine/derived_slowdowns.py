@@ -1,8 +1,8 @@
-"""Slowdowns for a shape of communicating group that was not measured, from the shapes that were.
+"""Derives the slowdowns of a shape of communicating group from those of measured shapes.
 
-What a shape changes is how fast the streams get through their work together, and how they share
-that speed. Both are followed over the size of the group; factors come from them. Each set of busy
-streams is treated by itself:
+A shape changes the joint speed of the streams, and how they share this speed. Both are expected to
+change smoothly with the size of the group, and factors follow from them. Each set of busy streams
+is treated by itself:
 
     u_j   the work of stream j, in the time that a copy of its length would take alone
     f_j   its factor, so 1 / f_j is its speed
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from mistlab.machine.slowdowns import SHARED_SETS, GroupSlowdowns, Interference, Slowdown
 
-# A shape at twice the size counts for 1/e^2 of one at the same size.
+# A shape at twice the size has 1/e^2 of the weight of a shape at the same size.
 NEAR_DOUBLINGS = 0.5
-# Slopes are damped as if by this much measured weight: none is trusted far from all shapes.
+# Slopes are damped as by this much measured weight, so that none is trusted far from all shapes.
 DAMPING = 0.02
 
 Values = NDArray[np.float64]
@@ -45,7 +45,11 @@ def slowdowns_of_group(machine: Interference, *, gpus_in_node: int, nodes: int) 
 def _derived(
     groups: Sequence[GroupSlowdowns], *, gpus_in_node: int, nodes: int, shared_links: bool
 ) -> GroupSlowdowns:
-    """The slowdowns of a shape from those of others, which cross nodes as it does if any do."""
+    """The slowdowns of a shape, from those of measured shapes.
+
+    If the shape crosses nodes, they are derived from shapes that cross nodes, if there are any; if
+    it does not, from shapes that do not.
+    """
     alike = [group for group in groups if (group.nodes > 1) == (nodes > 1)] or groups
     influence = _influence([(g.gpus_in_node, g.nodes) for g in alike], (gpus_in_node, nodes))
     slowdowns = []
@@ -64,7 +68,7 @@ def _derived(
 
 
 def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Values:
-    """Work (J) for each second alone: of the links of one direction, where links are shared.
+    """The work (J) in each second of a stream alone; with shared links, bytes over one direction.
 
     Communication uses both directions, and sends all but the GPU's own part of a message.
     """
@@ -75,7 +79,7 @@ def _work(streams: tuple[str, ...], gpus: int, shared_links: bool) -> Values:
 
 
 def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Values:
-    """What a value measured on each shape (G) adds to the value expected of another."""
+    """The weights (G) of values measured on each shape, for the expected value of another shape."""
     sizes, size = _sizes(measured), _sizes([shape])[0]
     doublings = np.abs(np.log2(np.array(measured) / shape)).sum(axis=1)
     near = np.exp(-doublings / NEAR_DOUBLINGS)
@@ -83,7 +87,7 @@ def _influence(measured: Sequence[tuple[int, int]], shape: tuple[int, int]) -> V
     centred = sizes - mean @ sizes
     weighted = near * centred.T
     slopes = np.linalg.solve(weighted @ centred + DAMPING * np.eye(len(size)), weighted)
-    # Weighted, the centred sizes add up to nothing: what all values have in common makes no slope.
+    # The weighted, centred sizes sum to zero, so a constant over all shapes makes no slope.
     return np.asarray(mean + (size - mean @ sizes) @ slopes)
 
 

@@ -1,7 +1,7 @@
-"""How much work on the four streams slows down when it runs side by side: the fitted factors.
+"""The fitted factors by which the four streams slow one another down when they run side by side.
 
-``mistlab.machine.derived_slowdowns`` finds those of a shape of group, ``mistlab.cost.side_by_side``
-turns them into times.
+``mistlab.machine.derived_slowdowns`` finds the factors of a shape of group;
+``mistlab.cost.side_by_side`` turns factors into times.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from mistlab.values.value import bounded, check_fields
 
 STREAMS = ("compute", "gpu_to_gpu", "host_to_device", "device_to_host")
 
-# Every set of streams that can slow one another down, smaller ones first.
+# All sets of two or more streams, smaller sets first.
 SHARED_SETS = tuple(chosen for size in (2, 3, 4) for chosen in combinations(STREAMS, size))
 
 
@@ -37,7 +37,7 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSlowdowns:
-    """The slowdowns while groups of GPUs of one shape communicate."""
+    """The slowdowns of all sets of streams, for one shape of communicating group."""
 
     gpus_in_node: int = field(metadata=bounded(minimum=1))
     nodes: int = field(metadata=bounded(minimum=1))
@@ -47,7 +47,7 @@ class GroupSlowdowns:
         check_fields(self)
 
     def factors(self, streams: tuple[str, ...]) -> tuple[float, ...]:
-        """The factors of a set of busy streams; 1 for a set that has no slowdown."""
+        """The factors of a set of busy streams; all 1 for a set without a slowdown."""
         for slowdown in self.slowdowns:
             if slowdown.streams == streams:
                 return slowdown.factors
@@ -58,8 +58,8 @@ class GroupSlowdowns:
 class Interference:
     """The slowdowns of a machine, for each shape of communicating group that was measured.
 
-    ``shared_links``: GPUs reach one another over the links that also carry copies to and from the
-    host, as PCIe does, and not over links of their own, as NVLink.
+    ``shared_links`` says that GPUs communicate over the links that also carry copies to and from
+    the host, as with PCIe. Otherwise they have links of their own, as with NVLink.
     """
 
     shared_links: bool = False

@@ -1,4 +1,4 @@
-"""Whole training runs on a machine: the memory they took beyond tensors, and how sure times are."""
+"""Numbers fitted to whole training runs: memory beyond tensors, and bounds of predicted times."""
 
 import math
 from collections.abc import Mapping
@@ -12,13 +12,12 @@ from mistlab.values.value import bounded, check_fields, name_in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocator:
-    """What the caching allocator holds beyond the peak of allocated bytes of engine mistlab, and
-    what is not torch's.
+    """Memory of engine ``mistlab`` beyond tensors, in torch's allocator and outside torch.
 
-    The step of layer after layer needs scratch space for the largest one's shard, at a time when
-    activations are gone; a head needs some of its own. The blocks that were cut for them seldom
-    serve the activations at the peak, so they come on top: bytes for each parameter of either, for
-    the head at most ``head_mib``: of the heads that were measured larger ones take no more.
+    Stepping layer after layer needs scratch space for the largest layer's shard, when activations
+    are gone; a head needs scratch space too. The allocator's blocks for it can seldom be used for
+    activations at the peak, so they come on top: bytes for each parameter of that shard and of the
+    head. The head's part is at most ``head_mib``, because larger measured heads took no more.
     """
 
     step_bytes_a_parameter: float = field(metadata=bounded(minimum=0))
@@ -42,7 +41,7 @@ class Allocator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredAt:
-    """Where runs were measured: the model's width, how many GPUs, how long sequences were."""
+    """A place at which runs were measured: the model's width, GPUs, and sequence length."""
 
     hidden: int = field(metadata=bounded(minimum=1))
     gpus: int = field(metadata=bounded(minimum=1))
@@ -52,7 +51,7 @@ class MeasuredAt:
         check_fields(self)
 
     def ratios(self, other: "MeasuredAt") -> Mapping[str, float]:
-        """By what factor each of the three differs, at least 1."""
+        """The factor, at least 1, by which each of the three numbers differs."""
         pairs = {
             "hidden": (self.hidden, other.hidden),
             "GPUs": (self.gpus, other.gpus),
@@ -61,18 +60,18 @@ class MeasuredAt:
         return {name: max(pair) / min(pair) for name, pair in pairs.items()}
 
     def doublings(self, other: "MeasuredAt") -> float:
-        """How far another place is: the doublings of all three."""
+        """The distance to another place: the sum of doublings of the three numbers."""
         return sum(map(math.log2, self.ratios(other).values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCalibration:
-    """One engine's runs on a machine, predicted and measured.
+    """The bounds of an engine's predicted times, from measured runs on a machine.
 
-    ``half_width`` is the share of a prediction within which 90 % of measurements lie, of runs that
-    were left out of the fit while others ``at`` their place were in it; ``far_half_width`` likewise
-    where all runs of their width were left out, and the nearest others were ``reach`` doublings
-    away.
+    90 % of measurements lie within ``half_width`` of the prediction, as a share of it, for runs
+    that were left out of the fit while other runs ``at`` their place were in it. ``far_half_width``
+    is the same when all runs of one model width were left out; then the nearest other runs were
+    ``reach`` doublings away.
     """
 
     engine: str = field(metadata=name_in(names_for_plans))

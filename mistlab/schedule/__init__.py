@@ -1,1 +1,1 @@
-"""When everything happens in an iteration: which task runs on which stream, in which order."""
+"""The schedule of an iteration: which task runs on which stream, and in which order."""

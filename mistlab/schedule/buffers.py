@@ -1,7 +1,7 @@
-"""The buffers that each kind of task reads and writes: all that the order of tasks follows from.
+"""The buffers that each kind of task reads and writes, from which the order of tasks follows.
 
-A buffer is a name with a layer, or with an entry of a ring. Weights, gradients and optimizer state
-that stay somewhere have a part on the device and a part on the host.
+A buffer is a name with the number of a layer, or of a ring's entry. Weights, gradients and
+optimizer state have a part on the device and a part on the host.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,8 +23,8 @@ RINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """What a task of a layer touches in a phase, with its entry of the rings and the slot in which
-    the activations of its micro-batch are held."""
+    """The buffers that a task of a layer may use in a phase, with its entry in the rings and the
+    slot that holds its micro-batch's activations."""
 
     shape: StageShape
     layer: int
@@ -34,19 +34,19 @@ class Touched:
 
     @property
     def weights(self) -> Buffer:
-        """Where the layer's weights are whole."""
+        """The buffer in which the layer's weights are whole."""
         rings = self.shape.rings_weights(self.layer)
         return ("weight slot", self.entry) if rings else ("weights", self.layer)
 
     @property
     def gradients(self) -> Buffer:
-        """Where a backward pass adds its gradients."""
+        """The buffer to which a backward pass adds its gradients."""
         rings = self.shape.rings_gradients(self.layer)
         return ("gradient slot", self.entry) if rings else ("gradients", self.layer)
 
     @property
     def sums(self) -> Buffer:
-        """Where those of micro-batches add up."""
+        """The buffer with the sums of gradients over micro-batches."""
         if self.shape.zero < 2:
             return self.gradients
         offloads = self.shape.offload_of(self.layer).gradients > 0
@@ -54,38 +54,38 @@ class Touched:
 
     @property
     def state(self) -> Buffer:
-        """Where optimizer state is while it is fetched."""
+        """The buffer on the device for fetched optimizer state."""
         return ("optimizer slot", self.entry)
 
     @property
     def exchange(self) -> Buffer:
-        """Where gradients are on the host for a step there, and after it weights."""
+        """The host's buffer for gradients before a step on the host, and for weights after it."""
         return ("exchange", self.layer)
 
     @property
     def away(self) -> Buffer:
-        """Where activations are on the host."""
+        """The host's buffer for offloaded activations."""
         return ("host activations", self.layer, self.held)
 
     def kept(self, what: str) -> Buffers:
-        """Where a layer's weights or gradients stay, on both sides of their cut."""
+        """The buffers of a layer's own weights or gradients, on the device and on the host."""
         return (what, self.layer), (f"host {what}", self.layer)
 
     def borrowed(self, what: str) -> Buffers:
-        """The embedding's weights or gradients, where the head uses its table."""
+        """The embedding's weights or gradients, if the layer is a head that uses its table."""
         return ((what, self.shape.first_layer),) if self.shape.borrows_table(self.layer) else ()
 
     def forward(self) -> tuple[Buffers, Buffers]:
-        """F: compute waits before it lets go of what left the same entry before, whosever it was.
+        """F: compute frees activations that left this entry before, so it waits for their copy.
 
-        Embedding and head send nothing away, and take an entry all the same.
+        This holds for embedding and head too: they offload nothing, but take an entry.
         """
         leaves = self.shape.offload.activations > 0
         reads = (self.weights, *self.borrowed("weights"))
         return reads, ((("leaving", self.entry),) if leaves else ())
 
     def backward(self) -> tuple[Buffers, Buffers]:
-        """B."""
+        """B: reads weights and fetched activations, adds to gradients."""
         returns = self.shape.offload_of(self.layer).activations > 0
         reads: Buffers = (("returned", self.entry),) if returns else ()
         reads = (self.weights, *self.borrowed("weights"), *reads)
@@ -93,46 +93,46 @@ class Touched:
         return reads, (*writes, *self._squares(reduced=False))
 
     def step(self) -> tuple[Buffers, Buffers]:
-        """S."""
+        """S: reads gradients, writes weights and optimizer state."""
         reads: Buffers = (("report",),) if self.shape.clips else ()
         state = (self.state,) if self.shape.stages_tail(self.layer) else ()
         writes = (self.weights, *self._resident(), *state)
         return (self.sums, *reads), (*writes, ("optimizer", self.layer))
 
     def step_on_host(self) -> tuple[Buffers, Buffers]:
-        """The host's part of a step."""
+        """The host's part of an optimizer step."""
         reads: Buffers = (("report",),) if self.shape.clips else ()
         return reads, (self.exchange, ("host optimizer", self.layer))
 
     def leave_for_step(self) -> tuple[Buffers, Buffers]:
-        """O>: the optimizer state itself, or gradients to a step on the host."""
+        """O>: optimizer state leaves; or gradients leave, for a step on the host."""
         if self.shape.steps_on_host:
             return (self.sums,), (self.exchange,)
         return (self.state,), (("host optimizer", self.layer),)
 
     def come_for_step(self) -> tuple[Buffers, Buffers]:
-        """O<: the optimizer state itself, or weights from a step on the host."""
+        """O<: optimizer state comes; or weights come, from a step on the host."""
         if self.shape.steps_on_host:
             return (), (self.exchange, self.weights, *self._resident())
         return (("host optimizer", self.layer),), (self.state,)
 
     def gather(self) -> tuple[Buffers, Buffers]:
-        """U: of weights that a swap has put in their place, or of those that are kept."""
+        """U: gathers weights that a swap has put into the ring, or those that the rank keeps."""
         swapped = self.shape.offload_of(self.layer).weights > 0
         return (() if swapped else (("weights", self.layer),)), (self.weights,)
 
     def reduce(self) -> tuple[Buffers, Buffers]:
-        """R."""
+        """R: reduces gradients, and adds them to the sums."""
         return (), (self.gradients, self.sums, *self._squares(reduced=True))
 
     def _resident(self) -> Buffers:
-        """Where weights are kept that are gathered into a ring."""
+        """The rank's own weights, if they are kept on the device and gathered into a ring."""
         offloads = self.shape.offload_of(self.layer).weights > 0
         keeps = self.shape.rings_weights(self.layer) and not offloads
         return (("weights", self.layer),) if keeps else ()
 
     def _squares(self, *, reduced: bool) -> Buffers:
-        """The norm is taken by whoever touches a layer's gradients last."""
+        """The norm's buffer: the last task that touches a layer's gradients sums their squares."""
         is_last = self.phase == "last_backward" and reduced == (self.shape.data_parallel > 1)
         return (("squares", self.layer),) if is_last else ()
 

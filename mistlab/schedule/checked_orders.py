@@ -1,6 +1,7 @@
-"""Pipeline orders that can run: every pass once, after what it needs, nobody waiting for ever.
+"""Checks that a pipeline order can run: it has every pass once, after the passes that it needs, and
+no stages wait for one another for ever.
 
-Messages name the line of the order's text and the pass that is wrong in it.
+An error names the line of the order's text and the pass that is wrong there.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,9 +23,10 @@ from mistlab.values.errors import InputError
 
 # Orders that are kept: each as long as its text.
 _MOST_KEPT = 64
-# So many passes of a circle are named.
+# Passes of a circle that a message names.
 _NAMED = 8
-# Inside of a stage each kind comes after another of the same chunk and micro-batch.
+# In a stage, a pass of the first kind needs a pass of the second, of the same chunk and
+# micro-batch.
 _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
     ("B", "F", "its forward pass"),
     ("W", "B", "the gradient of its input"),
@@ -38,7 +40,7 @@ def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder
 
 @lru_cache(maxsize=_MOST_KEPT)
 def order_of_text(text: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order that a text says, checked."""
+    """The order in a text, checked."""
     order = order_from_text(text, num_stages=num_stages, micro_batches=micro_batches)
     for number, stage in enumerate(order.stages):
         _check_stage(order, number, stage)
@@ -52,7 +54,7 @@ def _made(text_of: Callable[[int, int], str], num_stages: int, micro_batches: in
 
 
 def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:
-    """Refuse a stage's passes that are not there once, or not in order."""
+    """Refuse a stage whose passes are not all there once, or not in a possible order."""
     places: dict[OrderedPass, int] = {}
     for place, one in enumerate(stage):
         if one.micro_batch >= order.micro_batches:
@@ -83,7 +85,7 @@ def _needed(order: PipelineOrder, stage: StageOrder) -> Iterator[OrderedPass]:
 
 
 def _check_no_circle(order: PipelineOrder) -> None:
-    """Run every stage as far as its inputs have come; refuse an order that stops short."""
+    """Play all stages as far as inputs come; refuse an order in which some stage cannot end."""
     passes = passes_of(order)
     done = [0] * order.num_stages
     for one in in_turn(passes):
@@ -99,7 +101,7 @@ def _check_no_circle(order: PipelineOrder) -> None:
 
 
 def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> NoReturn:
-    """Name passes that wait for one another: each for its input, which comes after the next."""
+    """Refuse passes that wait for one another: each waits for its input, which the next blocks."""
     seen = []
     one = next(iter(stopped.values()))
     while one not in seen:

@@ -35,8 +35,8 @@ class Hazards:
     ) -> tuple[int, ...]:
         """The tasks that the next task waits for, counted back from it.
 
-        It follows the tasks ``after`` which it comes whatever buffers it touches. Other rules
-        already let it begin only when some tasks have ``ended`` and some have ``started``.
+        Whatever buffers the next task touches, it comes after the tasks ``after``. Other rules
+        already let it begin only when the tasks ``ended`` have ended and ``started`` have started.
         """
         number, own = len(self._lanes), self._numbers[lane]
         clock = self._known(lane, ended, started)

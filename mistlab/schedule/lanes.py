@@ -1,4 +1,4 @@
-"""Lanes: the queues of a GPU, and one of its host, in which the tasks of a stage run in order."""
+"""Lanes: the queues of a GPU, and one of its host, which run the tasks of a stage in order."""
 
 from typing import Literal, get_args
 
@@ -21,7 +21,7 @@ LANES: tuple[Lane, ...] = get_args(Lane)
 
 
 def lane_of(row: Task) -> Lane:
-    """The lane of a row of the slot table: its stream; collectives have a lane of their kind."""
+    """The lane of a row of the slot table: its stream, but each kind of collective has a lane."""
     if row.stream != "gpu_to_gpu":
         return row.stream
     return "all_gather" if row.kind == "U" else "reduce_scatter"

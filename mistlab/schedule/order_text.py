@@ -1,9 +1,9 @@
-"""Pipeline orders as text: one line a stage, one word a pass, such as ``F0m3 B0m3``.
+"""Pipeline orders as text: one line for each stage, one word for each pass, as ``F0m3 B0m3``.
 
-``F0m3`` is the forward pass of chunk 0 for micro-batch 3. ``B`` is the backward pass; where the
-stage has ``W`` too, ``B`` computes the gradient of the input alone and ``W`` those of the weights.
-The chunk may be left out where there is one. Of S stages with v chunks each, chunk c of stage s is
-part c S + s of the model.
+``F0m3`` is the forward pass of chunk 0 for micro-batch 3. ``B`` is the backward pass. If a stage
+also has ``W``, ``B`` computes only the gradient of the input, and ``W`` the gradients of the
+weights. The chunk may be left out if there is only one. The model is cut into S v parts, for S
+stages with v chunks each; chunk c of stage s is part c S + s.
 """
 
 import re
@@ -18,12 +18,12 @@ _KINDS: Mapping[str, PassKind] = {kind: kind for kind in get_args(PassKind)}
 
 _NUMBER = "0|[1-9][0-9]{0,8}"
 _WORD = re.compile(rf"([FBW])({_NUMBER})?m({_NUMBER})")
-# So much of a word is shown in a message.
+# The most characters of a word that a message shows.
 _SHOWN = 24
 
 
 class OrderedPass(NamedTuple):
-    """One pass of a micro-batch through a chunk of a stage, as an order has it."""
+    """One pass of a micro-batch through a chunk of a stage, as a word of an order says it."""
 
     kind: PassKind
     chunk: int
@@ -31,7 +31,7 @@ class OrderedPass(NamedTuple):
 
 
 class StageChunk(NamedTuple):
-    """A chunk of a stage: of S stages, part ``chunk`` S + ``stage`` of the model."""
+    """A chunk of a stage: part ``chunk`` S + ``stage`` of the model, with S stages."""
 
     stage: int
     chunk: int
@@ -42,7 +42,7 @@ StageOrder = tuple[OrderedPass, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOrder:
-    """In which order each stage takes its passes; ``checked_order`` makes valid ones."""
+    """The order in which each stage takes its passes; it may not be checked yet."""
 
     stages: tuple[StageOrder, ...]
     micro_batches: int
@@ -50,15 +50,15 @@ class PipelineOrder:
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline."""
+        """Number of stages."""
         return len(self.stages)
 
     def source(self, stage: int, of: OrderedPass) -> StageChunk | None:
-        """Where a stage's pass gets its input from; None where no pass of its kind makes it."""
+        """The stage and chunk that make a pass's input; None if no pass of its kind makes it."""
         return self._beside(stage, of, -1)
 
     def destination(self, stage: int, of: OrderedPass) -> StageChunk | None:
-        """Where the outcome of a stage's pass goes; None where it stays."""
+        """The stage and chunk that take a pass's output; None if it goes nowhere."""
         return self._beside(stage, of, 1)
 
     def _beside(self, stage: int, of: OrderedPass, step: int) -> StageChunk | None:
@@ -71,7 +71,7 @@ class PipelineOrder:
         return StageChunk(beside, chunk)
 
     def word(self, of: OrderedPass) -> str:
-        """A pass as its text."""
+        """The word for a pass."""
         chunk = of.chunk if self.chunks > 1 else ""
         return f"{of.kind}{chunk}m{of.micro_batch}"
 
@@ -81,7 +81,7 @@ class PipelineOrder:
 
 
 def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """The order that a text says, whose passes are not checked against one another yet."""
+    """The order in a text; its passes are not checked against one another yet."""
     lines = text.rstrip().splitlines()
     if len(lines) != num_stages:
         message = (
@@ -110,12 +110,12 @@ def splits_backward(stage: StageOrder) -> bool:
 
 
 def refuse_word(line: int, word: str, problem: str) -> NoReturn:
-    """Raise ``InputError`` about a word of a line, counted from one."""
+    """Raise an ``InputError`` about a word of a line; lines count from one."""
     message = f"line {line}: {word} {problem}"
     raise InputError(message)
 
 
-# A word, the pass that it stands for, and whether it names the chunk.
+# A word, its pass, and whether the word names a chunk.
 _Word = tuple[str, OrderedPass, bool]
 
 
@@ -133,7 +133,7 @@ def _words(number: int, line: str) -> list[_Word]:
 
 
 def _chunks(lines: Sequence[Sequence[_Word]]) -> int:
-    """How many chunks a stage has; refuses numbers of chunks with a gap before them."""
+    """The number of chunks of a stage; refuses numbers of chunks with a gap."""
     first = {
         ordered.chunk: (number, word)
         for number, words in enumerate(lines, 1)

@@ -27,7 +27,8 @@ def one_forward_one_backward(num_stages: int, micro_batches: int) -> str:
         ahead = in_flight(stage, num_stages, micro_batches)
         forwards = [f"Fm{m}" for m in range(micro_batches)]
         backwards = [f"Bm{m}" for m in range(micro_batches)]
-        # After the forwards that run ahead, one of each until the forwards are used up.
+        # After the forwards that run ahead, one forward and one backward in turn, then the
+        # backwards left.
         pairs = zip(backwards, forwards[ahead:], strict=False)
         remaining = backwards[micro_batches - ahead :]
         lines.append(" ".join((*forwards[:ahead], *chain.from_iterable(pairs), *remaining)))
@@ -44,7 +45,7 @@ def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
     return f"{line}\n" * num_stages
 
 
-# The text of each named order for so many stages and micro-batches.
+# By name: the function that writes an order's text for numbers of stages and micro-batches.
 ORDERS: dict[str, Callable[[int, int], str]] = {
     DEFAULT_ORDER: one_forward_one_backward,
     "gpipe": all_forwards_then_backwards,

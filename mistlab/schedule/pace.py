@@ -1,17 +1,18 @@
-"""What the tasks of a pass wait for when passes are played: what buffers ask for, and the pace.
+"""What the tasks of a pass wait for when passes are played: buffers, and the pace of slots.
 
-Buffers ask for most waits (``mistlab.schedule.buffers``, ``mistlab.schedule.hazards``). The pace of
-slots asks for the others, and no buffer does:
+Most waits follow from the buffers that tasks use (``mistlab.schedule.buffers``,
+``mistlab.schedule.hazards``). The others follow from the pace of slots:
 
 - Tasks of one kind run in order. A layer computes after the steps that were issued before it, but
   steps run ahead of a pass that waits for its micro-batch.
-- A prefetch begins when the layer that computes in its slot does; where it fetches what a step
-  takes, when the step ``depth`` layers before does. Ahead of the first layer it begins when the
-  pass before has computed. Where tasks run one after another it begins when the layer before ends.
-- At most ``depth + 1`` layers are under way: a layer computes when all of the layer ``depth + 1``
-  before it has left: its activations, its gradients and, where they are sharded, their reduction.
+- A prefetch begins when the layer that computes in its slot begins. A prefetch for a step begins
+  when the step ``depth`` layers before begins. A prefetch ahead of the first layer begins when the
+  pass before has computed. Where tasks run one after another, it begins when the layer before ends.
+- At most ``depth + 1`` layers are under way. So a layer computes only when the activations and the
+  gradients of the layer ``depth + 1`` before it have left and, where gradients are sharded, have
+  been reduced.
 
-So the tasks of a pass come after the pass before has computed.
+So the tasks of a pass begin after the pass before has computed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,11 +35,11 @@ _BEFORE = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PacedTasks:
-    """The tasks of a pass in the order of the slot table, and what they wait for inside the pass.
+    """The tasks of a pass in the order of the slot table, and their waits for one another.
 
-    Pairs are a task and one that waits for its end, or for its start. Tasks that are ``opening``
-    wait until the pass before has computed, ``late`` ones may end after this pass has. What
-    computes in the next pass waits for those that are ``closing``.
+    A pair is a task, and another task that waits for its end or its start. ``opening`` tasks wait
+    until the pass before has computed. ``late`` tasks may end after this pass has computed. The
+    next pass computes only after the ``closing`` tasks.
     """
 
     tasks: Sequence[PassTask]
@@ -67,8 +68,8 @@ class Pace:
         self.fetches = (*_FETCHES, "U") if gathers else _FETCHES
         self.hazards = Hazards((_PASSES, *dict.fromkeys(task.name for task in tasks)))
         self.hazards.add(_PASSES, (), ())
-        # For each task the tasks whose ends it waits for; for a task of memory, which is not
-        # played, the tasks that it stands for.
+        # For each task, the tasks whose ends it waits for. A task of memory is not played: here are
+        # the tasks that others wait for in its place.
         self.sources: list[set[int]] = [{_BEFORE}]
         self.for_starts: list[tuple[int, int]] = []
 
@@ -97,7 +98,7 @@ class Pace:
         ended, started = self._paced(task)
         waits = {*self.hazards.last(queue), *ended}
         self.for_starts += [(source, number) for source in started]
-        # Of a layer that is issued later, its start says that the layer before has ended.
+        # When a layer that is issued later has started, the layer before it has ended.
         known = self.hazards.last(_PASSES) if any(one > number for one in started) else ()
         back = self.hazards.add(
             queue,
@@ -122,7 +123,7 @@ class Pace:
         return ((before,), ()) if self.depth == 0 else ((), (before,))
 
     def _room(self, task: PassTask) -> Iterator[int]:
-        """What a layer computes after: the steps before it, and what makes room for it."""
+        """The tasks after which a layer computes: earlier steps, and tasks that make room."""
         if task.name in COMPUTING:
             yield from self.hazards.last("S")
             yield from self._leaving(task.position - self.depth - 1)
@@ -139,7 +140,7 @@ class Pace:
         return task.slot, self.rows[task.row]
 
     def _opens(self, number: int) -> bool:
-        """Whether a task that is no layer's must be told to wait for the pass before."""
+        """Whether a task beside the layers must be told to wait for the pass before."""
         if self.tasks[number].name in COMPUTING:
             return False
         is_paced = _BEFORE in self.sources[number]
@@ -150,7 +151,7 @@ class Pace:
 
 
 def leaves_of(zero: int) -> tuple[str, ...]:
-    """The tasks that a layer must have had for another one to compute in its place."""
+    """The tasks of a layer that must have ended before another layer computes in its place."""
     return ("A>", "G>", "R") if zero >= SHARDED_GRADIENTS else ("A>", "G>")
 
 
@@ -159,5 +160,5 @@ def _queue(task: PassTask) -> str:
 
 
 def near(buffers: Buffers) -> Buffers:
-    """Without what waits for its micro-batch on the host: that is awaited by micro-batch."""
+    """The buffers without activations on the host, which are awaited by micro-batch."""
     return tuple(buffer for buffer in buffers if buffer[0] != _AWAY)

@@ -1,7 +1,7 @@
-"""The tasks of a pass with their waits inside it, as columns: derived once for passes alike.
+"""The tasks of a pass and their waits for one another, as columns: derived once for equal passes.
 
-Passes are alike whose layers have the same tasks. Of many layers alike in a row a few are derived
-(``mistlab.schedule.pace``), and the slot in their middle is repeated.
+Passes are equal if their layers have the same tasks. If many equal layers follow one another, only
+a few of them are worked out (``mistlab.schedule.pace``), and the slot in their middle is repeated.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ MOST_KEPT = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassShape:
-    """What the waits of a pass follow from.
+    """Everything that the waits of a pass depend on.
 
-    ``rows`` are its phase's in the slot table, ``names`` the tasks of each layer that it meets.
+    ``rows`` are the rows of its phase in the slot table; ``names`` names the tasks of each layer.
     """
 
     rows: tuple[Task, ...]
@@ -44,10 +44,10 @@ class PassShape:
 class PassColumns:
     """The tasks of a pass in the order of the slot table, numbered from zero.
 
-    ``after_end`` and ``after_start`` hold, for each task, the offsets of those that wait for it;
-    ``waits`` counts what a task waits for. Tasks that are ``opening`` wait until the pass before
-    has computed, ``late`` ones may end after this pass has. What computes in the next pass waits
-    for those that are ``closing``.
+    ``after_end`` and ``after_start`` hold, for each task, the offsets of the tasks that wait for
+    it; ``waits`` counts the tasks that it waits for. ``opening`` tasks wait until the pass before
+    has computed. ``late`` tasks may end after this pass has computed. The next pass computes only
+    after the ``closing`` tasks.
     """
 
     rows: list[Task]
@@ -64,7 +64,7 @@ class PassColumns:
     buffers: frozenset[str | int]
 
     def of_slot(self, slot: int) -> tuple[object, ...]:
-        """All that is said of the tasks of a slot, but where they are."""
+        """Everything about the tasks of a slot except their places."""
         begin, end = self._span(slot)
         columns = (self.rows, self.after_end, self.after_start, self.waits, self.opening, self.late)
         return tuple(column[begin:end] for column in columns)
@@ -79,7 +79,7 @@ class PassColumns:
         )
 
     def repeating(self, slot: int, times: int) -> "PassColumns":
-        """The columns of a pass that has a slot so many times more."""
+        """The columns of a pass in which a slot comes several times more."""
         begin, end = self._span(slot)
 
         def more(column: list[_Entry]) -> list[_Entry]:
@@ -123,7 +123,7 @@ def columns_of(shape: PassShape) -> PassColumns:
 
 
 def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
-    """Where the most layers alike in a row begin, and how many they are."""
+    """Where the longest run of equal layers begins, and how long it is."""
     begin, found = 0, (0, 0)
     for _, run in groupby(names):
         length = len(list(run))
@@ -133,8 +133,8 @@ def _longest_run(names: Sequence[frozenset[str]]) -> tuple[int, int]:
 
 
 def _is_steady(columns: PassColumns, slot: int, around: int) -> bool:
-    """Whether a slot can be repeated: those around it have the same tasks, which wait alike, and
-    none waits for one further off."""
+    """Whether a slot can be repeated: the slots around it have the same tasks and the same waits,
+    and no task waits for a task further away."""
     rows = [columns.of_slot(one)[0] for one in range(slot - around, slot + around + 1)]
     near_by = [columns.of_slot(one) for one in (slot - 1, slot, slot + 1)]
     alike = all(one == rows[0] for one in rows) and all(one == near_by[0] for one in near_by)
@@ -179,7 +179,7 @@ def _offsets(pairs: Sequence[tuple[int, int]], tasks: int) -> list[Offsets]:
 
 
 def pass_of(shape: PassShape) -> StagePass:
-    """A stage's first pass, of that kind."""
+    """A pass with this phase, the first of its stage."""
     return StagePass(
         stage=0,
         number=0,

@@ -1,8 +1,8 @@
-"""What each pass of a stage waits for of the passes before it, when passes are played in turn.
+"""The waits of a pass for earlier passes of its stage, when the passes are simulated in turn.
 
-All tasks of a pass come after the pass before has computed (``mistlab.schedule.pace``). So only
-tasks that may end later than that are looked at: those of the last layers passed, and those whose
-buffers are used again.
+All tasks of a pass begin after the pass before has computed (``mistlab.schedule.pace``). So only
+tasks that may end later matter here: tasks of the last layers passed, and tasks whose buffers are
+used again.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,9 @@ Wait = tuple[int, int]
 class PassLinks:
     """Links the passes of one stage, whose tasks have numbers across all passes.
 
-    ``computed`` is the last layer's task of the pass before, ``holding`` the task that the next
-    pass computes after: that, or a send that blocks; -1 before the first pass.
+    ``computed`` is the task of the last layer in the pass before. ``holding`` is the task that the
+    next pass computes after: the same task, or a send that blocks. Both are -1 before the first
+    pass.
     """
 
     def __init__(self, depth: int) -> None:
@@ -30,11 +31,12 @@ class PassLinks:
         self._closing: list[int] = []
         # The pass before, its first task and layer, and how many layers were passed before it.
         self._before: tuple[PassWaits, int, int, int] | None = None
-        # What makes room, of the last layers passed; of each buffer the last uses.
+        # The tasks that make room, for each of the last layers passed; the last uses of each
+        # buffer.
         self._releases: list[list[int]] = [[] for _ in range(self.of_ring)]
         self._late: dict[Buffer, Uses] = {}
         self._fleeting: list[Buffer] = []
-        # Of each layer and micro-batch, what carried activations to the host.
+        # The task that carried the activations of a layer and micro-batch to the host.
         self._away: dict[tuple[int, int], int] = {}
 
     def follow(self, waits: PassWaits, begin: int, first_layer: int, micro_batch: int) -> set[Wait]:

@@ -33,7 +33,7 @@ _TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", 
 class PassTask:
     """A task of a pass: a ``row`` of the slot table for the layer at a position, in a slot.
 
-    ``entry`` is its layer's entry of the rings. A task of memory has no layer.
+    ``entry`` is the place of its layer in the rings. A task of memory has no layer.
     """
 
     name: str
@@ -74,7 +74,7 @@ class PassTasks:
             yield from self._room("close")
 
     def turn(self, found: tuple[Task, int]) -> int:
-        """When a row of the table is issued in its slot."""
+        """A row's place in the order in which the rows of a slot are issued."""
         row, _ = found
         turns = _TURNS_ON_HOST if self.shape.steps_on_host else _TURNS
         if self.template.depth == 0:
@@ -108,19 +108,19 @@ class PassTasks:
             yield self._memory(task, "optimizer slot")
 
     def _memory(self, task: Memory, ring: str) -> PassTask:
-        """Memory comes and goes while compute is the current lane."""
+        """A task that allocates or frees a ring's memory, on the compute lane."""
         entries = range(ring_entries(self.template.depth))
         rings: Buffers = tuple((ring, entry) for entry in entries)
         return PassTask(name=task, row=task, lane="compute", writes=rings)
 
     def _host_steps(self, one: StagePass) -> Iterator[PassTask]:
-        """All at once, since each begins as soon as its gradients are there."""
+        """The steps on the host, issued together: each begins when its gradients are there."""
         for position in range(self.shape.num_layers):
             if self.shape.steps_tail(self.shape.layer_at(position, one.phase)):
                 yield replace(self.task(_HOST_STEP, 0, position, one, HOST_STEP), lane="host")
 
     def _at_the_ends(self, position: int, layer: int, one: StagePass) -> tuple[Buffers, Buffers]:
-        """What the first and the last layer of a pass touch besides."""
+        """More buffers that the first and the last layer of a pass read and write."""
         reads: Buffers = ()
         writes: Buffers = ()
         if position == 0 and one.comes_from is not None:
@@ -131,16 +131,16 @@ class PassTasks:
             if one.kind == "F":
                 writes = (*writes, ("losses",))
             elif self.shape.clips:
-                # Gradients are scaled as the last report says.
+                # Gradients are scaled by a number from the last report.
                 reads = (("report",),)
         return reads, writes
 
 
 def _stepping_on_host(template: Template) -> Template:
-    """Gradients leave during the last backward, where the table has optimizer state leave later."""
+    """The template, with optimizer state leaving in the last backward pass instead of later."""
     phases = dict(template.phases)
     leaves = next(row for row in phases["first_forward"] if row.name == "O>")
     phases["first_forward"] = tuple(row for row in phases["first_forward"] if row is not leaves)
-    # Before gradients are put away that are offloaded themselves.
+    # It comes before offloaded gradients are put away.
     phases["last_backward"] = (replace(leaves, place="behind"), *phases["last_backward"])
     return replace(template, phases=phases)

@@ -1,4 +1,4 @@
-"""What passes of a stage must know of one another, to wait for each other's tasks.
+"""The tasks of a pass that other passes of its stage may wait for.
 
 The tasks of each pass and their waits inside it are columns (``mistlab.schedule.pass_columns``).
 """
@@ -27,23 +27,24 @@ from mistlab.schedule.slot_table import Phase, Template
 
 @dataclass(slots=True)
 class Uses:
-    """The tasks that use a buffer: the one that writes it, if any, and those that read it."""
+    """The tasks that use a buffer: the task that writes it, if any, and the tasks that read it."""
 
     writer: int | None = None
     readers: list[int] = field(default_factory=list)
 
     def tasks(self) -> list[int]:
-        """All of them."""
+        """All tasks that use the buffer."""
         return self.readers if self.writer is None else [*self.readers, self.writer]
 
 
 class PassWaits:
-    """A pass of a stage: its columns, and what other passes of the stage must know of it.
+    """A pass of a stage: its columns, and the tasks that other passes of the stage may wait for.
 
-    ``computing`` are the layers' F or B. ``kinds`` are the first and the last task of each name.
-    Of the last layers, ``releases`` are those that ``make_room`` for others. ``brought`` carry
-    activations back from the host and ``sent``, if they may be late, to it, with the layer. Layers,
-    and entries of rings, count from zero.
+    ``computing`` are the tasks F or B of its layers. ``kinds`` has the first and the last task of
+    each name. ``releases`` are the tasks of the last layers that ``make_room`` for other layers.
+    ``brought`` are layers and the tasks that fetch their activations from the host; ``sent`` are
+    layers and the tasks that carry them there and may be late. Layers and entries of rings count
+    from zero.
     """
 
     def __init__(self, shape: PassShape, columns: PassColumns) -> None:
@@ -102,13 +103,13 @@ class PassWaits:
         return self._late[key]
 
     def moved(self, buffer: Buffer, entries: int, layers: int) -> Buffer:
-        """The buffer so many entries of its ring further on, or of a layer so much further up."""
+        """The buffer, moved on by ``entries`` in its ring, or else by ``layers``."""
         name, number = buffer
         assert isinstance(number, int)
         return name, (number + entries) % self.of_ring if name in RINGS else number + layers
 
     def uses(self, buffer: Buffer) -> Uses | None:
-        """The first writer of a buffer, and those that read it before; None if nothing does."""
+        """The first writer of a buffer, and its readers before; None if no task uses it."""
         if buffer[0] not in self.columns.buffers:
             return None
         uses = Uses()
@@ -122,7 +123,7 @@ class PassWaits:
         return None if uses == Uses() else uses
 
     def _in_turn(self, buffer: Buffer) -> Iterator[int]:
-        """The tasks of the layers whose buffer it may be, as they are issued."""
+        """The tasks of the layers that may use a buffer, in the order in which they are issued."""
         name, number = buffer
         assert isinstance(number, int)
         if name in RINGS:

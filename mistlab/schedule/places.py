@@ -1,10 +1,10 @@
-"""Which layer each task of a slot is for, and which entry of a ring of buffers that layer takes.
+"""Finds the layer of each task in a slot, and the entry of a ring of buffers that it takes.
 
 A pass meets the layers of a stage one after another, at positions 0, 1, 2 and so on: a forward pass
 from the first layer up, a backward pass from the last layer down. In each slot one layer computes.
 The slot's other tasks are for the same layer, or for the layers that compute ``depth`` slots later
-(ahead) or earlier (behind). The first and the last ``depth`` slots of a pass lie outside: nothing
-computes in them. Layers that pass through a ring take its ``depth + 1`` entries in turn.
+(ahead) or earlier (behind). In the first and the last ``depth`` slots of a pass nothing computes.
+Layers that pass through a ring take its ``depth + 1`` entries in turn.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ def layer_at(position: int, num_layers: int, phase: Phase) -> int:
 
 
 def layers_above(place: Place, phase: Phase, depth: int) -> int:
-    """How many layers above the layer that computes in a slot the layer of a task is."""
+    """The distance, in layers, from the layer that computes in a slot up to a task's layer."""
     return _AWAY[place] * (depth if goes_up(phase) else -depth)
 
 
@@ -37,7 +37,7 @@ def slots_of(num_layers: int, depth: int) -> range:
 def tasks_of_slot(
     rows: Sequence[Task], slot: int, num_layers: int, depth: int
 ) -> Iterator[tuple[Task, int]]:
-    """The rows that have a layer in a slot of a pass, with the position of that layer."""
+    """The rows that have a layer in a slot of a pass, each with the position of its layer."""
     for row in rows:
         position = slot + _AWAY[row.place] * depth
         if 0 <= position < num_layers:
@@ -45,10 +45,10 @@ def tasks_of_slot(
 
 
 def ring_entries(depth: int) -> int:
-    """How many layers a ring of buffers has room for: one that computes, and those ahead of it."""
+    """The number of layers in a ring of buffers: the one that computes, and ``depth`` ahead."""
     return depth + 1
 
 
 def entry_of(passes_before: int, position: int, num_layers: int, depth: int) -> int:
-    """The entry of the rings that a layer takes, counted on from pass to pass."""
+    """The entry of the rings that a layer takes; entries are counted on from pass to pass."""
     return (passes_before * num_layers + position) % ring_entries(depth)

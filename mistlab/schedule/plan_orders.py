@@ -59,7 +59,7 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
 
 @lru_cache(maxsize=1024)
 def _most_held(passes: StagePasses, blocks: tuple[int, ...]) -> float:
-    """The most blocks of micro-batches that a stage holds, over all blocks that it has."""
+    """The most blocks of micro-batches that a stage holds at once, divided by its blocks."""
     if len(blocks) == 1:
         return passes.most_held
     held = most = 0
@@ -111,7 +111,8 @@ def _text(path: Path, most_bytes: int) -> str:
 
 
 def _most_bytes(plan: Plan) -> int:
-    """More than the text of any order of a plan, whose stages have a chunk a block at most."""
+    """A size larger than the text of any order of a plan; a stage has at most a chunk for each
+    block."""
     chunks = min(stage.layers for stage in plan.stages)
     word = _MARKS + len(str(chunks)) + len(str(plan.micro_batches))
     return _ROOM * word * _KINDS * chunks * plan.micro_batches * plan.num_stages

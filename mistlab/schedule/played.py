@@ -1,8 +1,8 @@
-"""The buffers that tasks use when passes are played, where the runtime gives them less room.
+"""The buffers that tasks use in simulated passes, where the runtime gives them less room.
 
-The closed form adds up slots whose tasks run side by side, and passes are played with the same
-room. In the runtime some of those tasks use one buffer, and wait for one another
-(docs/decisions/0016-waits.md). Each row that differs says how.
+In the closed form all tasks of a slot run side by side, and the event simulator gives them room to
+do so. In the runtime some of these tasks share a buffer and wait for one another
+(docs/decisions/0016-waits.md). Each function here is a task whose buffers differ, and says how.
 """
 
 from collections.abc import Mapping
@@ -11,20 +11,20 @@ from mistlab.schedule.buffers import TOUCHES, Buffers, Touched, Touches
 
 
 def _forward(touched: Touched) -> tuple[Buffers, Buffers]:
-    """F takes an entry of the ring of weights, even of a layer whose weights stay in place."""
+    """F takes an entry of the ring of weights, even if the weights of its layer stay in place."""
     reads, writes = touched.forward()
     return (*reads, ("weight slot", touched.entry)), writes
 
 
 def _backward(touched: Touched) -> tuple[Buffers, Buffers]:
-    """B waits for gradients, which come into a buffer of their own while others leave."""
+    """B waits for fetched gradients, which have their own buffer while others leave."""
     reads, writes = touched.backward()
     return (*reads, *_fetched_gradients(touched)), writes
 
 
 def _step(touched: Touched) -> tuple[Buffers, Buffers]:
-    """S needs no entry of the ring for weights that only U brings there, and weights that P> takes
-    away it makes beside those that U gathers."""
+    """S needs no entry of the ring of weights, where only U brings weights. It writes weights that
+    P> carries away into a buffer of their own."""
     reads, writes = touched.step()
     if touched.shape.offload_of(touched.layer).weights > 0:
         writes = (*writes, ("stepped weights", touched.entry))
@@ -34,17 +34,17 @@ def _step(touched: Touched) -> tuple[Buffers, Buffers]:
 
 
 def _fetch_gradients(touched: Touched) -> tuple[Buffers, Buffers]:
-    """G<."""
+    """G< fetches gradients into their own buffer."""
     return touched.kept("gradients"), (("fetched gradients", touched.entry),)
 
 
 def _evict_weights(touched: Touched) -> tuple[Buffers, Buffers]:
-    """P>."""
+    """P> carries stepped weights away."""
     return (("stepped weights", touched.entry),), touched.kept("weights")
 
 
 def _fetch_activations(touched: Touched) -> tuple[Buffers, Buffers]:
-    """A< takes the memory of what left from the same entry; the runtime lets go of all at once."""
+    """A< takes the memory from which activations left; the runtime frees both together."""
     return (touched.away,), (("returned", touched.entry), ("leaving", touched.entry))
 
 

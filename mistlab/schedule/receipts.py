@@ -1,9 +1,9 @@
-"""When a stage gets ready for what its neighbours send, and in which room that waits.
+"""When a stage gets ready to receive from its neighbours, and in which room a message waits.
 
-A send ends when it is received, and a stage has room for two outcomes that are under way. So a
-stage gets ready for a micro-batch before the pass in front of the one that needs it. Where an order
-would let stages wait for one another for ever, it gets ready earlier, and has more room. Messages
-of a direction are received in the order in which the neighbour sends them.
+A send ends when it is received, and a stage has room for two outcomes under way. So a stage gets
+ready for a message one pass before the pass that needs it. Where stages would then wait for one
+another for ever, the receiver gets ready earlier and has more rooms. Messages in one direction are
+received in the order in which the neighbour sends them.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ _MOST_KEPT = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What a stage's pass ``of`` needs is received before its pass number ``before``, into a room
-    of this number."""
+    """A message that a stage's pass ``of`` needs: the stage gets ready for it before its pass
+    number ``before``, and keeps it in ``room``."""
 
     of: StagePass
     before: int
@@ -28,7 +28,7 @@ class Receipt:
 
 
 class StageReceipts:
-    """What a stage receives, in order."""
+    """All messages that a stage receives, in order."""
 
     def __init__(self, receipts: Sequence[Receipt]) -> None:
         self.receipts = receipts
@@ -36,11 +36,11 @@ class StageReceipts:
 
     @property
     def rooms(self) -> int:
-        """How many rooms it needs."""
+        """The number of rooms that the stage needs."""
         return max(self._rooms.values(), default=-1) + 1
 
     def room_of(self, one: StagePass) -> int:
-        """The room of what a pass needs; zero if it receives nothing."""
+        """The room of the message that a pass needs; zero if it receives nothing."""
         return self._rooms.get(one.number, 0)
 
 
@@ -53,7 +53,8 @@ _Way = tuple[int, PassKind]
 
 @dataclass(slots=True, kw_only=True)
 class _Message:
-    """What a pass gives to another, and before which of the receiver's passes that gets ready."""
+    """A message from one pass to another, and the pass of the receiver before which it gets
+    ready."""
 
     source: StagePass
     of: StagePass
@@ -62,14 +63,15 @@ class _Message:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def receipts_of(passes: tuple[StagePasses, ...], rooms: int) -> tuple[StageReceipts, ...]:
-    """What each stage receives, in order; each outcome has one of ``rooms`` until it is sent."""
+    """The messages that each stage receives, in order. ``rooms`` is each sender's room for outcomes
+    that are not received yet."""
     ways = _messages(passes)
     _Dealings(passes=passes, ways=ways, rooms=rooms).let_all_end()
     return tuple(StageReceipts(_with_rooms(stage, ways, rooms)) for stage in range(len(passes)))
 
 
 def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
-    """The messages of each way, as they are sent."""
+    """The messages of each way, in the order in which they are sent."""
     needed: dict[PassKey, StagePass] = {
         one.needs: one for of_stage in passes for one in of_stage if one.needs is not None
     }
@@ -89,7 +91,8 @@ def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
 
 @dataclass(slots=True, kw_only=True)
 class _Dealings:
-    """Plays who waits for whom, pass by pass; a receiver gets ready earlier where nobody moves."""
+    """Plays pass by pass which stages wait for one another; if no stage can move, a receiver gets
+    ready earlier."""
 
     passes: Sequence[StagePasses]
     ways: dict[_Way, list[_Message]]
@@ -100,7 +103,7 @@ class _Dealings:
     left: set[PassKey] = field(default_factory=set)
 
     def let_all_end(self) -> None:
-        """Move what receivers must be ready for earlier, so that every pass can end."""
+        """Let receivers get ready earlier, until every pass can end."""
         self.done = [0] * len(self.passes)
         self.received = dict.fromkeys(self.ways, 0)
         while any(count < len(of) for count, of in zip(self.done, self.passes, strict=True)):
@@ -151,7 +154,7 @@ class _Dealings:
 
 
 class _Turn(NamedTuple):
-    """Where a receipt is among all of a stage's: a way keeps its order."""
+    """The place of a receipt among all receipts of a stage; receipts of one way stay in order."""
 
     before: int
     latest: int

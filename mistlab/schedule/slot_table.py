@@ -1,7 +1,7 @@
-"""The schedule, written once: slot tables as values, and actions as values and text.
+"""Slot tables, which say what runs side by side while a layer computes, and actions.
 
-The closed form sums a table's slots, the event simulator plays them, the runtime executes them.
-Each engine has tables of its own (``mistlab.engines``).
+The schedule is written only here: the closed form sums a table's slots, the event simulator plays
+them, and the runtime executes them. Each engine has tables of its own (``mistlab.engines``).
 """
 
 import re
@@ -26,13 +26,13 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What one stage does for one layer and one micro-batch, both counted from zero.
+    """One task of a stage for one layer and one micro-batch, both counted from zero.
 
-    Kinds: F forward, B backward, W the gradients of weights where B leaves them to it, S optimizer
-    step, U parameter all-gather, R gradient reduction; P, G, O and A swap parameters, gradients,
-    optimizer state and activations, in (``<``) or out (``>``) of the GPU; X send, Y receive. Layers
-    count through the whole model, the embedding first and the head last; without one the action is
-    of the stage as a whole.
+    Kinds: F forward, B backward, W gradients of weights (if B computes only the input's), S
+    optimizer step, U parameter all-gather, R gradient reduction, X send, Y receive. P, G, O and A
+    swap parameters, gradients, optimizer state and activations into (``<``) or out of (``>``) the
+    GPU. Layers count through the whole model, the embedding first and the head last. An action
+    without a layer is the whole stage's.
 
     >>> str(Action(stage=2, kind="F", layer=7, micro_batch=0))
     '2F.7m0'
@@ -85,25 +85,26 @@ def _parts(text: str) -> dict[str, Any]:
 Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
-# How a stage sends activations and gradients on: all of them beside its next pass, or before it; or
-# beside it each tensor-parallel rank a part of them, which the receivers gather.
+# How a stage sends activations and gradients on: beside its next pass (overlapped), before its next
+# pass (blocking), or beside it with each tensor-parallel rank sending a part, which the receivers
+# gather (split).
 Sends = Literal["overlapped", "blocking", "split"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-# From these ZeRO levels on, gradients are reduced from buffers and weights gathered into buffers;
-# below them in place.
+# From these ZeRO levels on, gradients are reduced from buffers, and weights gathered into buffers.
+# Below these levels it happens in place.
 SHARDED_GRADIENTS = 2
 SHARDED_WEIGHTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A row of the slot table: what runs on one stream while a layer computes.
+    """A row of a slot table: a task that runs on one stream while a layer computes.
 
-    ``place`` says for which layer: the one that computes, the one whose turn comes next (ahead) or
-    the one whose turn is over (behind), as far off as prefetching reaches. ``from_zero`` is the
-    lowest ZeRO level that has such a task at all.
+    ``place`` says which layer the task is for: the one that computes (here), one whose turn comes
+    later (ahead), or one whose turn is over (behind). ``from_zero`` is the lowest ZeRO level with
+    this task.
     """
 
     stream: Stream
@@ -120,12 +121,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A slot table: the slots of each phase of a pass, and how stages pass activations on.
+    """A slot table: the tasks in the slots of each phase, and the way stages send activations.
 
-    A layer's slot lasts until all of its tasks are done. ``depth`` is how many layers off "ahead"
-    and "behind" are; at 0 a layer's own tasks surround it, one after another. ``sends`` is how
-    stages pass activations on. With ``overlaps_tensor_backward`` tensor-parallel ranks reduce the
-    gradients of a layer's inputs while the gradients of its weights are computed.
+    A layer's slot lasts until all of its tasks are done. ``depth`` is the distance, in layers, of
+    "ahead" and "behind"; with 0 all tasks of a slot are one layer's, one after another. With
+    ``overlaps_tensor_backward`` tensor-parallel ranks reduce the gradient of a layer's input while
+    they compute the gradients of its weights.
     """
 
     phases: Mapping[Phase, tuple[Task, ...]]
@@ -134,13 +135,14 @@ class Template:
     overlaps_tensor_backward: bool = False
 
 
-# The tasks that engines' slot tables are made of (``mistlab.engines``).
+# Tasks of which the engines' slot tables are made (``mistlab.engines``).
 FORWARD = Task(stream="compute", kind="F")
 BACKWARD = Task(stream="compute", kind="B")
-# Weights that are sharded are gathered for every pass; those of a sharded step once after it.
+# Sharded weights are gathered for every pass. After a sharded step, stepped weights are gathered
+# once.
 GATHER_SHARDED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=SHARDED_WEIGHTS)
 GATHER_STEPPED = Task(stream="gpu_to_gpu", kind="U", place="ahead", from_zero=1)
-# Gradients that are sharded are reduced after every pass; others once, with the last one.
+# Sharded gradients are reduced after every pass; others once, in the last pass.
 REDUCE_SHARDED = Task(stream="gpu_to_gpu", kind="R", place="behind", from_zero=SHARDED_GRADIENTS)
 REDUCE = Task(stream="gpu_to_gpu", kind="R", place="behind")
 
@@ -151,5 +153,5 @@ def fetch(kind: Kind) -> Task:
 
 
 def evict(kind: Kind, place: Place = "behind") -> Task:
-    """A copy to the host of what a layer has left, or of what it leaves here."""
+    """A copy to the host, for the layer behind or for the layer at another ``place``."""
     return Task(stream="device_to_host", kind=kind, direction=">", place=place)

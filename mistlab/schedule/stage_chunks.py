@@ -1,22 +1,21 @@
-"""The parts that a model is cut into: of S stages with v chunks each, S v of them.
+"""The parts into which a model is cut: with S stages of v chunks each, there are S v parts.
 
 Part c S + s is chunk c of stage s. A stage's blocks are divided over its chunks as evenly as
-possible, the first chunks taking the rest. The embedding is on the first part, the head on the
-last.
+possible; the first chunks take the rest. The first part has the embedding, the last part the head.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mistlab.symbolic.treatments import TREATMENTS
+from mistlab.values.dimensions import counts_of_blocks
 from mistlab.values.plan import Plan, StagePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """Consecutive layers of a model on one stage, which count through the whole model.
+    """A part: consecutive layers on one stage, numbered through the whole model.
 
-    ``treated`` are how many of its blocks have each treatment, by the dimension that counts them.
+    ``treated`` has the number of its blocks with each treatment, by the dimension that counts them.
     """
 
     stage: int
@@ -57,7 +56,7 @@ def parts_of_plan(plan: Plan, chunks: int) -> list[StagePart]:
                     stage=stage,
                     chunk=chunk,
                     blocks=range(begin, end),
-                    treated={name: own.count(name) for name in _counts()},
+                    treated={name: own.count(name) for name in counts_of_blocks()},
                     has_embedding=not parts,
                     has_head=(chunk, stage) == (chunks - 1, plan.num_stages - 1),
                 )
@@ -66,12 +65,7 @@ def parts_of_plan(plan: Plan, chunks: int) -> list[StagePart]:
     return parts
 
 
-def _counts() -> list[str]:
-    """The dimensions that count treated blocks, in the order in which the blocks lie."""
-    return [row.dimension for row in TREATMENTS.values()]
-
-
 def _ways(stage: StagePlan) -> list[str]:
-    """The dimension that counts each of a stage's blocks, in order; empty for plain ones."""
-    treated = [name for name in _counts() for _ in range(stage.degree(name))]
+    """For each block of a stage, in order, the dimension that counts it; empty for plain blocks."""
+    treated = [name for name in counts_of_blocks() for _ in range(stage.degree(name))]
     return [""] * (stage.layers - len(treated)) + treated

@@ -1,7 +1,7 @@
-"""The passes of each stage of a pipeline in an iteration, each with all that its order says.
+"""The passes of each stage in an iteration, with everything that follows from the order.
 
-Phases, neighbours and slots of activations are derived here and nowhere else: the event simulator
-and the runtime take them from here.
+A pass's phase, its neighbours and its slot of activations are derived only here. The event
+simulator and the runtime both use them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,19 +20,20 @@ from mistlab.schedule.slot_table import Phase
 
 # Stage, kind, chunk and micro-batch of a pass.
 PassKey = tuple[int, PassKind, int, int]
-# Pipelines whose passes are kept.
+# The most pipelines whose passes are kept in memory.
 _MOST_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePass:
-    """One pass of a micro-batch through a chunk of a stage, the stage's ``number``-th from zero.
+    """One pass of a micro-batch through a chunk of a stage; ``number`` counts the stage's passes.
 
-    Phases follow the order: ``first_forward`` is the first F of a chunk, ``last_backward`` its last
-    B, or its last W where the stage has W (all its B are ``backward`` then). ``is_first`` of its
-    kind in its chunk: gradients that add up begin with such a pass. The micro-batch's activations
-    are in slot ``held`` from F to the last pass that needs them; no two that are held at once have
-    the same. ``comes_from`` and ``goes_to`` are None at the model's ends and for W.
+    ``phase`` is ``first_forward`` for the first F of a chunk. It is ``last_backward`` for the
+    chunk's last B, or for its last W if the stage has W (then all its B are ``backward``).
+    ``is_first`` marks the first pass of its kind in its chunk, with which sums of gradients begin.
+    The micro-batch's activations take slot ``held`` from F to the last pass that needs them, and
+    no other micro-batch has this slot meanwhile. ``comes_from`` and ``goes_to`` are None at the
+    model's ends and for W.
     """
 
     stage: int
@@ -48,12 +49,12 @@ class StagePass:
 
     @property
     def key(self) -> PassKey:
-        """What tells the pass apart from all others of the pipeline."""
+        """The key of the pass: no other pass of the pipeline has it."""
         return self.stage, self.kind, self.chunk, self.micro_batch
 
     @property
     def needs(self) -> PassKey | None:
-        """The pass that makes its input; None where no pass of another part does."""
+        """The pass of another part that makes its input; None if there is none."""
         source = self.comes_from
         if source is None:
             return None
@@ -62,7 +63,7 @@ class StagePass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePasses:
-    """A stage's passes in order; ``most_held`` slots of activations are in use at once."""
+    """A stage's passes in order; at most ``most_held`` slots of activations are in use at once."""
 
     passes: tuple[StagePass, ...]
     chunks: int
@@ -87,7 +88,7 @@ def passes_of(order: PipelineOrder) -> tuple[StagePasses, ...]:
 
 
 def in_turn(passes: Sequence[StagePasses]) -> list[StagePass]:
-    """All passes of a pipeline, each after those that it needs, as far as they can run."""
+    """All passes of a pipeline that can run, each after the passes that it needs."""
     ran: list[StagePass] = []
     ended: set[PassKey] = set()
     done = [0] * len(passes)
@@ -156,7 +157,7 @@ def _phase(kind: PassKind, *, is_first: bool, is_last: bool, splits: bool) -> Ph
 
 @dataclass(slots=True, kw_only=True)
 class _Slots:
-    """Hands out slots of activations, the lowest free one first; passes of a kind free theirs."""
+    """Hands out slots of activations, lowest first; a pass of kind ``frees`` frees its slot."""
 
     frees: PassKind
     most: int = 0
@@ -164,7 +165,7 @@ class _Slots:
     free: list[int] = field(default_factory=list)
 
     def of(self, one: OrderedPass) -> int:
-        """The slot of a pass, taken or freed."""
+        """The slot of a pass, which F takes and the last pass frees."""
         key = one.chunk, one.micro_batch
         if one.kind == "F":
             if not self.free:

@@ -1,8 +1,8 @@
-"""The tasks of an iteration of a stage in the order that the host issues them: the slot table.
+"""The program of a stage: an iteration's tasks in the order in which the host issues them.
 
-The tasks of its passes (``mistlab.schedule.pass_tasks``) come with those between stages. A task
-says which buffers it reads and writes; what it waits for follows from that alone
-(``mistlab.schedule.hazards``).
+It has the tasks of the stage's passes (``mistlab.schedule.pass_tasks``) and the tasks that send to
+and receive from other stages. A task says which buffers it reads and writes. Its buffers alone
+decide which tasks it waits for (``mistlab.schedule.hazards``).
 """
 
 from collections import defaultdict
@@ -19,12 +19,12 @@ from mistlab.schedule.slot_table import Action, Kind, Phase, Task
 from mistlab.schedule.stage_passes import StagePass
 from mistlab.schedule.stage_shape import RING, StageShape
 
-# What of a first forward a flush does.
+# The tasks of a first forward that a flush runs.
 _STEPPING = ("open", "S", HOST_STEP, "O<", "O>", "G<", "close")
-# Tasks into memory that was allocated when they were issued.
+# Tasks that write to memory which is allocated when they are issued.
 _AFTER_COMPUTE = ("Y", "A<", "tied")
-# Besides the slot table's tasks and those of memory: the sum of a table of tokens that two layers
-# share, and the end of its memory; the sum of losses and norms.
+# Tasks that are neither in the slot table nor tasks of memory. "tied" sums the gradient of a table
+# of tokens that two layers share, "drop table" frees its memory, "report" sums losses and norms.
 Extra = Literal["tied", "drop table", "report"] | Memory
 
 
@@ -50,27 +50,27 @@ class Op:
 
     @property
     def name(self) -> str:
-        """Kind and direction of a table's task; the name of another."""
+        """Kind and direction of a task of the slot table; the name of any other task."""
         if isinstance(self.task, str):
             return self.task
         return HOST_STEP if self.lane == "host" else f"{self.task.kind}{self.task.direction or ''}"
 
     @property
     def layer(self) -> int:
-        """The layer of a table's task."""
+        """The layer of a task of the slot table."""
         assert isinstance(self.task, Action)
         assert self.task.layer is not None
         return self.task.layer
 
     @property
     def micro_batch(self) -> int:
-        """The micro-batch of a table's task."""
+        """The micro-batch of a task of the slot table."""
         assert isinstance(self.task, Action)
         return self.task.micro_batch
 
     @property
     def is_of_first(self) -> bool:
-        """Whether its pass is the first of its kind: what adds up over passes begins with it."""
+        """Whether its pass is the first of its kind, with which sums over passes begin."""
         return self.of is not None and self.of.is_first
 
     @property
@@ -81,13 +81,13 @@ class Op:
 
     @property
     def turn(self) -> int:
-        """The entry of its pass in the ring of outcomes that go to other stages."""
+        """The place of its pass in the ring of outcomes that are sent to other stages."""
         assert self.of is not None
         return self.of.number % RING
 
 
 def iterations(shape: StageShape, count: int) -> list[list[Op]]:
-    """The programs of successive iterations; all after the first are alike."""
+    """The programs of ``count`` successive iterations; all after the first are alike."""
     hazards = Hazards(LANES)
     return [[_ordered(op, hazards) for op in _Tasks(shape).iteration()] for _ in range(count)]
 
@@ -103,7 +103,7 @@ def flush(shape: StageShape) -> list[Op]:
 
 
 def _ordered(op: Op, hazards: Hazards) -> Op:
-    # What gets memory that compute has let go of must not write it before compute is past that.
+    # A task that takes over memory from compute must not write it before compute's last use.
     after = hazards.last("compute") if op.name in _AFTER_COMPUTE else ()
     return replace(op, waits=hazards.add(op.lane, op.reads, op.writes, after=after))
 

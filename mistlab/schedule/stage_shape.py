@@ -1,4 +1,4 @@
-"""What of a plan decides which tasks a stage has, and what comes and goes."""
+"""The shape of a stage: the choices of a plan that decide which tasks the stage has."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,14 +11,14 @@ from mistlab.schedule.slot_table import Phase, Task, Template
 from mistlab.schedule.stage_passes import NO_PASSES, StagePasses
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
 
-# How many entries the rings have of a stage that the runtime executes.
+# The number of entries in the rings of a stage that the runtime executes.
 RING = ring_entries(ENGINES["mistlab"].template().depth)
 
 
 def shares_table(plan: Plan) -> bool:
-    """Whether tied embeddings are one table: in a plan of one stage that keeps its weights whole.
+    """Whether tied embeddings are one table: in a plan of one stage that keeps whole weights.
 
-    Where weights or gradients come and go layer by layer, each layer has its own.
+    If weights or gradients come and go layer by layer, embedding and head have a table each.
     """
     (first, *others) = plan.stages
     return not others and (first.data_parallel == 1 or first.zero <= 1)
@@ -26,9 +26,10 @@ def shares_table(plan: Plan) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
-    """What decides which tasks a stage has. A level of ZeRO means nothing to a single rank.
+    """The choices that decide which tasks a stage has; ``zero`` is 0 for a single rank.
 
-    Embedding and head have one table, ``shares_table``, or one each that ``ties`` keeps alike.
+    Tied embeddings share one table (``shares_table``), or have a table each, which ``ties`` keeps
+    alike.
     """
 
     template: Template
@@ -87,7 +88,7 @@ class StageShape:
 
     @property
     def last_layer(self) -> int:
-        """The stage's last layer."""
+        """The number of the stage's last layer."""
         return self.first_layer + self.num_layers - 1
 
     def layer_at(self, position: int, phase: Phase) -> int:
@@ -101,19 +102,19 @@ class StageShape:
 
     @property
     def rooms(self) -> int:
-        """How many micro-batches that have come may wait for their passes."""
+        """The number of received micro-batches that may wait for their passes."""
         return max(RING, self.receipts.rooms)
 
     def offload_of(self, layer: int) -> Offload:
-        """The ratios of a layer; those of the embedding and the head are zero."""
+        """The offload ratios of a layer; those of the embedding and the head are zero."""
         return self.offload if layer in self.blocks else NO_OFFLOAD
 
     def borrows_table(self, layer: int) -> bool:
-        """Whether a layer is the head that uses the embedding's table."""
+        """Whether a layer is a head that uses the embedding's table."""
         return self.shares_table and layer == self.last_layer
 
     def rings_weights(self, layer: int) -> bool:
-        """Whether a layer's weights come and go, so that they are whole in a ring only."""
+        """Whether a layer's weights come and go, so that they are whole only in a ring."""
         return self.zero >= 3 or self.offload_of(layer).weights > 0
 
     def rings_gradients(self, layer: int) -> bool:
@@ -121,15 +122,15 @@ class StageShape:
         return self.zero >= 2 or self.offload_of(layer).gradients > 0
 
     def steps_tail(self, layer: int) -> bool:
-        """Whether the host steps a part of a layer."""
+        """Whether the host steps a part of a layer's parameters."""
         return self.steps_on_host and self.offload_of(layer).optimizer > 0
 
     def stages_tail(self, layer: int) -> bool:
-        """Whether a part of a layer's optimizer state is fetched to be stepped."""
+        """Whether a part of a layer's optimizer state is fetched for the step on the device."""
         return not self.steps_on_host and self.offload_of(layer).optimizer > 0
 
     def has(self, row: Task, layer: int) -> bool:
-        """Whether a row of the table is a task of this layer."""
+        """Whether a layer has the task of a row of the slot table."""
         if row.kind in ("U", "R"):
             return self.data_parallel > 1 and self.zero >= row.from_zero
         if row.direction is None:

@@ -1,7 +1,8 @@
-"""Compiled expressions, evaluated over columns of candidates.
+"""Expressions compiled to NumPy, and evaluated over columns of candidates.
 
-Expressions are the source text of one function of NumPy columns. Rows go through in blocks that
-stay in the processor's cache: the time a row takes does not depend on how many there are.
+Several expressions are the source text of one function of NumPy columns. Rows are evaluated in
+blocks that fit in the processor's cache, so the time for a row does not depend on the number of
+rows.
 
 Axes: E expressions, C candidates.
 """
@@ -21,9 +22,9 @@ ROWS_AT_ONCE = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """Expressions as one function of columns, in the words of its source text.
+    """Expressions as one function of columns, with the function's source text.
 
-    ``numbers`` are whole numbers that belong to them and depend on no column.
+    ``numbers`` are whole numbers that belong to the expressions and depend on no column.
     """
 
     names: tuple[str, ...]
@@ -36,12 +37,12 @@ class Compiled:
         object.__setattr__(self, "function", function_of(self.source))
 
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Self], tuple[Mapping[str, Any]]]:
-        """In another process the function is made of its source again."""
+        """Pickle the source only; another process makes the function again."""
         return type(self).from_mapping, (self.to_mapping(),)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """What ``to_mapping`` wrote; a ``RefusedError`` if the source is more than arithmetic."""
+        """Expressions from ``to_mapping``; raises ``RefusedError`` for more than arithmetic."""
         return cls(
             names=tuple(mapping["names"]),
             columns=tuple(mapping["columns"]),
@@ -50,7 +51,7 @@ class Compiled:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """The expressions as JSON values."""
         return {
             "names": self.names,
             "columns": self.columns,
@@ -63,7 +64,7 @@ class Compiled:
     ) -> NDArray[np.float64]:
         """The values (E, C) for ``columns`` of length C each, in the order of ``names``.
 
-        Columns that many candidates have in common may come as ``shared`` instead.
+        Columns whose values many candidates have in common may be given as ``shared``.
         """
         rows = len(next(iter(columns.values())))
         values = np.empty((len(self.names), rows))
@@ -82,7 +83,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shared:
-    """Columns that many candidates have in common: a short table, and each candidate's row."""
+    """Columns with few distinct rows: a short table, and the row of each candidate."""
 
     table: Mapping[str, NDArray[np.float64]]
     index: NDArray[np.int64]
@@ -99,7 +100,7 @@ def compile_expressions(
     constants: Mapping[str, int],
     numbers: Mapping[str, int] | None = None,
 ) -> Compiled:
-    """Compile ``expressions``; symbols are columns or constants, by their short names."""
+    """Compile ``expressions``, whose symbols are names of columns or of constants."""
     from mistlab.symbolic.printing import source_of  # noqa: PLC0415 (needs SymPy)
 
     return Compiled(

@@ -1,4 +1,4 @@
-"""Which sizes mean anything: a mask over columns of candidates, never an exception."""
+"""Masks of the candidates whose sizes a layer graph supports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def remainders(
     conditions: Sequence[Condition], columns: tuple[str, ...], constants: Mapping[str, int]
 ) -> Compiled:
-    """What is left over of every size that must divide; zero where it does."""
+    """The remainder of every size that must divide; zero if it divides."""
     left_over = {
         f"{condition.size} over {condition.divisor}": sympy.Mod(condition.size, condition.divisor)
         for condition in conditions
@@ -29,10 +29,9 @@ def remainders(
 
 
 def divides(compiled: Compiled, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-    """For each row, whether every size divides, by the ``remainders`` of a graph.
+    """A mask of rows in which every size divides, from the ``remainders`` of a graph.
 
-    Columns and constants are given by the symbols' short names: heads that do not divide over the
-    tensor-parallel ranks, for one, make a row infeasible.
+    For example, heads that do not divide over the tensor-parallel ranks make a row infeasible.
     """
     return np.asarray((compiled(columns) == 0).all(axis=0))
 
@@ -41,19 +40,19 @@ def holds(
     assumptions: Sequence[str],
     columns: Mapping[str, NDArray[Any]],
 ) -> NDArray[np.bool_]:
-    """For each row, whether the comparisons hold on which the traced code branched."""
+    """A mask of rows for which all comparisons hold on which the traced code branched."""
     values = _indicators(tuple(assumptions), tuple(columns))(columns)
     return np.asarray((values == 1).all(axis=0))
 
 
 def broken_at(assumptions: Sequence[str], sequence_length: int) -> list[str]:
-    """The comparisons that cannot hold for sequences of a length, whatever other sizes are."""
+    """The comparisons that cannot hold for a sequence length, whatever other sizes are."""
     return [*_broken(tuple(assumptions), sequence_length).numbers]
 
 
 @kept
 def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compiled:
-    """One where a comparison holds, else zero."""
+    """Expressions that are one if a comparison holds, else zero."""
     from mistlab.symbolic.text import relation_from  # noqa: PLC0415 (needs SymPy)
 
     indicators = {
@@ -64,7 +63,7 @@ def _indicators(assumptions: tuple[str, ...], columns: tuple[str, ...]) -> Compi
 
 @kept
 def _broken(assumptions: tuple[str, ...], sequence_length: int) -> Compiled:
-    """No expressions; the comparisons that are false are its numbers."""
+    """The false comparisons, as ``numbers`` of no expressions, so that they can be kept."""
     from mistlab.symbolic.text import relation_from  # noqa: PLC0415 (needs SymPy)
 
     at = {size_symbol("s"): sequence_length}

@@ -1,8 +1,8 @@
-"""Source text of compiled expressions, read again: arithmetic on columns, and nothing else.
+"""Turns the source text of compiled expressions into a function, if it is only arithmetic.
 
-Text that was kept in a folder is turned into a function only if every part of it is one that
-printing expressions makes. Whatever else it says (an import, an attribute of anything but NumPy, a
-call of another name, a loop) is refused, so that reading it never does more than arithmetic.
+The text may come from a folder, so it is parsed first. Every part must be one that printing
+expressions makes. Anything else (an import, an attribute of anything but NumPy, a call of another
+name, a loop) is refused, so that running the text never does more than arithmetic.
 """
 
 import ast
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-# What expressions are printed with.
+# The functions of NumPy that printed expressions use.
 FUNCTIONS = frozenset(
     (
         *("maximum", "minimum", "amax", "amin", "where", "select", "mod", "floor", "ceil"),
@@ -28,7 +28,7 @@ NAME = "compiled"
 
 
 class RefusedError(Exception):
-    """Text that is more than arithmetic on columns."""
+    """A text is more than arithmetic on columns."""
 
 
 def function_of(source: str) -> Callable[..., tuple[Any, ...]]:

@@ -1,11 +1,11 @@
-"""Expressions compiled once: in a process they stay in memory, between processes as source text.
+"""Keeps compiled expressions: in memory within a process, as source text between processes.
 
     @kept
     def layers(graph: StoredGraph) -> Compiled:
         ...
 
-SymPy takes longer to make source text of expressions than all else of a small question; once the
-text is there, SymPy is not even imported.
+For a small question, most of the time goes to SymPy, which turns expressions into source text. If
+the text is there already, SymPy is not even imported.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,10 @@ P = ParamSpec("P")
 
 
 def kept(make: Callable[P, Compiled]) -> Callable[P, Compiled]:
-    """A function of values, whose results are kept. It may depend on nothing but its arguments and
-    the package's sources, which the recipe of a call tells."""
+    """A decorator for a function that compiles expressions, which keeps the function's results.
+
+    The function may depend only on its arguments and on the package's sources.
+    """
 
     @cache
     def in_process(*arguments: P.args, **_: P.kwargs) -> Compiled:

@@ -1,13 +1,13 @@
 """The folder in which compiled expressions are kept as source text, between processes.
 
-``MISTLAB_CACHE`` names it, or else it is ``mistlab`` in the user's cache folder; ``MISTLAB_CACHE=``
-(empty) keeps nothing. Each version of the package has a folder in it, each recipe a file. Files
-appear whole, by renaming, so that processes may share the folder, be killed, and delete it at any
-time. Whatever is wrong with it is said once, as a warning, and expressions are compiled as if it
-were not there: nothing depends on it but time.
+``MISTLAB_CACHE`` names the folder. By default it is ``mistlab`` in the user's cache folder; an
+empty ``MISTLAB_CACHE=`` keeps nothing. Each version of the package has a folder in it, and each
+recipe a file. Files appear whole, by renaming, so processes may share the folder, may be killed,
+and may delete the folder at any time. If something is wrong with the folder, one warning says so,
+and expressions are compiled as if the folder were not there. Only speed depends on it.
 
-A folder that others may write to is not used: they could plant other numbers in it. What its files
-may do when they are run is limited by ``mistlab.symbolic.grammar`` besides.
+A folder to which other users may write is not used: they could plant wrong numbers. In addition
+``mistlab.symbolic.grammar`` limits what the text of a file can do when it is run.
 """
 
 import hashlib
@@ -26,23 +26,23 @@ from typing import Any
 from mistlab.symbolic.recipe import version
 
 VARIABLE = "MISTLAB_CACHE"
-# Of versions that are used no longer, as many folders stay.
+# The most folders of versions that stay.
 MOST_VERSIONS = 8
 MOST_BYTES = 4 * 2**20
 
 
 class CacheWarning(UserWarning):
-    """The folder of compiled expressions cannot be used, or something in it."""
+    """The folder of compiled expressions, or a file in it, cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFolder:
-    """Values as JSON by their recipes, in a folder of one version."""
+    """Keeps values as JSON files by recipe, in the folder of one version."""
 
     path: Path
 
     def read(self, recipe: str) -> Mapping[str, Any] | None:
-        """What was kept for a recipe; None if that is nothing, or not to be trusted."""
+        """The value kept for a recipe; None if there is none, or if it cannot be trusted."""
         path = self._file(recipe)
         try:
             text = _trusted_text(path)
@@ -81,14 +81,14 @@ class KeptFolder:
             _say(f"{self.path}: {error.strerror}: compiled expressions cannot be kept")
 
     def say_damaged(self, recipe: str) -> None:
-        """Say that what was kept for a recipe is not what was written."""
+        """Warn that the file for a recipe is damaged."""
         _say(f"{self._file(recipe)}: is damaged: what it held is compiled again")
 
     def _file(self, recipe: str) -> Path:
         return self.path / f"{_digest(recipe)}.json"
 
     def _make(self) -> None:
-        """Make the folder, and let those of old versions go."""
+        """Make the folder, and remove folders of old versions."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         others = [one for one in self.path.parent.iterdir() if one.is_dir()]
         others.sort(key=lambda one: one.stat().st_mtime, reverse=True)
@@ -125,7 +125,7 @@ def _trusted_text(path: Path) -> str | None:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Whether nobody but this user and root can have written a file or to a folder."""
+    """Whether only this user and root can have written a file, or to a folder."""
     if os.name != "posix":
         return True
     writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

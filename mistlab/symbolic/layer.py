@@ -1,4 +1,4 @@
-"""A layer graph summed up: its work by class of operators, and its memory."""
+"""Sums over a layer graph: its work by class of operators, and its memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mistlab.symbolic.maximum import largest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorWork:
-    """What one class of operators does in one phase, for one micro-batch on one rank."""
+    """The work of one class of operators in one phase, for one micro-batch on one rank."""
 
     operators: int
     flop: sympy.Expr
@@ -23,10 +23,10 @@ class OperatorWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerExpressions:
-    """One layer's work and memory, for one micro-batch on one rank.
+    """The work and memory of a layer, for one micro-batch on one rank.
 
-    ``saved_bytes`` is what is kept for the backward pass. The peaks include what is kept. Operators
-    that run again count as the backward pass's.
+    ``saved_bytes`` are kept for the backward pass, and the peaks include them. Operators that run
+    again belong to the backward pass.
     """
 
     work: Mapping[tuple[Phase, Kind], OperatorWork]
@@ -38,11 +38,11 @@ class LayerExpressions:
     output_bytes: sympy.Expr
 
     def flop(self, phase: Phase) -> sympy.Expr:
-        """Floating-point operations of a phase, all classes."""
+        """Floating-point operations of a phase, over all classes."""
         return sympy.Add(*(work.flop for (p, _), work in self.work.items() if p == phase))
 
     def moved_bytes(self, phase: Phase) -> sympy.Expr:
-        """Bytes read and written by the kernels of a phase, collectives apart."""
+        """Bytes read and written by the kernels of a phase, without collectives."""
         return sympy.Add(
             *(w.moved_bytes for (p, k), w in self.work.items() if p == phase and k != "collective")
         )
@@ -73,7 +73,7 @@ def expressions_of(graph: LayerGraph) -> LayerExpressions:
 
 
 def _work(operators: list[Operator]) -> OperatorWork:
-    # A collective's message is read and written in place: it counts once.
+    # A collective reads and writes its message in place, so the message counts once.
     moved = [
         o.read_bytes if o.kind == "collective" else o.read_bytes + o.written_bytes
         for o in operators
@@ -87,7 +87,7 @@ def _work(operators: list[Operator]) -> OperatorWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSums:
-    """What stages add up of their layers: expressions in sizes, or symbols that stand for them."""
+    """The sums of a layer that stages need: expressions in sizes, or symbols for them."""
 
     parameters: sympy.Expr
     saved_bytes: sympy.Expr
@@ -131,5 +131,5 @@ _PLAIN = [entry.name for entry in fields(LayerExpressions) if entry.name != "wor
 
 
 def sum_name(layer: str, name: str) -> str:
-    """The symbol of one sum of one layer."""
+    """The name of the symbol for one sum of one layer."""
     return f"{layer}_{name}"

@@ -1,7 +1,7 @@
-"""SymPy, imported when something of it is first asked for.
+"""Imports SymPy only when one of its names is first used.
 
-Importing SymPy takes longer than a small question does. Modules whose functions make expressions
-take ``sympy`` from here; whoever finds their results kept never asks.
+Importing SymPy takes longer than answering a small question. Modules that make expressions take
+``sympy`` from here. If their results are kept already, SymPy is never imported.
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
 
     class _OnUse:
-        """A module that is imported by looking for one of its names."""
+        """Stands for a module, and imports it when one of its names is used."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module("sympy"), name)

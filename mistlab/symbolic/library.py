@@ -1,4 +1,4 @@
-"""The layer graphs that are shipped, and which of them a workload runs."""
+"""The layer graphs that come with the package, and the graph of each workload."""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ FAMILIES = ("gpt", "llama", "falcon")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What shapes a graph besides sizes: ``precision`` is ``half`` (two bytes) or ``single``."""
+    """The choices besides sizes that decide a graph.
+
+    ``precision`` is ``half`` (two bytes) or ``single`` (four bytes).
+    """
 
     family: str
     attention: str
@@ -37,7 +40,7 @@ class Variant:
 
 
 def variants() -> tuple[Variant, ...]:
-    """Every graph that is shipped: each family, and GPT with biases and dropout too."""
+    """The variants of all shipped graphs: each family, and GPT also with biases and dropout."""
     plain = [
         Variant(family=family, attention=attention, precision=precision)
         for family, attention, precision in product(FAMILIES, ("flash", "math"), ("half", "single"))
@@ -51,7 +54,7 @@ def variants() -> tuple[Variant, ...]:
 
 
 def shipped(variant: Variant) -> ModelGraph:
-    """A shipped graph."""
+    """The shipped graph of a variant."""
     return _stored(variant).graph
 
 
@@ -62,7 +65,7 @@ def _stored(variant: Variant) -> StoredGraph:
 
 
 def graph_of(workload: Workload) -> StoredGraph:
-    """The graph that a workload runs: a shipped one, or its traced model's own."""
+    """The graph of a workload: a shipped graph, or the graph of its traced model."""
     model = workload.model
     precision = "single" if workload.precision == "fp32" else "half"
     if model.family == "custom":

@@ -1,7 +1,6 @@
-"""Expressions compiled to NumPy: printed as the source text of one function of columns.
+"""Prints expressions as the source text of one NumPy function of columns.
 
-Common parts are shared, and given a name. Of SymPy's functions those are printed that NumPy runs
-fastest.
+Common parts are computed once, under a name. Of several NumPy functions the fastest is printed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ def source_of(
 
 
 def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> sympy.Expr:
-    """An expression with numbers for the symbols that have one; as it is if none has."""
+    """An expression with numbers in place of the symbols that are constants."""
     known = {
         symbol: sympy.Integer(constants[symbol.name])
         for symbol in expression.free_symbols
@@ -39,7 +38,7 @@ def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> symp
     }
     if not known:
         return expression
-    # With numbers for the model's sizes, few of a maximum's terms can still be the largest.
+    # With numbers for the model's sizes, few terms of a maximum can still be the largest.
     return sympy.expand(expression.subs(known)).replace(sympy.Max, lambda *terms: largest(terms))
 
 
@@ -61,7 +60,7 @@ class _Printer(NumPyPrinter):  # type: ignore[misc]
     def _print_Piecewise(self, expression: sympy.Expr) -> str:  # noqa: N802
         *choices, (last, _) = expression.args
         if last == 0 and len(choices) == 1:
-            # A product with the condition takes a fifth of the time of a choice.
+            # A product with the condition takes a fifth of the time of ``where``.
             ((value, condition),) = choices
             return f"(({self._print(value)})*({self._print(condition)}))"
         text = self._print(last)

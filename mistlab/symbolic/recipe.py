@@ -1,8 +1,8 @@
-"""The text that says which expressions were compiled: who made them, and from which values.
+"""Recipes: texts that name a call which compiles expressions, by its function and arguments.
 
 Two calls with equal recipes make equal expressions, in any process of one version of the package.
-A value whose text would say too little of it has no recipe, and is compiled in every process: an
-object of another package, or a function that a script or a test made.
+Some values cannot be told apart by a text: an object of another package, or a function that a
+script or a test made. They have no recipe, and their expressions are compiled in every process.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class NoRecipeError(Exception):
-    """A value that a recipe cannot tell from others."""
+    """A value cannot be named in a recipe."""
 
 
 def recipe_of(make: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
@@ -32,8 +32,11 @@ def recipe_of(make: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
 
 @cache
 def version() -> str:
-    """A digest of all that turns a recipe into source text: this package's own sources, SymPy,
-    NumPy and Python. SymPy is not imported for it."""
+    """A digest of everything that turns a recipe into source text.
+
+    This is the package's own sources, and the versions of SymPy, NumPy and Python. SymPy is not
+    imported.
+    """
     digest = hashlib.sha256(f"{sys.version_info[:2]} {np.__version__}".encode())
     digest.update(_release_of_sympy())
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -75,8 +78,10 @@ def _values(value: Any) -> Any:
 
 
 def _function(function: FunctionType) -> Any:
-    """A function of this package, whose sources the version is a digest of. Of those without a name
-    of their own (``<lambda>``), the place and the code tell one from another."""
+    """A function of this package; the version has a digest of its source.
+
+    A function without a name of its own (``<lambda>``) is named by its place and its code.
+    """
     name, code = _name_of(function), function.__code__
     if "<" not in name:
         return name

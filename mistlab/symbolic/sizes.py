@@ -1,4 +1,4 @@
-"""The numbers that stand for a graph's symbols, given a workload and columns of candidates."""
+"""Numbers for the symbols of a layer graph, from a workload and columns of candidates."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ def constants_of(workload: Workload) -> Mapping[str, int]:
 
 
 def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, NDArray[Any]]:
-    """All sizes as columns, for columns of candidates' sizes by their symbols, such as b and tp."""
+    """All sizes as columns; ``sizes`` has the candidates' own columns, such as b and tp."""
     rows = len(sizes["tp"])
     vocab = [workload.model.padded_vocab(int(degree)) for degree in sizes["tp"]]
     return {

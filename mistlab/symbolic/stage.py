@@ -1,8 +1,8 @@
-"""A stage summed up from its layers: what it holds, its fullest moments, and its work.
+"""Expressions for a stage's memory, its fullest moments and its work, as sums over its layers.
 
-L blocks, some of them treated otherwise than plain ones; q micro-batches in flight; e and t are 1
-where the stage holds the embedding or the head. All bytes are of one rank. What comes and goes
-beside a block that computes, and when layers step, is the engine's.
+A stage has L blocks, some of them treated, and q micro-batches in flight; e and t are 1 where it
+holds the embedding or the head. All bytes are of one rank. The engine decides which bytes come and
+go while a block computes, and when layers step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,13 +29,13 @@ ww, wg, wo, wa = (choice_symbol(name) for name in ("ww", "wg", "wo", "wa"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageExpressions:
-    """A stage's memory and work.
+    """The memory and work of a stage.
 
-    ``buffers_bytes`` is the room for what is gathered from other ranks or fetched from the host,
-    ``step_buffer_bytes`` what the step takes beside states and buffers. ``activations`` are kept
-    between forward and backward passes; ``moments`` are what each phase's fullest moments hold of
-    activations and temporaries, kept ones included. ``logits_bytes`` is what the head keeps for its
-    backward pass beyond its input.
+    ``buffers_bytes`` is room for states that are gathered from other ranks or fetched from the
+    host, ``step_buffer_bytes`` the step's memory beside states and buffers. ``activations`` are
+    kept between forward and backward passes. ``moments`` are the bytes of activations (kept ones
+    included) and temporaries in each phase's fullest moments. ``logits_bytes`` are the bytes that
+    the head keeps for its backward pass beyond its input.
     """
 
     parameters: sympy.Expr
@@ -64,7 +64,7 @@ def stage_expressions(
     tied_embeddings: bool,
     treatments: Sequence[tuple[str, Treatment]],
 ) -> StageExpressions:
-    """The sums over a stage's layers, in symbols of the layers' own sums."""
+    """The expressions of a stage, in symbols for the sums of its layers."""
     memory = states_as_changed(memory, lambda name: choice_symbol(DIMENSIONS[name].symbol))
     embedding, block, head = (LayerSums.symbols(name) for name in ("embedding", BLOCKS, "head"))
     treated = [_Treated.of(name, row) for name, row in treatments]
@@ -73,7 +73,7 @@ def stage_expressions(
     blocks = L * block.parameters
     ends = e * embedding.parameters + t * head.parameters
     if tied_embeddings:
-        # A stage with both ends has the one table that they share once.
+        # A stage with both embedding and head has their shared table only once.
         table = size_symbol("V") * size_symbol("h") / size_symbol("tp")
         ends -= e * t * table
     largest_block = replace(block, parameters=sympy.Symbol(LARGEST_BLOCK, nonnegative=True))
@@ -108,7 +108,7 @@ class _Treated:
 
     @classmethod
     def of(cls, name: str, row: Treatment) -> Self:
-        """Those of a row of the table of treatments."""
+        """The blocks of one row of the table of treatments."""
         return cls(
             layer=LayerSums.symbols(type_of(BLOCKS, name)),
             count=choice_symbol(DIMENSIONS[row.dimension].symbol),
@@ -117,12 +117,12 @@ class _Treated:
 
 
 def _kept(blocks: Sequence[_Treated]) -> sympy.Expr:
-    """What blocks keep of one micro-batch."""
+    """The bytes that blocks keep for one micro-batch."""
     return sympy.Add(*(one.count * one.layer.saved_bytes for one in blocks))
 
 
 def _last(blocks: Sequence[_Treated], name: str) -> sympy.Expr:
-    """A sum of the last of the blocks, which lie in this order."""
+    """A sum of the last block of the stage; ``blocks`` are in the stage's order."""
     first, *others = blocks
     choices = [(getattr(one.layer, name), one.count > 0) for one in reversed(others)]
     return sympy.Piecewise(*choices, (getattr(first.layer, name), True))
@@ -145,9 +145,13 @@ def _buffers(
     head: LayerSums,
     memory: EngineMemory,
 ) -> sympy.Expr:
-    """Rings of two: ZeRO lets all layers come and go, offloading blocks alone. From ZeRO-2 on
-    gradients do both, whole until they are reduced, and the rank's part until the host has it.
-    Engines without rings let gathered weights stay, as many as they like and a layer at least."""
+    """Bytes of buffers: rings of two, or weights that stay gathered.
+
+    Under ZeRO all layers pass through the rings; with offloading only blocks do. From ZeRO-2 on
+    there are two rings for gradients: for whole gradients until they are reduced, and for the
+    rank's part until the host has it. Engines without rings keep gathered weights, up to a number
+    of their own, and at least one layer.
+    """
     layer = _largest(embedding, block, head)
     if not memory.rings:
         gathered = sympy.Max(layer, sympy.Min(parameters, memory.gathered_elements))
@@ -164,25 +168,28 @@ def _buffers(
 
 
 def _shards(level: int) -> sympy.Basic:
-    """Whether several ranks share out what they do from a level of ZeRO on."""
+    """The condition that several ranks divide states, from a ZeRO level on."""
     return sympy.And(choice_symbol("z") >= level, choice_symbol("dp") > 1)
 
 
 def _logits(head: LayerSums) -> sympy.Expr:
-    """What the head keeps for its backward pass beyond its input."""
+    """Bytes that the head keeps for its backward pass beyond its input."""
     return head.saved_bytes - head.input_bytes
 
 
 def _bucket(memory: EngineMemory) -> sympy.Expr:
-    """What a ZeRO optimizer reduces from, however many ranks there are."""
+    """Bytes of the bucket from which a ZeRO optimizer reduces, for any number of ranks."""
     size = memory.gradient * memory.bucket_elements
     return sympy.Piecewise((size, choice_symbol("z") >= 1), (0, True))
 
 
 def _step_buffer(parameters: sympy.Expr, block: LayerSums, memory: EngineMemory) -> sympy.Expr:
-    """With rings, offloaded optimizer state that is back on the device: of a block that steps, and
-    of the one before it, which leaves. Without, the scratch of a step of all layers, or before it
-    the bucket from which a pipeline reduces."""
+    """Bytes of the optimizer's step beside states and buffers.
+
+    With rings it is offloaded optimizer state on the device: of the block that steps, and of the
+    block before it, whose state leaves. Without rings it is the scratch of a step of all layers or,
+    before it, the bucket from which a pipeline reduces.
+    """
     if not memory.rings:
         scratch = sharded(parameters * memory.step_scratch, level=1)
         return sympy.Max(scratch, (1 - e * t) * _bucket(memory))
@@ -202,12 +209,12 @@ def _moments(
     runs when only other micro-batches are kept. With rings blocks step in the first forward, when
     one micro-batch is in flight; without, when none is.
 
-    A block that runs has its own activations on the device whole, and its neighbour's, which are on
-    their way out or in; what runs before the first block or after the last has that one's. A stage
-    of one block is its own neighbour, in another micro-batch.
+    While a block runs, all its activations are on the device, and so are its neighbour's, which are
+    on their way out or in. While the embedding or the head runs, those of the nearest block are. A
+    stage of one block is its own neighbour, in another micro-batch.
     """
     last = _last(blocks, "saved_bytes")
-    # Of the micro-batches in flight, what was sent to the next stage is held until it comes back.
+    # Activations sent to the next stage are held until their gradients come back.
     sent = (q - 1) * (1 - t) * blocks[0].layer.output_bytes
     all_kept = _activations(embedding, blocks).device + sent
     has_neighbour = sympy.Or(L > 1, q > 1)
@@ -236,8 +243,8 @@ def _moments(
 
 
 def _between(blocks: Sequence[_Treated], all_kept: sympy.Expr, peak: str) -> Iterator[sympy.Expr]:
-    """The moments at which the first block of each treatment runs beside the last one before it,
-    and at which that one runs, unless it can need no more."""
+    """The moments at which the first block of a treatment runs beside the block before it, and the
+    moments at which the block before it runs, if they can be fuller."""
     for number in range(1, len(blocks)):
         before, own, after = blocks[:number], blocks[number], blocks[number:]
         beside = _last(before, "saved_bytes")

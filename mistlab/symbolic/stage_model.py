@@ -1,8 +1,9 @@
-"""Stages compiled in two steps: from sizes to layers, and from layers to stages.
+"""Computes memory and work of stages for columns of candidates, with compiled expressions.
 
-Layers' sums depend on a structure's graph and on sizes, stages' on the layers' sums and a plan's
-choices. Each is compiled once, the first for each graph, the second once and for all; rows then go
-at millions a second, since candidates share their few layers.
+There are two steps. Sums of layers depend on a model's graph and on sizes; they are compiled once
+for each graph. Figures of stages depend on the sums of layers and on a plan's choices; they are
+compiled once for each engine. Candidates share few distinct layers, so millions of rows take a
+second.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ _Dimensions = tuple[tuple[str, Dimension], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Sizes:
-    """Which micro-batches and tensor-parallel degrees divide the model's sizes, and for each all
-    sizes and the sums of layers."""
+    """For each micro-batch and tensor-parallel degree: all sizes, and the sums of layers.
+
+    ``feasible`` says whether the model's sizes divide.
+    """
 
     feasible: NDArray[np.bool_]
     table: Mapping[str, NDArray[np.float64]]
@@ -49,7 +52,7 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageModel:
-    """The stages of one workload under one engine as a function of columns."""
+    """Computes the stages of one workload under one engine, for columns of candidates."""
 
     workload: Workload
     engine: str
@@ -61,7 +64,7 @@ class StageModel:
 
     @classmethod
     def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
-        """The compiled layers of a workload's graph, and the stages that they make up."""
+        """The model for a workload's graph; compiles the graph's layers."""
         graph = graph_of(workload)
         return cls(
             workload=workload,
@@ -74,11 +77,11 @@ class StageModel:
 
     @property
     def memory(self) -> EngineMemory:
-        """What the engine keeps in the workload's precision."""
+        """The engine's memory in the workload's precision."""
         return ENGINES[self.engine].memory_in(self.workload.precision)
 
     def figures(self, batch: StageBatch) -> StageFigures:
-        """What each candidate holds and does."""
+        """The memory and work of each candidate."""
         feasible, values = self._values(batch, _all)
         return StageFigures(feasible=feasible, **values)
 
@@ -88,7 +91,7 @@ class StageModel:
         return {name: sizes.table[name][rows] for name in self.layers.names}
 
     def peaks(self, batch: StageBatch) -> StagePeaks:
-        """What decides whether each candidate fits: a quarter of the figures in half the time."""
+        """The figures that decide whether each candidate fits, in half the time of all figures."""
         feasible, values = self._values(batch, _peaks)
         return StagePeaks(feasible=feasible, **values)
 
@@ -103,7 +106,7 @@ class StageModel:
         return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
 
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, NDArray[np.int64]]:
-        """The sizes that the candidates have, and which of them each has."""
+        """The distinct sizes of the candidates, and each candidate's number among them."""
         names = [*sizes_of_candidates().values()]
         if len(self.types.pattern) > 1:
             names += self.types.columns

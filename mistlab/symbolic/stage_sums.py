@@ -1,8 +1,8 @@
 """The sums of a stage's blocks, by treatment: what the expressions of stages add up.
 
-Where all blocks are of one kind these are the sums of one block. Where kinds take turns they are
-those of a block that stands for all that the stage treats in one way: of what adds up its share of
-the whole, and of what is there at one moment at least as much as any of them has.
+Where all blocks are of one kind, these are the sums of one block. Where kinds take turns, they are
+the sums of an imaginary block that stands for all blocks with one treatment. Its amounts that add
+up over blocks are averages; its amounts at one moment are the largest of any block.
 
 Axes: C rows of sizes and stages.
 """

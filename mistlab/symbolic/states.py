@@ -1,8 +1,8 @@
-"""Bytes of weights, gradients and optimizer state under every ZeRO level and offload ratio.
+"""Expressions for bytes of weights, gradients and optimizer state, by ZeRO level and ratio.
 
-How many bytes a parameter takes is the engine's (``mistlab.engines.engine_memory``). A ratio takes
-its share of the rank's bytes of blocks after sharding; the embedding and the head, whose states are
-needed first and last in every pass, stay on the device.
+The engine says how many bytes a parameter takes (``mistlab.engines.engine_memory``). A ratio is a
+share of the rank's bytes of blocks after sharding. The states of embedding and head stay on the
+device, because they are needed first and last in every pass.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class States:
 
 
 def weights(blocks: sympy.Expr, ends: sympy.Expr, memory: EngineMemory) -> States:
-    """Weights: sharded over data-parallel ranks from ZeRO-3."""
+    """Bytes of weights, which are sharded over data-parallel ranks from ZeRO-3 on."""
     return _states(blocks * memory.weight, ends * memory.weight, level=3, ratio="ww")
 
 
 def gradients(blocks: sympy.Expr, ends: sympy.Expr, memory: EngineMemory) -> States:
-    """Accumulated gradients: sharded from ZeRO-2."""
+    """Bytes of accumulated gradients, which are sharded from ZeRO-2 on."""
     return _states(blocks * memory.gradient, ends * memory.gradient, level=2, ratio="wg")
 
 
 def optimizer(blocks: sympy.Expr, ends: sympy.Expr, memory: EngineMemory) -> States:
-    """Optimizer state: sharded from ZeRO-1."""
+    """Bytes of optimizer state, which is sharded from ZeRO-1 on."""
     return _states(blocks * memory.optimizer, ends * memory.optimizer, level=1, ratio="wo")
 
 
 def sharded(whole: sympy.Expr, *, level: int) -> sympy.Expr:
-    """A rank's part of what data-parallel ranks share out from a ZeRO level on."""
+    """A rank's part of a state that data-parallel ranks divide from a ZeRO level on."""
     data_parallel, zero = choice_symbol("dp"), choice_symbol("z")
     return whole / sympy.Piecewise((data_parallel, zero >= level), (1, True))
 

@@ -1,7 +1,7 @@
-"""A layer graph as its file has it: its text, and expressions for whoever asks for them.
+"""A layer graph as the text of its file; its expressions are read only when they are needed.
 
-Whether two graphs are the same is told by the digest of the text, without reading its expressions:
-that takes SymPy, and what was compiled of the same text before does not need them.
+Reading expressions imports SymPy. Two graphs are compared by a digest of their texts, so
+expressions that were compiled before, from the same text, are found again without SymPy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StoredGraph:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any], where: str) -> StoredGraph:
-        """The graph of a file's mapping; what is none is refused at once."""
+        """The graph in a file's mapping; refuses a mapping that is no graph."""
         if not _has_texts(mapping):
             _from_mapping(mapping, where)
         text = json.dumps(mapping, sort_keys=True)
@@ -35,17 +35,17 @@ class StoredGraph:
 
     @property
     def graph(self) -> ModelGraph:
-        """The graph, its expressions read."""
+        """The graph, with its expressions read."""
         return _read(self)
 
     @property
     def attention(self) -> str:
-        """How attention is computed, as the model was traced."""
+        """The attention with which the model was traced."""
         return str(self.mapping["attention"])
 
     @property
     def precision(self) -> str:
-        """Of two bytes (``half``) or of four (``single``)."""
+        """``half`` (two bytes) or ``single`` (four bytes)."""
         return str(self.mapping["precision"])
 
     @property
@@ -60,7 +60,7 @@ class StoredGraph:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What must divide."""
+        """The sizes that must divide."""
         return self.graph.conditions
 
     @property
@@ -80,12 +80,12 @@ class StoredGraph:
 
     @property
     def layers(self) -> tuple[LayerGraph, LayerGraph, LayerGraph]:
-        """Embedding, block, head."""
+        """The graphs of embedding, block and head."""
         return self.graph.layers
 
 
 def _has_texts(mapping: object) -> bool:
-    """Whether what is asked of a graph without reading its expressions is there."""
+    """Whether a mapping has the texts that are used without reading expressions."""
     if not isinstance(mapping, Mapping):
         return False
     assumptions = mapping.get("assumptions")

@@ -1,7 +1,7 @@
-"""The symbols of layer graphs and of stages, one or two letters each, under one legend.
+"""The symbols of layer graphs and of stages, one or two letters each.
 
-Sizes are positive integers of the whole model: a rank's share is a quotient by ``tp``. What a plan
-chooses for a stage comes in columns named as in ``StageBatch``.
+Sizes are positive integers of the whole model; a rank's share is a quotient by ``tp``. A plan's
+choices for a stage are columns, with the names of ``mistlab.values.dimensions``.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from mistlab.symbolic.lazily import sympy
 from mistlab.values.dimensions import DIMENSIONS
 
-# Sizes of a workload, the same for every candidate. Those of a candidate are dimensions.
+# Sizes of a workload, which are the same for every candidate. Sizes of a candidate are dimensions.
 WORKLOAD_SIZES: Mapping[str, str] = {
     "s": "sequence_length",
     "h": "hidden",
@@ -23,7 +23,7 @@ WORKLOAD_SIZES: Mapping[str, str] = {
 
 
 def sizes_of_candidates() -> Mapping[str, str]:
-    """The symbols of dimensions that layer graphs know: b for ``micro_batch``."""
+    """The symbols of dimensions that are sizes, such as b for ``micro_batch``."""
     return {row.symbol: name for name, row in DIMENSIONS.items() if row.is_size}
 
 

@@ -1,7 +1,7 @@
-"""Expressions as text and back, without evaluating the text as code.
+"""Turns expressions into text and back, without evaluating the text as code.
 
-What a graph file holds is arithmetic on size symbols, ``Max``, ``Mod`` and comparisons; anything
-else is refused, so a file from a stranger can be read.
+A graph file holds arithmetic on size symbols, ``Max``, ``Mod`` and comparisons. Anything else is
+refused, so a file from a stranger can be read.
 """
 
 import ast
@@ -36,7 +36,7 @@ def text_of(expression: sympy.Expr) -> str:
 
 @cache
 def expression_from(text: str) -> sympy.Expr:
-    """The expression that ``text_of`` printed.
+    """The expression in a text from ``text_of``.
 
     >>> expression_from("2*b*s*h**2/tp")
     2*b*h**2*s/tp
@@ -50,7 +50,7 @@ def expression_from(text: str) -> sympy.Expr:
 
 @cache
 def relation_from(text: str) -> sympy.Basic:
-    """The comparison of two expressions that SymPy printed.
+    """The comparison in a text that SymPy printed.
 
     >>> relation_from("s < 4096")
     s < 4096

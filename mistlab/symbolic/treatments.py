@@ -1,8 +1,8 @@
-"""Treatments: the ways in which a stage may run a block, one row of a table for each.
+"""Treatments: the ways in which a stage may run a block, each a row of a table.
 
-A stage counts the blocks of each treatment by a dimension; the others are plain. Its blocks lie in
-the table's order, plain ones first. What a treated block does and keeps is a layer graph, made of
-the plain block's.
+A dimension of a stage counts its blocks with each treatment; the other blocks are plain. Plain
+blocks come first, then treated ones in the table's order. The layer graph of a treated block is
+made from the graph of the plain block.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ PLAIN = "plain"
 class Treatment:
     """One treatment; its key in ``TREATMENTS`` is its name.
 
-    ``dimension`` counts the blocks that have it; ``graph`` makes their graph of a plain block's.
-    With ``peaks_as_plain`` they need at least what plain blocks need at their fullest moments, so
-    that the moment at which the last plain block runs is never the fullest.
+    ``dimension`` counts the blocks that have it. ``graph`` makes their layer graph from a plain
+    block's graph. With ``peaks_as_plain`` they need at their fullest moments at least as much as
+    plain blocks, so the moment at which the last plain block runs is never the fullest.
     """
 
     dimension: str

@@ -1,8 +1,8 @@
-"""Dimensions: what a plan chooses for each of its stages, one row of a table for each choice.
+"""The table of dimensions: one row for each choice that a plan makes for a stage.
 
-A row says how the choice is called in plan files and in expressions, which numbers it may be, how
-people say it, and which tasks and states it changes. Stages of plans, columns of candidates, spaces
-and searchers take their choices from the table: a dimension is added by adding its row.
+A row has the choice's names in plan files and in expressions, its possible numbers, its words for
+people, and the tasks and states that it changes. Stages of plans, columns of candidates, spaces and
+searchers take their choices from the table, so a dimension is added by adding its row.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 States = TypeVar("States", bound="DataclassInstance")
 
-# How blocks are treated and how many there are; GPUs, and the sequences of each; all the rest.
+# The parts of a stage's choices: numbers of blocks and their treatment; its GPUs, and the sequences
+# of each; ways to save memory.
 Part = Literal["layers", "mesh", "savings"]
-# From the values of a dimension, numbers or a symbol, to what a quantity is multiplied with.
+# Turns values of a dimension (numbers or a symbol) into a factor on a quantity.
 Factor = Callable[[Any], Any]
 
 
@@ -28,17 +29,18 @@ Factor = Callable[[Any], Any]
 class Dimension:
     """A choice of a stage; its key in ``DIMENSIONS`` is the name of its column.
 
-    ``path`` is where a stage of a plan file has it, where that is not its name; ``symbol`` stands
-    for it in expressions, those of layer graphs where it ``is_size``. A stage that does not say has
-    the ``default``; without one every stage must say. With ``is_ratio`` it is a share of a whole,
-    without a whole number. A choice ``shared_by`` the ranks of a group means nothing to one rank.
+    ``path`` is its place in a stage of a plan file, if this is not its name. ``symbol`` stands for
+    it in expressions, also in those of layer graphs if it ``is_size``. A stage without a value has
+    the ``default``; if there is none, every stage must have a value. With ``is_ratio`` it is a
+    share of a whole, otherwise a whole number. A choice ``shared_by`` the ranks of a group has no
+    effect if the group has one rank.
 
-    ``amount`` and ``noun`` say a value: "ZeRO-2", "3" of "blocks recomputed". ``label`` is its
-    short name in searchers' choices.
+    ``amount`` and ``noun`` put a value into words: "ZeRO-2", or "3" and "blocks recomputed".
+    ``label`` is the dimension's short name in searchers' choices.
 
-    ``of_tasks`` multiplies what a kind of task of the slot table moves (U, R, P, G, O, A) or takes
-    (F, B, S); ``of_states`` multiplies bytes a parameter: of a weight, a gradient, or the optimizer
-    (fields of ``mistlab.engines.memory.EngineMemory``).
+    ``of_tasks`` has factors by kind of task, on the bytes that it moves (U, R, P, G, O, A) or on
+    its time (F, B, S). ``of_states`` has factors on the bytes of weight, gradient or optimizer
+    state (fields of ``mistlab.engines.memory.EngineMemory``).
     """
 
     part: Part
@@ -58,11 +60,11 @@ class Dimension:
 
     @property
     def numbers(self) -> Metadata:
-        """Where its numbers lie: metadata of a field."""
+        """The range of its numbers, as metadata of a field."""
         return ratio() if self.is_ratio else bounded(minimum=self.minimum, maximum=self.maximum)
 
     def number(self, value: float) -> float:
-        """A value from a column as Python's own number."""
+        """A value from a column, as Python's own type of number."""
         return float(value) if self.is_ratio else int(value)
 
 
@@ -85,7 +87,7 @@ def _as_it_is(ratio: Any) -> Any:
     return ratio
 
 
-# In the order of columns. Those of one part are chosen, and listed in reports, in this order.
+# The order is that of columns, and that in which searchers choose and reports list them.
 DIMENSIONS: dict[str, Dimension] = {
     "layers": Dimension(part="layers", symbol="L", minimum=1),
     "data_parallel": Dimension(part="mesh", symbol="dp", minimum=1),
@@ -107,12 +109,12 @@ OFFLOADS = tuple(name for name, row in DIMENSIONS.items() if row.path.startswith
 
 
 def names_of(part: Part) -> tuple[str, ...]:
-    """The dimensions of a part, in the table's order."""
+    """Names of the dimensions of a part, in the table's order."""
     return _names_of(part, tuple(DIMENSIONS.values()))
 
 
 def counts_of_blocks() -> tuple[str, ...]:
-    """The dimensions that say how many of a stage's blocks are treated in some way."""
+    """Names of dimensions that count blocks with some treatment, such as recomputed blocks."""
     return names_of("layers")[1:]
 
 
@@ -123,7 +125,7 @@ def _names_of(part: Part, _: tuple[Dimension, ...]) -> tuple[str, ...]:
 
 
 def added() -> tuple[str, ...]:
-    """The dimensions beyond those that stages of plans have as fields."""
+    """Names of dimensions that were added to the built-in ones."""
     if len(DIMENSIONS) == len(BUILT_IN):
         return ()
     return tuple(name for name in DIMENSIONS if name not in BUILT_IN)
@@ -135,7 +137,7 @@ def label_of(name: str) -> str:
 
 
 def amount_words(name: str, value: float) -> str:
-    """A value of a dimension without its noun: "ZeRO-2", "12.5%"."""
+    """A value of a dimension in words, without its noun: "ZeRO-2", "12.5%"."""
     return DIMENSIONS[name].amount.format(value)
 
 
@@ -149,13 +151,13 @@ def dimension_words(name: str, value: float, layers: int) -> str:
 
 
 def change_words(name: str, now: float, then: float) -> str:
-    """Another value of a dimension: "2 instead of 3 blocks recomputed"."""
+    """A change of a dimension in words: "2 instead of 3 blocks recomputed"."""
     noun = DIMENSIONS[name].noun
     return f"{amount_words(name, then)} instead of {amount_words(name, now)} {noun}".rstrip()
 
 
 def checked_value(name: str, value: object) -> float:
-    """A value of an added dimension as a number; raises ``FieldError`` for any other."""
+    """A value of an added dimension as a number; refuses any other dimension or value."""
     if name not in added():
         refuse(name, f"is no dimension of stages: add its row, or give {', '.join(BUILT_IN)}")
     row = DIMENSIONS[name]
@@ -163,13 +165,16 @@ def checked_value(name: str, value: object) -> float:
 
 
 def checked_others(others: Mapping[str, object]) -> tuple[tuple[str, float], ...]:
-    """Values of added dimensions, checked and in order; those that are the default are left out."""
+    """Values of added dimensions, checked and in order; default values are left out."""
     checked = [(name, checked_value(name, value)) for name, value in sorted(others.items())]
     return tuple(pair for pair in checked if pair[1] != DIMENSIONS[pair[0]].default)
 
 
 def states_as_changed(memory: States, value: Callable[[str], Any]) -> States:
-    """Bytes a parameter as dimensions change them, given their values: numbers or symbols."""
+    """Bytes of states for each parameter, multiplied by the factors of dimensions.
+
+    ``value`` gives the value of a dimension: numbers or a symbol.
+    """
     changed: dict[str, Any] = {}
     for name, row in DIMENSIONS.items():
         for state, factor in row.of_states.items():

@@ -33,7 +33,7 @@ HERE = Path()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to train, on what and how: well formed together, though it may not fit in memory."""
+    """A workload, a cluster and a plan, checked together; the plan may still not fit in memory."""
 
     workload: Workload
     cluster: Cluster
@@ -48,7 +48,7 @@ class Job:
 
 
 def load_job(path: Path | str) -> Job:
-    """Read a plan file; paths in it are relative to its folder. Errors begin with its name."""
+    """Read a plan file; paths in it are relative to its folder, and errors begin with its name."""
     path = Path(path)
     mapping = read_yaml(path)
     try:
@@ -59,13 +59,13 @@ def load_job(path: Path | str) -> Job:
 
 
 def dump_job(job: Job, path: Path | str) -> None:
-    """Write a plan file, so that ``load_job`` gives an equal job back."""
+    """Write a plan file from which ``load_job`` reads an equal job."""
     path = Path(path)
     write_yaml(job_to_mapping(job, path.parent), path)
 
 
 def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
-    """Decode a job from the content of a plan file that lies in ``folder``."""
+    """A job from the content of a plan file in ``folder``."""
     if not isinstance(mapping, Mapping):
         return from_mapping(Job, mapping)
     resolved = dict(mapping)
@@ -81,7 +81,7 @@ def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
 
 
 def job_to_mapping(job: Job, folder: Path = HERE) -> dict[str, Any]:
-    """A job as the content of a plan file that will lie in ``folder``; defaults are left out."""
+    """The content of a plan file in ``folder`` for a job; defaults are left out."""
     mapping = to_mapping(job, omit_defaults=True)
     mapping["workload"]["model"] = plain_model(job.workload.model, folder)
     mapping["cluster"]["hardware"] = plain_hardware(job.cluster.hardware)
@@ -146,7 +146,7 @@ def _tensor_parallel_problem(job: Job) -> FieldError | None:
 
 
 def degree_problem(model: ModelSpec, degree: int) -> str:
-    """Why a model cannot be split over so many ranks; empty if it can."""
+    """Why a model cannot be split over ``degree`` ranks; empty if it can."""
     if model.tensor_parallel_degrees is not None:
         if degree in model.tensor_parallel_degrees:
             return ""
@@ -160,7 +160,7 @@ def degree_problem(model: ModelSpec, degree: int) -> str:
 
 
 def _engine_problem(job: Job) -> FieldError | None:
-    """What the plan's engine cannot do."""
+    """The first thing in the job that the plan's engine cannot do."""
     engine, in_pipeline = ENGINES[job.plan.engine], job.plan.num_stages > 1
     if problem := engine.precision_problem(job.workload.precision):
         return FieldError("workload.precision", problem)
@@ -199,7 +199,7 @@ def _order_problem(job: Job) -> FieldError | None:
     return None
 
 
-# Each finds at most one problem, and a job is refused with all of them.
+# Each check finds at most one problem, and a job is refused with all problems.
 _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _model_problem,
     _precision_problem,

@@ -1,11 +1,11 @@
-"""The mesh of a stage: the axes along which its GPUs divide the work, and groups of its GPUs.
+"""The mesh of a stage: axes along which its GPUs divide the work, and groups of GPUs.
 
-Ranks count along the axes in the table's order, the first one fastest; stages follow one another.
-A group is a set of axes: ranks that differ along these alone work together. An axis is added by its
-row, and by its name in the groups that reach along it.
+Ranks count along the axes in the table's order, the first axis fastest; then come the ranks of the
+next stage. A group is a set of axes: ranks that differ only along these axes work together. An axis
+is added by its row, and by its name in the groups that contain it.
 
-A function takes ``value``, which gives the degree of a dimension: ``stage.value`` of a stage of a
-plan, ``batch.value`` of columns of candidates.
+The argument ``value`` of a function gives the degree of a dimension: ``stage.value`` for a stage of
+a plan, ``batch.value`` for columns of candidates.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ Whole = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """An axis: the dimension that is its degree, and how people call it."""
+    """An axis: the dimension that is its degree, and its name for people."""
 
     dimension: str
     words: str
@@ -34,8 +34,8 @@ AXES: dict[str, Axis] = {
     "data": Axis(dimension="data_parallel", words="data"),
 }
 
-# Ranks that add up parts of activations; that share out states under ZeRO, and gather weights; that
-# reduce gradients.
+# By name, the axes of a group: of ranks that sum parts of activations; of ranks that divide states
+# under ZeRO, and gather weights; of ranks that reduce gradients.
 GROUPS: dict[str, tuple[str, ...]] = {
     "tensor": ("tensor",),
     "gather": ("data",),
@@ -44,7 +44,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def num_gpus(value: Callable[[str], Degree]) -> Degree:
-    """GPUs of a stage: the product of its axes."""
+    """Number of GPUs of a stage: the product of its axes' degrees."""
     # Asked for with every stage of a plan.
     gpus: Any = 1
     for axis in AXES.values():
@@ -54,7 +54,7 @@ def num_gpus(value: Callable[[str], Degree]) -> Degree:
 
 
 def ranks_of(group: str, value: Callable[[str], Degree]) -> Degree:
-    """How many ranks a group has."""
+    """Number of ranks in a group."""
     product: Any = prod(value(AXES[axis].dimension) for axis in GROUPS[group])
     ranks: Degree = product
     return ranks
@@ -63,16 +63,16 @@ def ranks_of(group: str, value: Callable[[str], Degree]) -> Degree:
 def shape_on_nodes(
     group: str, value: Callable[[str], NDArray[Any]], first_rank: Whole, gpus_per_node: int
 ) -> tuple[Whole, Whole]:
-    """A group's most ranks in a node, and its nodes, for stages that begin at ``first_rank``.
+    """The most ranks of a group in a node, and the number of its nodes.
 
-    Ranks fill nodes in order.
+    The stage begins at ``first_rank``, and ranks fill nodes in order.
     """
     reach, apart = np.zeros_like(first_rank), np.ones_like(first_rank)
     step = np.ones_like(first_rank)
     for name, axis in AXES.items():
         degree = value(axis.dimension).astype(np.int64)
         if name in GROUPS[group]:
-            # Ranks that are a node apart or more are each in a node of their own.
+            # Ranks that are at least a node apart are all in different nodes.
             is_inside = step < gpus_per_node
             reach = reach + np.where(is_inside, (degree - 1) * step, 0)
             apart = apart * np.where(is_inside, 1, degree)
@@ -83,7 +83,7 @@ def shape_on_nodes(
 
 
 def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
-    """The ranks of each group of this name, counted from a stage's first rank."""
+    """The ranks of each group of this name, counted from the stage's first rank."""
     steps = dict(zip(AXES, _steps(value), strict=True))
 
     def ranks(axes: list[str]) -> list[int]:
@@ -99,7 +99,7 @@ def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
 
 
 def position_of(rank: int, value: Callable[[str], int]) -> dict[str, int]:
-    """Where a rank of a stage is along each axis."""
+    """The position of a stage's rank along each axis."""
     found = {}
     for name, axis in AXES.items():
         rank, found[name] = divmod(rank, value(axis.dimension))
@@ -113,7 +113,7 @@ def rank_of(position: dict[str, int], value: Callable[[str], int]) -> int:
 
 
 def _steps(value: Callable[[str], int]) -> list[int]:
-    """How many ranks apart neighbours along each axis are."""
+    """The distance in ranks between neighbours along each axis."""
     steps = [1]
     for axis in AXES.values():
         steps.append(steps[-1] * value(axis.dimension))

@@ -1,4 +1,4 @@
-"""Columns of the parts of plans: chunks of stages as candidates for a stage of their own."""
+"""The parts of plans as columns: each chunk of a stage is a candidate for a stage of its own."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from mistlab.values.stages import StageBatch
 
 
 def batch_of_parts(plans: Sequence[Plan], chunks: int) -> StageBatch:
-    """The parts of plans whose stages have so many chunks, in order, one plan after another."""
+    """The parts of plans whose stages have ``chunks`` chunks, in order, one plan after another."""
     parts = [(plan, part) for plan in plans for part in parts_of_plan(plan, chunks)]
     first = np.cumsum([0, *(plan.num_stages for plan in plans)])[:-1]
     places = np.repeat(first, [plan.num_stages * chunks for plan in plans])

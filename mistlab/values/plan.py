@@ -24,9 +24,9 @@ from mistlab.values.value import bounded, check_fields, further_keys, name_in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """Shares of a rank's own bytes, after sharding, that live in host memory.
+    """Offload ratios: shares of a rank's own bytes, after sharding, that live in host memory.
 
-    For activations, of the bytes that a block saves for its backward pass.
+    For activations it is the share of the bytes that a block saves for its backward pass.
     """
 
     weights: float = field(default=0.0, metadata=DIMENSIONS["offload_weights"].numbers)
@@ -45,10 +45,10 @@ NO_OFFLOAD = Offload()
 class StagePlan:
     """One pipeline stage: its blocks, its GPUs and how it saves memory.
 
-    ``micro_batch`` counts sequences on a data-parallel rank. ``zero`` shards the optimizer state
-    (1), the gradients too (2), the weights too (3). The last ``checkpointed_layers`` blocks
-    recompute their activations. ``others`` are values of dimensions that were added to
-    ``mistlab.values.dimensions.DIMENSIONS``, where they are not the default.
+    ``micro_batch`` is the number of sequences on a data-parallel rank. ``zero`` shards optimizer
+    state (1), also gradients (2), also weights (3). The last ``checkpointed_layers`` blocks
+    recompute their activations. ``others`` has values of dimensions that were added to
+    ``mistlab.values.dimensions.DIMENSIONS``, without default values.
     """
 
     layers: int = field(metadata=DIMENSIONS["layers"].numbers)
@@ -73,7 +73,7 @@ class StagePlan:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Self:
-        """The stage of values by the names of dimensions; those left out are the default."""
+        """A stage from values by names of dimensions; omitted dimensions have their default."""
         own, offload, others = _by_place(values)
         if any(offload.values()):
             own["offload"] = Offload(**offload)
@@ -88,7 +88,7 @@ class StagePlan:
         return dict(self.others).get(name, DIMENSIONS[name].default or 0)
 
     def degree(self, name: str) -> int:
-        """The value of a dimension that counts."""
+        """The value of a dimension that is a whole number."""
         return int(self.value(name))
 
     def values(self) -> tuple[float, ...]:
@@ -98,7 +98,7 @@ class StagePlan:
         return (*own, *map(self.value, further)) if further else own
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
-        """The stage with other values of some dimensions."""
+        """This stage with other values of some dimensions."""
         own, offload, others = _by_place(values)
         if offload:
             own["offload"] = replace(self.offload, **offload)
@@ -108,7 +108,7 @@ class StagePlan:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that the stage takes."""
+        """Number of GPUs of the stage."""
         return prod(_degrees_along(tuple(AXES))(self))
 
 
@@ -124,7 +124,7 @@ def _degrees_along(axes: tuple[str, ...]) -> Callable[[StagePlan], Iterable[int]
 def _by_place(
     values: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, float], dict[str, float]]:
-    """Values of a stage's own fields, of its offloading, and of dimensions that were added."""
+    """Values of a stage's own fields, of its offload ratios, and of added dimensions."""
     own: dict[str, Any] = {}
     offload: dict[str, float] = {}
     others: dict[str, float] = {}
@@ -178,15 +178,15 @@ class Plan:
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages."""
+        """Number of pipeline stages."""
         return len(self.stages)
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all stages."""
+        """Number of GPUs of all stages."""
         return sum(stage.num_gpus for stage in self.stages)
 
     @property
     def layers(self) -> int:
-        """Transformer blocks of all stages."""
+        """Number of transformer blocks of all stages."""
         return sum(stage.layers for stage in self.stages)

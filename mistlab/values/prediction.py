@@ -1,7 +1,7 @@
-"""What a plan costs, as predicted: ``Prediction``, and the Protocol of whoever predicts.
+"""The predicted cost of a plan, and the Protocol of predictors.
 
-Names and units are those of the JSON that predictions are written as. A plan that does not fit is a
-prediction like any other, with ``fits`` false.
+Names and units are those of predictions in JSON. A plan that does not fit has a prediction like any
+other, with ``fits`` false.
 """
 
 import math
@@ -16,7 +16,7 @@ from mistlab.values.value import bounded, check_fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryByClass:
-    """Bytes on one GPU, by what they hold."""
+    """Bytes on one GPU, by class."""
 
     weights: int = field(metadata=bounded(minimum=0))
     gradients: int = field(metadata=bounded(minimum=0))
@@ -31,7 +31,7 @@ class MemoryByClass:
 
     @property
     def total_bytes(self) -> int:
-        """All classes together."""
+        """The sum over all classes."""
         return sum(getattr(self, entry.name) for entry in fields(self))
 
 
@@ -49,11 +49,11 @@ class MemoryByPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrediction:
-    """One stage: times of one micro-batch and of the step, and bytes of its fullest GPU.
+    """A stage's times for one micro-batch and for the step, and bytes of its fullest GPU.
 
-    ``stable_s`` is a steady forward and backward; the deltas are what the first forward and the
-    last backward take beyond it. ``memory`` splits the highest peak. ``host_bytes`` is what the
-    stage's ranks on one node keep in its host memory.
+    ``stable_s`` is the time of a steady forward and backward. The deltas are the extra times of the
+    first forward and the last backward. ``memory`` splits the highest peak. ``host_bytes`` are the
+    bytes that the stage's ranks on one node keep in the node's host memory.
     """
 
     stable_s: float = field(metadata=bounded(minimum=0))
@@ -73,10 +73,10 @@ class StagePrediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One iteration of a plan; ``iteration_s`` lies in its bounds with 90 % confidence.
+    """The predicted iteration of a plan; 90 % of measurements lie within the bounds.
 
-    ``mfu`` is the share of the GPUs' peak that the model's own arithmetic makes up; ``notes`` say
-    what the prediction rests on that was never measured.
+    ``mfu`` is the model's own arithmetic as a share of the GPUs' peak. ``notes`` name assumptions
+    of the prediction that were never measured.
     """
 
     iteration_s: float = field(metadata=bounded(above=0))
@@ -101,8 +101,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How many times longer the second of two plans takes than the first, and whether that is more
-    than the bounds of the two leave open."""
+    """The time of the second of two plans as a multiple of the first's.
+
+    ``exceeds_bounds`` says whether the difference is larger than the two plans' bounds leave open.
+    """
 
     ratio: float = field(metadata=bounded(above=0))
     exceeds_bounds: bool
@@ -112,7 +114,7 @@ class Comparison:
 
 
 def compared(first: Prediction, second: Prediction) -> Comparison:
-    """Two plans beside one another; errors of the two are taken as independent."""
+    """The comparison of two predictions, whose errors are taken as independent."""
     ratio = second.iteration_s / first.iteration_s
     widths = [
         (one.iteration_s_high - one.iteration_s_low) / (2 * one.iteration_s)
@@ -122,12 +124,12 @@ def compared(first: Prediction, second: Prediction) -> Comparison:
 
 
 class Predictor(Protocol):
-    """Whoever predicts plans of one workload on one cluster."""
+    """Predicts plans of one workload on one cluster."""
 
     def predict(self, plan: Plan) -> Prediction:
-        """What the plan costs."""
+        """The predicted cost of a plan."""
         ...
 
     def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
-        """What each plan costs, in order."""
+        """The predicted cost of each plan, in order."""
         ...

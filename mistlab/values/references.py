@@ -83,19 +83,19 @@ def plain_hardware(hardware: Hardware) -> Any:
 
 
 def order_from(plain: object, folder: Path) -> object:
-    """The order that ``plan.order`` stands for in a plan file of this folder."""
+    """The order that ``plan.order`` names in a plan file in ``folder``."""
     if not isinstance(plain, str) or not is_order_path(plain):
         return plain
     return _as_path(_joined(folder, plain))
 
 
 def plain_order(order: str, folder: Path) -> str:
-    """What ``plan.order`` says of an order in a plan file of this folder."""
+    """The content of ``plan.order`` for an order, in a plan file in ``folder``."""
     return _as_path(_relative(order, folder)) if is_order_path(order) else order
 
 
 def _as_path(path: str) -> str:
-    """A path that no name of an order looks like."""
+    """A path that cannot be taken for the name of an order."""
     return path if is_order_path(path) else f"./{path}"
 
 

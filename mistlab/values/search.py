@@ -1,7 +1,7 @@
-"""A search for the fastest plan: its problem, budget and result, and the Protocol of searchers.
+"""Values of a search for the fastest plan: problem, budget and result; Protocols of searchers.
 
-A searcher is built with its predictor and a clock. What it asks of the predictor is a ``Predictor``
-for whole plans and a ``StageCostModel`` for columns of candidates for a stage.
+A searcher is made with a predictor and a clock. It uses the predictor as a ``Predictor`` of whole
+plans, and as a ``StageCostModel`` of columns of candidates for a stage.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What to find a plan for."""
+    """The workload and the cluster for which a plan is wanted."""
 
     workload: Workload
     cluster: Cluster
@@ -34,9 +34,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """When a search must end, by whichever limit comes first; at least one is given.
+    """The limits at which a search must end: at the first one reached; at least one is given.
 
-    ``evaluations`` counts predictions of plans, and 1,000 stage candidates as one.
+    ``evaluations`` counts each predicted plan as one, and 1,000 stage candidates as one.
     """
 
     evaluations: int | None = field(default=None, metadata=bounded(minimum=1))
@@ -51,7 +51,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
-    """A plan better than all before it: how fast, and what it took to find."""
+    """A plan better than all before it: its time, and the evaluations and seconds until then."""
 
     iteration_s: float = field(metadata=bounded(above=0))
     plan_evaluations: int = field(metadata=bounded(minimum=0))
@@ -64,7 +64,7 @@ class Improvement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A plan that fits and is not the best, as predicted."""
+    """A plan that fits, but is not predicted best."""
 
     plan: Plan
     prediction: Prediction
@@ -75,13 +75,13 @@ class Rival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """How a search ended, and the best plan that it found.
+    """The end of a search, and the best plan that it found.
 
-    OPTIMAL: none in the space is faster. FEASIBLE: fits, not proven best. INFEASIBLE: none fits.
-    BUDGET: ended by its budget. REFUSED: the searcher cannot take the problem, for ``reason``.
-    ``lower_bound_s`` is an iteration time that no plan of the space beats; ``gap`` is how far the
-    best plan may be from it, as a share of its time. ``rivals`` are the next best of the plans that
-    it asked about, fastest first: all of them where they are few.
+    OPTIMAL: no plan in the space is faster. FEASIBLE: the plan fits, but is not proven best.
+    INFEASIBLE: no plan fits. BUDGET: the budget ended the search. REFUSED: the searcher cannot take
+    the problem, for ``reason``. ``lower_bound_s`` is an iteration time that no plan of the space
+    can beat; ``gap`` is the distance of the best plan from it, as a share of the plan's time.
+    ``rivals`` are the next best plans that the search asked about, fastest first.
     """
 
     status: Status
@@ -113,22 +113,22 @@ class SearchResult:
 
 @runtime_checkable
 class StageCostModel(Protocol):
-    """Whoever predicts single stages, many at a time."""
+    """Predicts the costs of single stages, many at a time."""
 
     def stage_costs(self, batch: "StageBatch", *, engine: str = "mistlab") -> "StageCosts":
-        """What each candidate costs."""
+        """The costs of each candidate."""
         ...
 
 
 class PlanAndStagePredictor(Predictor, StageCostModel, Protocol):
-    """Whoever predicts both, consistently."""
+    """Predicts plans and single stages consistently."""
 
 
 class Searcher(Protocol):
-    """Whoever finds plans."""
+    """Finds plans."""
 
     def search(
         self, problem: Problem, space: SearchSpace, budget: Budget, seed: int
     ) -> SearchResult:
-        """The best plan of the space that the budget allows to find."""
+        """Search a space for the best plan, within a budget."""
         ...

@@ -1,4 +1,4 @@
-"""Which plans a search may choose from, and the spaces that have names."""
+"""Search spaces, which say from which plans a search may choose, and the named spaces."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -20,7 +20,7 @@ from mistlab.values.value import bounded, check_fields, further_keys, name_in, r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadRatios:
-    """The ratios that each kind of offloading may take."""
+    """The allowed ratios of each kind of offloading."""
 
     weights: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
     gradients: tuple[float, ...] = field(default=(0.0,), metadata=ratio())
@@ -36,14 +36,14 @@ class OffloadRatios:
 class SearchSpace:
     """Allowed degrees, ratios and features; None allows every degree that divides.
 
-    A plan takes all GPUs, and each of its stages lies inside one node or fills whole ones. Without
+    A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Without
     ``partial_checkpointing`` a stage recomputes none or all of its blocks. Without
-    ``unequal_stages`` stages are alike: the same ZeRO level, ratios and number of recomputed blocks
-    (as far as they have so many), and even shares of the blocks. With it a stage's blocks may be
-    ``layers_off_balance`` fewer or more than an even share, any number with None; degrees may
-    differ too with ``unequal_meshes``. A single rank shards nothing: of the ZeRO levels it takes
-    the lowest. ``others`` lists values of dimensions that were added to the table; of one that is
-    not listed there is the default.
+    ``unequal_stages`` all stages have the same ZeRO level, ratios and number of recomputed blocks
+    (or all blocks, if they have fewer), and even shares of the blocks. With it, a stage may have up
+    to ``layers_off_balance`` blocks fewer or more than an even share (any number with None). With
+    ``unequal_meshes`` degrees may differ too. A single rank shards nothing, and takes the lowest
+    ZeRO level. ``others`` lists values of dimensions that were added to the table; an added
+    dimension that is not listed has its default.
     """
 
     name: str
@@ -81,7 +81,7 @@ class SearchSpace:
             refuse("unequal_stages", problem)
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
-        """The distinct values of a dimension that the space lists, in order; None for any."""
+        """The values of a dimension that the space lists, sorted; None allows any value."""
         if dimension in counts_of_blocks() and dimension in BUILT_IN:
             return None
         row = DIMENSIONS[dimension]
@@ -94,10 +94,11 @@ class SearchSpace:
     def choices(
         self, dimension: str, *, layers: int, degree: Callable[[str], int], in_pipeline: bool
     ) -> tuple[float, ...]:
-        """What a stage of so many blocks and of these degrees may choose, in order.
+        """The values of a dimension that a stage may choose, in order.
 
-        Of what ranks share, one rank takes the lowest. Counts of blocks are none or all of them,
-        with ``partial_checkpointing`` any.
+        The stage has ``layers`` blocks and the degrees ``degree``. If ranks share the choice, a
+        single rank takes the lowest value. Counts of blocks are none or all blocks, or any number
+        with ``partial_checkpointing``.
         """
         listed = self.listed(dimension)
         if dimension in counts_of_blocks():
@@ -118,7 +119,7 @@ _READERS = {
 
 
 def space_of(name: str) -> SearchSpace:
-    """The space of a name; an unknown one is refused with those that there are.
+    """The space of a name; refuses an unknown name.
 
     >>> space_of("mist").layers_off_balance
     2
@@ -139,8 +140,8 @@ def _check_not_empty(value: OffloadRatios | SearchSpace) -> None:
 _POWERS = tuple(2**i for i in range(14))
 _EIGHTHS = tuple(i / 8 for i in range(9))
 
-# The published space, grown feature by feature (Mist, EuroSys 2025). Degrees and micro-batches are
-# powers of two, and so is the number of micro-batches if the global batch is one.
+# The published space, built up feature by feature (Mist, EuroSys 2025). Degrees and micro-batches
+# are powers of two, and so is the number of micro-batches if the global batch is a power of two.
 _3D = SearchSpace(
     name="3d",
     data_parallel=_POWERS,
@@ -169,7 +170,7 @@ _WIDE = replace(
     layers_off_balance=None,
     unequal_meshes=True,
 )
-# What users of other systems choose from, on the engine that comes closest to theirs.
+# The spaces of other systems' users, on the engine that comes closest to their system.
 _MEGATRON = SearchSpace(
     name="megatron",
     engine="megatron",

@@ -1,4 +1,4 @@
-"""Columns of stage candidates, what each of them holds and does, and what it costs.
+"""Columns of stage candidates, with the memory, work, times and costs of each.
 
 Axes: C candidates. Every column has length C.
 """
@@ -16,7 +16,7 @@ from mistlab.values.plan import Plan
 
 Column = NDArray[Any]
 
-# Where a stage is in the pipeline: by column, the symbol that stands for it in expressions.
+# The columns for a stage's position in the pipeline, with their symbols in expressions.
 POSITIONS: Mapping[str, str] = {
     "in_flight": "q",  # micro-batches whose activations are held at once
     "has_embedding": "e",  # 1 on the first stage, else 0
@@ -27,25 +27,28 @@ POSITIONS: Mapping[str, str] = {
 
 
 def column_names() -> tuple[str, ...]:
-    """What tells candidates apart: the dimensions of a stage, and its position."""
+    """Names of all columns: the dimensions of a stage, and its position."""
     return (*DIMENSIONS, *POSITIONS)
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class StageBatch:
-    """Candidates for one stage, each a row: its plan and its place in the pipeline.
+    """Candidates for one stage; each row is a stage's plan and its position in the pipeline.
 
     Columns are named as in ``DIMENSIONS`` and ``POSITIONS`` and are attributes: ``batch.zero``.
-    ``in_flight`` counts the micro-batches whose activations are held at once, the running one
-    among them. ``has_embedding`` and ``has_head`` are 1 on the first and the last stage, else 0.
-    Ranks fill nodes in order; the stage's begin at ``first_rank``.
+    ``in_flight`` is the number of micro-batches whose activations are held at once, including the
+    running one. ``has_embedding`` and ``has_head`` are 1 on the first and the last stage, else 0.
+    Ranks fill nodes in order; the stage's ranks begin at ``first_rank``.
     """
 
     columns: Mapping[str, Column]
 
     def __init__(self, **columns: Column | float) -> None:
-        """Candidates of columns, or of numbers that all of them share; dimensions that are left out
-        have their default, and a stage that is alone with one micro-batch its position."""
+        """Candidates from columns, or from numbers that all candidates share.
+
+        Omitted dimensions have their default. The default position is a stage in the middle with
+        one micro-batch.
+        """
         given = {**_DEFAULTS, **_defaults(), **columns}
         rows = {len(column) for column in given.values() if isinstance(column, np.ndarray)}
         assert len(rows) == 1, f"columns of unlike lengths: {rows}"
@@ -103,15 +106,15 @@ class StageBatch:
         )
 
     def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
-        """Some of the candidates."""
+        """The candidates that a mask or numbers choose."""
         return self.of_columns({name: column[rows] for name, column in self.columns.items()})
 
     def with_columns(self, **columns: Column | float) -> Self:
-        """The candidates with some columns changed."""
+        """These candidates with some columns changed."""
         return type(self)(**{**self.columns, **columns})
 
     def by_symbol(self, symbols: Iterable[str]) -> Mapping[str, Column]:
-        """The columns of symbols of expressions, as far as they stand for columns."""
+        """Columns by symbol, for the symbols of expressions that stand for columns."""
         names = {symbol: name for name, symbol in symbols_of_columns().items()}
         return {symbol: self.columns[names[symbol]] for symbol in symbols if symbol in names}
 
@@ -139,7 +142,7 @@ def _column(given: Column | float, rows: int) -> Column:
     return given if isinstance(given, np.ndarray) else np.full(rows, given)
 
 
-# A candidate, in the order of the columns.
+# The values of a candidate, in the order of the columns.
 StageRow = tuple[float, ...]
 
 
@@ -159,7 +162,7 @@ def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePeaks:
-    """What decides whether each candidate fits; as in ``StageFigures``."""
+    """The figures of ``StageFigures`` that decide whether each candidate fits."""
 
     feasible: NDArray[np.bool_]
     held_bytes: NDArray[np.float64]
@@ -178,14 +181,14 @@ class StagePeaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageFigures:
-    """What each candidate holds and does: bytes of one rank, work of one micro-batch on it.
+    """The memory and work of each candidate: bytes of one rank, work for one micro-batch on it.
 
-    ``feasible`` is false where the sizes do not divide: the other figures then mean nothing. The
-    peaks hold everything: states, buffers, activations and temporaries; that of the step holds what
-    it needs by itself, wherever it is hidden. ``moved_bytes`` are read
-    and written by kernels, ``collective_bytes`` are messages between tensor-parallel ranks.
-    ``held_bytes`` are there throughout: states and buffers. ``largest_parameters`` and
-    ``head_parameters`` are of the largest layer and of the head.
+    ``feasible`` is false if sizes do not divide; then the other figures mean nothing. The peaks
+    include everything: states, buffers, activations and temporaries. The step's peak is what the
+    step needs by itself, wherever it is hidden. ``held_bytes`` are held all the time: states and
+    buffers. Kernels read and write ``moved_bytes``, tensor-parallel ranks exchange
+    ``collective_bytes``. ``largest_parameters`` counts parameters of the largest layer,
+    ``head_parameters`` those of the head.
     """
 
     feasible: NDArray[np.bool_]
@@ -224,16 +227,15 @@ def _highest(peaks: StagePeaks | StageFigures) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSeconds:
-    """What each candidate takes: a steady forward and backward of one micro-batch, and the rest.
+    """The times of each candidate: a steady forward and backward of one micro-batch, and extras.
 
-    ``through`` is from when a micro-batch arrives until it can go on: without what the stage
-    fetches before and finishes after it.
-    The deltas are what the first forward and the last backward take beyond the steady ones, the
-    optimizer's step included; of them, ``within`` is what makes the pass itself longer, while the
-    rest may come before the micro-batch or after it. ``point_to_point_s`` is to the next stage and
-    back where that is not part of the passes. ``step_s`` is the step's arithmetic alone, wherever
-    it is hidden, and ``exposed_communication_s`` what a steady micro-batch takes beyond its
-    computation.
+    ``through`` is the time from when a micro-batch arrives until it can go on, without fetches
+    before it and work after it. The deltas are the extra times of the first forward and the last
+    backward, including the optimizer's step. Their part ``within`` makes the pass itself longer;
+    the rest may come before or after the micro-batch. ``point_to_point_s`` is the time of sends to
+    the next stage and back, unless they are part of the passes. ``step_s`` is the time of the
+    step's arithmetic alone, wherever it is hidden. ``exposed_communication_s`` is the time that a
+    steady micro-batch takes beyond its computation.
     """
 
     forward_s: NDArray[np.float64]
@@ -250,15 +252,15 @@ class StageSeconds:
 
     @property
     def stable_s(self) -> NDArray[np.float64]:
-        """A steady forward and backward."""
+        """The time of a steady forward and backward."""
         return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageCosts:
-    """What each candidate costs: its times, and bytes of its fullest GPU.
+    """The costs of each candidate: its times, and bytes of its fullest GPU.
 
-    ``fits`` is false where memory is short or the sizes do not divide; ``host_bytes`` are of one
+    ``fits`` is false if memory is short or if sizes do not divide. ``host_bytes`` are those of one
     rank.
     """
 
@@ -270,7 +272,7 @@ class StageCosts:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Candidates that were asked about in parts, one part after another."""
+        """The costs of several batches, one batch after another."""
         columns = {
             entry.name: np.concatenate([getattr(part, entry.name) for part in parts])
             for entry in fields(cls)

@@ -1,7 +1,8 @@
-"""Which ranks a plan's stages take, which of them form groups, and who sends what to whom.
+"""The ranks of a plan's stages, the groups that they form, and who sends which sequences to whom.
 
 Ranks count along the axes of ``mistlab.values.mesh``, stage after stage. Sequences of a micro-batch
-go to data-parallel ranks in order, so stages of different degrees exchange what overlaps.
+go to data-parallel ranks in order. So ranks of stages with different degrees exchange the sequences
+that both have.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,8 @@ class RankPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Sequences of a micro-batch, as this rank counts its own, from or to a rank of the world."""
+    """Sequences of a micro-batch that this rank sends or receives, by its own count, and the
+    world's rank at the other end."""
 
     begin: int
     end: int
@@ -46,7 +48,7 @@ class Topology:
     tied: bool = True
 
     def place(self, rank: int) -> RankPosition:
-        """Where a rank is."""
+        """The position of a rank."""
         for stage, own in enumerate(self.plan.stages):
             if rank < own.num_gpus:
                 return RankPosition(stage=stage, **position_of(rank, own.degree))
@@ -54,7 +56,7 @@ class Topology:
         raise AssertionError
 
     def rank(self, stage: int, data: int, tensor: int) -> int:
-        """Who is there."""
+        """The rank at a position."""
         before = sum(one.num_gpus for one in self.plan.stages[:stage])
         own = self.plan.stages[stage]
         return before + rank_of({"data": data, "tensor": tensor}, own.degree)
@@ -67,8 +69,8 @@ class Topology:
     def groups(self) -> Iterator[tuple[str, list[int]]]:
         """All groups by name, in the order in which every rank makes and first calls them.
 
-        A communicator takes memory of the device, so there is none that nobody calls: none that
-        gathers weights below ZeRO-1, and none for tables where that of the world is as good.
+        A communicator takes memory of the device, so only groups that are called are made: none to
+        gather weights below ZeRO-1, and none for tables if the world's group has the same ranks.
         """
         world = list(range(self.plan.num_gpus))
         yield "world", world
@@ -84,7 +86,8 @@ class Topology:
 
     @property
     def exchanges_tables(self) -> bool:
-        """Whether embedding and head have a table each, which their gradients keep alike."""
+        """Whether embedding and head each have a copy of one table, whose gradients are added
+        up."""
         return self.tied and not shares_table(self.plan)
 
     def ends(self) -> list[int]:
@@ -92,14 +95,14 @@ class Topology:
         return sorted({*self.ranks(0), *self.ranks(self.plan.num_stages - 1)})
 
     def links(self) -> Iterator[tuple[str, list[int]]]:
-        """Of these, the ones of neighbouring stages: by direction and the lower of the two."""
+        """The groups of neighbouring stages, by direction and by the lower stage."""
         for stage in range(self.plan.num_stages - 1):
             ranks = self.ranks(stage) + self.ranks(stage + 1)
             yield f"forward {stage}", ranks
             yield f"backward {stage}", ranks
 
     def transfers(self, rank: int, *, to_stage: int, receives: bool) -> list[Transfer]:
-        """What a rank receives from, or sends to, the ranks of a neighbouring stage."""
+        """The transfers of a rank from, or to, the ranks of a neighbouring stage."""
         place = self.place(rank)
         own, other = self.plan.stages[place.stage], self.plan.stages[to_stage]
         begin = place.data * own.micro_batch
@@ -108,7 +111,8 @@ class Topology:
             low = max(begin, data * other.micro_batch)
             high = min(begin + own.micro_batch, (data + 1) * other.micro_batch)
             for tensor in range(other.tensor_parallel):
-                # Each receiver has one sender, whose activations are those of its tensor group.
+                # Each receiver has one sender: all ranks of a tensor group have the same
+                # activations.
                 if receives:
                     matches = tensor == place.tensor % other.tensor_parallel
                 else:
@@ -119,7 +123,8 @@ class Topology:
         return found
 
     def traffic(self, rank: int, link: str) -> tuple[list[Transfer], list[Transfer]]:
-        """What a rank sends over a link for each micro-batch, and what it receives."""
+        """The transfers that a rank sends over a link for each micro-batch, and those that it
+        receives."""
         direction, _, lower = link.partition(" ")
         is_lower = self.place(rank).stage == int(lower)
         other = int(lower) + 1 if is_lower else int(lower)
@@ -137,10 +142,10 @@ def link_of(lane: str, stage: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Connections:
-    """A rank's groups: its own tensor and data ranks, everybody, and links to its neighbours.
+    """A rank's groups: its tensor and data ranks, all ranks, and links to its neighbours.
 
-    ``gather`` and ``reduce`` are the same data-parallel ranks twice, so that both may be under way.
-    Links are by the names that ``Topology.links`` gives.
+    ``gather`` and ``reduce`` have the same data-parallel ranks, so that both can be under way at
+    once. ``links`` are named as in ``Topology.links``.
     """
 
     topology: Topology
@@ -168,8 +173,8 @@ def connected(
 ) -> Connections:
     """Make all groups of a plan, and call each for the first time with all its ranks.
 
-    ``make`` gives None for groups that the rank is not in. ``tied`` says whether the model's
-    embedding and head have the same weights; the device is that of all messages to come.
+    ``make`` returns None for groups that the rank is not in. ``tied`` says whether the model's
+    embedding and head have the same weights. ``device`` is the device of all later messages.
     """
     topology = Topology(plan=plan, tied=tied)
     own: dict[str, Group] = {}

@@ -1,8 +1,8 @@
-"""Interprets a stage's program: issues each task to its lane, with the waits that it needs.
+"""Runs a stage's program: issues each task to its lane, with the waits that it needs.
 
-The host never waits for a device here. What a task works on is decided when it is issued, in the
-order of the program; memory that comes and goes is allocated then, while compute is the current
-lane, and let go of only when compute has been told to wait for its last use.
+The host never waits for a device here. The tensors of a task are chosen when it is issued, in the
+order of the program. Memory that comes and goes is allocated then, while compute is the current
+lane, and dropped only when compute has been told to wait for its last use.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ from runtime.engine.work.swaps import Swaps
 from runtime.engine.work.written_out import let_attend_in_place
 from runtime.models.config import TYPE_OF_PRECISION
 
-# Layers whose first weights are drawn at once: each takes 8 bytes a parameter meanwhile.
+# How many layers' first weights are drawn at once; each takes 8 bytes a parameter meanwhile.
 MOST_DRAWN = 4
 # Tokens and targets (sequences, positions) of each micro-batch on this rank; a stage between the
 # first and the last needs none.
@@ -43,10 +43,10 @@ Batches = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What an iteration came to, the same on every rank.
+    """The results of an iteration, the same on every rank.
 
-    There is no norm where none was wanted, or where gradients overflowed and the step is left out,
-    and no loss where a stage without the head ran by itself.
+    The norm is missing where it was not asked for, or where gradients overflowed and the step is
+    left out. The loss is missing where a stage without the head ran by itself.
     """
 
     loss: float | None
@@ -69,7 +69,7 @@ class Executor:
         device: torch.device,
         seed: int | None,
     ) -> None:
-        """Get ready; without a seed whoever builds this draws the weights."""
+        """Get ready to run. Without a seed, the caller draws the weights."""
         stage = connections.place.stage
         self.model = workload.model
         self.own = plan.stages[stage]
@@ -130,13 +130,14 @@ class Executor:
             self._draw_on_host(seed)
 
     def draw_on_device(self, seed: int) -> None:
-        """Fill the masters with weights that depend on the seed and on the kind of device alone."""
+        """Draw the weights on the device; they depend only on the seed and on the kind of
+        device."""
         for layer in self.layers:
             self._fill(layer, seed, self.device)
         self.streams.synchronize()
 
     def iterate(self, batches: Batches) -> None:
-        """Issue one iteration: the step of the one before, then its own passes."""
+        """Issue one iteration: first the step of the iteration before, then the passes."""
         self._batches = batches
         self.issued = self.programs[1 if self._events else 0]
         self._issue(self.issued)
@@ -144,7 +145,7 @@ class Executor:
         self.steps += 1
 
     def report(self) -> Report:
-        """Wait for what has been issued; what the last iteration came to."""
+        """Wait for all tasks that were issued; the results of the last iteration."""
         self.streams.synchronize()
         loss, _ = self._reported.tolist()
         scaling = self.scaling
@@ -158,7 +159,7 @@ class Executor:
         )
 
     def flush(self) -> None:
-        """Do the step that waits for the next iteration; then everything is up to date."""
+        """Do the step that would wait for the next iteration; then all states are up to date."""
         self.streams.synchronize()
         self._events.clear()
         if self.stepper.learning_rate is not None:
@@ -174,13 +175,14 @@ class Executor:
         return "" if op is None else f"{op.task} ({op.phase.replace('_', ' ')})"
 
     def release(self) -> None:
-        """Let go of pinned memory, when nothing runs any more."""
+        """Free pinned memory, when nothing runs any more."""
         self.streams.synchronize()
         self.state.host.release()
         self.passes.host.release()
 
     def counts(self) -> Tensor:
-        """The numbers that a checkpoint keeps: steps, done and tried, and the loss scale's."""
+        """The numbers that a checkpoint keeps: steps done and tried, and the loss scale with its
+        counts."""
         done = next(iter(self.state.layers.values())).step.cpu()
         scaling = torch.stack([self.scaling.scale, self.scaling.good_steps.float()]).cpu()
         return torch.cat([torch.tensor([float(self.steps)]), done, scaling]).double()
@@ -201,12 +203,13 @@ class Executor:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of what is offloaded."""
+        """Bytes of offloaded states and activations on the host."""
         return self.state.host.size_bytes + self.passes.host.size_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """States, rings and saved activations at their most; without what only runs."""
+        """The most bytes of states, rings and saved activations so far, without temporaries of
+        layers."""
         return self.state.device.size_bytes + self.passes.peak_bytes
 
     def _issue(self, program: list[Op]) -> None:
@@ -251,7 +254,7 @@ class Executor:
             self.squares.take(layer, self.state.stepped_gradients(layer, op.entry))
 
     def _share(self) -> Tensor:
-        """A micro-batch's share in the loss, on this rank, scaled."""
+        """The factor of a micro-batch's loss on this rank: its share of the whole loss, scaled."""
         return self.scaling.scale / (self.shape.micro_batches * self.shape.data_parallel)
 
     def _report(self) -> Pending | None:
@@ -281,8 +284,8 @@ class Executor:
         }
 
     def _draw_on_host(self, seed: int) -> None:
-        """Fill the masters with weights that depend on the seed alone, some layers at once: to draw
-        them takes a second for each hundred million."""
+        """Draw the weights on the host; they depend only on the seed. Some layers are drawn at
+        once: drawing takes a second for each hundred million weights."""
 
         def fill(layer: int) -> None:
             self._fill(layer, seed, HOST)

@@ -1,1 +1,1 @@
-"""Stages joined to pipelines: which candidates a stage has, and which of them go together best."""
+"""Finds candidates for each stage, and joins those that make the best pipeline."""

@@ -1,4 +1,4 @@
-"""Plans whose stages all save memory alike: whole iterations, in columns.
+"""Plans whose stages all save memory in the same way: times of whole iterations, in columns.
 
 Axes: C candidates, S stages.
 """
@@ -45,10 +45,10 @@ Candidates = NDArray[np.float64]
 
 @dataclass(slots=True, kw_only=True)
 class AlikeStages:
-    """A pipeline whose stages are alike, and all the ways to save memory on them.
+    """A pipeline of stages with one mesh that all save memory in the same way.
 
-    ``choices`` are what each of ``names_of("savings")`` may be, ``counts`` how many of the first
-    stage's blocks may be treated in each way.
+    ``choices`` are the allowed values of each of ``names_of("savings")``, ``counts`` the allowed
+    numbers of the first stage's blocks with each treatment.
     """
 
     problem: Problem
@@ -67,18 +67,19 @@ class AlikeStages:
         self.counts = counts_choices(self.space, self.shares[0])
 
     def show_all(self) -> float:
-        """Let the ledger see the fastest plan that fits, if it beats its best; its seconds."""
+        """Show the ledger the fastest plan that fits, if it beats the ledger's best; its
+        seconds."""
         return float(self._show(_combined(product(*self.choices), self.counts)).min())
 
     def show_coarse(self) -> float:
-        """Let the ledger see the fastest plan of a coarse grid of ratios, with treated blocks in
+        """Show the ledger the fastest plan of a coarse grid of ratios, with treated blocks in
         quarters; its seconds."""
         quarters = counts_choices(self.space, self.shares[0], lambda counts: spread(counts, 4))
         return float(self._show(_combined(product(*self._coarse), quarters)).min())
 
     def show_near(self, count: int) -> None:
-        """Go from the fastest few strategies of coarse ratios to better ones beside them, in ever
-        smaller steps, each with any number of recomputed blocks."""
+        """Begin with the fastest few strategies of coarse ratios, and look for better neighbours in
+        ever smaller steps, each with any number of recomputed blocks."""
         new = set(product(*self._coarse))
         best_s: dict[SavingsRow, float] = {}
         step = first_step(self.choices)
@@ -99,13 +100,14 @@ class AlikeStages:
         return coarse(self.choices, is_alone=self._is_alone)
 
     def _show_strategies(self, strategies: Sequence[SavingsRow]) -> dict[SavingsRow, float]:
-        """The best seconds of each strategy."""
+        """The least seconds of each strategy; the ledger sees the fastest plan."""
         seconds = self._show(_combined(strategies, self.counts))
         best = seconds.reshape(len(strategies), len(self.counts)).min(axis=1)
         return dict(zip(strategies, best.tolist(), strict=True))
 
     def _show(self, candidates: Candidates) -> NDArray[np.float64]:
-        """Seconds (C) of an iteration, infinite where a stage does not fit."""
+        """Seconds (C) of an iteration, infinite where a stage does not fit; the ledger sees the
+        fastest."""
         at_once = max(1, TOGETHER // self.pipeline.num_stages)
         found = []
         for start in range(0, len(candidates), at_once):
@@ -114,7 +116,7 @@ class AlikeStages:
             seconds = _iterations(costs, self.pipeline, len(some))
             found.append(seconds)
             for row in np.argsort(seconds, kind="stable"):
-                # A node's host memory is shared by its stages, which only a whole plan shows.
+                # The stages of a node share its host memory, which only a whole plan shows.
                 if seconds[row] >= self.ledger.best_s:
                     break
                 if self.ledger.predict([self._plan(some[row])])[0].fits:
@@ -122,7 +124,7 @@ class AlikeStages:
         return np.concatenate([np.empty(0), *found])
 
     def _batch(self, candidates: Candidates) -> StageBatch:
-        """Each candidate's stages, one stage of all candidates after another."""
+        """All candidates' first stages, then their second stages, and so on."""
         pipeline, rows = self.pipeline, len(candidates)
         stages, mesh = pipeline.num_stages, pipeline.meshes[0]
         savings, counts = np.split(candidates, [len(self.choices)], axis=1)
@@ -152,13 +154,14 @@ class AlikeStages:
 
 
 def _combined(savings: Iterable[SavingsRow], counts: Sequence[CountsRow]) -> Candidates:
-    """Each way to save memory with each way to treat blocks."""
+    """Every way to save memory combined with every way to treat blocks."""
     rows = [(*saving, *count) for saving in savings for count in counts]
     return np.array(rows, dtype=np.float64)
 
 
 def _counts_within(counts: NDArray[np.int64], layers: NDArray[np.int64]) -> dict[str, Column]:
-    """How many of their blocks stages treat in each way: as many as asked for, if they last."""
+    """The numbers of treated blocks in each stage: as many as asked for, if it has enough
+    blocks."""
     columns: dict[str, Column] = {}
     left = layers
     for name, asked in zip(counts_of_blocks(), counts.T, strict=True):

@@ -1,4 +1,4 @@
-"""Candidates for a stage as columns: how each saves memory, and what it takes.
+"""Candidates for a stage as columns: the way in which each saves memory, and its times.
 
 Axes: F candidates.
 """
@@ -21,8 +21,8 @@ Column = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grain:
-    """How far apart candidates must be to be told apart; ``host_bytes`` is None where host memory
-    does not count."""
+    """How far apart candidates must be to count as different; ``host_bytes`` is None where host
+    memory does not matter."""
 
     steady_s: float = 0.0
     once_s: float = 0.0
@@ -31,8 +31,11 @@ class Grain:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options:
-    """Ways to run one stage that fit: ``savings`` (F, 5) are values of ``names_of("savings")``,
-    ``counts`` (F, 1) of ``counts_of_blocks()``; ``host_bytes`` are of one rank."""
+    """Candidates for one stage that fit on their GPUs.
+
+    ``savings`` (F, 5) are values of ``names_of("savings")``, ``counts`` (F, 1) of
+    ``counts_of_blocks()``; ``host_bytes`` are of one rank.
+    """
 
     savings: Column
     counts: Column
@@ -51,11 +54,11 @@ class Options:
         return len(self.host_bytes)
 
     def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
-        """Some of the candidates."""
+        """The candidates with these numbers."""
         return type(self)(**{e.name: getattr(self, e.name)[rows] for e in fields(self)})
 
     def and_also(self, others: Self) -> Self:
-        """These and others."""
+        """These candidates and others."""
         return type(self)(
             **{
                 e.name: np.concatenate([getattr(self, e.name), getattr(others, e.name)])
@@ -65,12 +68,12 @@ class Options:
 
     @property
     def stable_s(self) -> Column:
-        """A steady forward and backward."""
+        """Seconds of a steady forward and backward pass."""
         return self.forward_s + self.backward_s
 
     @property
     def once_s(self) -> Column:
-        """What the first and the last micro-batch take beyond steady ones."""
+        """The seconds that the first and the last micro-batch take beyond steady ones."""
         times = self.times
         within_s = times.within_forward_s + times.within_backward_s
         first_s = times.through_forward_s - times.forward_s
@@ -78,7 +81,7 @@ class Options:
 
     @property
     def times(self) -> StageTimes:
-        """The times alone."""
+        """All times as columns."""
         return StageTimes(**{e.name: getattr(self, e.name) for e in fields(StageTimes)})
 
     def stage_plan(self, row: int, mesh: Mesh, layers: int) -> StagePlan:
@@ -91,8 +94,11 @@ class Options:
 
 
 def fastest(options: Options, grain: Grain) -> Options:
-    """The candidates that no other is at least as fast as in every respect, and takes less host
-    memory where that counts. Transfers depend on the mesh alone."""
+    """The candidates that are not dominated: no other candidate is at least as fast in every
+    respect and, where host memory counts, takes at most as much of it.
+
+    Transfers are left out, since they depend on the mesh alone.
+    """
     times = options.times
     steady = (
         *(times.forward_s, times.backward_s),
@@ -109,8 +115,8 @@ def fastest(options: Options, grain: Grain) -> Options:
 
 
 def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
-    """Of candidates for a stage that is a whole pipeline, the fastest few of different strategies:
-    there is only one time to compare."""
+    """The fastest few candidates, with different strategies, for a stage that is the whole
+    pipeline. Here only one time counts."""
     seconds = micro_batches * options.stable_s + options.once_s
     in_order = np.argsort(seconds, kind="stable")
     first_of_each = np.unique(options.savings[in_order], axis=0, return_index=True)[1]
@@ -122,9 +128,10 @@ def _grains(column: Column, grain: float) -> Column:
 
 
 def undominated(columns: Sequence[Column]) -> NDArray[np.intp]:
-    """The rows that no other row is at most as large as in all columns; of equal ones the first."""
+    """The rows that are not dominated: no other row is at most as large in all columns. Of equal
+    rows the first stays."""
     points = np.stack(columns, axis=1).astype(np.float64)
-    # Whoever dominates a point has a smaller sum, or comes first among equals.
+    # A row that dominates another has a smaller sum, or is the first of equal rows.
     left = np.lexsort((np.arange(len(points)), points.sum(axis=1)))
     kept = []
     while len(left):

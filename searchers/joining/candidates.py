@@ -1,8 +1,9 @@
-"""What a stage may be: every way to save memory on a mesh, and those of them that can be best.
+"""Finds the candidates for a stage: every way to save memory on a mesh, less those that cannot be
+best.
 
-A stage's place in the pipeline decides how much it must hold, and whether it has the embedding or
-the head; its cost depends on nothing else of the pipeline. Nodes are alike, so of the first rank
-only the place inside a node matters.
+A stage's place in the pipeline decides how much memory it must hold, and whether it has the
+embedding or the head. Its cost depends on nothing else of the pipeline. Nodes are equal, so only
+the place of its first rank inside a node matters.
 """
 
 from collections import defaultdict
@@ -29,23 +30,23 @@ from searchers.savings import counts_choices, savings_choices
 # Rows asked for at once.
 TOGETHER = 1 << 19
 
-# Coarse to fine, candidates that differ by less than this share of an iteration are as good as one
-# another.
+# With coarse to fine, candidates that differ by less than this share of an iteration count as
+# equal.
 FINEST = 2e-4
-# Near how many candidates better ones are looked for where only one time counts.
+# The number of candidates near which better ones are looked for, where only one time counts.
 BESIDE = 16
 
-# What a stage may choose of each of ``names_of("savings")``.
+# A stage's choices for each of ``names_of("savings")``.
 Choices = Sequence[Sequence[float]]
 # Values of ``names_of("savings")`` (rows, 5).
 Savings = NDArray[np.float64]
-# Into how many parts a coarse look divides the ratios of a dimension; two where it does not say. A
-# stage that is alone has no others to make up for it: of its ratios there are twice as many parts.
+# The number of parts into which a coarse look divides the ratios of a dimension, two by default. A
+# stage that is a whole pipeline gets twice as many: no other stage can make up for it.
 COARSE = {"offload_weights": 1, "offload_gradients": 1}
 
 
 class StagePosition(NamedTuple):
-    """A stage of so many blocks at some place of a pipeline."""
+    """A number of blocks on a mesh, at some place of a pipeline."""
 
     mesh: Mesh
     place_in_node: int
@@ -62,11 +63,13 @@ class StagePosition(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Menus:
-    """The candidates for stages of a group of pipelines that can be part of the fastest one.
+    """The candidates for the stages of a group of pipelines that can be part of the fastest
+    pipeline.
 
-    ``work`` bounds what the other stages take. ``with_host`` keeps those that are slower and take
-    less host memory. With ``coarse_to_fine`` ratios are looked at in steps of a half; ``refine``
-    then takes ever smaller ones near the best: many times faster, and not sure to find all.
+    ``work`` is a lower bound for the times of the other stages. With ``with_host``, slower
+    candidates that take less host memory are kept too. With ``coarse_to_fine``, ratios are first
+    tried in steps of a half, and ``refine`` tries ever smaller steps near the best: many times
+    faster, but it may miss some.
     """
 
     problem: Problem
@@ -79,12 +82,12 @@ class Menus:
     _found: dict[StagePosition, Options] = field(default_factory=dict, init=False)
 
     def __getitem__(self, place: StagePosition) -> Options:
-        """The best candidates for a place that was prepared."""
+        """The candidates for a place that was prepared."""
         return self._found[place]
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Work out candidates for places, of pipelines that take less than a limit; it may only
-        fall from one time to the next."""
+        """Work out the candidates for places in pipelines that take less than a limit. The limit
+        may only fall from one call to the next."""
         alike: dict[tuple[bool, Choices], list[StagePosition]] = defaultdict(list)
         for place in sorted(set(places) - self._found.keys()):
             alike[place.is_alone, self._choices(place)].append(place)
@@ -94,8 +97,8 @@ class Menus:
             self._found |= zip(some, self._evaluated(some, strategies, limit_s), strict=True)
 
     def refine(self, places: Iterable[StagePosition], limit_s: float) -> None:
-        """Look at ratios near the best of those so far, in ever smaller steps, for places that were
-        prepared."""
+        """Try ratios near those of the best candidates so far, in ever smaller steps, for places
+        that were prepared."""
         for some in _by_mesh(places):
             self._refine(some, self._choices(some[0]), limit_s)
 
@@ -127,7 +130,7 @@ class Menus:
     def _evaluated(
         self, places: Sequence[StagePosition], strategies: Savings, limit_s: float
     ) -> list[Options]:
-        """The best of some strategies, with any number of recomputed blocks, for each place."""
+        """For each place, the best of some strategies, with any number of recomputed blocks."""
         found: list[Options | None] = [None] * len(places)
         for part in _parts(places, self.space, len(strategies)):
             rows = _Rows(part, strategies)
@@ -153,8 +156,8 @@ class Menus:
         return fastest(options, Grain(steady_s=steady_s, once_s=finest_s, host_bytes=host_bytes))
 
     def _least_s(self, place: StagePosition, options: Options) -> Column:
-        """What a pipeline with a candidate takes at least: it hides at most half its passes ahead
-        of what the other stages take."""
+        """The least seconds of a pipeline that has a candidate. Half of its passes in flight, at
+        most, run while the other stages compute."""
         layers = self.problem.workload.model.layers - place.layers
         others_s = self.group.least_stages_s(self.work, layers)
         hidden_s = (place.in_flight - 1) / 2 * options.stable_s
@@ -163,8 +166,8 @@ class Menus:
 
 
 def coarse(choices: Choices, *, is_alone: bool) -> Choices:
-    """Some of the choices: of ratios the first, the last, and as many between as ``COARSE`` says;
-    all of those that are no ratios."""
+    """Some of the choices. Of ratios: the first, the last, and as many between as ``COARSE`` says.
+    Of other choices: all."""
     times = 2 if is_alone else 1
     return tuple(
         spread(own, times * COARSE.get(name, 2)) if DIMENSIONS[name].is_ratio else own
@@ -173,7 +176,7 @@ def coarse(choices: Choices, *, is_alone: bool) -> Choices:
 
 
 def first_step(choices: Choices) -> int:
-    """How far the first neighbours of a coarse choice are, counted in places among choices."""
+    """The distance from a coarse choice to its first neighbours, in places among the choices."""
     most = (
         len(own) - 1
         for name, own in zip(names_of("savings"), choices, strict=True)
@@ -183,13 +186,14 @@ def first_step(choices: Choices) -> int:
 
 
 def spread(choices: Sequence[float], parts: int) -> Sequence[float]:
-    """The first of the choices, the last, and those that divide the rest into so many parts."""
+    """The first and the last choice, and the choices between that divide them into ``parts``
+    parts."""
     last = len(choices) - 1
     return [choices[place] for place in sorted({last * part // parts for part in range(parts + 1)})]
 
 
 def _by_mesh(places: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
-    """The places of each mesh, whole pipelines apart."""
+    """The places with each mesh; places that are a whole pipeline are apart."""
     found: dict[tuple[Mesh, bool], list[StagePosition]] = defaultdict(list)
     for place in sorted(places):
         found[place.mesh, place.is_alone].append(place)
@@ -199,8 +203,8 @@ def _by_mesh(places: Iterable[StagePosition]) -> Iterable[list[StagePosition]]:
 def neighbours(
     strategy: tuple[float, ...], choices: Choices, step: int
 ) -> Iterator[tuple[float, ...]]:
-    """The strategies that differ in one ratio, by so many places among those that it may take, or
-    in two that go up and down, which need about as much memory."""
+    """The neighbours of a strategy. One ratio differs by ``step`` places among its choices; or two
+    differ, one up and one down, so that they need about as much memory."""
     here = [allowed.index(value) for allowed, value in zip(choices, strategy, strict=True)]
     ratios = [i for i, name in enumerate(names_of("savings")) if DIMENSIONS[name].is_ratio]
     for up, down in product((*ratios, None), repeat=2):
@@ -213,12 +217,12 @@ def neighbours(
             yield tuple(allowed[p] for p, allowed in zip(there, choices, strict=True))
 
 
-# The number of a place, the place, and how many blocks are treated in each way (rows, 1).
+# The number of a place, the place, and its numbers of treated blocks (rows, 1).
 _Part = list[tuple[int, StagePosition, NDArray[np.int64]]]
 
 
 def _parts(places: Sequence[StagePosition], space: SearchSpace, strategies: int) -> Iterator[_Part]:
-    """Places with their numbers of recomputed blocks, few enough at a time."""
+    """Places with their numbers of recomputed blocks, in parts that are small enough."""
     most = max(1, TOGETHER // max(1, strategies))
     part: _Part = []
     room = most
@@ -236,7 +240,7 @@ def _parts(places: Sequence[StagePosition], space: SearchSpace, strategies: int)
 
 
 def savings_columns(savings: Savings) -> dict[str, NDArray[Any]]:
-    """The column of each of ``names_of("savings")``, whole numbers where they are no ratios."""
+    """The column of each of ``names_of("savings")``: whole numbers, or ratios."""
     columns = dict(zip(names_of("savings"), savings.T, strict=True))
     return {
         name: column if DIMENSIONS[name].is_ratio else column.astype(np.int64)
@@ -245,7 +249,8 @@ def savings_columns(savings: Savings) -> dict[str, NDArray[Any]]:
 
 
 class _Rows:
-    """Strategies, each at all places of a part: rows of one strategy follow one another."""
+    """Every strategy at every place of a part, as rows: the rows of one strategy follow one
+    another."""
 
     def __init__(self, part: _Part, strategies: Savings) -> None:
         self.part = part
@@ -253,7 +258,7 @@ class _Rows:
         self.counts = [len(counts) for _, _, counts in part]
 
     def batch(self) -> StageBatch:
-        """The candidates."""
+        """All rows as candidates for stages."""
         each = np.sum(self.counts)
         counts = np.tile(
             np.concatenate([counts for _, _, counts in self.part]), (len(self.strategies), 1)
@@ -270,7 +275,7 @@ class _Rows:
         )
 
     def options(self, costs: StageCosts, problem: Problem) -> Iterator[tuple[int, Options]]:
-        """For each place, its number and the candidates that fit."""
+        """The number of each place, and its candidates that fit."""
         cluster = problem.cluster
         gpus_of_node = np.minimum(
             self._of_place(lambda place: place.mesh.num_gpus), cluster.gpus_per_node

@@ -1,7 +1,7 @@
-"""Searching groups of pipelines, one after another or side by side.
+"""Searches groups of pipelines, one after another or side by side.
 
-joblib's context says where: nothing here in one process, ``parallel_config(n_jobs=2)`` in processes
-of this machine, another backend on a Ray or Dask cluster.
+joblib's context says where: by default in this process; with ``parallel_config(n_jobs=2)`` in
+processes of this machine; with another backend on a Ray or Dask cluster.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,22 +21,23 @@ from searchers.joining.programme import join_hastily, near_best
 from searchers.ledger import SHORT_LIST, BudgetSpentError, Clock, Ledger
 from searchers.meshes import Mesh
 
-# Joins the stages of a group to the fastest pipeline that takes less than a limit: its time as the
-# chains have it, and the plan.
+# A function that joins stages to the fastest pipeline of a group that takes less than a limit. It
+# returns the pipeline's time, by its chains, and its plan.
 Joiner = Callable[[Menus, float], tuple[float, Plan] | None]
 
-# How much slower than the best plan a group may be, with coarse ratios, to be looked at closely: a
-# stage alone, stages of equally many GPUs, and stages of any, of which there are many.
+# A group is looked at closely if its time with coarse ratios is at most this many times the best
+# plan's: for a single stage, for stages of equal sizes, and for stages of any sizes, of which there
+# are many.
 NEAR_ALONE = 1.15
 NEAR = 1.05
 NEAR_UNEQUAL = 1.02
-# How often the pipelines near the best are looked at more closely.
+# How often ratios near the best pipelines are tried more finely.
 ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTask:
-    """A group of pipelines, and the time below which its plans are wanted."""
+    """A group of pipelines to search for plans that take less than a limit."""
 
     problem: Problem
     space: SearchSpace
@@ -47,10 +48,10 @@ class GroupTask:
     coarse_to_fine: bool
 
     def solved(self, ledger: Ledger) -> float:
-        """The time of the best plan, as the chains have it, once the ledger has seen it; the limit
-        if there is none."""
-        # Stages of one node share its host memory: it is followed once a plan does not fit for it.
-        # Without a plan to beat, everything must be looked at.
+        """The time of the best plan, by its chains, once the ledger has seen the plan; the limit if
+        there is none."""
+        # Stages of a node share its host memory. Host memory is ignored until a plan does not fit
+        # into it. Without a plan to beat, everything must be looked at.
         is_hasty = self.coarse_to_fine and self.limit_s < inf
         work = self._likely_work(ledger) if is_hasty else self.work
         for with_host in (False, True):
@@ -74,9 +75,8 @@ class GroupTask:
         )
 
     def _likely_work(self, ledger: Ledger) -> Mapping[Mesh, LeastWork]:
-        """What meshes take of stages in the middle of a pipeline with half an even share of the
-        blocks and coarse ratios: on the whole hardly any pipeline is better off. Meshes on which
-        nothing fits are not looked at."""
+        """The likely least work of each mesh, from middle stages with half an even share of the
+        blocks and coarse ratios: hardly any pipeline has less work. Infinite where nothing fits."""
         layers, gpus = self.problem.workload.model.layers, self.problem.cluster.num_gpus
         places = {
             mesh: StagePosition(
@@ -116,7 +116,8 @@ class GroupTask:
         return quick if found is None and quick[0] < self.limit_s else found
 
     def _refined(self, menus: Menus) -> tuple[float, Plan] | None:
-        """A quick answer, once the stages of pipelines near it have been looked at closely."""
+        """A quick answer, after ratios of the stages of pipelines near it were tried more
+        finely."""
         refined: set[StagePosition] = set()
         limit_s = self._near * self.limit_s
         found = None
@@ -125,7 +126,7 @@ class GroupTask:
             if not near:
                 break
             found = near[0][:2]
-            # The budget may end before there is a better one; the others are its rivals.
+            # The budget may end before a better plan is found; the others become its rivals.
             menus.ledger.predict([plan for _, plan, _ in near[:SHORT_LIST]])
             limit_s = min(limit_s, self._near * found[0])
             places = {place for *_, of_plan in near for place in of_plan}
@@ -138,7 +139,7 @@ class GroupTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What a process found, and what it asked its predictor."""
+    """What a process found, and how much it asked its predictor."""
 
     seconds: float
     nearest: Sequence[Plan]
@@ -147,7 +148,7 @@ class _Answer:
 
 
 def solved(tasks: Sequence[GroupTask], ledger: Ledger) -> list[float]:
-    """The times of the best plans of tasks, all of which the ledger has seen."""
+    """The times of the tasks' best plans; the ledger has seen all these plans."""
     if len(tasks) <= 1:
         return [task.solved(ledger) for task in tasks]
     budget = ledger.budget_left

@@ -1,4 +1,4 @@
-"""The pipelines of a space in groups that can be searched one by one."""
+"""Divides the pipelines of a space into groups that can be searched one by one."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from mistlab.values.space import SearchSpace
 from searchers.joining.least_work import LeastWork
 from searchers.meshes import Mesh, Pipeline, allows, meshes, micro_batch_counts
 
-# Less than any number of blocks, also with what more stages add to it.
+# Less than any number of blocks, even when blocks of more stages are added.
 NONE = -(1 << 60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Pipelines of so many micro-batches, with stages of any of the meshes.
+    """All pipelines with a number of micro-batches and any of these meshes for their stages.
 
-    ``num_stages`` is None where meshes are of different sizes and their number is left open.
+    ``num_stages`` is None where meshes have different sizes, and pipelines any number of stages.
     """
 
     micro_batches: int
@@ -24,7 +24,7 @@ class Group:
     num_stages: int | None
 
     def equal_pipelines(self, problem: Problem) -> Iterator[Pipeline]:
-        """Those whose stages have one mesh."""
+        """The pipelines whose stages all have the same mesh."""
         for mesh in self.meshes:
             num_stages, rest = divmod(problem.cluster.num_gpus, mesh.num_gpus)
             is_one = num_stages <= problem.workload.model.layers and self._allows(num_stages)
@@ -36,13 +36,16 @@ class Group:
 
     @property
     def has_unequal_sizes(self) -> bool:
-        """Whether its meshes differ in their numbers of GPUs."""
+        """Whether the meshes differ in their numbers of GPUs."""
         return len({mesh.num_gpus for mesh in self.meshes}) > 1
 
     def least_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
-        """What all of them take at least: the slowest stage takes an even share or more in each
-        micro-batch. Of what the stages after it take it can hide half its passes ahead, the
-        forwards or the backwards; the rest is on top."""
+        """The least seconds of any of these pipelines.
+
+        In each micro-batch the slowest stage takes at least an even share. While the stages after
+        it compute, it can do at most half its passes ahead (the forwards or the backwards); the
+        rest of their time is added.
+        """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)
         slowest_s = (self.least_gpu_s(work, layers) + ends_s) / gpus
@@ -52,18 +55,18 @@ class Group:
         return through_s + (self.micro_batches - 1 - ahead / 2) * slowest_s
 
     def least_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
-        """GPU-seconds that a micro-batch takes in so many blocks at least."""
+        """The least GPU-seconds of a micro-batch in some blocks."""
         return layers * min(work[mesh].block_s * mesh.num_gpus for mesh in self.meshes)
 
     def least_stages_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
-        """What stages of so many blocks together take at least in one micro-batch."""
+        """The least seconds of a micro-batch in stages that have these blocks together."""
         return self.least_gpu_s(work, layers) / self._largest
 
     def most_blocks(
         self, problem: Problem, work: Mapping[Mesh, LeastWork], each_s: float
     ) -> list[int]:
-        """How many blocks stages on so many GPUs (0 to all) can have at most, if each takes less
-        than ``each_s`` for a micro-batch; negative where no meshes use up the GPUs."""
+        """The most blocks of stages on 0, 1, ... GPUs together, if each stage takes less than
+        ``each_s`` for a micro-batch; negative where no meshes use exactly these GPUs."""
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         of_size: dict[int, int] = {}
         for mesh in self.meshes:
@@ -84,7 +87,7 @@ class Group:
 def groups_of(
     problem: Problem, space: SearchSpace, *, equal_sizes: bool = False
 ) -> Iterator[Group]:
-    """All pipelines of the space, or those whose stages have equally many GPUs."""
+    """The groups of all pipelines of a space, or of those whose stages have equally many GPUs."""
     for micro_batches in micro_batch_counts(problem, space):
         choices = meshes(problem, space, micro_batches)
         if space.unequal_meshes and not equal_sizes:
@@ -102,7 +105,7 @@ def groups_of(
 
 
 def _alike(space: SearchSpace, choices: list[Mesh]) -> list[tuple[Mesh, ...]]:
-    """Meshes that stages of one pipeline may have."""
+    """The meshes that can be together in one pipeline."""
     return [tuple(choices)] if space.unequal_meshes else [(mesh,) for mesh in choices]
 
 
@@ -119,7 +122,7 @@ def _is_pipeline(
 
 
 def _stage_counts(problem: Problem, space: SearchSpace) -> list[int | None]:
-    """Numbers of stages, where it matters which."""
+    """The numbers of stages; None where the number does not matter."""
     if space.layers_off_balance is None and space.pipeline is None:
         return [None]
     return list(range(1, problem.cluster.num_gpus + 1))

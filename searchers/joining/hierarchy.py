@@ -1,7 +1,8 @@
-"""The search in two levels: what each stage may be, and how stages are joined to pipelines.
+"""The search in two levels: first candidates for each stage, then pipelines joined from them.
 
-Groups of pipelines come in the order of their best plan with alike stages and coarse ratios. Those
-are left out that even without anything but arithmetic take longer than the best plan.
+First each group of pipelines gets its best plan with alike stages and coarse ratios; groups are
+searched in the order of these plans. A group is left out if its arithmetic alone takes longer than
+the best plan so far.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,14 +23,15 @@ from searchers.ledger import Ledger
 from searchers.meshes import Mesh, Pipeline
 from searchers.strategy import Ending
 
-# Coarse to fine, groups are left out whose plans of alike stages take so many times the best.
+# With coarse to fine, a group is left out if its best plan of alike stages takes this many times as
+# long as the best plan.
 FAR = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """A search in two levels. ``work`` is what meshes take at least, ``least_s`` what each group of
-    pipelines does, all of them the whole space."""
+    """A search in two levels. ``work`` is the least work on each mesh, ``least_s`` the least time
+    of each group; the groups have all pipelines of the space."""
 
     problem: Problem
     space: SearchSpace
@@ -40,7 +42,7 @@ class Hierarchy:
 
     @classmethod
     def of(cls, problem: Problem, space: SearchSpace, ledger: Ledger) -> Self:
-        """All pipelines of a space."""
+        """The search of a whole space."""
         groups = list(groups_of(problem, space))
         meshes = sorted({mesh for group in groups for mesh in group.meshes})
         work = work_of(problem, space, ledger, meshes)
@@ -53,14 +55,14 @@ class Hierarchy:
         )
 
     def all_alike(self) -> Ending:
-        """Every plan whose stages are alike."""
+        """Look at every plan whose stages are alike."""
         for group in self.least_s:
             for stages in self._alike(group):
                 stages.show_all()
         return self._proven()
 
     def most_alike(self) -> Ending:
-        """The best plan whose stages are alike, ratios coarse to fine."""
+        """Find the best plan whose stages are alike, with ratios from coarse to fine."""
         for group, alike_s in self._in_order(list(self.least_s)):
             if alike_s <= NEAR * self.ledger.best_s:
                 for stages in self._alike(group):
@@ -68,14 +70,17 @@ class Hierarchy:
         return self._bounded()
 
     def joined(self, join: Joiner) -> Ending:
-        """The best plan, every way to save memory on its stages looked at."""
+        """Find the best plan among all ways to save memory on its stages."""
         in_order = self._in_order(list(self.least_s))
         self._join([group for group, _ in in_order], join, coarse_to_fine=False)
         return self._proven()
 
     def joined_coarse_to_fine(self, join: Joiner) -> Ending:
-        """The best plan whose stages have meshes of one size, ratios coarse to fine, and what is
-        better than that with meshes of several, which alike stages tell little of."""
+        """Find the best plan whose stages have equally many GPUs, with ratios from coarse to fine;
+        then look for better plans with stages of different sizes.
+
+        Plans with alike stages say little about stages of different sizes.
+        """
         sizes = list(groups_of(self.problem, self.space, equal_sizes=True))
         in_order = self._in_order(sizes)
         far_s = FAR * self.ledger.best_s
@@ -88,8 +93,7 @@ class Hierarchy:
         return self._bounded()
 
     def _join(self, left: Sequence[Group], join: Joiner, *, coarse_to_fine: bool) -> None:
-        """Let the ledger see the best plan of each group, as many groups at once as joblib's
-        context has jobs."""
+        """Show the ledger the best plan of each group; joblib's context says how many at once."""
         best_s = self.ledger.best_s
         at_once = jobs()
         while left:
@@ -110,8 +114,8 @@ class Hierarchy:
             left = left[at_once:]
 
     def _in_order(self, groups: Sequence[Group]) -> Sequence[tuple[Group, float]]:
-        """The groups that may have the best plan, with their best of alike stages; the ledger has
-        seen those."""
+        """The groups that may have the best plan, with the time of each one's best plan of alike
+        stages. The ledger has seen these plans."""
         found = []
         for group in sorted(groups, key=self._least_s):
             if self._least_s(group) < self.ledger.best_s:
@@ -123,7 +127,7 @@ class Hierarchy:
         return group.least_s(self.problem, self.work)
 
     def _coarse_s(self, stages: AlikeStages) -> float:
-        """The best of a pipeline of alike stages, which is looked at once."""
+        """The best time of a pipeline of alike stages, worked out once."""
         if stages.pipeline not in self._alike_s:
             self._alike_s[stages.pipeline] = stages.show_coarse()
         return self._alike_s[stages.pipeline]

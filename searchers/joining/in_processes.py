@@ -1,9 +1,9 @@
-"""Calls made one after another, or in processes where joblib's context asks for several jobs.
+"""Makes calls one after another, or in processes where joblib's context asks for several jobs.
 
     with joblib.parallel_config(n_jobs=2):
         ...
 
-joblib takes long to import: where nobody has imported it, nobody can have asked for jobs.
+joblib takes long to import. If nobody has imported it, nobody has asked for jobs.
 """
 
 import sys
@@ -15,7 +15,7 @@ Answer = TypeVar("Answer")
 
 
 def jobs() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     if "joblib" not in sys.modules:
         return 1
     from joblib import effective_n_jobs  # noqa: PLC0415 (takes long to import)
@@ -26,7 +26,7 @@ def jobs() -> int:
 def in_processes(
     call: Callable[[Argument], Answer], arguments: Sequence[Argument]
 ) -> Sequence[Answer]:
-    """The answers to all arguments, in order."""
+    """The results for all arguments, in order."""
     from joblib import Parallel, delayed  # noqa: PLC0415 (takes long to import)
 
     answers: Sequence[Answer] = Parallel()(delayed(call)(one) for one in arguments)

@@ -1,8 +1,8 @@
-"""What stages take in one micro-batch at least, however a plan saves memory.
+"""The least time of stages for one micro-batch, however a plan saves memory.
 
-A stage that recomputes, shards and offloads nothing has nothing beside its computation, and no slot
-is shorter than what is computed in it. What dimensions added to the table can do to computation is
-looked at.
+A stage that recomputes, shards and offloads nothing only computes, and no slot is shorter than its
+computation. Dimensions that were added to the table may make computation faster, so their values
+are all tried.
 """
 
 import math
@@ -22,13 +22,13 @@ from searchers.meshes import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastWork:
-    """Seconds of a micro-batch on a mesh: of a block, and of both ends of the model."""
+    """The least seconds of a micro-batch on a mesh: in a block, and in the embedding and head."""
 
     block_s: float
     ends_s: float
 
     def blocks_within(self, seconds: float, layers: int) -> int:
-        """How many of so many blocks a stage can have that takes less than some seconds."""
+        """The most blocks, up to ``layers``, of a stage that takes less than some seconds."""
         if layers * self.block_s < seconds:
             return layers
         if self.block_s == math.inf:
@@ -39,7 +39,8 @@ class LeastWork:
 def work_of(
     problem: Problem, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
-    """The work of each mesh, from stages of one block, of two, and of one with both ends."""
+    """The least work on each mesh, from stages with one block, with two, and with one and both
+    ends."""
     names = [name for name in names_of("savings") if name in added()]
     ways = [
         dict(zip(names, values, strict=True))

@@ -1,8 +1,8 @@
-"""Stages joined to the best pipeline by a mixed-integer linear programme, as Mist does.
+"""Joins stages to the best pipeline by a mixed-integer linear programme, as Mist does.
 
-A binary variable for each candidate of each stage: a stage takes one of them, and together they
-have all blocks. The recurrence of ``mistlab.cost.chains`` adds the inequalities of chains, from
-the last stage to the first.
+Each candidate of each stage has a binary variable: a stage takes one of its candidates, and
+together the stages have all blocks. The recurrence of ``mistlab.cost.chains`` adds the inequalities
+of chains, from the last stage to the first.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ from searchers.joining.programme import join_hastily, places_by_stage
 # PuLP is not typed.
 Expression = Any
 
-# Plans that differ by less than this share of their time are equally good.
+# Plans whose times differ by less than this share count as equal.
 GAP = 1e-6
-# How far above a known plan's time solvers look, which have tolerances of their own.
+# Solvers look this far above a known plan's time, since they have tolerances of their own.
 ALMOST = 1 + 1e-5
 
 
@@ -31,7 +31,7 @@ def _highs(seconds: float) -> pulp.LpSolver:
 
 
 def _cbc(seconds: float) -> pulp.LpSolver:
-    # An extra of its own: pip install '.[cbc]'.
+    # CBC is installed as an extra: pip install '.[cbc]'.
     from cbcbox import cbc_bin_path  # noqa: PLC0415
 
     return pulp.COIN_CMD(
@@ -43,11 +43,11 @@ SOLVERS: dict[str, Callable[[float], pulp.LpSolver]] = {"highs": _highs, "cbc": 
 
 
 def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float, Plan] | None]:
-    """A joiner that lets one of ``SOLVERS`` take so long for a group at most, or what is left of
-    the budget. The ledger sees a quick answer first, in case the solver is stopped."""
+    """A joiner that gives one of ``SOLVERS`` some seconds for a group, or the rest of the budget if
+    that is less. The ledger sees a quick answer first, in case the solver is stopped."""
 
     def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-        # What is known to be slower than a quick answer is cut off, which is most of it.
+        # Candidates that are known to be slower than a quick answer are left out: most of them.
         hasty = join_hastily(menus, limit_s)
         if hasty is not None:
             menus.ledger.predict([hasty[1]])
@@ -57,11 +57,12 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
             return hasty
         before_s = menus.ledger.wall_s
         programme = _Programme(menus, stages, limit_s)
-        # Handing it to a solver takes about as long as making it, which no solver's limit counts.
+        # Handing the programme to a solver takes about as long as making it, and does not count for
+        # the solver's limit.
         handing_s = menus.ledger.wall_s - before_s
         if programme.solve(solver, min(seconds, menus.ledger.seconds_left - handing_s)):
             return programme.solution() or hasty
-        # A solver that was stopped has proven nothing.
+        # If the solver was stopped, nothing is proven.
         return join_exactly(menus, limit_s) or hasty
 
     return join
@@ -69,7 +70,7 @@ def join_by(solver: str, seconds: float) -> Callable[[Menus, float], tuple[float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """One stage's candidates, a variable for each, and what the chosen one takes."""
+    """One stage: its candidates, a variable for each, and the times of the chosen candidate."""
 
     candidates: Sequence[tuple[StagePosition, int]]
     chosen: Sequence[pulp.LpVariable]
@@ -78,8 +79,8 @@ class _Stage:
 
 
 class _Inequalities:
-    """Durations that are linear expressions: the longest of several ways is a variable with an
-    inequality for each."""
+    """Durations that are linear expressions. The longest of several ways is a variable, with an
+    inequality for each way."""
 
     def __init__(self, problem: pulp.LpProblem, stage: int, check_time: Callable[[], None]) -> None:
         self.nothing: Expression = pulp.LpAffineExpression()
@@ -88,7 +89,7 @@ class _Inequalities:
         self._check_time = check_time
 
     def longest(self, name: str, *ways: Expression) -> Expression:
-        """A variable that is as long as any way; variables are never below zero."""
+        """A variable that is at least as long as each way; variables are never below zero."""
         self._check_time()
         variable = self._problem.add_variable(f"{name}{self._stage}", lowBound=0)
         for way in ways:
@@ -98,7 +99,7 @@ class _Inequalities:
 
 
 class _Programme:
-    """The programme of a group of pipelines, and the way back from its solution to a plan."""
+    """The programme of a group of pipelines; turns its solution into a plan."""
 
     def __init__(
         self, menus: Menus, stages: Sequence[Sequence[StagePosition]], limit_s: float
@@ -122,7 +123,8 @@ class _Programme:
             self._share_hosts()
 
     def solve(self, solver: str, seconds: float) -> bool:
-        """Whether a solver finds the best solution, or that there is none, in so long."""
+        """Run a solver for some seconds; whether it found the best solution or proved that there is
+        none."""
         if seconds <= 0:
             return False
         self.problem.solve(SOLVERS[solver](seconds))
@@ -169,7 +171,7 @@ class _Programme:
         )
 
     def _share_hosts(self) -> None:
-        """Let the stages on one node leave its host memory enough."""
+        """Keep the stages of each node within its host memory."""
         cluster = self.menus.problem.cluster
         held: dict[int, Expression] = {}
         first_rank = cluster.num_gpus

@@ -1,6 +1,6 @@
-"""Partial pipelines in columns: what each has taken, its chains, and what it was made of.
+"""Partial pipelines in columns: the blocks and GPUs of each, its chains, and its parts.
 
-Axes: K partial pipelines.
+A partial pipeline has the last stages of a pipeline. Axes: K partial pipelines.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,24 +16,24 @@ from mistlab.cost.pipeline import Table, no_stages
 from searchers.joining.candidate_table import undominated
 from searchers.joining.candidates import StagePosition
 
-# Blocks and GPUs that the stages of a partial pipeline have taken.
+# Blocks and GPUs that a partial pipeline has.
 Taken = tuple[int, int]
 Rows = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Partials:
-    """Partial pipelines of equally many stages, those that have taken the same side by side: which
-    stage was put in front of which pipeline of ``behind`` (K).
+    """Partial pipelines with equally many stages. Those with the same blocks and GPUs are side by
+    side. Each is a stage in front of one of the pipelines in ``behind`` (K).
 
-    ``host_bytes`` are those on the node of the foremost stage, as long as it has GPUs left.
+    ``host_bytes`` are the bytes on the node of the first stage, if the node has GPUs left.
     """
 
     layers: Rows
     gpus: Rows
     chains: Chains[Table]
     host_bytes: NDArray[np.float64]
-    # Of each, what it was made of: a stage, its row on the menu, the partial pipeline behind it.
+    # The parts of each: a stage, its row on the menu, and the partial pipeline behind it.
     places: tuple[StagePosition, ...]
     place: Rows
     option: Rows
@@ -42,7 +42,7 @@ class Partials:
 
     @classmethod
     def nothing(cls) -> Self:
-        """The one without stages."""
+        """The partial pipeline without stages."""
         none = np.zeros(1, dtype=np.intp)
         return cls(
             layers=none,
@@ -60,7 +60,7 @@ class Partials:
         return len(self.layers)
 
     def chosen(self, rows: Rows | NDArray[np.bool_]) -> Self:
-        """Some of them."""
+        """The partial pipelines in these rows."""
         return replace(
             self,
             layers=self.layers[rows],
@@ -73,7 +73,7 @@ class Partials:
         )
 
     def by_taken(self) -> Iterator[tuple[Taken, slice]]:
-        """What some of them have taken, and where those are."""
+        """The blocks and GPUs of pipelines that have the same, and the place of these pipelines."""
         changes = (self.layers[1:] != self.layers[:-1]) | (self.gpus[1:] != self.gpus[:-1])
         bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self)]
         for start, end in pairwise(bounds):
@@ -81,19 +81,20 @@ class Partials:
                 yield (int(self.layers[start]), int(self.gpus[start])), slice(start, end)
 
     def undominated(self, rows: Rows) -> Rows:
-        """Those of some that have taken the same which none of them is nowhere worse than."""
+        """Of rows with the same blocks and GPUs, the rows that no other row is at least as good
+        as."""
         columns = [getattr(self.chains, entry.name)[rows] for entry in fields(Chains)]
         return rows[undominated([*columns, self.host_bytes[rows]])]
 
     def stages(self, row: int) -> Iterator[tuple[StagePosition, int]]:
-        """The stages of one, each with its row on the menu, the foremost first."""
+        """The stages of one pipeline, the first stage first, each with its row on the menu."""
         if self.behind is not None:
             yield self.places[int(self.place[row])], int(self.option[row])
             yield from self.behind.stages(int(self.row_behind[row]))
 
 
 def joined(parts: Sequence[Partials]) -> Partials:
-    """Parts of one table, in order."""
+    """One table from its parts, in order."""
     if len(parts) == 1:
         return parts[0]
     chains = [part.chains for part in parts]
@@ -113,5 +114,5 @@ def joined(parts: Sequence[Partials]) -> Partials:
 
 
 def chosen_chains(chains: Chains[Table], rows: Rows | NDArray[np.bool_]) -> Chains[Table]:
-    """Some of the chains."""
+    """The chains in these rows."""
     return Chains(**{e.name: getattr(chains, e.name)[rows] for e in fields(Chains)})

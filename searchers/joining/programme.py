@@ -1,9 +1,9 @@
-"""Stages joined to the best pipeline by a dynamic programme, from the last stage to the first.
+"""Joins stages to the best pipeline by a dynamic programme, from the last stage to the first.
 
-A partial pipeline is known by its stages, blocks and GPUs, and by the chains that these mean to
-stages in front of them (``mistlab.cost.chains``). Chains only grow with those behind them, so a
-partial pipeline that is nowhere better than another one can be left out, and so can one that no
-completion brings below what is known already.
+Everything that matters of a partial pipeline is its stages, blocks and GPUs, and the chains that it
+means for stages in front of it (``mistlab.cost.chains``). No chain becomes shorter if a chain
+behind it becomes longer. So a partial pipeline can be left out if another one is nowhere worse, or
+if no way to complete it takes less time than a known pipeline.
 
 Axes: K partial pipelines, P places, O options of all places.
 """
@@ -21,7 +21,7 @@ from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.partials import Partials, Rows, Taken, chosen_chains, joined
 from searchers.meshes import Mesh, layer_counts, lies_well
 
-# How many partial pipelines that have taken the same go on in haste.
+# In haste, this many partial pipelines with the same blocks and GPUs go on.
 BEAM = 16
 # How many pipelines are near the best.
 FEW = 16
@@ -30,28 +30,29 @@ TOGETHER = 1 << 16
 
 
 def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The fastest pipeline of a group that takes less than a limit, if there is one, and its time
-    as the chains have it."""
+    """The fastest pipeline of a group that takes less than a limit, and its time by its chains;
+    None if there is none."""
     return _Join(menus=menus).fastest(limit_s)
 
 
 def join_hastily(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
-    """The same with a few of the partial pipelines alone, which is mostly as good."""
+    """Like ``join``, but goes on with only a few partial pipelines: mostly as good, and much
+    faster."""
     return _Join(menus=menus, beam=BEAM).fastest(limit_s)
 
 
 def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
-    """The fastest few pipelines that ``join_hastily`` comes across, which differ in more than how
-    they save memory: their times, plans and stages, fastest first."""
-    # Of those that have taken the same some may leave a host too little: without a plan to beat,
-    # none of them is left out.
+    """The fastest few pipelines that ``join_hastily`` finds and that differ in more than their
+    savings: their times, plans and stages, fastest first."""
+    # All partial pipelines that go on in haste may leave a host too little memory. So without a
+    # plan to beat, none is left out.
     beam = None if menus.with_host and limit_s == np.inf else BEAM
     return _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
 
 
 def places_by_stage(menus: Menus, limit_s: float) -> list[list[StagePosition]]:
-    """What each stage of the pipelines of a group may be, the last stage first; their number must
-    be given. Menus are prepared for all of them."""
+    """The possible places of each stage, the last stage first, in a group with a given number of
+    stages. Menus are prepared for all of them."""
     stages = _Join(menus=menus).places_by_stage(limit_s)
     menus.prepare([place for places in stages for place in places], limit_s)
     return stages
@@ -97,7 +98,7 @@ class _Join:
         ]
 
     def _worth(self, partials: Partials, limit_s: float) -> Partials:
-        """Those that may be part of the fastest pipeline."""
+        """The partial pipelines that may be part of the fastest pipeline."""
         least_s = self._least_s(partials)
         kept = [np.empty(0, dtype=np.intp)]
         for _, here in partials.by_taken():
@@ -110,7 +111,7 @@ class _Join:
         return partials.chosen(np.concatenate(kept))
 
     def places_by_stage(self, limit_s: float) -> list[list[StagePosition]]:
-        """What each stage may be, the last stage first."""
+        """The possible places of each stage, the last stage first."""
         taken: Iterable[Taken] = [(0, 0)]
         stages = []
         for after in range(self._most_stages):
@@ -131,7 +132,7 @@ class _Join:
         return self.menus.group.num_stages or min(layers, gpus // smallest)
 
     def _extended(self, partials: Partials, after: int, limit_s: float) -> Partials:
-        """Each partial pipeline with each possible stage in front of it, as far as they may become
+        """Every partial pipeline with every possible stage in front of it, if the result may become
         a pipeline that takes less than a limit."""
         where = dict(partials.by_taken())
         steps = sorted(self._steps(where, after, limit_s), key=lambda step: _with(*step))
@@ -156,8 +157,8 @@ class _Join:
     def _steps(
         self, partials: Iterable[Taken], after: int, limit_s: float
     ) -> Iterator[tuple[Taken, StagePosition]]:
-        """What has taken so much, with each stage in front of it that is not too slow and leaves
-        the others no more than they can do."""
+        """Every number of blocks and GPUs taken, with every stage that can be in front. The stage
+        must not be too slow, and must leave the others no more blocks than they can take."""
         problem, group, work = self.menus.problem, self.menus.group, self.menus.work
         layers, gpus = self._all
         each_s = limit_s / group.micro_batches
@@ -208,7 +209,8 @@ class _Join:
         row_behind: Rows,
         after: int,
     ) -> Partials:
-        """Candidates for stages (K), each in front of a partial pipeline (K) of so many stages."""
+        """Put candidates for stages (K) in front of partial pipelines (K) that have ``after``
+        stages."""
         place = options.place[option]
         chains = prepended(
             StageTimes(
@@ -232,7 +234,7 @@ class _Join:
         return self._with_host(partials, options, option) if self.menus.with_host else partials
 
     def _with_host(self, partials: Partials, options: "_Options", option: Rows) -> Partials:
-        """Those whose stages on one node leave its host memory enough."""
+        """The partial pipelines whose stages fit into the host memory of their node."""
         cluster, gpus = self.menus.problem.cluster, options.gpus[partials.place]
         place_in_node = np.array([place.place_in_node for place in options.places])[partials.place]
         held = options.host_bytes[option] * np.minimum(gpus, cluster.gpus_per_node)
@@ -243,8 +245,9 @@ class _Join:
         return partials.chosen(held <= cluster.host_memory_bytes)
 
     def _least_s(self, partials: Partials) -> NDArray[np.float64]:
-        """What no completion falls below (K): the slowest stage that is left takes an even share of
-        the blocks, and hides at most half its passes ahead of those behind it."""
+        """The least seconds of any completion (K): the slowest stage that is left takes an even
+        share of the blocks, and does at most half its passes ahead while the stages behind it
+        compute."""
         group, work, chains = self.menus.group, self.menus.work, partials.chains
         layers, gpus = self._all[0] - partials.layers, self._all[1] - partials.gpus
         slowest_s = group.least_gpu_s(work, 1) * layers / np.maximum(gpus, 1)
@@ -274,8 +277,9 @@ class _Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Options:
-    """The candidates for some places (P) one after another (O): those of a place begin at its
-    ``starts`` and are as many as its ``counts``; ``row`` is their row on its menu."""
+    """The candidates of several places (P), one place after another (O). The candidates of a place
+    begin at its ``starts``, and ``counts`` says how many there are; ``row`` is a candidate's row on
+    the menu of its place."""
 
     places: tuple[StagePosition, ...]
     layers: Rows
@@ -289,7 +293,7 @@ class _Options:
 
     @classmethod
     def of(cls, menus: Menus, places: Sequence[StagePosition], limit_s: float) -> Self:
-        """Those of pipelines that take less than a limit."""
+        """The candidates for pipelines that take less than a limit."""
         found = [menus[place] for place in places]
         rows = [
             np.flatnonzero(menus.group.micro_batches * options.stable_s < limit_s)
@@ -315,14 +319,14 @@ class _Options:
 
 
 def _parts(sizes: Rows) -> Iterator[Rows]:
-    """Numbers of steps of so many partial pipelines each, few enough at a time; one part at
-    least."""
+    """The numbers of the steps in parts that make few enough partial pipelines at a time; at least
+    one part."""
     part = np.cumsum(sizes) // TOGETHER
     yield from np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(part)) + 1)
 
 
 def _each(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
-    """Each number as often as its size says, and how often it has come before."""
+    """Repeat each number as often as its size says; also, how often it has come before."""
     before = np.cumsum(sizes) - sizes
     return np.repeat(numbers, sizes), np.arange(sizes.sum()) - np.repeat(before, sizes)
 

@@ -1,4 +1,4 @@
-"""Ways to look for the best plan: one strategy a file, each imported when it is first named."""
+"""The strategies of searchers, one in each file; a file is imported when it is first named."""
 
 from importlib import import_module
 from importlib.util import find_spec

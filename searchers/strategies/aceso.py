@@ -1,11 +1,13 @@
-"""Iterative relief of bottlenecks, after Aceso (Liu et al., EuroSys 2024).
+"""Improves plans by relieving their bottlenecks, after Aceso (Liu et al., EuroSys 2024).
 
-The bottleneck of a plan is the stage that is over its memory, or else the one that takes longest,
-and on it the resource that it is short of. A move (``searchers/strategies/moves.py``) takes less of
-that at the expense of another resource. Where no single move makes a better plan, several in turn
-may: each relieves the bottleneck of the plan before, back to the next best where the way ends.
-Published are moves of operators, micro-batch, degrees and recomputation; ZeRO levels and offloading
-are traded the same way here.
+The bottleneck of a plan is the stage that exceeds its memory or, if all fit, the stage that takes
+longest; and on this stage the resource that it is short of. A move
+(``searchers/strategies/moves.py``) uses less of this resource and more of another. Where no single
+move makes a better plan, several in a row may: each relieves the bottleneck of the plan before.
+Where a row ends, the next best move is tried.
+
+Aceso's paper has moves of operators, micro-batch, degrees and recomputation. Here ZeRO levels and
+offloading are moves too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,7 @@ from searchers.strategies.moves import Resource, moves
 from searchers.strategies.scores import Score, score_of
 from searchers.strategy import Ending
 
-# How many moves in turn are tried, and how many ways are followed after each.
+# How many moves in a row are tried, and how many plans are followed after each move.
 HOPS = (1, 2, 3, 5, 7)
 WAYS = 3
 
@@ -35,13 +37,13 @@ WAYS = 3
 def aceso(
     problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
 ) -> Ending:
-    """Relieve bottlenecks from pipelines of every depth, until no chain of moves helps."""
+    """Relieve bottlenecks, beginning with pipelines of every depth, until no row of moves helps."""
     del draw  # Nothing is left to chance.
     relief = Relief(problem=problem, space=space, ledger=ledger)
     starts = list(initial_plans(problem, space))
     relief.predict(starts)
     starts.sort(key=relief.promise)
-    # The most promising of each depth, and then the others.
+    # The most promising pipeline of each depth first, then the others.
     leaders = {plan.num_stages: plan for plan in reversed(starts)}
     plans = list(dict.fromkeys([*leaders.values(), *starts]))
     for hops in HOPS:
@@ -62,7 +64,7 @@ def initial_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
 
 @dataclass(slots=True, kw_only=True)
 class Relief:
-    """What is known of the plans so far, and how far the ways from each have been followed."""
+    """The predictions of plans so far, and how many moves have been followed from each."""
 
     problem: Problem
     space: SearchSpace
@@ -75,28 +77,29 @@ class Relief:
         self.members = Members(problem=self.problem, space=self.space)
 
     def predict(self, plans: Sequence[Plan]) -> None:
-        """Make plans known. Raises ``BudgetSpentError``."""
+        """Predict plans that have no prediction yet. Raises ``BudgetSpentError``."""
         new = [plan for plan in dict.fromkeys(plans) if plan not in self.known]
         self.known |= zip(new, self.ledger.predict(new), strict=True)
 
     def score(self, plan: Plan) -> Score:
-        """How good a known plan is."""
+        """The score of a plan that has a prediction."""
         return score_of(plan, self.known[plan], self.problem.cluster)
 
     def promise(self, plan: Plan) -> float:
-        """A plan's time, longer for what it is over: the next move may relieve that."""
+        """A plan's time, made longer by its excess of memory, which the next move may relieve."""
         score = self.score(plan)
         return score.iteration_s * (1 + score.excess)
 
     def relieved(self, plan: Plan, hops: int) -> Plan:
-        """The plan that chains of so many moves lead to, each of which is an improvement."""
+        """The last of several plans, each better than the one before by at most ``hops`` moves."""
         self.followed = {}
         while (better := self._better(plan, self.score(plan), hops)) is not None:
             plan = better
         return plan
 
     def _better(self, plan: Plan, target: Score, hops: int) -> Plan | None:
-        """A plan better than the target after at most so many moves."""
+        """A plan that is better than the target, after at most ``hops`` moves; None if there is
+        none."""
         if self.followed.get(plan, 0) >= hops:
             return None
         self.followed[plan] = hops
@@ -115,7 +118,8 @@ class Relief:
 
 
 def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tuple[int, Resource]]:
-    """Stages and what they are short of, the worst first."""
+    """The bottlenecks of a plan, the worst first: stages, each with the resource that it is short
+    of."""
     if not prediction.fits:
         return _short_of_memory(prediction, cluster)
     found: list[tuple[int, Resource]] = []
@@ -129,7 +133,7 @@ def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tu
 
 
 def _short_of_memory(prediction: Prediction, cluster: Cluster) -> list[tuple[int, Resource]]:
-    """The stage that is furthest over a GPU's memory; if none is, the one with most on the host."""
+    """The stage that exceeds a GPU's memory most; if all fit, the stage with most on its host."""
     stages = prediction.stages
     fullest = max(range(len(stages)), key=lambda stage: stages[stage].peak_reserved_bytes)
     if stages[fullest].peak_reserved_bytes > room_bytes(cluster):
@@ -138,7 +142,7 @@ def _short_of_memory(prediction: Prediction, cluster: Cluster) -> list[tuple[int
 
 
 def _slowest(plan: Plan, prediction: Prediction) -> list[int]:
-    """The two stages that take longest, by all their micro-batches."""
+    """The two stages that take longest for all micro-batches."""
     stages = prediction.stages
     order = sorted(range(len(stages)), key=lambda stage: -_whole_s(plan, stages[stage]))
     return order[:2]

@@ -35,7 +35,7 @@ from searchers.meshes import (
 from searchers.strategies.alpa_stages import Division, StageTable, kind_of, stage_table
 from searchers.strategy import Ending, NeedsStageCosts
 
-# Bounds on the slowest stage that lie closer to one another are taken for one.
+# Bounds on the slowest stage that lie closer together than this count as one.
 SPACING = 1.01
 
 
@@ -54,7 +54,7 @@ def alpa(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.G
 
 
 def divisions(problem: Problem, space: SearchSpace) -> Iterator[Division]:
-    """What the programme is solved for."""
+    """All divisions for which the programme is solved."""
     layers = problem.workload.model.layers
     alike = ((False, True),) if space.unequal_stages else ((False,), (True,))
     for micro_batches, chosen, numbers in _pipelines(problem, space):
@@ -71,7 +71,7 @@ def divisions(problem: Problem, space: SearchSpace) -> Iterator[Division]:
 def _pipelines(
     problem: Problem, space: SearchSpace
 ) -> Iterator[tuple[int, tuple[Mesh, ...], tuple[int, ...]]]:
-    """Micro-batches, meshes and numbers of stages."""
+    """The numbers of micro-batches, each with meshes and numbers of stages."""
     if not space.unequal_meshes:
         for pipeline in equal_pipelines(problem, space):
             yield pipeline.micro_batches, pipeline.meshes[:1], (pipeline.num_stages,)
@@ -88,7 +88,7 @@ def _pipelines(
 
 
 def _layers(layers: int, numbers: Sequence[int], space: SearchSpace) -> tuple[Sequence[int], ...]:
-    """What each stage may have, from the last one."""
+    """The numbers of blocks that each stage may have, from the last stage to the first."""
     if space.layers_off_balance == 0:
         return tuple((own,) for own in reversed(even_layers(layers, numbers[0])))
     return (layer_counts(layers, min(numbers), space),) * max(numbers)
@@ -96,7 +96,7 @@ def _layers(layers: int, numbers: Sequence[int], space: SearchSpace) -> tuple[Se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The places in the table of a pipeline's stages, and what they take together."""
+    """A pipeline: its stages' places in the table, and the sum of their times."""
 
     seconds: float
     places: tuple[tuple[int, ...], ...]
@@ -113,7 +113,7 @@ class Programme:
     table: StageTable
 
     def plans(self) -> Iterator[Plan]:
-        """The best pipeline for each bound on the slowest stage that may matter."""
+        """The best pipeline for each bound on the slowest stage that may be useful."""
         limits = self._limits()
         if not limits or (fastest := self.within(limits[-1])) is None:
             return
@@ -129,7 +129,7 @@ class Programme:
                 return
 
     def within(self, limit_s: float) -> Found | None:
-        """The pipeline of least total time whose stages each take at most so long."""
+        """The pipeline with the least sum of times whose stages each take at most a limit."""
         unit, cluster = self.division.unit, self.problem.cluster
         layers, gpus = self.problem.workload.model.layers, cluster.num_gpus // unit
         seconds = np.full((layers + 1, gpus + 1), np.inf)
@@ -150,7 +150,7 @@ class Programme:
     def _step(
         self, place: int, after: NDArray[np.float64], limit_s: float, *, is_first: bool
     ) -> "_Step":
-        """What pipelines take with one stage more, ``place`` from the end (B, D)."""
+        """The times of pipelines with one more stage, ``place`` from the end (B, D)."""
         self.ledger.check_time()
         cluster, unit = self.problem.cluster, self.division.unit
         kind = self.table.kinds[kind_of(self.division, place, is_first=is_first)]
@@ -169,7 +169,7 @@ class Programme:
         return _Step(kind=kind, seconds=seconds, choice=choice)
 
     def _places(self, steps: "Sequence[_Step]") -> tuple[tuple[int, ...], ...]:
-        """The table's places of the stages that the last step's pipeline of everything has."""
+        """The places in the table of a pipeline's stages, from the last step back."""
         cluster, unit = self.problem.cluster, self.division.unit
         layers, gpus = self.problem.workload.model.layers, cluster.num_gpus // unit
         places = []
@@ -181,7 +181,7 @@ class Programme:
         return tuple(places)
 
     def _limits(self) -> list[float]:
-        """Times of stages, each a little longer than the one before."""
+        """Times of stages as limits, each a little longer than the one before."""
         times = np.unique(self.table.seconds[np.isfinite(self.table.seconds)])
         limits: list[float] = []
         for time in times.tolist()[::-1]:

@@ -1,4 +1,4 @@
-"""The lower level of Alpa's programme: what the best choice for each stage takes.
+"""The lower level of Alpa's programme: the time of the best choice for each stage.
 
 Axes: K kinds of stages, M submesh sizes, P places of a stage's first rank in its node, L blocks of
 a stage (0 to all), C candidates.
@@ -24,10 +24,10 @@ from searchers.savings import bare_stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """What is to be divided into stages, and how it may be.
+    """A batch and meshes that are divided into stages, and the limits of the division.
 
     ``layers`` are the numbers of blocks that stages may have, from the last stage to the first of
-    the longest pipeline; ``recomputing`` says whether a stage may recompute none, all, or either.
+    the longest pipeline. ``recomputing`` says whether a stage may recompute none, all, or either.
     """
 
     micro_batches: int
@@ -38,18 +38,19 @@ class Division:
 
     @property
     def sizes(self) -> list[int]:
-        """GPUs that stages may have."""
+        """The numbers of GPUs that stages may have."""
         return sorted({mesh.num_gpus for mesh in self.meshes})
 
     @property
     def unit(self) -> int:
-        """GPUs that all sizes are multiples of."""
+        """The number of GPUs of which all sizes are multiples."""
         return gcd(*self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What tells stages of one size and place apart: 1 or 0 for the first and the last."""
+    """Tells stages of the same size and place apart: 1 or 0 for the first stage, and for the
+    last."""
 
     in_flight: int
     is_first: int
@@ -59,8 +60,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTable:
-    """Seconds of the best choice for each stage (K, M, P, L), infinite where none fits, and which
-    candidate it is."""
+    """Seconds of the best choice for each stage (K, M, P, L), infinite where none fits, and the
+    number of the chosen candidate."""
 
     kinds: dict[Kind, int]
     seconds: NDArray[np.float64]
@@ -69,7 +70,7 @@ class StageTable:
     candidate: NDArray[np.int64]
 
     def stage(self, place: tuple[int, ...], space: SearchSpace) -> StagePlan:
-        """The chosen stage of a place in the table."""
+        """The chosen stage at a place in the table."""
         mesh, recomputes = self.candidates[self.candidate[self.chosen[place]]]
         bare = bare_stage(mesh, place[-1], space)
         return replace(bare, checkpointed_layers=bare.layers) if recomputes else bare
@@ -88,7 +89,8 @@ def kind_of(division: Division, place: int, *, is_first: bool) -> Kind:
 def stage_table(
     problem: Problem, space: SearchSpace, ledger: Ledger, division: Division
 ) -> StageTable | None:
-    """The best choice for all stages that pipelines of the division may have; None without any."""
+    """The best choices for all stages of the division's pipelines; None if there are no
+    candidates."""
     longest = max(division.num_stages)
     kinds = [kind_of(division, place, is_first=False) for place in range(1, longest)]
     kinds += [kind_of(division, place, is_first=True) for place in division.num_stages]
@@ -114,7 +116,7 @@ def stage_table(
         problem.workload.model.layers + 1,
     )
     table, chosen = np.full(shape, np.inf), np.full(shape, -1)
-    # Of candidates for one place the last one written stays: the fastest.
+    # If several candidates write to one place, the last one stays: the fastest.
     order = np.argsort(-seconds, kind="stable")
     by_time = tuple(axis[order] for axis in places)
     table[by_time], chosen[by_time] = seconds[order], order
@@ -124,13 +126,13 @@ def stage_table(
 
 
 def _combined(*columns: Sequence[int]) -> NDArray[np.int64]:
-    """Rows of every combination of columns' values."""
+    """All combinations of the columns' values, as rows."""
     grids = np.meshgrid(*(np.array(column, dtype=np.int64) for column in columns), indexing="ij")
     return np.stack([grid.reshape(-1) for grid in grids], axis=1)
 
 
 def _first_ranks(kind: Kind, mesh: Mesh, unit: int, cluster: Cluster) -> list[int]:
-    """Where a stage may begin; stages in the middle stand for those of all nodes."""
+    """The places where a stage may begin; middle stages stand for the stages of all nodes."""
     if kind.is_first:
         return [0] if mesh.num_gpus == cluster.num_gpus or not kind.is_last else []
     if kind.is_last:
@@ -168,7 +170,8 @@ def _batch(
 
 
 def _seconds(costs: StageCosts, batch: StageBatch, micro_batches: int) -> NDArray[np.float64]:
-    """A steady micro-batch, its transfer, and its part of what comes once an iteration (C)."""
+    """Seconds of a steady micro-batch, its transfer, and its part of the tasks that run once
+    (C)."""
     seconds = costs.seconds
     once = np.maximum(seconds.delta_forward_s, 0) + np.maximum(seconds.delta_backward_s, 0)
     sent = np.where(batch.has_head == 1, 0, seconds.point_to_point_s)

@@ -1,4 +1,7 @@
-"""The names of all choices that plans of a space may ask for, the same for every plan of it."""
+"""Lists the names of all choices that plans of a space may ask for.
+
+The names are the same for every plan of the space.
+"""
 
 from collections.abc import Iterator
 
@@ -10,7 +13,7 @@ from searchers.savings import saving_names
 
 
 def key_names(problem: Problem, space: SearchSpace) -> list[str]:
-    """The names of all choices that a plan of the space may ask for."""
+    """The names of all choices that any plan of the space may ask for."""
     most = _most_stages(problem, space)
     names = ["micro_batches"]
     names += [f"mesh {stage}" for stage in range(most if space.unequal_meshes else 1)]

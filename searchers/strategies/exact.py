@@ -1,4 +1,5 @@
-"""The fastest plan of a space, with a proof: every way to save memory, every way to join stages."""
+"""Finds the fastest plan of a space, with a proof: tries every way to save memory on each stage,
+and every way to join stages."""
 
 import numpy as np
 

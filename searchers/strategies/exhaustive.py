@@ -1,6 +1,6 @@
-"""Every plan of a space, one by one, where there are few enough: what the others are checked with.
+"""Predicts every plan of a space, where there are few enough: a check of the other searchers.
 
-Plans are predicted whole, so nothing is shared with the searchers that put them together.
+Each plan is predicted as a whole, so nothing is shared with searchers that join stages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from searchers.meshes import Pipeline, even_layers, layer_counts, pipelines
 from searchers.savings import alike, number_of_ways, ways_to_save
 from searchers.strategy import Ending
 
-# A minute's worth of predictions, about.
+# About as many plans as are predicted in a minute.
 MOST_PLANS = 200_000
 TOGETHER = 4096
 
@@ -24,7 +24,7 @@ TOGETHER = 4096
 def exhaustive(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """Predict every plan, or refuse with how many there are."""
+    """Predict every plan; refuse if there are too many, and say how many."""
     left = ledger.evaluations_left
     most = MOST_PLANS if left is None else min(MOST_PLANS, left)
     plans = count_plans(problem, space, most)
@@ -41,7 +41,7 @@ def exhaustive(
 
 
 def count_plans(problem: Problem, space: SearchSpace, most: int | None = None) -> int:
-    """How many plans a space has; counting ends once there are more than ``most``."""
+    """The number of plans in a space; counting stops above ``most``."""
     total = 0
     for pipeline in pipelines(problem, space):
         total += _ways(problem, space, pipeline)
@@ -75,7 +75,7 @@ def _stages(layers: int, space: SearchSpace, pipeline: Pipeline) -> Iterator[tup
 
 
 def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Every way to share blocks out."""
+    """All ways to divide blocks among stages."""
     if stages == 0:
         if layers == 0:
             yield ()
@@ -87,7 +87,8 @@ def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[i
 
 
 def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
-    """How many plans a pipeline has: a sum over splits of products over stages, by convolution."""
+    """The number of plans of a pipeline: a sum over divisions of products over stages, by
+    convolution."""
     layers, stages = problem.workload.model.layers, pipeline.num_stages
     if not space.unequal_stages:
         return _ways_of_stage(space, pipeline, 0, even_layers(layers, stages)[0])

@@ -10,7 +10,7 @@ from searchers.strategy import Ending, Strategy
 
 
 def grid_of(engine: str) -> Strategy:
-    """The grid of one engine; spaces of others are refused."""
+    """The grid of one engine; refuses spaces of other engines."""
 
     def grid(
         problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator

@@ -1,8 +1,8 @@
 """Mist's hierarchical search: Pareto sets of stages, joined by a mixed-integer linear programme.
 
-After Mist (EuroSys 2025), with true frontiers instead of weighted sums, and only for stages that a
-pipeline can have. Where a space has so many ratios that looking at all would take long, ratios are
-looked at coarse to fine; the result then comes with the gap to what arithmetic alone allows.
+It follows Mist (EuroSys 2025), but with true frontiers instead of weighted sums, and only with
+stages that a pipeline can have. Where a space has too many ratios to try all, ratios are tried from
+coarse to fine; the result then has its gap to a bound from arithmetic alone.
 """
 
 from math import prod
@@ -17,9 +17,9 @@ from searchers.joining.milp import join_by
 from searchers.ledger import Ledger
 from searchers.strategy import Ending, NeedsStageCosts, Strategy
 
-# Up to so many ways to save memory, recomputation aside, all of them are looked at.
+# Up to this many ways to save memory (without recomputation), all of them are tried.
 FEW = 256
-# Seconds for joining the stages of one group of pipelines.
+# Seconds that the solver has to join the stages of one group of pipelines.
 PATIENCE_S = 30.0
 
 

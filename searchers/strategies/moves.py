@@ -1,7 +1,7 @@
-"""Changes of one stage's plan that trade one resource for another, as Aceso's primitives do.
+"""Moves: changes of one stage's plan that trade one resource for another, as Aceso's primitives do.
 
-Each move gives plans that take less of a resource on a stage; most of them take more of another, or
-more elsewhere. Which of them a space allows is not decided here.
+Each move gives plans in which a stage uses less of a resource. Most of these plans use more of
+another resource, or more on other stages. The caller checks which plans the space allows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ Move = Callable[[Plan, int, SearchSpace], Iterator[Plan]]
 
 
 def moves(plan: Plan, stage: int, resource: Resource, space: SearchSpace) -> Iterator[Plan]:
-    """Plans in which the stage takes less of the resource."""
+    """Plans in which the stage uses less of the resource."""
     for move in _MOVES[resource]:
         yield from move(plan, stage, space)
 
@@ -28,7 +28,7 @@ def _with_stages(plan: Plan, changes: Mapping[int, StagePlan]) -> Plan:
 
 
 def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> Plan:
-    """The plan with one stage's savings changed, or those of all where they must be alike."""
+    """The plan with one stage's savings changed, or all stages' where they must be alike."""
     if space.unequal_stages:
         return _with_stages(plan, {stage: changed})
     largest = _resized(changed, plan.stages[0].layers)
@@ -36,8 +36,8 @@ def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> P
 
 
 def _recompute(sign: int) -> Move:
-    """More or fewer blocks recomputed, or treated in another way: by one, a quarter or half of what
-    can be, or all."""
+    """Recompute more or fewer blocks, or treat them in another way: by one, by a quarter or half of
+    those that can be, or all."""
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         own = plan.stages[stage]
@@ -53,7 +53,7 @@ def _recompute(sign: int) -> Move:
 
 
 def _shard(sign: int) -> Move:
-    """A higher or a lower ZeRO level."""
+    """Take a higher or a lower ZeRO level."""
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         own = plan.stages[stage]
@@ -65,7 +65,7 @@ def _shard(sign: int) -> Move:
 
 
 def _offload(sign: int) -> Move:
-    """More or less of one kind in host memory."""
+    """Keep more or less of one kind of state in host memory."""
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         own = plan.stages[stage]
@@ -73,7 +73,7 @@ def _offload(sign: int) -> Move:
             ratios = space.listed(name) or ()
             now = ratios.index(own.value(name))
             others = ratios[now + 1 :] if sign > 0 else ratios[:now][::-1]
-            # The next ratio and the last.
+            # The next ratio, and the last.
             for ratio in dict.fromkeys([*others[:1], *others[-1:]]):
                 yield _saving(plan, stage, own.with_values({name: ratio}), space)
 
@@ -81,7 +81,7 @@ def _offload(sign: int) -> Move:
 
 
 def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """Another value of a dimension that was added to the table: what it trades is not known."""
+    """Take another value of a dimension that was added to the table, whatever it trades."""
     own = plan.stages[stage]
     for name in names_of("savings"):
         if name in added():
@@ -91,7 +91,7 @@ def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
-    """Blocks to a neighbour, or through those between to the first or the last stage."""
+    """Give blocks to a neighbour, or through the stages between to the first or the last stage."""
     own, last = plan.stages[stage], plan.num_stages - 1
     for place in sorted({stage - 1, stage + 1, 0, last} - {stage, -1, plan.num_stages}):
         other = plan.stages[place]
@@ -103,7 +103,8 @@ def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
 
 
 def _resized(stage: StagePlan, layers: int) -> StagePlan:
-    """A stage of so many blocks that treats as many in each way, or all if it did."""
+    """The stage with other blocks, of which it treats as many in each way, or all if it treated
+    all."""
     for name in counts_of_blocks():
         if stage.value(name) == stage.layers:
             return stage.with_values({"layers": layers, name: layers})
@@ -111,7 +112,7 @@ def _resized(stage: StagePlan, layers: int) -> StagePlan:
 
 
 def _micro_batch(factor: float) -> Move:
-    """Micro-batches of all stages larger or smaller, and fewer or more of them."""
+    """Make the micro-batches of all stages larger or smaller, and fewer or more."""
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         del stage, space
@@ -128,8 +129,8 @@ def _micro_batch(factor: float) -> Move:
 
 
 def _split(tensor: float) -> Move:
-    """More tensor and less data parallelism on the same GPUs, or the other way round; where all
-    stages change, the number of micro-batches may make up for it."""
+    """Take more tensor and less data parallelism on the same GPUs, or the reverse. Where all stages
+    change, the number of micro-batches may change to match."""
 
     def move(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
         if space.unequal_meshes:
@@ -155,7 +156,7 @@ def _split(tensor: float) -> Move:
 
 
 def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
-    """GPUs of another stage: as many as the stage has, or half of the other's."""
+    """Take GPUs from another stage: as many as the stage has, or half of the other's."""
     if not space.unequal_meshes:
         return
     own = plan.stages[stage]
@@ -168,7 +169,7 @@ def _take_gpus(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
 
 
 def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
-    """A stage on so many GPUs, by data or by tensor parallelism."""
+    """The stage on ``gpus`` GPUs: with other data parallelism, or with other tensor parallelism."""
     yield from _remeshed(stage, gpus / stage.tensor_parallel, stage.tensor_parallel)
     yield from _remeshed(stage, stage.data_parallel, gpus / stage.data_parallel)
 
@@ -176,7 +177,8 @@ def _resized_mesh(stage: StagePlan, gpus: int) -> Iterator[StagePlan]:
 def _remeshed(
     stage: StagePlan, data: float, tensor: float, *, micro_batches: float = 1
 ) -> Iterator[StagePlan]:
-    """The stage with other degrees, its sequences in so many micro-batches, if all are whole."""
+    """The stage with other degrees, and with its sequences in ``micro_batches``, if all numbers are
+    whole."""
     micro_batch = stage.micro_batch * stage.data_parallel / (data * micro_batches)
     if all(map(_is_count, (data, tensor, micro_batch))):
         yield replace(

@@ -1,8 +1,8 @@
-"""Optuna's samplers: TPE, CMA-ES, NSGA-II and random keys, on a study that may be kept.
+"""Searches with Optuna's samplers (TPE, CMA-ES, NSGA-II, random keys), on a study that may be kept.
 
-A plan is a vector of keys in [0, 1), one for each choice that any plan of the space may ask for,
-so that the space of keys is the same for all plans; a key becomes a place among the options there
-are (random keys, Bean 1994).
+A plan is made from a vector of keys in [0, 1), one for each choice that any plan of the space may
+ask for. So all plans have the same keys. A key becomes a place among the options of its choice
+(random keys, Bean 1994).
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def optuna_strategy(sampler: str, storage: str | None = None) -> Strategy:
     def search(
         problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
     ) -> Ending:
-        # Importing Optuna takes half a second, which whoever does not use it need not wait for.
+        # Importing Optuna takes half a second, so it is imported only here.
         from searchers.strategies.optuna_study import sample  # noqa: PLC0415
 
         return sample(problem, space, ledger, draw, sampler=sampler, storage=storage)

@@ -1,4 +1,4 @@
-"""A search as an Optuna study: ask for several trials, predict their plans together, tell."""
+"""Runs a search as an Optuna study: ask for several trials, predict their plans together, tell."""
 
 import json
 import warnings
@@ -33,10 +33,10 @@ from searchers.strategy import Ending
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """A sampler of a seed, for plans of so many keys.
+    """Makes a sampler from a seed, for plans with a number of keys.
 
-    One that needs all keys is given those too that a plan does not ask for; one that knows no
-    constraints is told longer times instead.
+    A sampler that needs all keys also gets keys that a plan does not ask for. A sampler without
+    constraints gets longer times instead.
     """
 
     of_seed: Callable[[int, int], BaseSampler]
@@ -45,8 +45,8 @@ class Sampler:
 
 
 def _cmaes(seed: int, keys: int) -> BaseSampler:
-    """CMA-ES, with a diagonal covariance where a whole one takes longer to decompose than plans to
-    predict (Ros & Hansen 2008)."""
+    """CMA-ES; with a diagonal covariance where decomposing a whole one takes longer than predicting
+    plans (Ros & Hansen 2008)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         return CmaEsSampler(seed=seed, use_separable_cma=keys > MOST_KEYS)
@@ -58,17 +58,17 @@ SAMPLERS: Mapping[str, Sampler] = {
     "nsgaii": Sampler(of_seed=lambda seed, _: NSGAIISampler(seed=seed), needs_all_keys=True),
     "random": Sampler(of_seed=lambda seed, _: RandomSampler(seed=seed)),
 }
-# Keys up to which CMA-ES learns how they go together.
+# Up to this many keys, CMA-ES learns how keys go together.
 MOST_KEYS = 200
 TOGETHER = 16
-# Batches without a new plan after which there is nothing left to draw.
+# After this many batches without a new plan, nothing is left to draw.
 SETTLED = 8
-# What a storage raises that is locked, damaged or not a study, by its kind.
+# The errors of a storage that is locked, damaged or no study, by kind of storage.
 _STORAGE_ERRORS = (SQLAlchemyError, StorageInternalError, OSError, ValueError, LookupError)
 
 
 class StudyLostError(InputError):
-    """A study that cannot be read or written, and what to do."""
+    """A study cannot be read or written; the message says what to do."""
 
 
 def sample(
@@ -80,9 +80,9 @@ def sample(
     sampler: str,
     storage: str | None,
 ) -> Ending:
-    """Draw until the budget is spent or nothing new is drawn.
+    """Draw plans until the budget is spent or no new plans are drawn.
 
-    A study that cannot be opened is an ``InputError``; one that is lost later ends the search.
+    A study that cannot be opened is an ``InputError``. A study that is lost later ends the search.
     """
     with _quiet():
         study = _opened(problem, space, draw, sampler=sampler, storage=storage)
@@ -107,7 +107,7 @@ def _draw_together(study: "PlanStudy", scores: Scores) -> None:
             plans.append(study.plan_of(_asking(trials[-1])))
         scores.of(plans)
     finally:
-        # However the search ends, the study is told of all that was predicted.
+        # However the search ends, the study learns of all predictions.
         found = [None if plan is None else scores.known.get(plan) for plan in plans]
         study.tell(trials, found)
 
@@ -118,9 +118,9 @@ def _asking(trial: Trial) -> Callable[[str], float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStudy:
-    """A study whose trials are vectors of keys, each of which means a plan.
+    """A study whose trials are vectors of keys, each for a plan.
 
-    A plan's time is the trial's value, what it is over the memory its constraint.
+    A trial's value is its plan's time, and its constraint the plan's excess of memory.
     """
 
     problem: Problem
@@ -136,7 +136,7 @@ class PlanStudy:
             return self.study.ask(dict(self.keys))
 
     def tell(self, trials: Sequence[Trial], scores: Sequence[Score | None]) -> None:
-        """End trials; those without a score, also for want of one, have failed."""
+        """End trials; a trial without a score has failed."""
         with _storage_errors(self.storage):
             for trial, score in zip_longest(trials, scores):
                 if score is None:
@@ -150,12 +150,12 @@ class PlanStudy:
                     self.study.tell(trial, score.penalised_s)
 
     def plan_of(self, key: Callable[[str], float]) -> Plan | None:
-        """The plan that keys mean."""
+        """The plan for some keys."""
         chooser = Chooser(lambda name, options: min(int(key(name) * options), options - 1))
         return chosen_plan(self.problem, self.space, chooser)
 
     def best_plans(self) -> list[Plan]:
-        """The fastest plan that fits among the trials so far, if there is one."""
+        """The fastest plan that fits among all trials; empty if there is none."""
         with _storage_errors(self.storage):
             trials = self.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         fitting = [trial for trial in trials if trial.user_attrs["fits"]]
@@ -179,7 +179,7 @@ def _opened(
             storage=_storage(storage),
             load_if_exists=True,
         )
-        # A study that goes on does not draw what it drew at first.
+        # A study that goes on must not draw the same plans as at first.
         seed = (int(draw.integers(2**31)) + len(study.get_trials(deepcopy=False))) % 2**31
     names = key_names(problem, space)
     study.sampler = chosen.of_seed(seed, len(names))
@@ -204,7 +204,7 @@ def _sampler(name: str) -> Sampler:
 
 
 def _name(problem: Problem, space: SearchSpace, sampler: str) -> str:
-    """Equal for equal problems, spaces and samplers only."""
+    """The name of the study: equal only for equal problems, spaces and samplers."""
     plain = json.dumps([to_mapping(problem), to_mapping(space)], sort_keys=True)
     return f"{sampler} {space.name} {sha256(plain.encode()).hexdigest()[:16]}"
 
@@ -232,7 +232,7 @@ def _storage_errors(storage: str | None) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna tells of every study and trial; its errors still come through."""
+    """Hide Optuna's messages about each study and trial, but not its errors."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""Plans drawn at random from the space: what every other strategy must beat."""
+"""Draws plans from the space at random: every other strategy must do better."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ TOGETHER = 64
 def random_search(
     problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
 ) -> Ending:
-    """Draw until the budget is spent."""
+    """Draw plans until the budget is spent."""
     chooser = Chooser(lambda _, options: int(draw.integers(options)))
     while True:
         drawn: list[Plan | None] = []

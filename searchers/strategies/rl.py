@@ -1,5 +1,8 @@
-"""A policy learnt by REINFORCE (Williams 1992): each choice of a plan is drawn from logits of its
-own, which move towards what made plans faster than the others of their batch."""
+"""Learns a policy by REINFORCE (Williams 1992).
+
+Each choice of a plan is drawn from its own logits. These move towards choices that made plans
+faster than others of their batch.
+"""
 
 from dataclasses import dataclass, field
 
@@ -20,12 +23,12 @@ ENTROPY_BONUS = 0.01
 # Batches without a new plan after which a policy has settled; a fresh one finds the space empty.
 SETTLED = 5
 
-# A choice by name and number of options.
+# A choice: its name and its number of options.
 Choice = tuple[str, int]
 
 
 def rl(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator) -> Ending:
-    """Learn until the budget is spent, anew whenever a policy has settled."""
+    """Learn until the budget is spent; when a policy has settled, begin a new one."""
     scores = Scores(ledger=ledger, cluster=problem.cluster)
     while _learn(problem, space, scores, draw):
         scores.repeats = 0
@@ -33,7 +36,7 @@ def rl(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Gen
 
 
 def _learn(problem: Problem, space: SearchSpace, scores: Scores, draw: np.random.Generator) -> bool:
-    """Learn a policy until it settles; whether it found any plan that was not known."""
+    """Learn a policy until it settles; whether it found any new plan."""
     policy, known = Policy(draw=draw), len(scores.known)
     while scores.repeats < SETTLED:
         policy.begin()
@@ -46,7 +49,8 @@ def _learn(problem: Problem, space: SearchSpace, scores: Scores, draw: np.random
 
 
 def _rewards(scores: list[Score | None]) -> NDArray[np.float64]:
-    """Minus log time, in deviations from the batch; no plan is as bad as the worst."""
+    """The rewards of a batch: minus log time, in deviations from the mean. A choice without a plan
+    counts as the worst plan of the batch."""
     found = [-np.log(score.penalised_s) for score in scores if score is not None]
     worst = min(found, default=0.0)
     rewards = np.array([worst if s is None else -np.log(s.penalised_s) for s in scores])
@@ -55,23 +59,24 @@ def _rewards(scores: list[Score | None]) -> NDArray[np.float64]:
 
 @dataclass(slots=True, kw_only=True)
 class Policy:
-    """Independent logits of every choice, and what the latest plans chose."""
+    """Independent logits for every choice, and the latest plans' choices."""
 
     draw: np.random.Generator
     logits: dict[Choice, NDArray[np.float64]] = field(default_factory=dict)
     episodes: list[dict[Choice, int]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Forget what the latest plans chose."""
+        """Forget the choices of the latest plans."""
         self.episodes = []
 
     def plan(self, problem: Problem, space: SearchSpace) -> Plan | None:
-        """A plan drawn from the policy."""
+        """Draw a plan from the policy."""
         self.episodes.append({})
         return chosen_plan(problem, space, Chooser(self._place))
 
     def learn(self, rewards: NDArray[np.float64]) -> None:
-        """Move each choice's logits towards what brought rewards, and a little to evenness."""
+        """Move each choice's logits towards choices with high rewards, and a little towards
+        evenness."""
         gradients: dict[Choice, NDArray[np.float64]] = {}
         for episode, reward in zip(self.episodes, rewards, strict=True):
             for choice, place in episode.items():

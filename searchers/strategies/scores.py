@@ -1,4 +1,4 @@
-"""How good plans are to a strategy that learns from those that do not fit too."""
+"""Scores of plans, for strategies that learn also from plans that do not fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,27 +11,28 @@ from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from searchers.ledger import BudgetSpentError, Ledger
 
-# How many times as long a plan counts for each GPU's memory that it is over.
+# For each GPU's memory of excess, a plan counts this many times as long.
 _TIMES_A_MEMORY = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Score:
-    """What a plan that does not fit is over, as a share of memory, and its time; less is better."""
+    """A plan's excess of memory, as a share of memory, and its time; a smaller score is better."""
 
     excess: float
     iteration_s: float
 
     @property
     def penalised_s(self) -> float:
-        """One number: twice the time of a plan that does not fit, and more the more it is over."""
+        """The score as one number of seconds: the time of a plan that fits; for another plan twice
+        its time, and more for more excess."""
         if self.excess == 0:
             return self.iteration_s
         return self.iteration_s * (2 + _TIMES_A_MEMORY * self.excess)
 
 
 def score_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> Score:
-    """The score of a plan as predicted."""
+    """The score of a predicted plan."""
     excess = 0.0 if prediction.fits else _excess(plan, prediction, cluster)
     return Score(excess=excess, iteration_s=prediction.iteration_s)
 
@@ -43,15 +44,15 @@ def _excess(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
     of_stage = np.array([stage.host_bytes for stage in prediction.stages])
     of_rank = of_stage / np.minimum(gpus, cluster.gpus_per_node)
     host = host_bytes_of_fullest_node(of_rank, gpus, cluster) / cluster.host_memory_bytes
-    # Where sizes do not divide, bytes mean nothing: as bad as a GPU's memory too much.
+    # Where sizes do not divide, bytes mean nothing; the excess is then a GPU's memory.
     return sum(over) + max(0.0, host - 1) or 1.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Scores:
-    """Scores of the plans that a strategy draws, each predicted once.
+    """Scores of the plans that a strategy draws; each plan is predicted once.
 
-    ``repeats`` counts the latest calls that had no plan which was not known already.
+    ``repeats`` counts the latest calls in a row that had no new plan.
     """
 
     ledger: Ledger
@@ -72,6 +73,6 @@ class Scores:
         return [None if plan is None else self.known[plan] for plan in plans]
 
     def _keep(self, plans: Sequence[Plan], predictions: Sequence[Prediction]) -> None:
-        # The budget may have ended before all were predicted.
+        # The budget may have ended before all plans were predicted.
         for plan, prediction in zip(plans, predictions, strict=False):
             self.known[plan] = score_of(plan, prediction, self.cluster)

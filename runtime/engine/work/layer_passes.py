@@ -1,8 +1,9 @@
-"""Forward and backward of single layers, each an autograd graph of its own: F, B and A.
+"""Runs single layers forward and backward (tasks F and B), and moves their activations (A).
 
-No graph reaches from one layer to the next. A layer of which nothing moves until its backward pass
-runs as it would anywhere. What another one saves is taken apart: its input enters through a
-boundary that hands its gradient over, and nothing refers to the input but what the layer has saved.
+Each layer has its own autograd graph; no graph reaches from one layer to the next. If nothing of a
+layer moves until its backward pass, the layer runs as in any program. Otherwise its saved tensors
+are taken apart: its input enters through a boundary that hands the input's gradient over, and only
+the saved tensors refer to the input.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +27,8 @@ from runtime.engine.streams.lanes import LaneWork, Streams
 
 
 class _Boundary(torch.autograd.Function):
-    """Hands the gradient of a layer's input over, without a leaf that would hold the input."""
+    """Hands the gradient of a layer's input over, without a leaf tensor that would hold the
+    input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, _anchor: Tensor, handed: list[Tensor]) -> Tensor:
@@ -41,10 +43,11 @@ class _Boundary(torch.autograd.Function):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Kept:
-    """A layer of a micro-batch between its passes; ``again`` gives the input to compute it from.
+    """A layer of a micro-batch between its passes; ``again`` gives the input from which to run
+    again.
 
-    What it keeps is ``saved``, or it is autograd's and only counted. The gradient of its input is
-    handed over, or it is that of ``entered``.
+    Its tensors are in ``saved``, or autograd keeps them and they are only counted. The gradient of
+    its input is in ``handed``, or is the gradient of ``entered``.
     """
 
     targets: Tensor | None
@@ -58,12 +61,12 @@ class Kept:
 
     @property
     def size_bytes(self) -> int:
-        """What of it is on the device."""
+        """Bytes of its tensors on the device."""
         return self.counted_bytes if self.saved is None else self.saved.size_bytes
 
 
 class Passes:
-    """Runs a stage's layers; keeps what they save."""
+    """Runs a stage's layers, and keeps their saved tensors."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class Passes:
         self.leaving: list[list[Tensor]] = [[], []]
         self.host = HostPool(pins_for=driver_of(device))
         self.carried_bytes = 0.0
-        # What is kept on the device for backward passes to come, now and at its most.
+        # Bytes that are kept on the device for later backward passes: now, and the most so far.
         self.held_bytes = 0
         self.peak_bytes = 0
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -91,14 +94,14 @@ class Passes:
             for layer, module in modules.items()
         }
         self._places = ParameterPlaces(state, modules)
-        # Bytes that a layer keeps of a micro-batch, as counted once, where nothing of it moves.
+        # Bytes that a layer keeps for a micro-batch, counted once, where none of its tensors move.
         self._sizes: dict[int, int] = {}
 
     def forward(
         self, layer: int, micro_batch: int, entry: int, x: Tensor, targets: Tensor | None
     ) -> Tensor:
         """A layer's output, or the head's loss."""
-        # What left the ring's entry before has been copied: compute has waited for that.
+        # Storages that left from this entry before have been copied: compute has waited for that.
         self.leaving[entry].clear()
         kept = self.kept[layer, micro_batch] = Kept(targets=targets)
         if layer in self._sizes:
@@ -112,7 +115,8 @@ class Passes:
         return y.detach()
 
     def backward(self, op: Op, gradient: Tensor) -> Tensor | None:
-        """Add the gradients of a layer's weights up; the gradient of its input, if it has one."""
+        """Run a layer backward: add up gradients of its weights. The gradient of its input, if it
+        has one."""
         layer, entry = op.layer, op.entry
         kept = self.kept.pop((layer, op.micro_batch))
         self.held_bytes -= kept.size_bytes
@@ -129,7 +133,7 @@ class Passes:
         return kept.handed[0] if kept.handed else None
 
     def leave(self, op: Op) -> LaneWork:
-        """Take storages away to the host, as many as the ratio says over layers so far."""
+        """Take storages to the host, as many as the ratio allows for the layers so far."""
         layer, entry = op.layer, op.entry
         kept, shape = self.kept[layer, op.micro_batch], self.state.shape
         saved = kept.saved
@@ -155,7 +159,7 @@ class Passes:
         return work
 
     def let_go(self) -> None:
-        """Drop what has left: compute has waited for that."""
+        """Drop storages that have left; compute has waited for their copies."""
         for leaving in self.leaving:
             leaving.clear()
 
@@ -181,7 +185,7 @@ class Passes:
         return work
 
     def _plainly(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Let autograd keep what the layer saves."""
+        """Run a layer forward; autograd keeps its saved tensors."""
         if x.is_floating_point():
             x = kept.entered = x.detach().requires_grad_()
         y = self._run(layer, x, kept.targets)
@@ -189,20 +193,20 @@ class Passes:
         return y
 
     def _taken_apart(self, layer: int, entry: int, x: Tensor, kept: Kept) -> Tensor:
-        """Keep what the layer saves as its treatment has it, and count it."""
+        """Run a layer forward by its treatment, keep its saved tensors and count them."""
         weights = self._places.take_weights(layer, entry)
         kept.saved = Saved(weights=weights, constants=self._constants[layer])
         return LAYER_RUNS[self.treatments.get(layer, PLAIN)].forward(self, layer, x, kept)
 
     def keeping_input(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward that keeps its input alone, and runs again before its backward."""
+        """Run a layer forward and keep only its input; it runs again before its backward pass."""
         assert kept.saved is not None
         kept.again = kept.saved.keep(x)
         with torch.no_grad():
             return self._run(layer, x, kept.targets)
 
     def keeping_all(self, layer: int, x: Tensor, kept: Kept) -> Tensor:
-        """Run a layer forward that keeps what it saves."""
+        """Run a layer forward and keep its saved tensors."""
         saved = kept.saved
         assert saved is not None
         with saved.hooks():
@@ -221,20 +225,21 @@ class Passes:
         return y
 
     def _collect(self, layer: int, entry: int, *, begins: bool) -> None:
-        """Let a layer's gradients add up where they belong."""
+        """Connect a layer's gradients with the memory in which they add up."""
         shape, gradients = self.state.shape, self._places.take_gradients(layer, entry)
         adds_to_fetched = shape.zero < 2 and shape.offload_of(layer).gradients > 0
         has_begun = shape.shares_table and layer == shape.first_layer
         if shape.zero >= 2 or (begins and not adds_to_fetched and not has_begun):
             gradients.zero_()
         if begins and shape.borrows_table(layer):
-            # The head's come first.
+            # The head's gradients come first.
             self._places.take_gradients(shape.first_layer, 0).zero_()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRun:
-    """How a layer runs under a treatment: forward, and whether it runs so again before backward."""
+    """How a layer with a treatment runs forward, and whether it does so again before its backward
+    pass."""
 
     forward: Callable[[Passes, int, Tensor, Kept], Tensor]
     runs_again: bool = False
@@ -248,7 +253,8 @@ LAYER_RUNS: dict[str, LayerRun] = {
 
 
 def layer_treatments(stage: StagePlan, blocks: range) -> dict[int, str]:
-    """How each of a stage's blocks, by their numbers, is treated; refuses what does not run."""
+    """The treatment of each of a stage's blocks, by number; refuses treatments that cannot be
+    trained."""
     names = treatments_of(stage.value)
     for name in names:
         if name not in LAYER_RUNS:
