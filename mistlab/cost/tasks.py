@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.groups_on_nodes import shape_on_nodes
 from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, slowdown_of, work_of
 from mistlab.cost.links import Collective, LinkTime, LinkTimes
 from mistlab.cost.side_by_side import Factors, factors_of
@@ -31,7 +32,7 @@ from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.symbols import sizes_of_candidates
 from mistlab.values.dimensions import DIMENSIONS, names_of, states_as_changed
 from mistlab.values.errors import UncalibratedError
-from mistlab.values.mesh import GROUPS, num_gpus, ranks_of, shape_on_nodes
+from mistlab.values.mesh import GROUPS, num_gpus, ranks_of
 from mistlab.values.workload import Workload
 
 Values = NDArray[np.float64]

@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from mistlab.cost.groups_on_nodes import shape_on_nodes
 from mistlab.values.dimensions import BUILT_IN, DIMENSIONS, Dimension
 from mistlab.values.mesh import (
     AXES,
@@ -18,7 +19,6 @@ from mistlab.values.mesh import (
     position_of,
     rank_of,
     ranks_of,
-    shape_on_nodes,
 )
 from mistlab.values.plan import Offload, StagePlan
 from mistlab.values.stages import StageBatch
