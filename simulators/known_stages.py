@@ -17,24 +17,26 @@ from mistlab.values.stages import StageCosts, StageFigures
 @dataclass(frozen=True, slots=True)
 class KnownStage:
     """A stage's ``times`` in the order of ``StageTimes``, its part of a prediction, whether it fits
-    on its GPUs, and the bytes that a rank of it keeps on its host."""
+    on its GPUs, the number of its GPUs, and the bytes that a rank of it keeps on its host."""
 
     times: tuple[float, ...]
     prediction: StagePrediction
     fits: bool
+    num_gpus: int
     rank_host_bytes: float
 
 
 def known_stages(
-    costs: StageCosts, figures: StageFigures, gpus_in_node: NDArray[np.int64]
+    costs: StageCosts, figures: StageFigures, num_gpus: NDArray[np.int64], gpus_per_node: int
 ) -> Iterator[KnownStage]:
-    """Every candidate as a known stage, with so many GPUs in a node."""
+    """Every candidate as a known stage, with so many GPUs on nodes of so many."""
     pipeline_s = _rows(*(getattr(costs.seconds, entry.name) for entry in fields(StageTimes)))
     return map(
         KnownStage,
         map(tuple, pipeline_s),
-        _predictions(costs, figures, gpus_in_node),
+        _predictions(costs, figures, np.minimum(num_gpus, gpus_per_node)),
         costs.fits.tolist(),
+        num_gpus.tolist(),
         costs.host_bytes.tolist(),
     )
 

@@ -93,7 +93,7 @@ class SymbolicPredictor:
         alone = self._stages_of(_schedule_of(plan), [self._rows(plan)[stage]])
         (seconds,) = _iterations(alone, [plan.micro_batches])
         flop = stage_flop(self.workload, plan, stage)
-        return self._prediction(plan.engine, seconds, alone, [plan.stages[stage].num_gpus], flop)
+        return self._prediction(plan.engine, seconds, alone, flop)
 
     def stage_costs(
         self, batch: StageBatch, *, engine: str = "mistlab", overlap_communication: bool = True
@@ -132,8 +132,7 @@ class SymbolicPredictor:
         flop, count = model_flop(self.workload), plans[0].num_stages
         for number, (plan, seconds) in enumerate(zip(plans, iterations, strict=True)):
             own = stages[number * count : (number + 1) * count]
-            gpus = [stage.num_gpus for stage in plan.stages]
-            prediction = self._prediction(plan.engine, seconds, own, gpus, flop)
+            prediction = self._prediction(plan.engine, seconds, own, flop)
             yield (
                 prediction
                 if order is None
@@ -141,15 +140,11 @@ class SymbolicPredictor:
             )
 
     def _prediction(
-        self,
-        engine: str,
-        seconds: float,
-        stages: Sequence[KnownStage],
-        gpus: Sequence[int],
-        flop: float,
+        self, engine: str, seconds: float, stages: Sequence[KnownStage], flop: float
     ) -> Prediction:
-        """The prediction of a pipeline: ``gpus`` are the GPUs of each stage, ``seconds`` the time
-        of all passes, ``flop`` their operations."""
+        """The prediction of a pipeline: ``seconds`` is the time of all passes of its stages,
+        ``flop`` their operations."""
+        gpus = [stage.num_gpus for stage in stages]
         calibration, num_gpus = self._calibration(engine), sum(gpus)
         rank_bytes = np.array([stage.rank_host_bytes for stage in stages])
         node_bytes = host_bytes_of_fullest_node(rank_bytes, np.array(gpus), self.cluster)
@@ -198,8 +193,7 @@ class SymbolicPredictor:
         self, schedule: EngineMode, batch: StageBatch, figures: StageFigures
     ) -> Iterator[KnownStage]:
         costs = self._costs(schedule, batch, figures)
-        gpus = np.minimum(num_gpus(batch.value), self.cluster.gpus_per_node)
-        return known_stages(costs, figures, gpus)
+        return known_stages(costs, figures, num_gpus(batch.value), self.cluster.gpus_per_node)
 
     def _rows(self, plan: Plan) -> list[StageRow]:
         # Stages with the same values are equal if they begin at the same place of the pattern.

@@ -164,7 +164,10 @@ class TaskSeconds:
         self.memory = states_as_changed(model.memory, columns.__getitem__)
         self.shapes = _shapes(columns, model.cluster)
         self.layers = _layer_figures(model, columns)
-        self.of_type = [self.layers[name] for name in model.types.names]
+        names, blocks = model.types.names, model.types.of_blocks
+        self.of_type = [self.layers[name] for name in names]
+        # 1 for types of blocks (T, 1), else 0.
+        self.of_blocks = np.array([[float(name in blocks)] for name in names])
         self.send_s = self._sends(self.shapes.crosses_to_next)
         self.receive_s = self._sends(self.shapes.crosses_from_previous)
         self.tied_s = self._tied()
@@ -238,8 +241,7 @@ class TaskSeconds:
                 "O": (memory.optimizer, 1),
             }[kind]
             local_bytes = self.parameters * a_parameter / self._share(level)
-        of_blocks = [name in self.model.types.of_blocks for name in self.model.types.names]
-        moved = self._factored(kind, local_bytes) * np.array(of_blocks, dtype=float)[:, None]
+        moved = self._factored(kind, local_bytes) * self.of_blocks
         if not moved.any():
             return np.asarray(moved)
         copy = self.model.links.copy("host_to_device" if direction == "<" else "device_to_host")

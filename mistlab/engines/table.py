@@ -12,7 +12,7 @@ ENGINES: dict[str, Engine] = {row.name: row for row in (MISTLAB, MEGATRON, DEEPS
 
 def names_for_plans() -> tuple[str, ...]:
     """Names of the engines that a plan may name."""
-    return tuple(name for name, row in ENGINES.items() if row.is_for_plans)
+    return tuple([name for name, row in ENGINES.items() if row.is_for_plans])
 
 
 def names_that_wait() -> tuple[str, ...]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Degree = TypeVar("Degree", int, "NDArray[Any]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Axis:
     """An axis: the dimension that is its degree, and its name for people."""
 
@@ -40,6 +40,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gather": ("data",),
     "reduce": ("data",),
 }
+
+
+def dimensions_of_axes() -> tuple[str, ...]:
+    """The dimension of each axis."""
+    return tuple([axis.dimension for axis in AXES.values()])
 
 
 def num_gpus(value: Callable[[str], Degree]) -> Degree:

@@ -1,6 +1,6 @@
 """How a model is trained: pipeline stages, their parallel degrees and their memory savings."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
@@ -15,10 +15,11 @@ from mistlab.values.dimensions import (
     added,
     checked_others,
     counts_of_blocks,
+    names_of,
 )
 from mistlab.values.errors import near_matches, refuse
 from mistlab.values.field_checks import shown
-from mistlab.values.mesh import AXES
+from mistlab.values.mesh import dimensions_of_axes
 from mistlab.values.value import bounded, check_fields, further_keys, name_in
 
 
@@ -64,6 +65,11 @@ class StagePlan:
         check_fields(self)
         if self.others:
             object.__setattr__(self, "others", checked_others(dict(self.others)))
+        layers, *counts = _reader_of(names_of("layers"))(self)
+        if sum(counts) > layers:
+            self._refuse_counts()
+
+    def _refuse_counts(self) -> None:
         left = self.layers
         for name in counts_of_blocks():
             if (count := self.degree(name)) > left:
@@ -93,9 +99,7 @@ class StagePlan:
 
     def values(self) -> tuple[float, ...]:
         """The values of all dimensions, in the table's order."""
-        own: tuple[float, ...] = _read_built_in(self)
-        further = added()
-        return (*own, *map(self.value, further)) if further else own
+        return reader_of_values()(self)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """This stage with other values of some dimensions."""
@@ -109,16 +113,27 @@ class StagePlan:
     @property
     def num_gpus(self) -> int:
         """Number of GPUs of the stage."""
-        return prod(_degrees_along(tuple(AXES))(self))
+        return int(prod(reader_of_degrees()(self)))
+
+
+def reader_of_values() -> Callable[[StagePlan], tuple[float, ...]]:
+    """Reads the values of all dimensions of a stage, in the table's order."""
+    return _reader_of(tuple(DIMENSIONS))
+
+
+def reader_of_degrees() -> Callable[[StagePlan], tuple[float, ...]]:
+    """Reads a stage's degrees along the axes of its mesh."""
+    return _reader_of(dimensions_of_axes())
 
 
 @cache
-def _degrees_along(axes: tuple[str, ...]) -> Callable[[StagePlan], Iterable[int]]:
-    """Reads a stage's degrees along the axes of its mesh; asked for with every stage of a plan."""
-    names = [AXES[axis].dimension for axis in axes]
-    if set(names) <= _READERS.keys():
-        return attrgetter(*names)
-    return lambda stage: map(stage.degree, names)
+def _reader_of(names: tuple[str, ...]) -> Callable[[StagePlan], tuple[float, ...]]:
+    """Reads some dimensions of a stage; asked for with every stage or plan."""
+    if len(names) > 1 and _PATHS.keys() >= set(names):
+        paths = [_PATHS[name] for name in names]
+        read: Callable[[StagePlan], tuple[float, ...]] = attrgetter(*paths)
+        return read
+    return lambda stage: tuple(stage.value(name) for name in names)
 
 
 def _by_place(
@@ -141,7 +156,6 @@ def _by_place(
 
 _PATHS = {name: DIMENSIONS[name].path or name for name in BUILT_IN}
 _READERS = {name: attrgetter(path) for name, path in _PATHS.items()}
-_read_built_in = attrgetter(*_PATHS.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ Axes: C candidates. Every column has length C.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from mistlab.schedule.plan_orders import in_flight_of_plan
 from mistlab.values.dimensions import DIMENSIONS
-from mistlab.values.plan import Plan
+from mistlab.values.plan import Plan, reader_of_degrees, reader_of_values
 
 Column = NDArray[Any]
 
@@ -150,12 +151,12 @@ def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
     """The stages of a plan, in order; with a period first blocks count within so many."""
     rows: list[StageRow] = []
     first_rank, first_block, last = 0, 0, plan.num_stages - 1
-    held = in_flight_of_plan(plan)
+    held, values, degrees = in_flight_of_plan(plan), reader_of_values(), reader_of_degrees()
     for index, stage in enumerate(plan.stages):
         ends = int(index == 0), int(index == last)
         block = first_block % period if period else first_block
-        rows.append((*stage.values(), held[index], *ends, first_rank, block))
-        first_rank += stage.num_gpus
+        rows.append((*values(stage), held[index], *ends, first_rank, block))
+        first_rank += int(prod(degrees(stage)))
         first_block += stage.layers
     return rows
 
