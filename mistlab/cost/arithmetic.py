@@ -20,6 +20,7 @@ from mistlab.values.workload import Workload
 PRODUCTS = {"matmul", "attention"}
 
 
+@cache
 def model_flop(workload: Workload) -> float:
     """Operations of a step's products, forward and backward, without recomputation."""
     return _step_flop(workload, range(workload.model.layers), 1, 1)
