@@ -276,7 +276,7 @@ def _rounds(
 
 def _sum(*parts: Length | None) -> Length:
     """The sum of the parts that are not None."""
-    total: Length = reduce(add, (part for part in parts if part is not None))
+    total: Length = reduce(add, [part for part in parts if part is not None])
     return total
 
 

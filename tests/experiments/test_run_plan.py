@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 from experiments import run_plan  # noqa: E402
 from experiments.cli.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E402
+from experiments.running import training  # noqa: E402
 from mistlab.values.datafile import read_yaml, write_yaml  # noqa: E402
 from mistlab.values.measurement import Measurement  # noqa: E402
 from mistlab.values.value import from_mapping  # noqa: E402
@@ -181,7 +182,7 @@ def test_nothing_is_lost_when_a_run_ends_early(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_plan, "write_trace", full)
+        patch.setattr(training, "write_trace", full)
         assert run(run_plan.main, [str(plan), "--out", str(out), "--steps", "3"]) == NO_ANSWER
     captured = capsys.readouterr()
     assert captured.out.startswith("losses")

@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize("ranks", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 8))]
+)
 def test_processes_compute_what_one_does(ranks: int, tmp_path: Path) -> None:
     complaints = run_world("process_world", ranks, tmp_path)
     assert complaints == {}

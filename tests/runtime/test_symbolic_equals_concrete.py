@@ -85,7 +85,15 @@ def test_shipped_expressions_count_what_a_concrete_trace_counts(seed: int) -> No
     assert evaluate(of_peaks, sizes) == evaluate(peaks(concrete), sizes)
 
 
-@pytest.mark.parametrize("variant", variants(), ids=lambda variant: variant.name)
+# Those that differ from another in precision, biases or dropout are left to make test-all.
+ALL_VARIANTS = [
+    pytest.param(one, id=one.name, marks=[pytest.mark.slow] * is_further)
+    for one in variants()
+    for is_further in (one.precision == "single" or one.biases or one.dropout,)
+]
+
+
+@pytest.mark.parametrize("variant", ALL_VARIANTS)
 def test_shipped_graph_is_what_tracing_makes_today(variant: Variant) -> None:
     assert trace_variant(variant) == shipped(variant)
 
