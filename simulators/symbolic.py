@@ -40,7 +40,7 @@ from mistlab.values.workload import Workload
 from simulators.known_stages import KnownStage, known_stages
 
 NAME = "symbolic"
-# How many stages of one schedule are kept before all are dropped: some 30 MB.
+# How many stages of one mode are kept before all are dropped: some 30 MB.
 MOST_KNOWN = 1 << 14
 # How many stages are worked out together. With this few, the result of a stage does not depend on
 # the others, to the last digit, and intermediate results stay in the cache.
@@ -76,13 +76,13 @@ class SymbolicPredictor:
     def predict_many(self, plans: Sequence[Plan]) -> list[Prediction]:
         """Predict plans, in order; equal stages are worked out once."""
         found: dict[int, Prediction] = {}
-        # Plans with the same schedule, order and number of stages are predicted together.
+        # Plans with the same mode, order and number of stages are predicted together.
         together: dict[tuple[EngineMode, PipelineOrder | None, int], list[int]] = defaultdict(list)
         for place, plan in enumerate(plans):
-            together[_schedule_of(plan), _order_of(plan), plan.num_stages].append(place)
-        for (schedule, order, _), places in together.items():
+            together[_mode_of(plan), _order_of(plan), plan.num_stages].append(place)
+        for (mode, order, _), places in together.items():
             chosen = [plans[place] for place in places]
-            found |= zip(places, self._predict_alike(schedule, chosen, order), strict=True)
+            found |= zip(places, self._predict_alike(mode, chosen, order), strict=True)
         return [found[place] for place in range(len(plans))]
 
     def predict_stage(self, plan: Plan, stage: int) -> Prediction:
@@ -90,7 +90,7 @@ class SymbolicPredictor:
 
         On a cluster of one GPU it sends nothing either, and runs by itself.
         """
-        alone = self._stages_of(_schedule_of(plan), [self._rows(plan)[stage]])
+        alone = self._stages_of(_mode_of(plan), [self._rows(plan)[stage]])
         (seconds,) = _iterations(alone, [plan.micro_batches])
         flop = stage_flop(self.workload, plan, stage)
         return self._prediction(plan.engine, seconds, alone, flop)
@@ -99,8 +99,8 @@ class SymbolicPredictor:
         self, batch: StageBatch, *, engine: str = "mistlab", overlap_communication: bool = True
     ) -> StageCosts:
         """The cost of each candidate for a stage."""
-        schedule = EngineMode(engine=ENGINES[engine], overlap_communication=overlap_communication)
-        return self._costs(schedule, batch, self._stages(engine).peaks(batch))
+        mode = EngineMode(engine=ENGINES[engine], overlap_communication=overlap_communication)
+        return self._costs(mode, batch, self._stages(engine).peaks(batch))
 
     def iterations(
         self,
@@ -115,20 +115,20 @@ class SymbolicPredictor:
         ``micro_batches`` has a number for each pipeline. ``batch`` has the stages of the first
         pipeline, then of the next; all have equally many. ``engine`` may be one that no plan names.
         """
-        schedule = EngineMode(engine=engine, overlap_communication=overlap_communication)
-        seconds = self._model(schedule)(batch)
+        mode = EngineMode(engine=engine, overlap_communication=overlap_communication)
+        seconds = self._model(mode)(batch)
         return iteration_s(_table(seconds, len(micro_batches)), micro_batches)
 
     def _predict_alike(
-        self, schedule: EngineMode, plans: Sequence[Plan], order: PipelineOrder | None
+        self, mode: EngineMode, plans: Sequence[Plan], order: PipelineOrder | None
     ) -> Iterator[Prediction]:
-        """Predict plans that have the same schedule, order and number of stages."""
+        """Predict plans that have the same mode, order and number of stages."""
         if order is None:
-            stages = self._stages_of(schedule, [row for plan in plans for row in self._rows(plan)])
+            stages = self._stages_of(mode, [row for plan in plans for row in self._rows(plan)])
             iterations = _iterations(stages, [plan.micro_batches for plan in plans])
         else:
-            stages = self._ordered(schedule, plans)
-            iterations = ordered_iterations_s(self._model(schedule), plans, order).tolist()
+            stages = self._ordered(mode, plans)
+            iterations = ordered_iterations_s(self._model(mode), plans, order).tolist()
         flop, count = model_flop(self.workload), plans[0].num_stages
         for number, (plan, seconds) in enumerate(zip(plans, iterations, strict=True)):
             own = stages[number * count : (number + 1) * count]
@@ -165,34 +165,34 @@ class SymbolicPredictor:
             stages=tuple(stage.prediction for stage in stages),
         )
 
-    def _stages_of(self, schedule: EngineMode, rows: Sequence[StageRow]) -> list[KnownStage]:
+    def _stages_of(self, mode: EngineMode, rows: Sequence[StageRow]) -> list[KnownStage]:
         """The stages of some rows; each is worked out once and kept."""
-        known = self._known.setdefault(schedule, {})
+        known = self._known.setdefault(mode, {})
         new = list(dict.fromkeys(row for row in rows if row not in known))
         for start in range(0, len(new), STAGES_AT_ONCE):
             some = new[start : start + STAGES_AT_ONCE]
-            known |= zip(some, self._worked_out(schedule, StageBatch.of_rows(some)), strict=True)
+            known |= zip(some, self._worked_out(mode, StageBatch.of_rows(some)), strict=True)
         found = [known[row] for row in rows]
         if len(known) > MOST_KNOWN:
             known.clear()
         return found
 
-    def _ordered(self, schedule: EngineMode, plans: Sequence[Plan]) -> list[KnownStage]:
+    def _ordered(self, mode: EngineMode, plans: Sequence[Plan]) -> list[KnownStage]:
         """The stages of plans whose passes run in an order without a formula."""
-        model, batch = self._stages(schedule.engine.name), StageBatch.of_plans(plans)
+        model, batch = self._stages(mode.engine.name), StageBatch.of_plans(plans)
         figures = model.figures(batch)
         unlike = np.concatenate([unlike_bytes(plan, model) for plan in plans])
         names = ("activations_bytes", "forward_peak_bytes", "backward_peak_bytes")
         figures = replace(figures, **{name: getattr(figures, name) + unlike for name in names})
-        return [*self._known_of(schedule, batch, figures)]
+        return [*self._known_of(mode, batch, figures)]
 
-    def _worked_out(self, schedule: EngineMode, batch: StageBatch) -> Iterator[KnownStage]:
-        return self._known_of(schedule, batch, self._stages(schedule.engine.name).figures(batch))
+    def _worked_out(self, mode: EngineMode, batch: StageBatch) -> Iterator[KnownStage]:
+        return self._known_of(mode, batch, self._stages(mode.engine.name).figures(batch))
 
     def _known_of(
-        self, schedule: EngineMode, batch: StageBatch, figures: StageFigures
+        self, mode: EngineMode, batch: StageBatch, figures: StageFigures
     ) -> Iterator[KnownStage]:
-        costs = self._costs(schedule, batch, figures)
+        costs = self._costs(mode, batch, figures)
         return known_stages(costs, figures, num_gpus(batch.value), self.cluster.gpus_per_node)
 
     def _rows(self, plan: Plan) -> list[StageRow]:
@@ -205,27 +205,27 @@ class SymbolicPredictor:
         return self._memory[engine]
 
     def _costs(
-        self, schedule: EngineMode, batch: StageBatch, figures: StageFigures | StagePeaks
+        self, mode: EngineMode, batch: StageBatch, figures: StageFigures | StagePeaks
     ) -> StageCosts:
-        reserved = reserved_bytes(figures, batch, self.cluster, schedule.engine)
+        reserved = reserved_bytes(figures, batch, self.cluster, mode.engine)
         return StageCosts(
-            seconds=self._model(schedule)(batch),
+            seconds=self._model(mode)(batch),
             fits=figures.feasible & (reserved <= room_bytes(self.cluster)),
             peak_allocated_bytes=figures.peak_bytes,
             peak_reserved_bytes=reserved,
             host_bytes=figures.host_bytes,
         )
 
-    def _model(self, schedule: EngineMode) -> StageTimeModel:
-        if schedule not in self._times:
+    def _model(self, mode: EngineMode) -> StageTimeModel:
+        if mode not in self._times:
             tasks = TaskModel.of(
                 self.workload,
                 self.cluster,
-                schedule.engine,
-                overlap_communication=schedule.overlap_communication,
+                mode.engine,
+                overlap_communication=mode.overlap_communication,
             )
-            self._times[schedule] = StageTimeModel(tasks=tasks)
-        return self._times[schedule]
+            self._times[mode] = StageTimeModel(tasks=tasks)
+        return self._times[mode]
 
     def _calibration(self, engine: str) -> PredictionBounds:
         if engine not in self._bounds:
@@ -233,7 +233,7 @@ class SymbolicPredictor:
         return self._bounds[engine]
 
 
-def _schedule_of(plan: Plan) -> EngineMode:
+def _mode_of(plan: Plan) -> EngineMode:
     return EngineMode(engine=ENGINES[plan.engine], overlap_communication=plan.overlap_communication)
 
 
