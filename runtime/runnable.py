@@ -27,6 +27,10 @@ def check_runnable(job: Job) -> None:
                 where = f"plan.stages[{number}].{name}"
                 message = f"{where}: {value:g} can be predicted and not yet trained: leave it out"
                 raise InputError(message)
+        if stage.sequence_parallel:
+            where = f"plan.stages[{number}].sequence_parallel"
+            message = f"{where}: 1 can be predicted and not yet trained: leave it out"
+            raise InputError(message)
     check_model(job.workload)
 
 

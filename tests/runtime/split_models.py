@@ -7,6 +7,7 @@ from torch import Tensor, distributed, nn
 
 from runtime.models.config import ModelConfig
 from runtime.models.families import GPT, Falcon, Llama
+from runtime.models.parallel import ColumnLinear, RowLinear, VocabularyEmbedding
 from runtime.models.ranks import GroupRanks
 from runtime.models.shard import shard_of
 
@@ -37,6 +38,16 @@ CASES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
 }
 
 
+def is_shared(model: nn.Module, name: str) -> bool:
+    """Whether all ranks hold the same parameter, of whose gradient each has a summand if they split
+    tokens."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if isinstance(module, RowLinear):
+        return leaf == "bias"
+    return not isinstance(module, ColumnLinear | VocabularyEmbedding)
+
+
 def difference(split: Tensor, whole: Tensor) -> float:
     """The largest difference, as a share of the largest value."""
     return float((split - whole).detach().abs().max() / whole.detach().abs().max())
@@ -60,6 +71,9 @@ def compared(family: type[nn.Module], options: dict[str, Any], ranks: GroupRanks
 
     of_whole = {name: p.grad for name, p in whole.named_parameters()}
     gradients = shard_of(whole, of_whole, **place)
+    for name, parameter in split.named_parameters():
+        if ranks.splits_tokens and is_shared(split, name):
+            distributed.all_reduce(parameter.grad)
     errors = [difference(p.grad, gradients[name]) for name, p in split.named_parameters()]
     with torch.no_grad():
         errors.append(difference(split(tokens), whole(tokens)))
@@ -68,7 +82,13 @@ def compared(family: type[nn.Module], options: dict[str, Any], ranks: GroupRanks
 
 
 def errors_of_world() -> dict[str, float]:
-    """The error of each case, split over all processes."""
+    """The error of each case, split over all processes, which split tokens as well or do not."""
     world = distributed.group.WORLD
     assert world is not None
-    return {case: compared(*made, GroupRanks(world)) for case, made in CASES.items()}
+    return {
+        f"{case}{', tokens split' * splits_tokens}": compared(
+            *made, GroupRanks(world, splits_tokens=splits_tokens)
+        )
+        for case, made in CASES.items()
+        for splits_tokens in (False, True)
+    }

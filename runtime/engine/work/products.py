@@ -44,6 +44,38 @@ class _AddingLinear(torch.autograd.Function):
         return gradient.mm(weight), None, of_bias, None
 
 
+class _AddingGatheredLinear(torch.autograd.Function):
+    """``_AddingLinear`` of whole sequences, of which each rank has and keeps its part."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.parameter, ctx.has_bias, ctx.ranks = weight, bias is not None, ranks
+        return nn.functional.linear(ranks.gather_tokens(x).flatten(0, 1), weight, bias)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        of_bias = gradient.sum(0) if ctx.has_bias else None
+        whole = ctx.ranks.gather_tokens(x, again=True)
+        flat, sums = whole.flatten(0, 1), ctx.parameter.grad
+        of_whole = gradient.mm(weight).view(whole.shape)
+        ctx.ranks.put_off(lambda: sums.addmm_(gradient.t(), flat))
+        return ctx.ranks.scatter_tokens(of_whole, of_input=True), None, of_bias, None
+
+
+def adding_up_gathered(
+    x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks
+) -> Tensor:
+    """``adding_up`` over the tokens of all ranks, where ``x`` has this rank's."""
+    made: Tensor = _AddingGatheredLinear.apply(x, weight, bias, ranks)
+    return made
+
+
 def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside) -> Tensor:
     """torch's ``linear``, but its backward pass adds to ``weight.grad``, which must exist."""
     made: Tensor = _AddingLinear.apply(x, weight, bias, schedule)
@@ -59,6 +91,7 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
     for one in module.modules():
         if isinstance(one, ColumnLinear):
             one.multiply = partial(adding_up, schedule=ranks.put_off)
+            one.multiply_gathered = adding_up_gathered
         elif isinstance(one, RowLinear):
             one.multiply = partial(adding_up, schedule=_run_now)
 
