@@ -11,7 +11,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Plans": ("predict", "analyse", "survey"),
     "Searches": ("tune", "compare_searchers", "speedups"),
     "Training": ("run_plan", "sanitize"),
-    "Machines": ("profile_hardware", "calibrate", "gpu_report"),
+    "Machines": ("profile_hardware", "calibrate", "calibrate_runs", "gpu_report"),
     "Models": ("trace", "build_graphs"),
     "How good predictions are": ("predictor_error", "predict_runs", "cross_check"),
 }

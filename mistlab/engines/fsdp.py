@@ -13,7 +13,7 @@ FSDP = Engine(
     name="fsdp",
     overlapped=OVERLAPPED,
     kernels=KERNELS,
-    memory={"bf16": EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=True)},
+    memory={"bf16": EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=1)},
     step_moved={"bf16": 50},
     cached_share=CACHED_SHARE,
 )
