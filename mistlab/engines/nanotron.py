@@ -58,8 +58,9 @@ NANOTRON = Engine(
     },
     step_moved={"bf16": 50},
     cached_share=0.22,
-    products_share=0.81,
-    attention_share=0.86,
+    products_share=0.8625,
+    attention_share=1.2,
+    memory_share=1.667,
     host=HostTime(
         forward_s=0.8e-3, backward_s=3.1e-3, end_s=3.2e-3, step_s=1e-3, sharded_step_s=4.5e-3
     ),
