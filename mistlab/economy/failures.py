@@ -103,6 +103,18 @@ def shares_of(reliability: Reliability, interval_s: float) -> Shares | None:
     )
 
 
+def intervals_in(reliability: Reliability, interval_s: float, seconds: float) -> float:
+    """The intervals of work that are to be expected in so many seconds. With less than one the run
+    makes no progress."""
+    shares = shares_of(reliability, interval_s)
+    return 0.0 if shares is None else shares.work * seconds / interval_s
+
+
+def lost_gpu_hours(reliability: Reliability, shares: Shares, seconds: float) -> float:
+    """GPU hours of so many seconds that were no work that stays."""
+    return shares.lost * reliability.gpus * seconds / 3600
+
+
 def failures_in(reliability: Reliability, seconds: float) -> float:
     """The failures to be expected in so many seconds."""
     return reliability.failures_per_s * seconds
