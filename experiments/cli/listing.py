@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[1]
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Plans": ("predict", "analyse", "survey"),
     "Searches": ("tune", "compare_searchers", "speedups"),
-    "What a run takes in all": ("estimate", "reliability"),
+    "What a run takes in all": ("will_it_fit", "estimate", "reliability"),
     "Training": ("run_plan", "sanitize"),
     "Machines": ("profile_hardware", "calibrate", "gpu_report"),
     "Models": ("trace", "build_graphs"),

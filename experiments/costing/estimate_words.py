@@ -34,8 +34,8 @@ def report_of(study: Study, prices: Prices) -> Report:
             Bars(
                 name="estimate",
                 caption="Days of training, by the formula and by predictions.",
-                groups=[f"{row['run']}, {WAYS[row['way']]}" for row in dated],
-                series={"days": [row["days"] for row in dated]},
+                groups=[*dict.fromkeys(row["run"] for row in dated)],
+                series=_by_way(dated),
                 y="days",
                 number=".1f",
             )
@@ -46,6 +46,14 @@ def report_of(study: Study, prices: Prices) -> Report:
         pictures=pictures,
         beside=[*_beside(own, runs)] if runs else [],
     )
+
+
+def _by_way(rows: Sequence[Row]) -> dict[str, list[float | None]]:
+    """Days of each run, by the way in which they were found."""
+    days = {(row["run"], row["way"]): row["days"] for row in rows}
+    runs = [*dict.fromkeys(row["run"] for row in rows)]
+    ways = dict.fromkeys(row["way"] for row in rows)
+    return {WAYS[way]: [days.get((run, way)) for run in runs] for way in ways}
 
 
 def _own(rows: Sequence[Row]) -> str:
