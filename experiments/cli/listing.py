@@ -20,7 +20,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 def listing() -> Iterator[str]:
     """The lines that tell of every command."""
     width = max(len(name) for names in GROUPS.values() for name in names)
-    yield "python -m experiments NAME ..., or python -m experiments.NAME ...; --help explains each."
+    yield "mistlab NAME ..., the same as python -m experiments.NAME ...; --help explains each."
     for group, names in GROUPS.items():
         yield f"\n{group}"
         for name in names:
