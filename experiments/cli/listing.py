@@ -14,7 +14,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Training": ("run_plan", "sanitize"),
     "Machines": ("profile_hardware", "calibrate", "gpu_report"),
     "Models": ("trace", "build_graphs"),
-    "How good predictions are": ("predictor_error", "cross_check"),
+    "How good predictions are": ("predictor_error", "predict_runs", "cross_check"),
 }
 
 
