@@ -12,8 +12,6 @@ import socket
 import sys
 
 SOCKET = "@SOCKET@"
-
-
 PASSED_ON = signal.SIGINT, signal.SIGTERM
 
 
@@ -21,7 +19,8 @@ def main():
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     asker = socket.socket(socket.AF_UNIX)
     asker.connect(SOCKET)
-    said = {"words": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109
+    folder = os.getcwd()  # noqa: PTH109 (the quickest to start with)
+    said = {"words": sys.argv[1:], "environment": dict(os.environ), "folder": folder}
     content = json.dumps(said).encode()
     first = b"%d\n" % len(content)
     socket.send_fds(asker, [first], [0, 1, 2])
@@ -39,4 +38,5 @@ def main():
     os._exit(code)
 
 
-main()
+if __name__ == "__main__":
+    main()
