@@ -11,7 +11,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Plans": ("predict", "analyse", "survey"),
     "Searches": ("tune", "compare_searchers", "speedups"),
     "What if": ("ladder", "partitions", "space_size"),
-    "What a run takes in all": ("reliability",),
+    "What a run takes in all": ("will_it_fit", "estimate", "reliability"),
     "Training": ("run_plan", "sanitize"),
     "Machines": ("profile_hardware", "calibrate", "gpu_report"),
     "Models": ("trace", "build_graphs"),
