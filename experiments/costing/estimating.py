@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from experiments.cli.commandline import DONE, NO_ANSWER, as_options
+from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
 from experiments.cli.problem import problem_of
 from experiments.comparing.bench import Bench
@@ -153,6 +153,8 @@ def _llama(question: Question) -> Question:
 
 def _rows(question: Question, plan: Plan | None, *, quick: bool) -> Iterator[Row]:
     yield question.formula()
+    name, gpus = question.problem.workload.model.name, question.problem.cluster.num_gpus
+    progress(f"predicting {name} on {gpus:,} GPUs")
     bench = Bench.of(question.problem)
     if plan is not None:
         yield question.predicted("plan", (plan, bench.predictor.predict(plan)))
