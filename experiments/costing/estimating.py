@@ -55,6 +55,7 @@ class Question:
     parameters: int
     prices: Prices
     utilisation: float
+    goodput: float
 
     def formula(self) -> Row:
         """By 8TP/(NFU)."""
@@ -75,11 +76,12 @@ class Question:
             return {"run": self.problem.workload.model.name, **none}
         plan, one = found
         steps = steps_of(self.tokens, self.problem.workload.tokens)
-        row = self._row(way, steps * one.iteration_s)
+        work = steps / self.goodput
+        row = self._row(way, work * one.iteration_s)
         return {
             **row,
-            "days_low": steps * one.iteration_s_low / DAY_S,
-            "days_high": steps * one.iteration_s_high / DAY_S,
+            "days_low": work * one.iteration_s_low / DAY_S,
+            "days_high": work * one.iteration_s_high / DAY_S,
             "iteration_s": one.iteration_s,
             "steps": steps,
             "mfu": one.mfu,
@@ -173,9 +175,11 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
         problem, plan = Problem(workload=job.workload, cluster=job.cluster), job.plan
     else:
         problem = _problem(options)
-    if not 0 < options.utilisation <= 1:
-        message = f"--utilisation: {options.utilisation} is no share: give one above 0, at most 1"
-        raise InputError(message)
+    for name in ("utilisation", "goodput"):
+        value = getattr(options, name)
+        if not 0 < value <= 1:
+            message = f"--{name}: {value} is no share: give one above 0, at most 1"
+            raise InputError(message)
     parameters = model_parameters(problem.workload)
     question = Question(
         problem=problem,
@@ -183,6 +187,7 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
         parameters=parameters,
         prices=_prices(options, problem.cluster),
         utilisation=options.utilisation,
+        goodput=options.goodput,
     )
     return question, plan
 
