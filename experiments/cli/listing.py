@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[1]
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Plans": ("predict", "analyse", "survey"),
     "Searches": ("tune", "compare_searchers", "speedups"),
-    "What if": ("ladder", "partitions", "space_size"),
+    "What if": ("ladder", "partitions", "space_size", "analysis_speed", "scaling", "sensitivity"),
     "Training": ("run_plan", "sanitize"),
     "Machines": ("profile_hardware", "calibrate", "gpu_report"),
     "Models": ("trace", "build_graphs"),
