@@ -6,6 +6,9 @@ DEV := .venv-dev
 PINS := constraints.txt
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 
+# Many tests start processes, and each would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: compare test test-all extras check format graphs benchmark clean
 
 compare: $(BASE)/.done

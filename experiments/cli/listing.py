@@ -8,9 +8,10 @@ FOLDER = Path(__file__).parents[1]
 
 # A new command is a file, and its name in one of these.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Plans": ("predict", "analyse", "survey"),
+    "Plans": ("predict", "analyse", "survey", "export", "import_plan"),
     "Searches": ("tune", "compare_searchers", "speedups"),
     "What if": ("ladder", "partitions", "space_size", "analysis_speed", "scaling", "sensitivity"),
+    "What a run takes in all": ("will_it_fit", "estimate", "reliability"),
     "Training": ("run_plan", "sanitize"),
     "Machines": ("profile_hardware", "calibrate", "gpu_report"),
     "Models": ("trace", "build_graphs"),

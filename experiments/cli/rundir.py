@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -140,6 +141,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache
 def revision() -> str:
     """The source's git revision, with ``-dirty`` for local changes; empty outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
