@@ -142,6 +142,6 @@ parallel degrees, ZeRO level, recomputed blocks (any number from +CKPT on, none 
 ratios in eighths. Sums are exact: pipelines are counted by a walk over GPUs and blocks, which
 equals listing them one by one where there are few.
 
-Most of the plans have many stages: 32 stages of one GPU choose 32 times. So equal meshes and nearly
-even blocks hardly make a space smaller (`mist` against `wide`), while stages that choose alike
-(`+offload`) make it small enough to list."""
+Most of the plans have many stages: 32 stages of one GPU choose 32 times. So equal meshes and
+nearly even blocks hardly make a space smaller (`mist` against `wide`), while stages that choose
+alike (`+offload`) make it small enough to list."""
