@@ -31,5 +31,7 @@ SEARCHERS: "OnUse[Strategy]" = OnUse(
         "random": lambda: _named("random_search").random_search,
         "megatron": lambda: _named("grids").grid_of("megatron"),
         "deepspeed": lambda: _named("grids").grid_of("deepspeed"),
+        "megatron:published": lambda: _named("grids").grid_of("megatron"),
+        "deepspeed:published": lambda: _named("grids").grid_of("deepspeed"),
     }
 )

@@ -22,7 +22,10 @@ from tests.searchers.problems import SMALL, TOO_SMALL, Counting, predictor_of
 
 EVALUATIONS = 60
 # The spaces of those that know only one; all others take any.
-OWN_SPACES = {"megatron": ("megatron",), "deepspeed": ("deepspeed",)}
+OWN_SPACES = {
+    name: (name,)
+    for name in ("megatron", "deepspeed", "megatron:published", "deepspeed:published")
+}
 NAMES = [
     pytest.param(
         name,
