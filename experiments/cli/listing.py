@@ -13,14 +13,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Training": ("run_plan", "sanitize"),
     "Machines": ("profile_hardware", "calibrate", "gpu_report"),
     "Models": ("trace", "build_graphs"),
-    "How good predictions are": ("predictor_error", "cross_check"),
+    "How good predictions are": ("predictor_error", "predict_runs", "cross_check"),
 }
 
 
 def listing() -> Iterator[str]:
     """The lines that tell of every command."""
     width = max(len(name) for names in GROUPS.values() for name in names)
-    yield "python -m experiments NAME ..., or python -m experiments.NAME ...; --help explains each."
+    yield "mistlab NAME ..., the same as python -m experiments.NAME ...; --help explains each."
     for group, names in GROUPS.items():
         yield f"\n{group}"
         for name in names:

@@ -150,7 +150,7 @@ def _run_ahead(batch: StageBatch) -> Values:
 
     With offloaded weights, the weights of a stepped block fill a buffer until it has computed.
     """
-    ahead = np.minimum(1.0, BLOCKS_AHEAD / batch.layers)
+    ahead = np.minimum(1.0, BLOCKS_AHEAD / np.maximum(batch.layers, 1))
     return np.where(batch.offload_weights > 0, ahead, 1.0)
 
 

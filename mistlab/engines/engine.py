@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.slot_table import Sends, Template
-from mistlab.values.errors import refuse
+from mistlab.values.errors import FieldError, refuse
 from mistlab.values.workload import Precision
 
 # In words, what an engine shards up to each ZeRO level.
@@ -36,8 +36,9 @@ class Engine:
 
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
     says whether states and activations may lie in host memory, ``takes_orders`` whether its stages
-    run whatever order of passes a plan gives, not 1F1B alone, ``is_for_plans`` whether plans may
-    name it, ``runs_here`` whether this package's runtime executes its slot table.
+    run whatever order of passes a plan gives, not 1F1B alone, ``parts_ends`` whether the last stage
+    of a pipeline may have the head alone, ``is_for_plans`` whether plans may name it, ``runs_here``
+    whether this package's runtime executes its slot table.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Engine:
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
     takes_orders: bool = False
+    parts_ends: bool = False
     measured_as: str = ""
     is_for_plans: bool = True
     runs_here: bool = False
@@ -104,6 +106,15 @@ class Engine:
         if self.takes_orders or order == default:
             return ""
         return f"{order}, but engine {self.name} runs {default} alone here: leave it out"
+
+    def blocks_problem(self, blocks: Sequence[int]) -> FieldError | None:
+        """What is wrong with the blocks of a pipeline's stages, if anything is."""
+        for stage, count in enumerate(blocks):
+            is_head_alone = self.parts_ends and stage == len(blocks) - 1 > 0
+            if count == 0 and not is_head_alone:
+                problem = "0 is too small: give a whole number of at least 1"
+                return FieldError(f"stages[{stage}].layers", problem)
+        return None
 
     def overlap_problem(
         self, *, overlap_communication: bool, others: Callable[[], Sequence[str]]
