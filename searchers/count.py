@@ -7,6 +7,7 @@ are counted together.
 
 from collections import defaultdict
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.meshes import lies_well, meshes, micro_batch_counts
-from searchers.savings import number_of_ways
+from searchers.savings import counts_choices, savings_choices
 from searchers.strategies.exhaustive import count_plans
 
 # Whole numbers of any size, by number of blocks.
@@ -55,10 +56,12 @@ def _of_several_stages(problem: Problem, space: SearchSpace, micro_batches: int)
 def _ways_by_size(problem: Problem, space: SearchSpace, micro_batches: int) -> dict[int, Counts]:
     """For each number of GPUs of a stage, the stages that there are of each number of blocks."""
     layers = problem.workload.model.layers
+    of_blocks = _no_counts(layers)
+    of_blocks[1:] = [len({*counts_choices(space, own)}) for own in range(1, layers + 1)]
     found: dict[int, Counts] = defaultdict(lambda: _no_counts(layers))
     for mesh in meshes(problem, space, micro_batches):
-        for own in range(1, layers + 1):
-            found[mesh.num_gpus][own] += number_of_ways(space, mesh, own, in_pipeline=True)
+        choices = savings_choices(space, mesh, in_pipeline=True)
+        found[mesh.num_gpus] += of_blocks * prod(len(some) for some in choices)
     return found
 
 

@@ -10,6 +10,8 @@ FOLDER = Path(__file__).parents[1]
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Plans": ("predict", "analyse", "survey"),
     "Searches": ("tune", "compare_searchers", "speedups"),
+    "What if": ("ladder", "partitions", "space_size"),
+    "What a run takes in all": ("reliability",),
     "Training": ("run_plan", "sanitize"),
     "Machines": ("profile_hardware", "calibrate", "gpu_report"),
     "Models": ("trace", "build_graphs"),

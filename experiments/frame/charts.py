@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Curves of points; ``marks`` are horizontal lines at values that are not measured here, such
-    as a published one."""
+    """Curves of points; those named in ``dots`` are drawn without the line between them. ``marks``
+    are horizontal lines at values that are not measured here, such as a published one."""
 
     name: str
     caption: str
@@ -23,6 +23,7 @@ class Lines:
     y: str
     log_x: bool = False
     log_y: bool = False
+    dots: Sequence[str] = ()
     marks: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -39,10 +39,10 @@ def _lines(chart: Lines) -> Figure:
         axes.plot(
             [x for x, _ in points],
             [y for _, y in points],
-            marker="o" if len(points) <= 40 else "",
-            markersize=4,
+            marker="o" if len(points) <= 40 or name in chart.dots else "",
+            markersize=6 if name in chart.dots else 4,
             color=COLOURS[place % len(COLOURS)],
-            linestyle=("-", "--", ":")[place // len(COLOURS) % 3],
+            linestyle="" if name in chart.dots else ("-", "--", ":")[place // len(COLOURS) % 3],
             label=name,
         )
     if chart.log_x:

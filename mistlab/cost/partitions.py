@@ -69,11 +69,19 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A collective before an operator, or at the end of the chain, and its cost."""
+    """A collective before an operator, or at the end of the chain.
+
+    ``size`` is that of the whole activation relative to M; the cost is in passes of M bytes.
+    """
 
     before: str
     collective: Collective
-    cost: float
+    size: float
+
+    @property
+    def cost(self) -> float:
+        """The passes of M bytes over a rank's link."""
+        return PASSES[self.collective] * self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +238,7 @@ def _moved(
     if change is None:
         return None
     messages = tuple(
-        Message(before=name, collective=collective, cost=PASSES[collective] * size)
-        for collective in change
+        Message(before=name, collective=collective, size=size) for collective in change
     )
     return Partition(
         ways=before.ways, layouts=before.layouts, messages=(*before.messages, *messages)
