@@ -21,7 +21,9 @@ def _sharing(cluster: Cluster, *, taking_turns: bool) -> Cluster:
     While n streams take turns, each of them runs at an n-th of its speed.
     """
     slowdowns = tuple(
-        Slowdown(streams=streams, factors=(float(len(streams) if taking_turns else 1),) * len(streams))
+        Slowdown(
+            streams=streams, factors=(float(len(streams) if taking_turns else 1),) * len(streams)
+        )
         for streams in SHARED_SETS
     )
     alike = GroupSlowdowns(gpus_in_node=1, nodes=1, slowdowns=slowdowns)

@@ -69,7 +69,9 @@ class Menus:
     ``work`` is a lower bound for the times of the other stages. With ``with_host``, slower
     candidates that take less host memory are kept too. With ``coarse_to_fine``, ratios are first
     tried in steps of a half, and ``refine`` tries ever smaller steps near the best: many times
-    faster, but it may miss some. With a ``way`` to save memory, every stage saves in that way.
+    faster, but it may miss some. With a ``way`` to save memory, every stage saves in that way. With
+    ``even_hosts``, each rank may use its even share of a node's host memory alone. ``pick`` says
+    which candidates stay, in place of all that can be part of the fastest pipeline.
     """
 
     problem: Problem
@@ -80,6 +82,8 @@ class Menus:
     with_host: bool = False
     coarse_to_fine: bool = False
     way: Way | None = None
+    even_hosts: bool = False
+    pick: Callable[[Options], Options] | None = None
     _found: dict[StagePosition, Options] = field(default_factory=dict, init=False)
 
     def __getitem__(self, place: StagePosition) -> Options:
@@ -146,13 +150,24 @@ class Menus:
             costs = self.ledger.stage_costs(rows.batch(), engine=self.space.engine)
             for number, options in rows.options(costs, self.problem):
                 self.ledger.check_time()
-                hopeful = options.chosen(self._least_s(places[number], options) < limit_s)
+                hopeful = options.chosen(self._is_hopeful(places[number], options, limit_s))
                 before = found[number]
                 both = hopeful if before is None else before.and_also(hopeful)
                 found[number] = self._fastest(places[number], both, limit_s)
         return [options for options in found if options is not None]
 
+    def _is_hopeful(
+        self, place: StagePosition, options: Options, limit_s: float
+    ) -> NDArray[np.bool_]:
+        hopeful = self._least_s(place, options) < limit_s
+        if self.even_hosts:
+            cluster = self.problem.cluster
+            hopeful &= options.host_bytes * cluster.gpus_per_node <= cluster.host_memory_bytes
+        return np.asarray(hopeful)
+
     def _fastest(self, place: StagePosition, options: Options, limit_s: float) -> Options:
+        if self.pick is not None:
+            return self.pick(options)
         if place.is_alone:
             count = BESIDE if self.coarse_to_fine else 1
             return fastest_alone(options, self.group.micro_batches, count)
