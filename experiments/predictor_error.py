@@ -26,6 +26,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("predictor_error", __doc__, out=Path("runs/predictor_error"), json=False)
     parser.add_argument("--tables", type=Path, metavar="DIR", help="folder of measurement tables")
     parser.add_argument(
+        "--launch",
+        type=Path,
+        metavar="DIR",
+        help="only runs that a launch script or DeepSpeed JSON of this folder is named for, by the "
+        "plans imported from these files",
+    )
+    parser.add_argument(
         "--events", action="store_true", help="play runs of whole layers task by task too"
     )
     return parser

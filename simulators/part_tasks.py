@@ -50,6 +50,10 @@ def tasks_of_parts(
                 send_s=float(seconds.send_s[stage]),
                 networks=uses,
                 tied_s=float(seconds.tied_s[stage]) if plan.num_stages > 1 and is_end else 0.0,
+                issues=_issues(model, types),
+                stops=model.host is not None
+                and model.host.waits_for_arrivals
+                and plan.num_stages > 1,
             )
         )
     return tasks, _factors(seconds, plan.num_stages)
@@ -69,6 +73,23 @@ def _split(
         for both, layer_type in zip(whole, types, strict=True)
     ]
     return {("B", None): of_inputs, ("W", None): of_weights}
+
+
+def _issues(model: TaskModel, types: Sequence[int]) -> dict[Kind, list[float]]:
+    """The host's seconds to issue each layer's passes, where the GPU may wait for the host."""
+    host = model.host
+    if host is None:
+        return {}
+    names = [model.types.names[one] for one in types]
+    blocks = [name in model.types.of_blocks for name in names]
+    again = [name not in model.types.kinds for name in names]
+    return {
+        "F": [host.forward_s * is_block for is_block in blocks],
+        "B": [
+            is_block * (host.backward_s + host.forward_s * is_again)
+            for is_block, is_again in zip(blocks, again, strict=True)
+        ],
+    }
 
 
 def _networks(

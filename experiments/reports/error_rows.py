@@ -18,6 +18,7 @@ from experiments.calibrating.whole_runs import (
 )
 from experiments.cli.commandline import DONE, print_json, progress
 from experiments.cli.rundir import RunDirectory
+from experiments.exporting.launched_runs import launched_runs
 from experiments.reports import plots
 from experiments.reports.error_summary import by_set, memory_summary, summary_of
 from experiments.reports.error_words import text_of
@@ -38,8 +39,11 @@ FITTED_TO_ALL = ("l4-24gb", "a100-40gb", "a10g-24gb")
 def errors(options: argparse.Namespace) -> int:
     """Compare, print a table, write rows and scatter plots."""
     runs, tables = _runs(options.tables)
+    if options.launch is not None:
+        runs = launched_runs(runs, options.launch)
     progress(f"predicting {len(runs)} runs")
-    left_out = _left_out(runs) if options.tables is not None else {}
+    # Runs of launch lines are a part of those that a machine was fitted to.
+    left_out = {} if options.tables is None or options.launch else _left_out(runs)
     times = _fastest([_time(one, left_out.get(one.name), events=options.events) for one in runs])
     memory = [row for one in runs for row in _memory(one)]
     summary = {

@@ -1,28 +1,22 @@
-"""Pictures, drawn from rows. Colours are told apart by people who see red and green alike."""
+"""Pictures, drawn from rows."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.frame.drawing import COLOURS, save
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_table import Kind
 from mistlab.values.units import GIB_BYTES
 from simulators.events import PlayedTask, Simulation
 from simulators.timeline import WORDS
 
-# Okabe and Ito, 2008.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
-# Text stays text, and the same input makes the same bytes.
-STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "mistlab"}
-
-
-def frontiers(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+def frontiers(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """What it takes to fit: blocks recomputed over host memory used, a panel a micro-batch."""
     fitting = [row for row in rows if row["frontier"]]
     meshes = list(dict.fromkeys(map(_mesh, rows)))
@@ -46,7 +40,7 @@ def frontiers(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None
     figure.legend(
         lines, meshes, loc="outside lower center", ncols=3, fontsize="small", frameon=False
     )
-    save(figure, path)
+    return figure
 
 
 def _frontier(axes: Axes, row: Mapping[str, Any], right: float, colour: str) -> None:
@@ -228,13 +222,6 @@ def _lanes(
     axes.set_ylim(len(STREAMS) - 0.5, -0.5)
     axes.set_yticks([])
     axes.tick_params(labelsize="x-small")
-
-
-def save(figure: Figure, path: Path | TextIO) -> None:
-    """Write a picture whose bytes depend on nothing but what it shows; as SVG into a text."""
-    form = None if isinstance(path, Path) else "svg"
-    with mpl.rc_context(STYLE):
-        figure.savefig(path, format=form, metadata={"Date": None})
 
 
 def _mesh(row: Mapping[str, Any]) -> str:

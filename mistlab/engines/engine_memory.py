@@ -11,7 +11,9 @@ class EngineMemory:
     the rank's part is stepped. With ``rings`` layers come and go through rings of two buffers.
     Without rings, gradients are reduced through a bucket of ``bucket_elements``, and at most
     ``gathered_elements`` sharded weights stay gathered. With ``wide_logits`` a 32-bit copy of
-    logits takes the place of their 16-bit gradient.
+    logits takes the place of their 16-bit gradient. Data-parallel ranks reduce ``reduced`` bytes a
+    parameter, if this is not as wide as the gradients that are kept. Blocks keep ``kept_gates``
+    tensors of the feed-forward network's width more than their graphs do.
     """
 
     weight: int
@@ -21,4 +23,11 @@ class EngineMemory:
     rings: bool = False
     bucket_elements: int = 0
     gathered_elements: int = 0
+    reduced: int = 0
+    kept_gates: int = 0
     wide_logits: bool = False
+
+    @property
+    def reduced_gradient(self) -> int:
+        """Bytes a parameter that data-parallel ranks reduce."""
+        return self.reduced or self.gradient

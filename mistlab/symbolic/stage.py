@@ -67,7 +67,9 @@ def stage_expressions(
     """The expressions of a stage, in symbols for the sums of its layers."""
     memory = states_as_changed(memory, lambda name: choice_symbol(DIMENSIONS[name].symbol))
     embedding, block, head = (LayerSums.symbols(name) for name in ("embedding", BLOCKS, "head"))
-    treated = [_Treated.of(name, row) for name, row in treatments]
+    gates = _gates(memory)
+    block = _with_gates(block, gates, keeps=True)
+    treated = [_Treated.of(name, row, gates) for name, row in treatments]
     plain = _Treated(layer=block, count=L - sum(one.count for one in treated))
     every = [plain, *treated]
     blocks = L * block.parameters
@@ -107,13 +109,31 @@ class _Treated:
     peaks_as_plain: bool = True
 
     @classmethod
-    def of(cls, name: str, row: Treatment) -> Self:
-        """The blocks of one row of the table of treatments."""
+    def of(cls, name: str, row: Treatment, gates: sympy.Expr) -> Self:
+        """The blocks of one row of the table of treatments; they may keep ``gates`` too."""
+        layer = LayerSums.symbols(type_of(BLOCKS, name))
         return cls(
-            layer=LayerSums.symbols(type_of(BLOCKS, name)),
+            layer=_with_gates(layer, gates, keeps=not row.peaks_as_plain),
             count=choice_symbol(DIMENSIONS[row.dimension].symbol),
             peaks_as_plain=row.peaks_as_plain,
         )
+
+
+def _gates(memory: EngineMemory) -> sympy.Expr:
+    """Bytes that a block of this engine keeps beyond its graph's, in the feed-forward network."""
+    sizes = (size_symbol(name) for name in ("b", "s", "f"))
+    kept = memory.kept_gates * memory.weight
+    return kept * sympy.Mul(*sizes) / size_symbol("tp") if kept else sympy.Integer(0)
+
+
+def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSums:
+    """A block with these bytes more while it runs, and while it ``keeps`` them."""
+    return replace(
+        block,
+        saved_bytes=block.saved_bytes + (gates if keeps else 0),
+        forward_peak_bytes=block.forward_peak_bytes + gates,
+        backward_peak_bytes=block.backward_peak_bytes + gates,
+    )
 
 
 def _kept(blocks: Sequence[_Treated]) -> sympy.Expr:

@@ -76,9 +76,9 @@ def test_without_a_name_all_commands_are_listed() -> None:
 
 
 def test_an_unknown_command_gets_near_matches() -> None:
-    done = python("-m", "experiments", "predct")
+    done = python("-m", "experiments", "survy")
     assert done.returncode == 2
-    assert done.stderr == "error: command 'predct' is unknown: did you mean 'predict'?\n"
+    assert done.stderr == "error: command 'survy' is unknown: did you mean 'survey'?\n"
 
 
 def test_a_command_runs_by_its_name() -> None:

@@ -69,7 +69,7 @@ def check_plans(ranks: int, folder: Path) -> None:
 def _check_split_models(ranks: int, folder: Path) -> None:
     for rank in range(ranks):
         found = json.loads((folder / f"split {rank}.json").read_text(encoding="utf-8"))
-        assert len(found) == 10
+        assert len(found) == 20
         assert {case: error for case, error in found.items() if not error <= TOLERANCE} == {}
 
 

@@ -27,7 +27,7 @@ def random_case(seed: int) -> tuple[Variant, Sizes]:
     grouped = variant.family == "llama"
     return variant, Sizes(
         b=draw.randint(1, 5),
-        s=draw.choice([2, 5, 16, 33]),
+        s=draw.choice([2, 5, 16, 33]) * (tp if variant.sequence_parallel else 1),
         h=draw.choice([16, 40, 64]),
         n=k * (draw.choice([1, 2, 4]) if grouped else 1),
         k=k,
@@ -86,11 +86,17 @@ def test_shipped_expressions_count_what_a_concrete_trace_counts(seed: int) -> No
     assert evaluate(of_peaks, sizes) == evaluate(peaks(concrete), sizes)
 
 
-# Those that differ from another in precision, biases or dropout are left to make test-all.
+# Those that differ from another in precision, biases or dropout are left to make test-all, and so
+# are those with sequence parallelism and attention written out.
 ALL_VARIANTS = [
     pytest.param(one, id=one.name, marks=[pytest.mark.slow] * is_further)
     for one in variants()
-    for is_further in (one.precision == "single" or one.biases or one.dropout,)
+    for is_further in (
+        one.precision == "single"
+        or one.biases
+        or one.dropout
+        or (one.sequence_parallel and one.attention == "math"),
+    )
 ]
 
 
