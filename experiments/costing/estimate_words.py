@@ -137,17 +137,19 @@ def _bills(rows: Sequence[Row]) -> str:
 
 
 def _beside(own: Sequence[Row], runs: Sequence[Row]) -> Iterator[str]:
-    days = {(row["run"], row["way"]): row["days"] for row in own}
+    found_by = {(row["run"], row["way"]): row for row in own if row["days"] is not None}
+    days = {key: row["days"] for key, row in found_by.items()}
     gpt, llama = runs
     yield "## Published, and why this differs"
-    ruled = days.get(("gpt3-175b", "rule"))
+    ruled = found_by.get(("gpt3-175b", "rule"))
     if ruled:
-        off = ruled / gpt["published_days"] - 1
+        off = ruled["days"] / gpt["published_days"] - 1
         yield (
-            f"GPT-3 175B: the rule's plan is predicted at {ruled:.1f} days, {off:+.0%} against the "
-            f"published {gpt['published_days']}, which follow from 140 TFLOP/s a GPU. The plan of "
-            "that run is not known here. A search finds a faster one because it need not recompute "
-            "on GPUs of 80 GB: operations are then six a parameter and token, not eight."
+            f"GPT-3 175B: the rule's plan is predicted at {ruled['days']:.1f} days, {off:+.0%} "
+            f"against the published {gpt['published_days']}, which follow from 140 TFLOP/s a GPU; "
+            f"the bounds are {ruled['days_low']:.0f} and {ruled['days_high']:.0f} days. The plan "
+            "of that run is not known here. A search finds a faster one because it need not "
+            "recompute on GPUs of 80 GB: operations are then six a parameter and token, not eight."
         )
     yield (
         "LLaMA 65B: its printed share of the peak, 0.3, does not follow from its own tokens, GPUs "

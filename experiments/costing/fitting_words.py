@@ -86,7 +86,10 @@ def _cheapest(study: Study, cheapest: Tried | None) -> Iterator[str]:
 
 
 def _pictures(asked: Tried, cheapest: Tried | None) -> Iterator[Drawn]:
-    found = {"fit": ("as asked", asked), "fit-changed": ("with the cheapest change", cheapest)}
+    found = {
+        "will_it_fit": ("as asked", asked),
+        "will_it_fit-changed": ("with the cheapest change", cheapest),
+    }
     for name, (words, one) in found.items():
         if one is not None:
             cluster = one.job.cluster

@@ -61,7 +61,7 @@ def features() -> Iterator[tuple[str, SearchSpace]]:
     yield space.name, space
     space = replace(space, name="+ZeRO", zero=(0, 1, 2, 3))
     yield space.name, space
-    space = replace(space, name="+CKPT", partial_checkpointing=True)
+    space = replace(space, name="+CKPT", recomputation="any")
     yield space.name, space
     for name, kind in OFFLOADED.items():
         ratios = getattr(wide.offload, kind)
