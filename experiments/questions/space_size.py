@@ -135,7 +135,7 @@ def _grows(power: Mapping[tuple[str, int], float], depths: Sequence[int]) -> boo
 BESIDE = """## Published, and why this differs
 
 Mist (EuroSys 2025) draws this figure for 4 x 8 GPUs and 16 to 80 layers, with the features in
-this order and the last curve above 1e140 at 80 layers. What one plan is was not printed, so
+this order; the last curve ends between 1e140 and 1e165. What one plan is was not printed, so
 powers of ten are compared, not numbers. Here a plan says the number of micro-batches, the stages
 in order (each inside a node or of whole nodes), and for each stage its blocks, data and tensor
 parallel degrees, ZeRO level, recomputed blocks (any number from +CKPT on, none or all before) and

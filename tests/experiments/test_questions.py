@@ -185,6 +185,16 @@ def test_the_latency_of_a_ring_grows_with_its_ranks(scaled: dict[str, Any]) -> N
         assert more["fastest_s"] == min(more["ring_s"], more["tree_s"])
 
 
+def test_a_trained_model_needs_chunks_to_be_as_fast_as_published(scaled: dict[str, Any]) -> None:
+    rows = {row["chunks"]: row for row in chapter(scaled["rows"], "trained")}
+    assert rows[1]["gpus"] == 16384
+    rates = [rows[chunks]["tflop_per_s_per_gpu"] for chunks in (1, 2, 4)]
+    assert rates == sorted(rates)
+    # Half of the time is a bubble without chunks, an eighth of that with four.
+    assert 1.3 < rates[-1] / rates[0] < (31 / 16) / (1 + 15 / 64)
+    assert scaled["llama3_405b_tflop_per_s_per_gpu"] == rates[-1]
+
+
 def test_a_better_machine_makes_no_plan_slower(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
