@@ -55,7 +55,7 @@ def compare(options: argparse.Namespace) -> int:
     problem, space = searched(options)
     budget = budget_of(options, _default_budget(len(names), quick=options.quick))
     options.budget_evaluations, options.budget_seconds = budget.evaluations, budget.seconds
-    bench = Bench.of(problem, options.predictor)
+    bench = Bench.of(problem, options.predictor, options.view)
     earlier = earlier_rows(options.out, COMMAND, vars(options), aside=ASIDE)
     comparison = Comparison(
         bench=bench,

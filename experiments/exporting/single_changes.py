@@ -4,7 +4,7 @@ A change turns one choice on all stages, moves GPUs from one degree to another, 
 next stage, or takes another size of micro-batch. GPUs, model and batch stay as they are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
@@ -80,7 +80,7 @@ def _values(name: str, now: list[float]) -> tuple[float, ...]:
 
 
 def _with(
-    job: Job, name: str, now: list[float], then: list[float]
+    job: Job, name: str, now: Sequence[float], then: Sequence[float]
 ) -> Iterator[tuple[str, str, Plan]]:
     words = f"{choice_of(name)} {values_words(name, then)} instead of {values_words(name, now)}"
     stages = _valid(job.plan.stages, name, then)
@@ -88,7 +88,9 @@ def _with(
         yield name, words, replace(job.plan, stages=stages)
 
 
-def _valid(stages: tuple[StagePlan, ...], name: str, values: list[float]) -> tuple[StagePlan, ...]:
+def _valid(
+    stages: tuple[StagePlan, ...], name: str, values: Sequence[float]
+) -> tuple[StagePlan, ...]:
     """The stages with other values of a dimension; none if a stage refuses its value."""
     try:
         return tuple(

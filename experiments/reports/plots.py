@@ -109,7 +109,7 @@ def times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     save(figure, path)
 
 
-def differences(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def differences(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """How far the closed form is from the event simulator, over what comes once an iteration."""
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -135,7 +135,7 @@ def differences(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_ylabel("difference (%)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False, loc="lower right")
-    save(figure, path)
+    return figure
 
 
 # What each kind of task is drawn in, lane by lane.
