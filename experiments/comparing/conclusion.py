@@ -55,7 +55,7 @@ def compare(options: argparse.Namespace) -> int:
     problem, space = searched(options)
     budget = budget_of(options, _default_budget(len(names), quick=options.quick))
     options.budget_evaluations, options.budget_seconds = budget.evaluations, budget.seconds
-    bench = Bench.of(problem, options.predictor)
+    bench = Bench.of(problem, options.predictor, options.view)
     earlier = earlier_rows(options.out, COMMAND, vars(options), aside=ASIDE)
     comparison = Comparison(
         bench=bench,
@@ -67,7 +67,8 @@ def compare(options: argparse.Namespace) -> int:
     comparison.run(names, earlier)
     status = _conclude(comparison, options, started)
     if comparison.is_interrupted:
-        progress(f"interrupted: what was found is in {options.out}; the same command goes on")
+        folder = comparison.directory.path
+        progress(f"interrupted: what was found is in {folder}; the same command goes on")
         return INTERRUPTED
     return status
 
@@ -103,7 +104,7 @@ def _conclude(comparison: Comparison, options: argparse.Namespace, started: floa
             progress(line)
     else:
         print("\n".join(_text(comparison, best, why, words)))
-        print(f"\nrows, plans and page: {options.out / 'report.html'}")
+        print(f"\nrows, plans and page: {comparison.directory.path / 'report.html'}")
     return NO_ANSWER if best is None else DONE
 
 

@@ -5,7 +5,7 @@ which reduces and gathers tensors. In a trace there are no other ranks, and coll
 recorded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -207,6 +207,17 @@ class VocabularyEmbedding(nn.Module):
         vectors = nn.functional.embedding(local, self.weight)
         vectors = vectors.masked_fill_(elsewhere[..., None], 0.0)
         return leave(vectors, self.ranks)
+
+
+def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters that all ranks hold whole; if ranks split tokens, each rank has a summand of
+    their gradients."""
+    for one in module.modules():
+        if isinstance(one, RowLinear):
+            if one.bias is not None:
+                yield one.bias
+        elif not isinstance(one, ColumnLinear | VocabularyEmbedding):
+            yield from one.parameters(recurse=False)
 
 
 def own_rows(tokens: Tensor, rows: Size, rank: int) -> tuple[Tensor, Tensor]:

@@ -239,16 +239,17 @@ def test_another_configuration_starts_anew(
     assert "taken up" not in capsys.readouterr().err
 
 
-def test_damaged_rows_are_refused_and_stay(
+def test_damaged_rows_are_said_kept_and_made_again(
     compare: Compare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare(tmp_path, searchers="random") == 0
     rows = tmp_path / "rows.jsonl"
     rows.write_text(rows.read_text(encoding="utf-8")[:-20], encoding="utf-8")
     before = rows.read_bytes()
-    assert compare(tmp_path, searchers="random") == 2
-    assert "is damaged: move it away, or give another --out" in capsys.readouterr().err
-    assert rows.read_bytes() == before
+    assert compare(tmp_path, searchers="random") == 0
+    assert "line 1 is damaged: it and what follows are made again" in capsys.readouterr().err
+    assert (tmp_path / "rows.jsonl.damaged").read_bytes() == before
+    assert len([json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]) == 1
 
 
 WRONG = {

@@ -7,7 +7,7 @@ from torch import Tensor, distributed, nn
 
 from runtime.models.config import ModelConfig
 from runtime.models.families import GPT, Falcon, Llama
-from runtime.models.parallel import ColumnLinear, RowLinear, VocabularyEmbedding
+from runtime.models.parallel import shared_parameters
 from runtime.models.ranks import GroupRanks
 from runtime.models.shard import shard_of
 
@@ -38,16 +38,6 @@ CASES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
 }
 
 
-def is_shared(model: nn.Module, name: str) -> bool:
-    """Whether all ranks hold the same parameter, of whose gradient each has a summand if they split
-    tokens."""
-    path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
-    if isinstance(module, RowLinear):
-        return leaf == "bias"
-    return not isinstance(module, ColumnLinear | VocabularyEmbedding)
-
-
 def difference(split: Tensor, whole: Tensor) -> float:
     """The largest difference, as a share of the largest value."""
     return float((split - whole).detach().abs().max() / whole.detach().abs().max())
@@ -71,9 +61,8 @@ def compared(family: type[nn.Module], options: dict[str, Any], ranks: GroupRanks
 
     of_whole = {name: p.grad for name, p in whole.named_parameters()}
     gradients = shard_of(whole, of_whole, **place)
-    for name, parameter in split.named_parameters():
-        if ranks.splits_tokens and is_shared(split, name):
-            distributed.all_reduce(parameter.grad)
+    for parameter in shared_parameters(split) if ranks.splits_tokens else ():
+        distributed.all_reduce(parameter.grad)
     errors = [difference(p.grad, gradients[name]) for name, p in split.named_parameters()]
     with torch.no_grad():
         errors.append(difference(split(tokens), whole(tokens)))

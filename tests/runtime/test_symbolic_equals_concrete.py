@@ -13,6 +13,7 @@ from mistlab.symbolic.layer import expressions_of  # noqa: E402
 from mistlab.symbolic.library import Variant, shipped, variants  # noqa: E402
 from runtime.sizes import SizeSpace  # noqa: E402
 from runtime.tracing.families import Sizes, trace_sizes, trace_variant  # noqa: E402
+from tests.sweep import sweep  # noqa: E402
 
 CASES = 200
 
@@ -74,7 +75,7 @@ def texts_of(variant: Variant) -> tuple[object, list[str]]:
     return to_mapping(graph), peaks(graph)
 
 
-@pytest.mark.parametrize("seed", range(CASES))
+@pytest.mark.parametrize("seed", sweep(range(CASES), first=60))
 def test_shipped_expressions_count_what_a_concrete_trace_counts(seed: int) -> None:
     variant, sizes = random_case(seed)
     mapping, of_peaks = texts_of(variant)
