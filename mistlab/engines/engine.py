@@ -30,18 +30,19 @@ class Engine:
     trains in, ``step_moved`` how many bytes a parameter its optimizer's step reads and writes.
     ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
     and goes; None stands for the allocator that a hardware file describes, which is the one of this
-    package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None counts
-    launches of kernels alone. Its products, its fused attention and its kernels that move bytes keep up
-    ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the hardware
-    sustains, which were fitted to other engines' runs.
+    package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None
+    counts launches of kernels alone. Its products, its fused attention and its kernels that move
+    bytes keep up ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the
+    hardware sustains, which were fitted to other engines' runs. A run takes ``crowded_factor``
+    times as long where a GPU's memory is nearly full.
 
     ``measured_as`` names the engine whose measured runs say how sure this one's times are; empty
     stands for the engine itself.
 
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
     says whether states and activations may lie in host memory, ``takes_orders`` whether its stages
-    run whatever order of passes a plan gives, not 1F1B alone, ``parts_ends`` whether the last stages
-    of a pipeline may lack blocks, ``is_for_plans`` whether plans may name it, ``runs_here``
+    run whatever order of passes a plan gives, not 1F1B alone, ``parts_ends`` whether the last
+    stages of a pipeline may lack blocks, ``is_for_plans`` whether plans may name it, ``runs_here``
     whether this package's runtime executes its slot table.
     """
 
@@ -57,6 +58,7 @@ class Engine:
     products_share: float = 1.0
     attention_share: float = 1.0
     memory_share: float = 1.0
+    crowded_factor: float = 1.0
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
     offloads: bool = False

@@ -1,4 +1,4 @@
-"""A measured run's configuration: what a row of a table says, and what is assumed where it is silent.
+"""A measured run's configuration: what a row of a table says, and what is assumed beyond.
 
 Nothing that was measured is read. From the column ``notes`` only these phrases are: "tied
 embeddings", "first and last stage have one layer less", "unfused attention", and the network, as
@@ -64,7 +64,7 @@ class Configuration:
 
 
 def configuration_of(row: TableRow) -> Configuration:
-    """The configuration that a row says; refuses a row that contradicts itself or says too little."""
+    """The configuration of a row; refuses a row that contradicts itself or says too little."""
     cells = row.cells
     notes: list[str] = []
     remarks = text_of(cells, "notes").casefold()

@@ -70,7 +70,7 @@ def shape_of(cells: Mapping[str, str], remarks: str) -> tuple[Shape, list[str]]:
         if found[size] is None:
             refuse(size, f"is empty, and the catalogue has no model {name!r}: give {words}")
     family = known.family if known is not None else _family(name, found, notes)
-    tied = "tied embeddings" in remarks or family == "gpt" and _ties(name)
+    tied = "tied embeddings" in remarks or (family == "gpt" and _ties(name))
     heads, kv_heads = found["heads"], found["kv_heads"]
     if kv_heads is None:
         notes.append("kv_heads is empty: as many as heads assumed")

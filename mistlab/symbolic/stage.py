@@ -20,8 +20,8 @@ from mistlab.symbolic.stage_sums import BLOCKS, LARGEST_BLOCK
 from mistlab.symbolic.states import States, gradients, optimizer, sharded, weights
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
 from mistlab.symbolic.treatments import Treatment
-from mistlab.values.units import MIB_BYTES
 from mistlab.values.dimensions import DIMENSIONS, states_as_changed
+from mistlab.values.units import MIB_BYTES
 
 L, q = choice_symbol("L"), choice_symbol("q")
 e, t = choice_symbol("e"), choice_symbol("t")
