@@ -84,7 +84,9 @@ def _saving(bench: Bench, options: argparse.Namespace) -> Plan:
 
 def saving_space(*, quick: bool) -> SearchSpace:
     """Plans of equal stages that save memory alike, in any way; in haste in coarse ratios."""
-    space = replace(space_of("+offload"), name="equal stages", zero=(0, 1, 2, 3))
+    space = replace(
+        space_of("+offload"), name="equal stages", unequal_stages=False, zero=(0, 1, 2, 3)
+    )
     if not quick:
         return space
     kinds = (entry.name for entry in fields(OffloadRatios))
