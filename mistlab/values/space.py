@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 
 from mistlab.engines.table import ENGINES, names_for_plans
+from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
 from mistlab.values.dimensions import (
     BUILT_IN,
     DIMENSIONS,
@@ -36,14 +37,16 @@ class OffloadRatios:
 class SearchSpace:
     """Allowed degrees, ratios and features; None allows every degree that divides.
 
-    A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Without
-    ``partial_checkpointing`` a stage recomputes none or all of its blocks. Without
-    ``unequal_stages`` all stages have the same ZeRO level, ratios and number of recomputed blocks
-    (or all blocks, if they have fewer), and even shares of the blocks. With it, a stage may have up
-    to ``layers_off_balance`` blocks fewer or more than an even share (any number with None). With
-    ``unequal_meshes`` degrees may differ too. A single rank shards nothing, and takes the lowest
-    ZeRO level. ``others`` lists values of dimensions that were added to the table; an added
-    dimension that is not listed has its default.
+    A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Its
+    passes have one of the ``orders`` that its numbers allow. Without ``partial_checkpointing`` a
+    stage recomputes none or all of its blocks; attention's core it recomputes in none or all of
+    them, or in any number with it, as far as ``core_recomputed_layers`` allows (None: always).
+    Without ``unequal_stages`` all stages have the same ZeRO level, ratios and number of recomputed
+    blocks (or all blocks, if they have fewer), and even shares of the blocks. With it, a stage may
+    have up to ``layers_off_balance`` blocks fewer or more than an even share (any number with
+    None). With ``unequal_meshes`` degrees may differ too. A single rank shards nothing, and takes
+    the lowest ZeRO level. ``others`` lists values of dimensions that were added to the table; an
+    added dimension that is not listed has its default.
     """
 
     name: str
@@ -54,10 +57,15 @@ class SearchSpace:
     pipeline: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     micro_batches: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     micro_batch: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
+    context_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
     sequence_parallel: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=1))
     zero: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=3))
     offload: OffloadRatios = field(default_factory=OffloadRatios)
+    orders: tuple[str, ...] = (DEFAULT_ORDER,)
     partial_checkpointing: bool = False
+    core_recomputed_layers: tuple[int, ...] | None = field(
+        default=(0,), metadata=bounded(minimum=0)
+    )
     unequal_stages: bool = False
     layers_off_balance: int | None = field(default=0, metadata=bounded(minimum=0))
     unequal_meshes: bool = False
@@ -72,6 +80,11 @@ class SearchSpace:
             if not [checked_value(name, value) for value in values]:
                 refuse(name, "is empty: give at least one choice")
         engine = ENGINES[self.engine]
+        for order in self.orders:
+            if order not in ORDERS:
+                refuse("orders", f"{order!r} is unknown{near_matches(order, ORDERS)}")
+            if problem := engine.order_problem(order, default=DEFAULT_ORDER):
+                refuse("orders", problem)
         if problem := engine.zero_problem(min(self.zero), in_pipeline=True):
             refuse("zero", problem)
         if not self.unequal_stages and (self.unequal_meshes or self.layers_off_balance != 0):
@@ -83,7 +96,7 @@ class SearchSpace:
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
         """The values of a dimension that the space lists, sorted; None allows any value."""
-        if dimension in counts_of_blocks() and dimension in BUILT_IN:
+        if dimension == "checkpointed_layers":
             return None
         row = DIMENSIONS[dimension]
         if dimension in BUILT_IN:
@@ -115,7 +128,8 @@ class SearchSpace:
 
 _READERS = {
     name: attrgetter(DIMENSIONS[name].path or name)
-    for name in (*names_of("mesh"), *names_of("savings"))
+    for name in (*names_of("mesh"), *names_of("savings"), *counts_of_blocks())
+    if name != "checkpointed_layers"
 }
 
 
@@ -179,6 +193,17 @@ _MEGATRON = SearchSpace(
     micro_batch=(1, 2, 4, 8, 16),
     zero=(0, 1),
 )
+# What Megatron-LM's users have since: tokens split over tensor-parallel ranks, sequences over
+# context-parallel ones, attention's core recomputed, chunks of stages in turn.
+_MEGATRON_TODAY = replace(
+    _MEGATRON,
+    name="megatron-today",
+    context_parallel=(1, 2, 4, 8, 16),
+    sequence_parallel=(0, 1),
+    orders=(DEFAULT_ORDER, *INTERLEAVED),
+    partial_checkpointing=True,
+    core_recomputed_layers=None,
+)
 _DEEPSPEED = replace(
     _MEGATRON, name="deepspeed", engine="deepspeed", tensor_parallel=(1,), zero=(0, 1, 2, 3)
 )
@@ -197,5 +222,5 @@ _ALPA = replace(_ACESO, name="alpa", partial_checkpointing=False)
 SPACES: Mapping[str, SearchSpace] = {
     **{space.name: space for space in (_3D, _ZERO, _CHECKPOINTING, _OFFLOAD, _MIST, _WIDE)},
     "+imbalance": _MIST,
-    **{space.name: space for space in (_MEGATRON, _DEEPSPEED, _ACESO, _ALPA)},
+    **{space.name: space for space in (_MEGATRON, _MEGATRON_TODAY, _DEEPSPEED, _ACESO, _ALPA)},
 }
