@@ -1,4 +1,7 @@
-"""Runs a command by its name, as ``python -m experiments.NAME`` does; without a name, lists all."""
+"""Runs a command by its name, as ``python -m experiments.NAME`` does; without a name, lists all.
+
+``mistlab NAME ...`` is the same, where the package is installed.
+"""
 
 import runpy
 import sys
@@ -24,5 +27,10 @@ def main(arguments: Sequence[str]) -> int:
     return DONE
 
 
+def console() -> int:
+    """The console command ``mistlab``."""
+    return run(main, sys.argv[1:])
+
+
 if __name__ == "__main__":
-    sys.exit(run(main, sys.argv[1:]))
+    sys.exit(console())

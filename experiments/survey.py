@@ -9,9 +9,8 @@ host memory. It knows bytes and work, not times: those need a calibrated predict
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from experiments.cli.commandline import PROBLEM, parser_of, run
+from experiments.cli.commandline import PROBLEM, experiment_parser, run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,14 +23,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    return parser_of(
-        "survey",
-        __doc__,
-        **PROBLEM,
-        out=Path("runs/survey"),
-        json=False,
-        quick=False,
-    )
+    return experiment_parser("survey", __doc__, **PROBLEM)
 
 
 if __name__ == "__main__":

@@ -117,5 +117,5 @@ def mesh_of(stage: StagePlan) -> Mesh:
 
 
 def _is_alike(plan: Plan) -> bool:
-    first = plan.stages[0]
-    return all(stage == alike(first, stage.layers) for stage in plan.stages)
+    largest = max(plan.stages, key=lambda stage: stage.layers)
+    return all(stage == alike(largest, stage.layers) for stage in plan.stages)

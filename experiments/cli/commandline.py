@@ -43,6 +43,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--out": {"type": Path, "metavar": "DIR", "help": "folder for results"},
     "--json": {"action": "store_true", "help": "one JSON object on standard output, nothing else"},
     "--quick": {"action": "store_true", "help": "a small version, for a first look"},
+    "--page": {
+        "type": Path,
+        "metavar": "PAGE.md",
+        "help": "write the page there too, its pictures beside it",
+    },
 }
 
 
@@ -81,6 +86,23 @@ def parser_of(command: str, description: str | None, **defaults: Any) -> argpars
             about["help"] = f"{about['help']} (default: {default})"
         parser.add_argument(option, default=default, **about)
     return parser
+
+
+def experiment_parser(
+    command: str, description: str | None, **defaults: Any
+) -> argparse.ArgumentParser:
+    """A parser of an experiment: the options named in ``defaults``, and those that all of them
+    have."""
+    return parser_of(
+        command,
+        description,
+        **defaults,
+        seed=0,
+        out=Path("runs") / command,
+        page=None,
+        json=False,
+        quick=False,
+    )
 
 
 def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

@@ -8,12 +8,15 @@ import json
 import platform
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
+from experiments.cli.commandline import progress
 from mistlab.values.datafile import read_json
 from mistlab.values.errors import InputError
 
@@ -22,24 +25,27 @@ PACKAGES = ("mistlab", "highspy", "numpy", "optuna", "pulp", "scipy", "simpy", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDirectory:
-    """The folder of one run of a command."""
+    """The folder of one run of a command, and what it was made with."""
 
     path: Path
+    config: Mapping[str, Any]
 
     @classmethod
     def make(cls, path: Path, command: str, options: Mapping[str, Any]) -> Self:
-        """Make the folder, and note what will fill it."""
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            message = f"--out {path}: {error.strerror}: give another folder"
-            raise InputError(message) from None
+        """Make the folder, and note what will fill it. Where no folder can be made, that is said
+        and results go to a temporary one; a file in its place is refused."""
         config = _config(command, options)
+        directory = cls(path=_folder(path), config=config)
         text = json.dumps(config, indent=2, allow_nan=False)
-        (path / "config.json").write_text(text + "\n", encoding="utf-8")
-        made = f"Made by `{command_line(config)}`.\n"
-        (path / "README.md").write_text(made, encoding="utf-8")
-        return cls(path=path)
+        directory.write_text("config.json", text + "\n")
+        directory.write_text("README.md", f"Made by `{command_line(config)}`.\n")
+        return directory
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file; whoever reads it finds what it held before, or all of the text."""
+        unfinished = self.path / f"{name}.part"
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(self.path / name)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Append to ``rows.jsonl``."""
@@ -49,15 +55,11 @@ class RunDirectory:
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write ``rows.jsonl``; whoever reads it finds the rows before, or all of these."""
         lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
-        unfinished = self.path / "rows.jsonl.part"
-        unfinished.write_text("".join(lines), encoding="utf-8")
-        unfinished.replace(self.path / "rows.jsonl")
+        self.write_text("rows.jsonl", "".join(lines))
 
     def rows(self) -> list[dict[str, Any]]:
         """What ``rows.jsonl`` holds; a last line that was cut off is none."""
-        path = self.path / "rows.jsonl"
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        return _parsed(text[: text.rfind("\n") + 1], path)
+        return read_rows(self.path / "rows.jsonl")
 
 
 def earlier_rows(
@@ -65,34 +67,70 @@ def earlier_rows(
 ) -> list[dict[str, Any]]:
     """The rows that an equal run has left in a folder: of the same sources, with the same options
     but for those ``aside``. Rows of another run are none."""
-    rows, config = path / "rows.jsonl", path / "config.json"
-    if not (rows.is_file() and config.is_file()):
+    config = path / "config.json"
+    if not ((path / "rows.jsonl").is_file() and config.is_file()):
+        return []
+    try:
+        noted = {"options": {}, **read_json(config)}
+    except InputError as error:
+        progress(f"warning: {error}: what is in this folder is made again")
         return []
     here, there = (
         {**one, "options": {k: v for k, v in one["options"].items() if k not in aside}}
-        for one in (_config(command, options), {"options": {}, **read_json(config)})
+        for one in (_config(command, options), noted)
     )
-    return _parsed(rows.read_text(encoding="utf-8"), rows) if here == there else []
+    return read_rows(path / "rows.jsonl") if here == there else []
 
 
-def _parsed(text: str, path: Path) -> list[dict[str, Any]]:
+def _folder(path: Path) -> Path:
+    """The folder, made if it is not there; a temporary one where it cannot be made or changed."""
+    if path.exists() and not path.is_dir():
+        message = f"--out {path}: is a file: give another folder"
+        raise InputError(message)
     try:
-        return [json.loads(line) for line in text.splitlines()]
-    except ValueError:
-        message = f"{path}: is damaged: move it away, or give another --out"
-        raise InputError(message) from None
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        other = Path(tempfile.mkdtemp(prefix="mistlab-"))
+        progress(f"warning: --out {path}: {error.strerror}: results go to {other}")
+        return other
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file, up to a line that is damaged, as the last one of a run that was stopped
+    while it wrote. The damaged file is kept beside."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            kept = path.with_name(f"{path.name}.damaged")
+            kept.write_bytes(path.read_bytes())
+            what = f"{path}: line {number} is damaged: it and what follows are made again"
+            progress(f"warning: {what}; the file as it was: {kept}")
+            break
+    return rows
 
 
 def _config(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "command": command,
-        "options": {name: str(v) if isinstance(v, Path) else v for name, v in options.items()},
+        "options": {name: _plain(value) for name, value in options.items()},
         "revision": revision(),
         "versions": {
             "python": platform.python_version(),
             **{name: _version(name) for name in PACKAGES},
         },
     }
+
+
+def _plain(value: Any) -> Any:
+    """An option's value as JSON has it."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _version(package: str) -> str | None:
@@ -103,6 +141,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache
 def revision() -> str:
     """The source's git revision, with ``-dirty`` for local changes; empty outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
@@ -116,12 +155,18 @@ def revision() -> str:
 
 
 def command_line(config: Mapping[str, Any]) -> str:
-    """The command that a configuration was written for."""
-    parts = []
+    """The command that a configuration was written for; arguments without an option's name are
+    noted under the names of ``arguments``."""
+    arguments, parts = [], []
+    named = config["options"].get("arguments") or ()
     for name, value in config["options"].items():
+        values = [str(one) for one in value] if isinstance(value, list) else [str(value)]
         option = f"--{name.replace('_', '-')}"
-        if value is True:
+        if name in named:
+            arguments += values if value is not None else []
+        elif value is True:
             parts.append(option)
-        elif value not in (False, None):
-            parts += [option, str(value)]
-    return f"python -m experiments.{config['command']} {shlex.join(parts)}"
+        elif value is not None and value is not False and name != "arguments":
+            parts += [option, *values]
+    line = shlex.join([*arguments, *parts])
+    return f"python -m experiments.{config['command']} {line}".rstrip()

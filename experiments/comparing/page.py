@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from experiments.cli.rundir import command_line
 from experiments.comparing import search_plots
 from experiments.comparing.search_words import HEAD, NUMBERS, by_time, cells_of
-from experiments.reports import plots
+from experiments.frame.drawing import save
 from mistlab.values.prediction import Prediction
 
 
@@ -157,7 +157,7 @@ def _caption(svg: str, caption: str, kind: str) -> str:
 def svg_of(figure: Figure) -> str:
     """A picture as the text of an SVG file."""
     text = io.StringIO()
-    plots.save(figure, text)
+    save(figure, text)
     return text.getvalue()
 
 

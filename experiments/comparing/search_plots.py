@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.reports.plots import COLOURS
+from experiments.frame.drawing import COLOURS
 from mistlab.values.prediction import MemoryByClass, Prediction
 from mistlab.values.units import GIB_BYTES
 from searchers.ledger import STAGES_A_PLAN

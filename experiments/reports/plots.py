@@ -1,28 +1,22 @@
-"""Pictures, drawn from rows. Colours are told apart by people who see red and green alike."""
+"""Pictures, drawn from rows."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.frame.drawing import COLOURS, save
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_table import Kind
 from mistlab.values.units import GIB_BYTES
 from simulators.events import PlayedTask, Simulation
 from simulators.timeline import WORDS
 
-# Okabe and Ito, 2008.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 
-# Text stays text, and the same input makes the same bytes.
-STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "mistlab"}
-
-
-def frontiers(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
+def frontiers(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """What it takes to fit: blocks recomputed over host memory used, a panel a micro-batch."""
     fitting = [row for row in rows if row["frontier"]]
     meshes = list(dict.fromkeys(map(_mesh, rows)))
@@ -46,7 +40,7 @@ def frontiers(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None
     figure.legend(
         lines, meshes, loc="outside lower center", ncols=3, fontsize="small", frameon=False
     )
-    save(figure, path)
+    return figure
 
 
 def _frontier(axes: Axes, row: Mapping[str, Any], right: float, colour: str) -> None:
@@ -57,6 +51,11 @@ def _frontier(axes: Axes, row: Mapping[str, Any], right: float, colour: str) -> 
 
 
 def predicted_beside_measured(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Each stage's peak as predicted over as measured, with the line where they are equal."""
+    save(memory_figure(rows), path)
+
+
+def memory_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Each stage's peak as predicted over as measured, with the line where they are equal."""
     figure = Figure(figsize=(5.2, 5.2), layout="constrained")
     axes = figure.subplots()
@@ -79,10 +78,15 @@ def predicted_beside_measured(rows: Sequence[Mapping[str, Any]], path: Path) -> 
     axes.set_aspect("equal")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False)
-    save(figure, path)
+    return figure
 
 
 def times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Each run's iteration as predicted over as measured, with lines a tenth to either side."""
+    save(times_figure(rows), path)
+
+
+def times_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Each run's iteration as predicted over as measured, with lines a tenth to either side."""
     figure = Figure(figsize=(6.4, 5.6), layout="constrained")
     axes = figure.subplots()
@@ -112,10 +116,10 @@ def times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_aspect("equal")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False)
-    save(figure, path)
+    return figure
 
 
-def differences(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def differences(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """How far the closed form is from the event simulator, over what comes once an iteration."""
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -141,7 +145,7 @@ def differences(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_ylabel("difference (%)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False, loc="lower right")
-    save(figure, path)
+    return figure
 
 
 # What each kind of task is drawn in, lane by lane.
@@ -228,13 +232,6 @@ def _lanes(
     axes.set_ylim(len(STREAMS) - 0.5, -0.5)
     axes.set_yticks([])
     axes.tick_params(labelsize="x-small")
-
-
-def save(figure: Figure, path: Path | TextIO) -> None:
-    """Write a picture whose bytes depend on nothing but what it shows; as SVG into a text."""
-    form = None if isinstance(path, Path) else "svg"
-    with mpl.rc_context(STYLE):
-        figure.savefig(path, format=form, metadata={"Date": None})
 
 
 def _mesh(row: Mapping[str, Any]) -> str:

@@ -4,16 +4,14 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
-from experiments.cli.commandline import (
-    DONE,
-    NO_ANSWER,
-    print_json,
-    progress,
-)
+from experiments.cli.commandline import DONE, NO_ANSWER, progress
 from experiments.cli.problem import problem_of
-from experiments.cli.rundir import RunDirectory
+from experiments.frame.charts import Drawn
+from experiments.frame.study import Report, Study
+from experiments.frame.tables import table
 from experiments.reports import plots
 from mistlab.cost.survey import Surveyed, meshes, survey
 from mistlab.symbolic.stage_model import StageModel
@@ -25,37 +23,42 @@ EIGHTHS = tuple(i / 8 for i in range(9))
 def surveyed(options: argparse.Namespace) -> int:
     """Survey, print a table, write rows and a picture."""
     workload, cluster = problem_of(options)
-    directory = RunDirectory.make(options.out, "survey", vars(options))
+    study = Study.begin("survey", options)
     model = StageModel.of(workload)
     ratios = (0.0, 0.5, 1.0) if options.quick else EIGHTHS
     started = time.perf_counter()
-    surveyed = []
+    found = []
     for mesh in meshes(workload, cluster):
-        surveyed.append(survey(model, cluster, mesh, ratios))
-        progress(f"{mesh.label}: {surveyed[-1].fitting:,} of {surveyed[-1].candidates:,} fit")
+        found.append(survey(model, cluster, mesh, ratios))
+        study.add(_row(found[-1]))
+        progress(f"{mesh.label}: {found[-1].fitting:,} of {found[-1].candidates:,} fit")
     seconds = time.perf_counter() - started
-    candidates = sum(s.candidates for s in surveyed)
-    fitting = sum(s.fitting for s in surveyed)
-    rows = [_row(s) for s in surveyed]
-    summary = {
-        "candidates": candidates,
-        "fitting": fitting,
-        "meshes": rows,
-        "timing": {"seconds": seconds, "stage_rows_per_s": 2 * candidates / seconds},
-    }
-    directory.write_rows(rows)
+    candidates, fitting = (sum(row[name] for row in study.rows) for name in COUNTS)
     title = f"{options.model} on {cluster.num_gpus} {options.hardware}"
-    plots.frontiers(rows, directory.path / "survey.svg", title)
-    if options.json:
-        print_json(summary)
-    else:
-        print(_table(surveyed))
-        print(
-            f"{fitting:,} of {candidates:,} candidates fit "
-            f"({2 * candidates / seconds / 1e6:.1f} million stage rows a second); "
-            f"picture and rows: {options.out}"
-        )
-    return DONE if fitting else NO_ANSWER
+    words = (
+        f"{fitting:,} of {candidates:,} candidates fit "
+        f"({2 * candidates / seconds / 1e6:.1f} million stage rows a second)."
+    )
+    report = Report(
+        title=f"What fits: {title}",
+        words=[_table(found), words],
+        summary={
+            "candidates": candidates,
+            "fitting": fitting,
+            "timing": {"stage_rows_per_s": 2 * candidates / seconds},
+        },
+        pictures=[
+            Drawn(
+                name="survey",
+                caption="The least recomputation that fits for a given use of host memory.",
+                draw=partial(plots.frontiers, study.rows, title),
+            )
+        ],
+    )
+    return study.end(report, DONE if fitting else NO_ANSWER)
+
+
+COUNTS = ("candidates", "fitting")
 
 
 def _row(surveyed: Surveyed) -> dict[str, Any]:
@@ -72,17 +75,21 @@ def _row(surveyed: Surveyed) -> dict[str, Any]:
 
 
 def _table(surveyed: Sequence[Surveyed]) -> str:
-    lines = [
-        f"{'mesh':44} {'candidates':>10} {'fit':>9}  recomputed, without offload -> at most offload"
-    ]
-    for entry in surveyed:
-        line = f"{entry.mesh.label:44} {entry.candidates:>10,} {entry.fitting:>9,}  "
-        if entry.frontier:
-            (host, share, _), (most, least, _) = entry.frontier[0], entry.frontier[-1]
-            line += f"{share:.0%} with {host / GIB_BYTES:.1f} GiB of host memory a GPU"
-            if len(entry.frontier) > 1:
-                line += f" -> {least:.0%} with {most / GIB_BYTES:.1f}"
-        else:
-            line += "nothing fits"
-        lines.append(line)
-    return "\n".join(lines)
+    head = ("mesh", "candidates", "fit", "recomputed, without offload -> at most offload")
+    return table(
+        head,
+        [
+            (one.mesh.label, f"{one.candidates:,}", f"{one.fitting:,}", _recomputed(one))
+            for one in surveyed
+        ],
+    )
+
+
+def _recomputed(entry: Surveyed) -> str:
+    if not entry.frontier:
+        return "nothing fits"
+    (host, share, _), (most, least, _) = entry.frontier[0], entry.frontier[-1]
+    words = f"{share:.0%} with {host / GIB_BYTES:.1f} GiB of host memory a GPU"
+    if len(entry.frontier) > 1:
+        words += f" -> {least:.0%} with {most / GIB_BYTES:.1f}"
+    return words

@@ -15,11 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.groups_on_nodes import shapes_of
-from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, slowdown_of, work_of
+from mistlab.cost.layers import (
+    KernelRules,
+    LayerFigures,
+    LayerModel,
+    Pass,
+    compute_of,
+    slowdown_of,
+    work_of,
+)
 from mistlab.cost.links import LinkTime, LinkTimes
 from mistlab.cost.side_by_side import Factors, factors_of
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.host_time import HostTime
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.derived_slowdowns import slowdowns_of_group
 from mistlab.schedule.slot_table import SHARDED_GRADIENTS, Template
@@ -58,6 +67,7 @@ class TaskModel:
     layers: LayerModel
     links: LinkTimes
     memory: EngineMemory
+    host: HostTime | None
     kernels: KernelRules
     step_s_a_parameter: float
     known_layers: Known[Mapping[str, LayerFigures]] = field(
@@ -96,11 +106,12 @@ class TaskModel:
             types=LayerTypes.of(graph_of(workload).pattern),
             layers=LayerModel(
                 work=work_of(graph_of(workload), engine.kernels, sequence_graph_of(workload)),
-                compute=hardware.compute,
+                compute=compute_of(hardware.compute, engine),
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
             ),
             links=LinkTimes.of(cluster),
             memory=memory,
+            host=engine.host,
             kernels=engine.kernels,
             step_s_a_parameter=step_moved * hardware.compute.rate("memory").s_per_byte,
         )
@@ -204,14 +215,18 @@ class TaskSeconds:
 
     def _step(self) -> Values:
         a_parameter_s = self.model.step_s_a_parameter
-        return self._factored("S", self.parameters / self._share(1) * a_parameter_s)
+        stepped_s = self.parameters / self._share(1) * a_parameter_s
+        if (host := self.model.host) is not None:
+            sharded = np.where(self._share(1) > 1, host.sharded_step_s, 0.0)
+            stepped_s = stepped_s + self.of_blocks * (host.step_s + sharded)
+        return self._factored("S", stepped_s)
 
     def _gather(self) -> Values:
         size_bytes = self._factored("U", self.parameters * self.memory.weight)
         return self._over("gather", "all_gather", size_bytes)
 
     def _reduce(self) -> Values:
-        size_bytes = self._factored("R", self.parameters * self.memory.gradient)
+        size_bytes = self._factored("R", self.parameters * self.memory.reduced_gradient)
         scattered, reduced = (
             self._over("reduce", collective, size_bytes)
             for collective in ("reduce_scatter", "all_reduce")

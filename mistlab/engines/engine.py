@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.host_time import HostTime
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.slot_table import Sends, Template
-from mistlab.values.errors import refuse
+from mistlab.values.errors import FieldError, refuse
 from mistlab.values.workload import Precision
 
 # In words, what an engine shards up to each ZeRO level.
@@ -29,7 +30,10 @@ class Engine:
     trains in, ``step_moved`` how many bytes a parameter its optimizer's step reads and writes.
     ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
     and goes; None stands for the allocator that a hardware file describes, which is the one of this
-    package's own runtime.
+    package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None counts
+    launches of kernels alone. Its products, its fused attention and its kernels that move bytes keep up
+    ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the hardware
+    sustains, which were fitted to other engines' runs.
 
     ``measured_as`` names the engine whose measured runs say how sure this one's times are; empty
     stands for the engine itself.
@@ -37,8 +41,9 @@ class Engine:
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
     says whether states and activations may lie in host memory. Stages run the default order of
     passes and the named ``orders``, or with ``takes_orders`` whatever order a plan gives.
-    ``is_for_plans`` says whether plans may name the engine, ``runs_here`` whether this package's
-    runtime executes its slot table.
+    ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``is_for_plans``
+    whether plans may name the engine, ``runs_here`` whether this package's runtime executes its
+    slot table.
     """
 
     name: str
@@ -49,11 +54,16 @@ class Engine:
     memory: Mapping[Precision, EngineMemory]
     step_moved: Mapping[Precision, int]
     cached_share: float | None = None
+    host: HostTime | None = None
+    products_share: float = 1.0
+    attention_share: float = 1.0
+    memory_share: float = 1.0
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
     takes_orders: bool = False
     orders: tuple[str, ...] = ()
+    parts_ends: bool = False
     measured_as: str = ""
     is_for_plans: bool = True
     runs_here: bool = False
@@ -109,6 +119,15 @@ class Engine:
             return f"{order}, but engine {self.name} runs {default} alone here: leave it out"
         known = _one_of((default, *self.orders))
         return f"{order}, but engine {self.name} does not run it here: give {known}"
+
+    def blocks_problem(self, blocks: Sequence[int]) -> FieldError | None:
+        """What is wrong with the blocks of a pipeline's stages, if anything is."""
+        for stage, count in enumerate(blocks):
+            may_lack_blocks = self.parts_ends and stage > 0 and not any(blocks[stage:])
+            if count == 0 and not may_lack_blocks:
+                problem = "0 is too small: give a whole number of at least 1"
+                return FieldError(f"stages[{stage}].layers", problem)
+        return None
 
     def overlap_problem(
         self, *, overlap_communication: bool, others: Callable[[], Sequence[str]]

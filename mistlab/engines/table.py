@@ -3,11 +3,15 @@
 from mistlab.engines.aceso import ACESO
 from mistlab.engines.deepspeed import DEEPSPEED
 from mistlab.engines.engine import Engine
+from mistlab.engines.fsdp import FSDP
 from mistlab.engines.megatron import MEGATRON
 from mistlab.engines.mist import MIST
 from mistlab.engines.mistlab import MISTLAB
+from mistlab.engines.nanotron import NANOTRON
 
-ENGINES: dict[str, Engine] = {row.name: row for row in (MISTLAB, MEGATRON, DEEPSPEED, ACESO, MIST)}
+ENGINES: dict[str, Engine] = {
+    row.name: row for row in (MISTLAB, MEGATRON, DEEPSPEED, ACESO, NANOTRON, FSDP, MIST)
+}
 
 
 def names_for_plans() -> tuple[str, ...]:

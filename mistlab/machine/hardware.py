@@ -33,11 +33,13 @@ class PeakTflops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU; ``memory_gib`` is the part of its memory that torch can use."""
+    """One GPU; ``memory_gib`` is the part of its memory that torch can use, ``board_watts`` the
+    most power that its board draws."""
 
     memory_gib: float = field(metadata=bounded(above=0))
     memory_gbytes_per_s: float = field(metadata=bounded(above=0))
     peak_tflops: PeakTflops
+    board_watts: float | None = field(default=None, metadata=bounded(above=0))
 
     def __post_init__(self) -> None:
         check_fields(self)

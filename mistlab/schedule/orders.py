@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 
+from mistlab.schedule.interleaved import interleaved_text
 from mistlab.values.errors import refuse
 
 DEFAULT_ORDER = "1f1b"
@@ -51,8 +52,7 @@ def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
 
 
 def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
-    """The text of interleaved 1F1B. Chunks take as many micro-batches in turn as there are stages,
-    so there must be a multiple.
+    """The text of interleaved 1F1B; refuses a number of micro-batches that stages do not divide.
 
     >>> print(interleaved(1, 2, 2), end="")
     F0m0 F1m0 B1m0 F0m1 B0m0 F1m1 B1m1 B0m1
@@ -63,22 +63,7 @@ def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
             f"{num_stages}, but there are {micro_batches}: give a multiple of {num_stages}"
         )
         refuse("plan.order", problem)
-
-    def turn(number: int) -> tuple[int, int]:
-        group, rest = divmod(number, num_stages * chunks)
-        chunk, place = divmod(rest, num_stages)
-        return chunk, group * num_stages + place
-
-    turns = [turn(number) for number in range(micro_batches * chunks)]
-    forwards = [f"F{chunk}m{m}" for chunk, m in turns]
-    backwards = [f"B{chunks - 1 - chunk}m{m}" for chunk, m in turns]
-    lines = []
-    for stage in range(num_stages):
-        ahead = min(2 * (num_stages - stage - 1) + (chunks - 1) * num_stages, len(turns))
-        pairs = zip(forwards[ahead:], backwards, strict=False)
-        rest = backwards[len(turns) - ahead :]
-        lines.append(" ".join((*forwards[:ahead], *chain.from_iterable(pairs), *rest)))
-    return "\n".join(lines) + "\n"
+    return interleaved_text(num_stages, micro_batches, chunks)
 
 
 def zero_bubble(num_stages: int, micro_batches: int) -> str:
@@ -132,7 +117,7 @@ def order_problem(order: str, num_stages: int, micro_batches: int, layers: int) 
     chunks = INTERLEAVED.get(order, 1)
     if chunks > 1 and micro_batches % num_stages:
         return f"there are {micro_batches} micro-batches: give a multiple of {num_stages} stages"
-    if layers < chunks:
+    if chunks > 1 and layers < chunks:
         return f"a stage of {layers} layers has no {chunks} chunks: give an order of fewer"
     return ""
 

@@ -91,7 +91,7 @@ def _as_it_is(ratio: Any) -> Any:
 
 # The order is that of columns, and that in which searchers choose and reports list them.
 DIMENSIONS: dict[str, Dimension] = {
-    "layers": Dimension(part="layers", symbol="L", minimum=1),
+    "layers": Dimension(part="layers", symbol="L", minimum=0),
     "data_parallel": Dimension(part="mesh", symbol="dp", minimum=1),
     "tensor_parallel": Dimension(part="mesh", symbol="tp", is_size=True, minimum=1),
     "context_parallel": Dimension(

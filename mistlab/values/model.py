@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from mistlab.values.errors import refuse, within
+from mistlab.values.trained import Trained
 from mistlab.values.value import bounded, check_field, check_fields, from_mapping, ratio
 
 Family = Literal["gpt", "llama", "falcon", "custom"]
@@ -32,7 +33,8 @@ class ModelSpec:
     embedding turns the share ``rotary_fraction`` of a head's channels, the slowest channel by one
     radian in about ``rotary_base`` positions. ``graph_file`` is the JSON file with the traced
     layers of a custom model. ``tensor_parallel_degrees`` are the degrees that its code supports;
-    None stands for all degrees that divide heads and widths.
+    None stands for all degrees that divide heads and widths. ``trained`` is how the model was
+    trained by those who published it.
     """
 
     name: str = ""
@@ -58,6 +60,8 @@ class ModelSpec:
     tensor_parallel_degrees: tuple[int, ...] | None = field(
         default=None, metadata=bounded(minimum=1)
     )
+    # It describes a run, not the model: models that differ in it alone are equal.
+    trained: Trained | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -192,6 +192,9 @@ class Plan:
         )
         if problem:
             refuse("overlap_communication", problem)
+        unlike = ENGINES[self.engine].blocks_problem([stage.layers for stage in self.stages])
+        if unlike is not None:
+            raise unlike
         if self.order not in ORDERS and not is_order_path(self.order):
             path = "or the path of an order file, with a slash or ending in .txt"
             refuse(

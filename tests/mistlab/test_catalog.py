@@ -1,11 +1,14 @@
+from dataclasses import replace
+
 import pytest
 
 from mistlab import catalog
 from mistlab.values.errors import InputError
+from mistlab.values.trained import Trained
 
 SIZES = {
-    "gpt3": "1.3b 2.7b 7b 8b 13b 20b 22b 40b 175b",
-    "llama": "350m 1.3b 2.7b 7b 13b 20b 22b 40b 65b 70b",
+    "gpt3": "125m 350m 760m 1.3b 2.7b 7b 8b 13b 20b 22b 40b 175b",
+    "llama": "350m 1.3b 2.7b 7b 13b 20b 22b 32.5b 40b 65b 70b",
     "llama3": "8b 70b 405b",
     "falcon": "1.3b 2.7b 7b 13b 20b 22b 40b",
 }
@@ -31,12 +34,14 @@ def test_the_catalogue_has_the_hardware_of_the_design() -> None:
 
 
 def billions(name: str) -> float:
-    """Parameters as counted by hand: attention, feed-forward, embedding and head."""
+    """Parameters as counted by hand: attention, feed-forward, embedding and head; sizes of GPT
+    count one matrix for both, which it shares."""
     spec = catalog.model(name)
     attention = spec.hidden * spec.head_dim * 2 * (spec.heads + spec.kv_heads)
     products = 3 if spec.mlp_type == "gated_mlp" else 2
     block = attention + products * spec.hidden * spec.ffn
-    return (spec.layers * block + 2 * spec.vocab * spec.hidden) / 1e9
+    tables = 1 if spec.family == "gpt" else 2
+    return (spec.layers * block + tables * spec.vocab * spec.hidden) / 1e9
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -81,3 +86,44 @@ def test_an_unknown_hardware_is_refused_with_near_names() -> None:
         catalog.hardware("a100-80")
     with pytest.raises(InputError, match=r"'tpu' is unknown: give one of a100-40gb, a100-80gb"):
         catalog.hardware("tpu")
+
+
+GPT_SIZES = ("125m", "350m", "760m", "1.3b", "2.7b", "7b", "13b", "175b")
+
+
+def test_models_say_how_they_were_trained() -> None:
+    # Brown et al. 2020, table 2.1, from the smallest to the largest; Touvron et al. 2023, table 2.
+    gpt = [trained(f"gpt3-{size}") for size in GPT_SIZES]
+    assert [one.billion_tokens for one in gpt] == [300] * 8
+    assert [one.batch_million_tokens for one in gpt] == [0.5, 0.5, 0.5, 1, 1, 2, 2, 3.2]
+    rates = [6e-4, 3e-4, 2.5e-4, 2e-4, 1.6e-4, 1.2e-4, 1e-4, 0.6e-4]
+    assert [one.learning_rate for one in gpt] == rates
+    llama = [trained(f"llama-{size}") for size in ("7b", "13b", "32.5b", "65b")]
+    assert [one.tokens for one in llama] == [1.0e12, 1.0e12, 1.4e12, 1.4e12]
+    assert [one.batch_tokens for one in llama] == [4e6] * 4
+
+
+def trained(name: str) -> Trained:
+    found = catalog.model(name).trained
+    assert found is not None
+    return found
+
+
+def test_how_a_model_was_trained_does_not_make_it_another_model() -> None:
+    model = catalog.model("gpt3-1.3b")
+    other = replace(model, trained=None)
+    assert (other, hash(other)) == (model, hash(model))
+
+
+def test_boards_draw_what_datasheets_say() -> None:
+    watts = {name: catalog.hardware(name).gpu.board_watts for name in sorted(HARDWARE)}
+    assert watts == {
+        "a100-40gb": 400,
+        "a100-80gb": 400,
+        "a10g-24gb": 300,
+        "h100-80gb": 700,
+        "h200-141gb": 700,
+        "l4-24gb": 72,
+        "v100-16gb": 300,
+        "v100-32gb": 300,
+    }

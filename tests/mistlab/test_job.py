@@ -99,7 +99,7 @@ BAD = {
     ),
     "bool for int": (
         stage(layers=True),
-        "plan.stages[1].layers: True is not a whole number: give a whole number of at least 1",
+        "plan.stages[1].layers: True is not a whole number: give a whole number of at least 0",
     ),
     "unknown key of a stage": (
         stage(chekpointed_layers=1),

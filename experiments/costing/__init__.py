@@ -1,0 +1,1 @@
+"""What runs take in all: days, bills, failures, and whether they fit at all."""

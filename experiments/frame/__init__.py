@@ -1,0 +1,1 @@
+"""What experiments have in common: a folder of rows, tables, charts, and a page."""

@@ -1,0 +1,1 @@
+"""Tables of measured runs held against predictions."""

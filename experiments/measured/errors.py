@@ -1,0 +1,63 @@
+"""The errors of predicted runs as a table for people: by table, model, GPUs and degrees."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mistlab.runs.answers import RunAnswer
+from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
+from mistlab.runs.table import TableRow
+
+HEAD = ("", "rows", "refused", "mean", "median", "bias", "in bounds", "memory")
+COLUMNS = ("model", "gpus", "tp", "pp")
+
+
+def error_lines(rows: Sequence[tuple[TableRow, RunAnswer]]) -> list[str]:
+    """The lines of the table, and why rows were refused."""
+    every = [judged(row, answer) for row, answer in rows]
+    lines = [HEAD, *(_cells(one) for one in _groups(every))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = [
+        "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return [*table, *_refusals(every)]
+
+
+def _groups(every: Sequence[Judged]) -> Iterator[GroupErrors]:
+    for file, rows in groups_of(every, lambda one: one.row.file):
+        yield errors_of(Path(file).name, rows)
+        for column in COLUMNS:
+            for value, some in groups_of(rows, lambda one: one.row.cells.get(column, "")):  # noqa: B023 (used at once)
+                yield errors_of(f"  {column} {value or '(empty)'}", some)
+
+
+def _cells(one: GroupErrors) -> tuple[str, ...]:
+    return (
+        one.name,
+        str(one.rows),
+        str(one.refused),
+        _percent(one.mean_time),
+        _percent(one.median_time),
+        _percent(one.bias, "+.1%"),
+        _percent(one.inside, ".0%"),
+        _percent(one.mean_memory),
+    )
+
+
+def _percent(share: float | None, how: str = ".1%") -> str:
+    return "" if share is None else format(share, how)
+
+
+def _refusals(every: Sequence[Judged]) -> Iterator[str]:
+    """A line for each reason of refusal, with the first line of a table that has it."""
+    reasons: dict[str, list[str]] = {}
+    for one in every:
+        if one.answer.refused:
+            where, _, reason = one.answer.refused.partition(": ")
+            reasons.setdefault(reason, []).append(where)
+    for reason, places in reasons.items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield f"refused: {places[0]}{more}: {reason}"

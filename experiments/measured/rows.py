@@ -1,0 +1,133 @@
+"""Rows of tables of runs, predicted in order, and printed as JSON or as a table of errors."""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+
+from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json, progress
+from experiments.measured.errors import error_lines
+from mistlab import catalog
+from mistlab.machine.profile import Profile
+from mistlab.runs.answers import RunAnswer, answered
+from mistlab.runs.configuration import Configuration, configuration_of
+from mistlab.runs.jobs import RunJob, job_of
+from mistlab.runs.table import TableRow, rows_of_table
+from mistlab.values.errors import InputError
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Prediction
+from simulators.symbolic import SymbolicPredictor
+
+# Rows that are predicted together, and the seconds after which progress is shown.
+AT_ONCE = 4096
+PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredRow:
+    """A row of a table, and its answer."""
+
+    row: TableRow
+    answer: RunAnswer
+
+
+def predict_rows(options: argparse.Namespace) -> int:
+    """Answer the rows of tables, in order; a bad table or row does not stop the others."""
+    with as_options():
+        profile = None if options.profile == "none" else catalog.profile(options.profile)
+    done = RowPredictor(profile)
+    status, kept = DONE, list[AnsweredRow]()
+    for path in options.tables:
+        try:
+            for one in done.answers(path):
+                if one.answer.prediction is None:
+                    status = NO_ANSWER
+                if options.json:
+                    print_json(mapping_of(one))
+                else:
+                    kept.append(one)
+        except InputError as error:
+            progress(f"error: {error}")
+            status = NO_ANSWER
+    if not options.json:
+        print("\n".join(error_lines([(one.row, one.answer) for one in kept])))
+    return status
+
+
+def mapping_of(one: AnsweredRow) -> dict[str, object]:
+    """An answered row as plain data."""
+    kind = one.row.cells.get("memory_kind", "")
+    return {"file": one.row.file, "row": one.row.number, **one.answer.mapping(kind)}
+
+
+class RowPredictor:
+    """Predicts rows of tables; rows of equal configurations are predicted once."""
+
+    def __init__(self, profile: Profile | None = None) -> None:
+        self._profile = profile
+        self._known: dict[Configuration, RunAnswer] = {}
+        self._begun_s = perf_counter()
+        self._told_s = self._begun_s
+
+    def answers(self, path: Path) -> Iterator[AnsweredRow]:
+        """The answers to a table's rows, in order."""
+        rows = rows_of_table(path)
+        while some := list(islice(rows, AT_ONCE)):
+            read = [_read(row) for row in some]
+            self._predict([one for one in read if isinstance(one, Configuration)])
+            for row, one in zip(some, read, strict=True):
+                answer = one if isinstance(one, RunAnswer) else self._known[one]
+                if answer.refused and not isinstance(one, RunAnswer):
+                    answer = RunAnswer(refused=f"{row.where}: {answer.refused}")
+                yield AnsweredRow(row=row, answer=answer)
+            self._tell(f"{path}: {some[-1].number} rows answered")
+
+    def _tell(self, text: str) -> None:
+        now_s = perf_counter()
+        if now_s - self._told_s > PATIENCE_S:
+            self._told_s = now_s
+            progress(text)
+
+    def _predict(self, runs: Sequence[Configuration]) -> None:
+        """Predict the runs that are not known yet, those of one workload and cluster together."""
+        together: dict[tuple[int, int], list[tuple[Configuration, RunJob]]] = defaultdict(list)
+        for run in dict.fromkeys(runs):
+            if run not in self._known:
+                try:
+                    found = job_of(run, self._profile)
+                except InputError as error:
+                    self._known[run] = RunAnswer(refused=str(error))
+                else:
+                    key = id(found.job.workload), id(found.job.cluster)
+                    together[key].append((run, found))
+        for number, group in enumerate(together.values()):
+            job = group[0][1].job
+            predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+            plans = [found.job.plan for _, found in group]
+            for (run, found), one in zip(group, _all(predictor, plans), strict=True):
+                is_refused = isinstance(one, RunAnswer)
+                self._known[run] = one if is_refused else answered(one, found)
+            self._tell(f"{number + 1} of {len(together)} workloads and clusters predicted")
+
+
+def _read(row: TableRow) -> Configuration | RunAnswer:
+    """The configuration of a row, or why it has none."""
+    if row.problem:
+        return RunAnswer(refused=f"{row.where}: {row.problem}")
+    try:
+        return configuration_of(row)
+    except InputError as error:
+        return RunAnswer(refused=f"{row.where}: {error}")
+
+
+def _all(predictor: SymbolicPredictor, plans: Sequence[Plan]) -> Sequence[Prediction | RunAnswer]:
+    """The predictions of plans together; one by one where a plan is refused."""
+    try:
+        return predictor.predict_many(plans)
+    except InputError as error:
+        if len(plans) == 1:
+            return [RunAnswer(refused=str(error))]
+        return [_all(predictor, [plan])[0] for plan in plans]

@@ -1,0 +1,148 @@
+"""How many plans spaces have: features one by one, against the number of blocks."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import log10
+
+from experiments.cli.commandline import DONE
+from experiments.cli.problem import problem_of
+from experiments.frame.charts import Lines
+from experiments.frame.study import Report, Study
+from experiments.frame.tables import Row, table
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace, space_of
+from searchers.count import number_of_plans
+
+DEPTHS = (16, 32, 48, 64, 80)
+QUICK_DEPTHS = (16, 32, 48)
+# The features in the order in which Mist's paper adds them, by the names that it gives them.
+FEATURES = ("DP+TP", "+PP", "+ZeRO", "+CKPT", "+OO", "+GO", "+PO", "+AO")
+OFFLOADED = {"+OO": "optimizer", "+GO": "gradients", "+PO": "weights", "+AO": "activations"}
+NAMED = ("3d", "+zero", "+checkpointing", "+offload", "mist", "wide")
+ATOMS_POWER = 80
+
+
+def sizes(options: argparse.Namespace) -> int:
+    """Count plans, print and write the table."""
+    workload, cluster = problem_of(options)
+    study = Study.begin("space_size", options)
+    depths = QUICK_DEPTHS if options.quick else DEPTHS
+    asked = [(depth, name) for depth in depths for name in FEATURES]
+    spaces = dict(features())
+    for depth, name in study.counted(asked, "spaces"):
+        model = replace(workload.model, name="", layers=depth)
+        problem = Problem(workload=replace(workload, model=model), cluster=cluster)
+        study.add(_row("features", name, depth, number_of_plans(problem, spaces[name])))
+    problem = Problem(workload=workload, cluster=cluster)
+    for name in study.counted(NAMED[: -1 if options.quick else None], "named spaces"):
+        plans = number_of_plans(problem, space_of(name))
+        study.add(_row("named", name, workload.model.layers, plans))
+    where = f"{options.model} on {cluster.nodes} x {cluster.gpus_per_node} GPUs, batch "
+    return study.end(_report(study.rows, f"{where}{workload.global_batch}"), DONE)
+
+
+def features() -> Iterator[tuple[str, SearchSpace]]:
+    """The spaces, each with a feature more than the one before."""
+    wide = space_of("wide")
+    space = replace(
+        space_of("3d"),
+        name="DP+TP",
+        pipeline=(1,),
+        micro_batch=None,
+        zero=(0,),
+        recomputation="all",
+        unequal_stages=True,
+        layers_off_balance=None,
+        unequal_meshes=True,
+    )
+    yield space.name, space
+    space = replace(space, name="+PP", pipeline=None)
+    yield space.name, space
+    space = replace(space, name="+ZeRO", zero=(0, 1, 2, 3))
+    yield space.name, space
+    space = replace(space, name="+CKPT", recomputation="any")
+    yield space.name, space
+    for name, kind in OFFLOADED.items():
+        ratios = getattr(wide.offload, kind)
+        space = replace(space, name=name, offload=replace(space.offload, **{kind: ratios}))
+        yield space.name, space
+
+
+def _row(chapter: str, space: str, layers: int, plans: int) -> Row:
+    power = log10(plans) if plans else None
+    return {"chapter": chapter, "space": space, "layers": layers, "power_of_ten": power}
+
+
+def _report(rows: Sequence[Row], where: str) -> Report:
+    counted = [row for row in rows if row["chapter"] == "features"]
+    depths = list(dict.fromkeys(row["layers"] for row in counted))
+    power = {(row["space"], row["layers"]): row["power_of_ten"] for row in counted}
+    grows = _grows(power, depths)
+    last = power[FEATURES[-1], depths[-1]]
+    sentence = (
+        f"Every feature and every block adds plans: {'yes' if grows else 'NO'}. With all features "
+        f"and {depths[-1]} blocks there are 1e{last:.0f}; about 1e{ATOMS_POWER} atoms are in the "
+        "observable universe."
+    )
+    by_depth = table(
+        ("features", *(f"{depth} blocks" for depth in depths)),
+        [(name, *(f"1e{power[name, depth]:.1f}" for depth in depths)) for name in FEATURES],
+    )
+    named = [row for row in rows if row["chapter"] == "named"]
+    by_name = table(
+        ("space", "plans"), [(row["space"], f"1e{row['power_of_ten']:.1f}") for row in named]
+    )
+    return Report(
+        title="How many plans there are",
+        words=[
+            f"{where}; degrees are powers of two.",
+            by_depth,
+            sentence,
+            "The spaces of this project by name, with the model's own number of blocks:",
+            by_name,
+        ],
+        summary={"monotone": grows, "last_power_of_ten": last},
+        pictures=[
+            Lines(
+                name="space_size",
+                caption="Plans of each space against the number of blocks, as powers of ten.",
+                curves={
+                    name: [(depth, power[name, depth]) for depth in depths] for name in FEATURES
+                },
+                x="blocks",
+                y="plans (power of ten)",
+            )
+        ],
+        beside=[BESIDE],
+    )
+
+
+def _grows(power: Mapping[tuple[str, int], float], depths: Sequence[int]) -> bool:
+    """Whether no feature and no block takes plans away."""
+    features_grow = all(
+        power[one, depth] <= power[other, depth]
+        for one, other in pairwise(FEATURES)
+        for depth in depths
+    )
+    return features_grow and all(
+        power[name, less] <= power[name, more]
+        for name in FEATURES
+        for less, more in pairwise(depths)
+    )
+
+
+BESIDE = """## Published, and why this differs
+
+Mist (EuroSys 2025) draws this figure for 4 x 8 GPUs and 16 to 80 layers, with the features in
+this order; the last curve ends between 1e140 and 1e165. What one plan is was not printed, so
+powers of ten are compared, not numbers. Here a plan says the number of micro-batches, the stages
+in order (each inside a node or of whole nodes), and for each stage its blocks, data and tensor
+parallel degrees, ZeRO level, recomputed blocks (any number from +CKPT on, all before) and ratios
+in eighths. Sums are exact: pipelines are counted by a walk over GPUs and blocks, which equals
+listing them one by one where there are few.
+
+Most of the plans have many stages: 32 stages of one GPU choose 32 times. So equal meshes and
+nearly even blocks hardly make a space smaller (`mist` against `wide`), while stages that choose
+alike (`+offload`) make it small enough to list."""

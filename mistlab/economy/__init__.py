@@ -1,0 +1,1 @@
+"""What a training takes in all: days, money, energy, carbon, and time lost to failures."""

@@ -1,0 +1,120 @@
+"""Time lost to failures, in closed form: GPUs fail at random, each with the same rate.
+
+N GPUs that fail on average every m seconds each fail together as a Poisson process with rate
+L = N/m. A run works for an interval T, then writes a checkpoint, which takes C. A failure undoes
+what was done since the last one. It is noticed after D; then the run starts again and reads the
+checkpoint, which takes R together and begins again if another GPU fails meanwhile.
+
+- To get through R, with failures meanwhile: X = e^(L R) D + (e^(L R) - 1) / L after each failure.
+- To get through T + C: E = (e^(L (T + C)) - 1) (1/L + X).
+- The share of time that is work: T / E. It is largest where (1 - L T) e^(L (T + C)) = 1, whatever X
+  is (Daly 2006 has the same for D = 0); about T = sqrt(2 C / L).
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from mistlab.values.value import bounded, check_fields
+
+# Steps of Newton's method; it doubles its digits with each.
+STEPS = 60
+# Failures while one checkpoint is written, beyond which the best interval is 1/L to ten digits.
+HOPELESS = 25.0
+# Exponents beyond this have no float.
+LARGEST_EXPONENT = 700.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """How GPUs fail, and what a failure and a checkpoint take."""
+
+    gpus: int = field(metadata=bounded(minimum=1))
+    gpu_hours_between_failures: float = field(metadata=bounded(above=0))
+    checkpoint_s: float = field(metadata=bounded(above=0))
+    detection_s: float = field(metadata=bounded(minimum=0))
+    restart_s: float = field(metadata=bounded(minimum=0))
+    reload_s: float = field(metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def failures_per_s(self) -> float:
+        """The rate of failures of all GPUs together (L)."""
+        return self.gpus / (self.gpu_hours_between_failures * 3600)
+
+    @property
+    def start_s(self) -> float:
+        """Seconds from a failure's being noticed to the first new step (R)."""
+        return self.restart_s + self.reload_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Where time goes, as shares of all of it; they add up to one."""
+
+    work: float
+    checkpoints: float
+    work_done_again: float
+    detection: float
+    starting: float
+
+    @property
+    def lost(self) -> float:
+        """All that is not work."""
+        return 1.0 - self.work
+
+
+def best_interval_s(reliability: Reliability) -> float:
+    """The interval between checkpoints that leaves most time for work."""
+    rate, written = reliability.failures_per_s, reliability.checkpoint_s
+    # With x = L T: (1 - x) e^(x + L C) = 1, that is x + ln(1 - x) + L C = 0, for 0 < x < 1. Its
+    # left side falls and bends down, so Newton's steps from the right end come down on the root.
+    extra = rate * written
+    if extra > HOPELESS:
+        return 1.0 / rate
+    x = 1.0 - math.exp(-1.0 - extra)
+    for _ in range(STEPS):
+        x -= (x + math.log1p(-x) + extra) * (x - 1.0) / x
+    return x / rate
+
+
+def shares_of(reliability: Reliability, interval_s: float) -> Shares | None:
+    """Where time goes with an interval between checkpoints; None where failures come so fast that
+    practically no interval ends."""
+    rate, start_s = reliability.failures_per_s, reliability.start_s
+    written_s, noticed_s = reliability.checkpoint_s, reliability.detection_s
+    exponent = rate * (interval_s + written_s + start_s)
+    if exponent > LARGEST_EXPONENT:
+        return None
+    # Failures for each interval that ends, those while the run starts again left out.
+    failures = math.expm1(rate * (interval_s + written_s))
+    tries = math.exp(rate * start_s)
+    detection_s = failures * tries * noticed_s
+    starting_s = failures * math.expm1(rate * start_s) / rate
+    running_s = failures / rate
+    all_s = running_s + detection_s + starting_s
+    return Shares(
+        work=interval_s / all_s,
+        checkpoints=written_s / all_s,
+        work_done_again=(running_s - interval_s - written_s) / all_s,
+        detection=detection_s / all_s,
+        starting=starting_s / all_s,
+    )
+
+
+def intervals_in(reliability: Reliability, interval_s: float, seconds: float) -> float:
+    """The intervals of work that are to be expected in so many seconds. With less than one the run
+    makes no progress."""
+    shares = shares_of(reliability, interval_s)
+    return 0.0 if shares is None else shares.work * seconds / interval_s
+
+
+def lost_gpu_hours(reliability: Reliability, shares: Shares, seconds: float) -> float:
+    """GPU hours of so many seconds that were no work that stays."""
+    return shares.lost * reliability.gpus * seconds / 3600
+
+
+def failures_in(reliability: Reliability, seconds: float) -> float:
+    """The failures to be expected in so many seconds."""
+    return reliability.failures_per_s * seconds

@@ -1,0 +1,224 @@
+"""What an imported file says, and the job that it makes together with what is given beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+from mistlab import catalog
+from mistlab.engines.table import names_for_plans
+from mistlab.export.given import Given, Imported
+from mistlab.export.nearest import canonical, with_engine
+from mistlab.export.remarks import Kind, Remark
+from mistlab.export.rules import (
+    shares,
+)
+from mistlab.machine.cluster import Cluster
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from mistlab.values.mesh import dimensions_of_axes
+from mistlab.values.model import ModelSpec
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.workload import Attention, Precision, Workload
+
+Content = TypeVar("Content")
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What a file says; None stands for what it does not say.
+
+    ``layers`` are the blocks of each stage, if the file divides them itself. ``values`` hold
+    dimensions that all stages have in common, by name; a number of treated blocks may exceed the
+    blocks of a stage. With ``recomputed_every`` n, every n-th block of a stage is recomputed.
+    ``remarks`` grow while the file is read.
+    """
+
+    model: ModelSpec | None = None
+    sequence_length: int | None = None
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    micro_batches: int | None = None
+    attention: Attention | None = None
+    precision: Precision | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    num_stages: int = 1
+    layers: Sequence[int] | None = None
+    data_parallel: int | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    recomputed_every: int = 0
+    order: str = DEFAULT_ORDER
+    overlaps: bool = True
+    remarks: list[Remark] = field(default_factory=list)
+
+    def remark(self, kind: Kind, choice: str, text: str) -> None:
+        """Remember what was assumed, ignored or found to contradict itself."""
+        self.remarks.append(Remark(kind=kind, choice=choice, text=text))
+
+    def settled(self, name: str, given: Content | None, default: Content | None = None) -> Content:
+        """What is given, else what the file says, else a default; remarks tell where they
+        differ."""
+        said: Content | None = getattr(self, name)
+        option = f"--{name.replace('_', '-')}"
+        if given is not None:
+            if said is not None and said != given:
+                text = f"the file says {said}, {option} {given}: took the option's"
+                self.remark("contradicting", name, text)
+            return given
+        if said is not None:
+            return said
+        if default is None:
+            message = f"{name}: the file does not say it: give {option}"
+            raise InputError(message)
+        self.remark("assumed", name, f"{default}, for the file does not say: {option}")
+        return default
+
+    def set_dimension(self, name: str, value: float, words: str) -> None:
+        """Set a dimension that every stage shares, if plans have such a dimension."""
+        if name in DIMENSIONS:
+            self.values[name] = value
+        else:
+            self.remark("ignored", words, "plans have no such choice; the prediction is without it")
+
+    def job(self, given: Given, engines: Sequence[str]) -> Imported:
+        """The job, under the first of some engines that can run its plan."""
+        model = self._model(given)
+        cluster = self._cluster(given)
+        data = self._data_parallel(cluster)
+        micro_batch = self.settled("micro_batch", given.micro_batch)
+        global_batch = self._global_batch(given, data, micro_batch)
+        plan = self._plan(model, data, micro_batch, global_batch)
+        workload = Workload(
+            model=_named(model),
+            sequence_length=self.settled("sequence_length", given.sequence_length),
+            global_batch=global_batch,
+            attention=self.settled("attention", given.attention, "flash"),
+            precision=self.settled("precision", given.precision, "bf16"),
+        )
+        job = canonical(Job(workload=workload, cluster=cluster, plan=plan))
+        job = with_engine(job, engines, overlaps=self.overlaps)
+        known = [name for name in engines if name in names_for_plans()]
+        self._tell_of_engine(job, known[0])
+        return Imported(job=job, remarks=tuple(self.remarks))
+
+    @property
+    def ranks_of_replica(self) -> int:
+        """GPUs that one copy of the model takes."""
+        ranks = self.num_stages
+        for name, row in DIMENSIONS.items():
+            if row.part == "mesh" and name in self.values and _is_degree(name):
+                ranks *= self.values[name]
+        return ranks
+
+    def _model(self, given: Given) -> ModelSpec:
+        model = given.model or self.model
+        if model is None:
+            message = "model: the file does not describe it: give --model"
+            raise InputError(message)
+        said = [] if self.model is None else _differences(self.model, model)
+        if said:
+            text = f"{', '.join(said)}: took the option's"
+            self.remark("contradicting", "model", text)
+        return model
+
+    def _cluster(self, given: Given) -> Cluster:
+        if self.data_parallel is not None and None in (given.nodes, given.gpus_per_node):
+            ranks = self.data_parallel * self.ranks_of_replica
+            in_node = given.gpus_per_node or min(ranks, given.hardware.node.gpus)
+            self.nodes = self.nodes or -(-ranks // in_node)
+            self.gpus_per_node = self.gpus_per_node or in_node
+        return Cluster(
+            hardware=given.hardware,
+            nodes=self.settled("nodes", given.nodes, 1),
+            gpus_per_node=self.settled("gpus_per_node", given.gpus_per_node),
+        )
+
+    def _data_parallel(self, cluster: Cluster) -> int:
+        replica, ranks = self.ranks_of_replica, cluster.num_gpus
+        if self.data_parallel is not None:
+            return self.data_parallel
+        if ranks % replica:
+            message = (
+                f"{ranks} GPUs: a copy of the model takes {replica} (pipeline {self.num_stages} x "
+                f"tensor and other degrees {replica // self.num_stages}), which does not divide "
+                "them: give other --nodes and --gpus-per-node, or correct the degrees"
+            )
+            raise InputError(message)
+        return ranks // replica
+
+    def _global_batch(self, given: Given, data: int, micro_batch: int) -> int:
+        together = data * micro_batch
+        default = together * (self.micro_batches or 1)
+        batch = self.settled("global_batch", given.global_batch, default)
+        if batch % together:
+            message = (
+                f"global_batch: {batch} sequences are no multiple of micro_batch {micro_batch} x "
+                f"data_parallel {data}: give another --global-batch or --micro-batch"
+            )
+            raise InputError(message)
+        return batch
+
+    def _plan(self, model: ModelSpec, data: int, micro_batch: int, batch: int) -> Plan:
+        layers = self.layers or shares(model.layers, self.num_stages)
+        counts = {name for name, row in DIMENSIONS.items() if row.part == "layers"}
+        stages = []
+        for count in layers:
+            values = {
+                name: min(value, count) if name in counts else value
+                for name, value in self.values.items()
+            }
+            if self.recomputed_every:
+                values["checkpointed_layers"] = count // self.recomputed_every
+            own = {"layers": count, "data_parallel": data, "micro_batch": micro_batch}
+            stages.append(StagePlan.of_values({"tensor_parallel": 1, **values, **own}))
+        plan = Plan(micro_batches=batch // data // micro_batch, stages=tuple(stages))
+        return replace(plan, order=self.order)
+
+    def _tell_of_engine(self, job: Job, wanted: str) -> None:
+        engine = job.plan.engine
+        if engine != wanted:
+            text = f"{engine}, for the engine {wanted} has no row for some choices of this plan"
+            self.remark("assumed", "engine", text)
+        if job.plan.overlap_communication != self.overlaps:
+            text = f"{job.plan.overlap_communication}, for engine {engine} always overlaps"
+            self.remark("assumed", "overlap_communication", text)
+
+
+def _is_degree(name: str) -> bool:
+    return name in dimensions_of_axes() and name != "data_parallel"
+
+
+def _named(model: ModelSpec) -> ModelSpec:
+    """The model of the catalogue that is equal but for its name, otherwise the model itself."""
+    for name in catalog.model_names():
+        known = catalog.model(name)
+        if replace(known, name=model.name, trained=model.trained) == model:
+            return known
+    return model
+
+
+def _differences(said: ModelSpec, given: ModelSpec) -> list[str]:
+    """The fields in which the model of a file differs from the given one, in words."""
+    pairs = [
+        (entry.name, getattr(said, entry.name), getattr(given, entry.name))
+        for entry in fields(said)
+        if entry.name not in ("name", "trained")
+    ]
+    return [
+        f"the file says {name} {one}, --model {other}" for name, one, other in pairs if one != other
+    ]
+
+
+def checked_whole(where: str, content: object, *, minimum: int = 1) -> int:
+    """A whole number of a file; refuses anything else by its place."""
+    try:
+        number = int(str(content).replace("_", ""))
+    except ValueError:
+        message = f"{where}: {content!r} is not a whole number: give one from {minimum}"
+        raise InputError(message) from None
+    if number < minimum:
+        message = f"{where}: {number} is too small: give at least {minimum}"
+        raise InputError(message)
+    return number

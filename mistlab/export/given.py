@@ -1,0 +1,35 @@
+"""What a user says beside a file to import, and what came of the file."""
+
+from dataclasses import dataclass
+
+from mistlab.export.remarks import Remark
+from mistlab.machine.hardware import Hardware
+from mistlab.values.job import Job
+from mistlab.values.model import ModelSpec
+from mistlab.values.workload import Attention, Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What is given beside a file; None leaves it to the file, or to a default.
+
+    What is given wins over the file, and a remark tells where the two differ.
+    """
+
+    hardware: Hardware
+    model: ModelSpec | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    sequence_length: int | None = None
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    attention: Attention | None = None
+    precision: Precision | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """The job of a file, and what was assumed, ignored or found to contradict itself."""
+
+    job: Job
+    remarks: tuple[Remark, ...]

@@ -1,0 +1,205 @@
+"""Plans as the launch line of Megatron-LM at core 0.16.
+
+Stages share degrees, ZeRO level and the number of recomputed blocks. Blocks are divided by a
+layout. What is offloaded of the optimizer is stepped by the host; activations of whole blocks can
+go to the host where nothing is recomputed and there is no pipeline. Megatron-FSDP shards gradients
+and weights too, outside of pipelines.
+"""
+
+import math
+from collections.abc import Iterator
+
+from mistlab.export.megatron_model import model_options, sayable_model
+from mistlab.export.megatron_read import (
+    DEGREES,
+    ENGINES,
+    STRATEGIES,
+    SWITCHES,
+    order_of_chunks,
+    read,
+)
+from mistlab.export.rules import (
+    among_orders,
+    dropped,
+    equal_blocks,
+    equal_meshes,
+    equal_nodes,
+    highest,
+    same,
+    same_if_any,
+    shares,
+)
+from mistlab.export.target import Row, Target
+from mistlab.export.with_parts import with_values
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.job import Job
+
+MOST_CHUNKS = 64
+_INTERLEAVED = {order_of_chunks(chunks): chunks for chunks in range(2, MOST_CHUNKS)}
+
+
+def _zero(job: Job) -> Job:
+    most = 1 if job.plan.num_stages > 1 else 3
+    level = int(min(highest(job, "zero"), most))
+    if highest(job, "offload_optimizer"):
+        level = max(level, 1)
+    return with_values(job, {"zero": level})
+
+
+def _activations_offloaded(job: Job) -> Job:
+    """Whole blocks' activations, where nothing is recomputed and there is no pipeline."""
+    layers, ratio = job.workload.model.layers, highest(job, "offload_activations")
+    keeps = job.plan.num_stages > 1 or highest(job, "checkpointed_layers") > 0
+    blocks = 0 if keeps else min(math.ceil(ratio * layers), layers - 1)
+    return with_values(job, {"offload_activations": blocks / layers})
+
+
+ROWS = (
+    Row(
+        choices=("model",),
+        nearest=sayable_model,
+        because="builds blocks of one kind, with GELU or SwiGLU",
+    ),
+    Row(
+        choices=("data_parallel", "tensor_parallel", "micro_batch", *DEGREES),
+        nearest=equal_meshes,
+        because="gives all stages the same degrees",
+    ),
+    Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
+    Row(
+        choices=("order",),
+        nearest=among_orders(lambda order: order == DEFAULT_ORDER or order in _INTERLEAVED),
+        because="runs 1F1B, plain or interleaved",
+    ),
+    Row(
+        choices=("zero",),
+        nearest=_zero,
+        because="shards alike on all stages, only optimizer state in a pipeline, and has to shard "
+        "an optimizer that it offloads",
+    ),
+    Row(
+        choices=("layers", "checkpointed_layers"),
+        nearest=equal_blocks("checkpointed_layers"),
+        because="recomputes equally many blocks on every stage",
+    ),
+    Row(
+        choices=tuple(SWITCHES),
+        nearest=same_if_any(*SWITCHES),
+        because="switches it for all stages",
+    ),
+    Row(
+        choices=("offload_optimizer",),
+        nearest=same("offload_optimizer"),
+        because="offloads the same fraction on all stages",
+    ),
+    Row(
+        choices=("offload_weights", "offload_gradients"),
+        nearest=dropped("offload_weights", "offload_gradients"),
+        because="keeps them on the GPU",
+    ),
+    Row(
+        choices=("offload_activations",),
+        nearest=_activations_offloaded,
+        because="offloads activations of whole blocks, with neither pipeline nor recomputation",
+    ),
+)
+
+
+def write(job: Job) -> str:
+    """The launch line, an option a line."""
+    cluster = job.cluster
+    started = f"--nnodes {cluster.nodes} --nproc-per-node {cluster.gpus_per_node}"
+    lines = [
+        f"torchrun {started} pretrain_gpt.py",
+        *_degrees(job),
+        *_batch(job),
+        *_states(job),
+        *_activations(job),
+        *model_options(job.workload.model, job.plan.stages[0].tensor_parallel),
+    ]
+    return " \\\n  ".join(lines) + "\n"
+
+
+def _degrees(job: Job) -> Iterator[str]:
+    plan, first = job.plan, job.plan.stages[0]
+    yield f"--tensor-model-parallel-size {first.tensor_parallel}"
+    yield f"--pipeline-model-parallel-size {plan.num_stages}"
+    for name, option in DEGREES.items():
+        if name in DIMENSIONS and first.value(name) > 1:
+            yield f"{option} {first.degree(name)}"
+    for name, option in SWITCHES.items():
+        if name in DIMENSIONS and first.value(name):
+            yield option
+    chunks = _INTERLEAVED.get(plan.order, 1)
+    parts = [shares(stage.layers, chunks) for stage in plan.stages]
+    sizes = [parts[stage][chunk] for chunk in range(chunks) for stage in range(plan.num_stages)]
+    if len(set(sizes)) > 1:
+        yield f'--pipeline-model-parallel-layout "E{"|".join("t" * size for size in sizes)}L"'
+    elif chunks > 1:
+        yield f"--num-virtual-stages-per-pipeline-rank {chunks}"
+
+
+def _batch(job: Job) -> Iterator[str]:
+    workload = job.workload
+    yield f"--micro-batch-size {job.plan.stages[0].micro_batch}"
+    yield f"--global-batch-size {workload.global_batch}"
+    yield f"--seq-length {workload.sequence_length}"
+    yield f"--max-position-embeddings {workload.sequence_length}"
+    yield f"--attention-backend {'flash' if workload.attention == 'flash' else 'unfused'}"
+    if workload.precision != "fp32":
+        yield f"--{workload.precision}"
+
+
+def _states(job: Job) -> Iterator[str]:
+    stage, overlaps = job.plan.stages[0], job.plan.overlap_communication
+    fraction = stage.offload.optimizer
+    level = max(stage.zero, 1 if fraction else 0)
+    if level:
+        yield "--use-distributed-optimizer"
+    if level > 1:
+        yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {STRATEGIES[level]}"
+    if overlaps:
+        yield "--overlap-grad-reduce --overlap-param-gather" if level else "--overlap-grad-reduce"
+    if fraction:
+        yield (
+            "--optimizer-cpu-offload --use-precision-aware-optimizer "
+            f"--optimizer-offload-fraction {fraction!r}"
+        )
+
+
+def _activations(job: Job) -> Iterator[str]:
+    stages = job.plan.stages
+    most = max(stage.checkpointed_layers for stage in stages)
+    if most and all(stage.checkpointed_layers == stage.layers for stage in stages):
+        yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    elif most:
+        yield (
+            f"--recompute-granularity full --recompute-method block --recompute-num-layers {most}"
+        )
+    ratio = stages[0].offload.activations
+    if ratio:
+        yield f"--cpu-offloading-num-layers {round(ratio * job.workload.model.layers)}"
+
+
+def _notes(job: Job) -> Iterator[str]:
+    yield "add what says nothing about cost: data, tokenizer, learning rate, iterations"
+    stage = job.plan.stages[0]
+    if stage.offload.optimizer:
+        yield "the host steps what is offloaded of the optimizer; the prediction swaps it instead"
+    if stage.offload.activations:
+        yield "offloading activations needs TransformerEngine"
+    if stage.zero > 1:
+        yield "Megatron-FSDP needs --no-gradient-accumulation-fusion where it is not supported"
+
+
+MEGATRON = Target(
+    name="megatron",
+    title="Megatron-LM",
+    package="megatron-core==0.16.1",
+    engines=ENGINES,
+    rows=ROWS,
+    write=write,
+    read=read,
+    notes=_notes,
+)

@@ -1,0 +1,264 @@
+"""Reads Megatron-LM's options: a launch line, or a shell script with one, becomes a job."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from mistlab.export.found import Found, checked_whole
+from mistlab.export.given import Given, Imported
+from mistlab.export.megatron_flags import HARMLESS, TELLING, UNSAID, Options
+from mistlab.export.megatron_model import model_of
+from mistlab.export.shell import Launch, launch_of
+from mistlab.schedule.orders import ORDERS
+from mistlab.values.errors import InputError, near_matches
+
+# What predictions are made with: Megatron-LM's own engine, or one that takes every plan.
+ENGINES = ("megatron", "mistlab")
+# Megatron-FSDP's strategies by ZeRO level.
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+# Further dimensions that stages share, by name: the option that is their degree.
+DEGREES: Mapping[str, str] = {
+    "context_parallel": "--context-parallel-size",
+    "expert_parallel": "--expert-model-parallel-size",
+}
+# Further dimensions that are on or off.
+SWITCHES: Mapping[str, str] = {"sequence_parallel": "--sequence-parallel"}
+
+
+def read(text: str, given: Given) -> Imported:
+    """The job of a launch line, and what was assumed."""
+    launch = launch_of(text)
+    options, found = Options.of(launch.arguments), Found()
+    _ranks(launch, options, found)
+    if given.model is None or "--num-layers" in options.words:
+        found.model = model_of(options, found)
+    model = given.model or found.model
+    assert model is not None
+    _degrees(options, found)
+    _workload(options, found)
+    _stages(options, found, model.layers)
+    _states(options, found)
+    _activations(options, found, model.layers)
+    _rest(options, found)
+    return found.job(given, ENGINES)
+
+
+def _ranks(launch: Launch, options: Options, found: Found) -> None:
+    started = Options.of(launch.started)
+    names = (("nodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node"))
+    for name, option in names:
+        if option in started.words and (text := started.text(option)):
+            if text.isdigit():
+                setattr(found, name, checked_whole(option, text))
+            else:
+                said = f"{option} {text} is no number: give --{name.replace('_', '-')}"
+                found.remark("assumed", name, f"{said}, unless it is given")
+    world = options.whole("--world-size")
+    if world and found.nodes and found.gpus_per_node and world != found.nodes * found.gpus_per_node:
+        text = (
+            f"--world-size {world}, but {found.nodes} x {found.gpus_per_node} processes: took these"
+        )
+        found.remark("contradicting", "gpus_per_node", text)
+
+
+def _degrees(options: Options, found: Found) -> None:
+    found.values["tensor_parallel"] = options.whole("--tensor-model-parallel-size") or 1
+    found.num_stages = options.whole("--pipeline-model-parallel-size") or 1
+    for name, option in DEGREES.items():
+        degree = options.whole(option) or 1
+        if degree > 1:
+            found.set_dimension(name, degree, f"{option} {degree}")
+    for name, option in SWITCHES.items():
+        if options.has(option):
+            found.set_dimension(name, 1, option)
+
+
+def _workload(options: Options, found: Found) -> None:
+    found.sequence_length = options.whole("--seq-length")
+    found.micro_batch = options.whole("--micro-batch-size")
+    found.global_batch = options.whole("--global-batch-size")
+    positions = options.whole("--max-position-embeddings")
+    if positions and found.sequence_length and positions < found.sequence_length:
+        text = (
+            f"--max-position-embeddings {positions} is shorter than --seq-length: took --seq-length"
+        )
+        found.remark("contradicting", "sequence_length", text)
+    halves = [name for name in ("bf16", "fp16") if options.has(f"--{name}")]
+    if len(halves) > 1:
+        found.remark("contradicting", "precision", "--bf16 and --fp16 are both given: took bf16")
+    found.precision = "bf16" if "bf16" in halves else "fp16" if halves else "fp32"
+    backend = options.choice("--attention-backend", ("flash", "fused", "unfused", "local", "auto"))
+    is_flash = options.has("--use-flash-attn")
+    if backend in ("unfused", "local"):
+        found.attention = "math"
+        if is_flash:
+            text = f"--use-flash-attn and --attention-backend {backend}: took {backend}"
+            found.remark("contradicting", "attention", text)
+    elif is_flash or backend is not None:
+        found.attention = "flash"
+
+
+def _stages(options: Options, found: Found, layers: int) -> None:
+    layout = options.text("--pipeline-model-parallel-layout")
+    ends = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+    first, last = (options.whole(name) for name in ends)
+    chunks = _chunks(options, found, layers)
+    if layout is not None:
+        parts = parts_of_layout(layout)
+        if len(parts) % found.num_stages:
+            message = (
+                f"--pipeline-model-parallel-layout: {len(parts)} parts are no multiple of "
+                f"{found.num_stages} stages: give a part for each chunk of each stage"
+            )
+            raise InputError(message)
+        chunks = len(parts) // found.num_stages
+        found.layers = [sum(parts[stage :: found.num_stages]) for stage in range(found.num_stages)]
+    elif first is not None or last is not None:
+        found.layers = _with_ends(found.num_stages, layers, first, last)
+    elif layers % found.num_stages:
+        message = (
+            f"--num-layers {layers}: {found.num_stages} stages do not divide them: Megatron-LM "
+            "refuses this; give --pipeline-model-parallel-layout, or another number of stages"
+        )
+        raise InputError(message)
+    if chunks > 1:
+        order = order_of_chunks(chunks)
+        if order in ORDERS:
+            found.order = order
+        else:
+            text = f"{chunks} chunks a stage: no order is named {order}; taken as 1f1b"
+            found.remark("ignored", "order", text)
+
+
+def _chunks(options: Options, found: Found, layers: int) -> int:
+    chunks = options.whole("--num-virtual-stages-per-pipeline-rank")
+    each = options.whole("--num-layers-per-virtual-pipeline-stage")
+    if each is not None and chunks is None:
+        chunks = max(1, layers // found.num_stages // each)
+    return chunks or 1
+
+
+def _with_ends(
+    num_stages: int, layers: int, first: int | None, last: int | None
+) -> Sequence[int] | None:
+    """Blocks of stages, of which the first and the last may have numbers of their own."""
+    inner = num_stages - (first is not None) - (last is not None)
+    left = layers - (first or 0) - (last or 0)
+    if inner < 0 or left < 0 or (inner and left % inner) or (not inner and left):
+        message = (
+            f"--num-layers {layers}: {left} blocks are left for {max(inner, 0)} stages between the "
+            "first and the last: give other --decoder-first- and --decoder-last-pipeline-num-layers"
+        )
+        raise InputError(message)
+    middle = [left // inner] * inner if inner else []
+    return [*([first] if first else []), *middle, *([last] if last else [])]
+
+
+def order_of_chunks(chunks: int) -> str:
+    """The name of the interleaved order of so many chunks a stage."""
+    return f"interleaved-{chunks}"
+
+
+def parts_of_layout(layout: str) -> list[int]:
+    """The blocks of each part of a layout such as ``Ett|(tt|)*2tL``.
+
+    >>> parts_of_layout("Ett|(tt|)*2,t*3L")
+    [2, 2, 2, 3]
+    """
+    text = layout.replace(",", "")
+    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    if unknown := sorted(set(text) - set("EtL|")):
+        message = (
+            f"--pipeline-model-parallel-layout: {''.join(unknown)!r} is not known here: give E, t, "
+            "L and |, with (...)*N"
+        )
+        raise InputError(message)
+    return [part.count("t") for part in text.split("|")]
+
+
+def _states(options: Options, found: Found) -> None:
+    shards = options.has("--use-distributed-optimizer")
+    level = 1 if shards else 0
+    strategy = options.choice("--data-parallel-sharding-strategy", STRATEGIES)
+    if options.has("--use-megatron-fsdp"):
+        level = STRATEGIES.index(strategy or "no_shard")
+    elif strategy is not None:
+        text = f"--data-parallel-sharding-strategy {strategy} without --use-megatron-fsdp: ignored"
+        found.remark("contradicting", "zero", text)
+    found.values["zero"] = level
+    fraction = options.number("--optimizer-offload-fraction", 1.0, maximum=1)
+    if options.has("--optimizer-cpu-offload"):
+        if not level:
+            text = "--optimizer-cpu-offload without --use-distributed-optimizer, which it needs"
+            found.remark("contradicting", "offload.optimizer", f"{text}: taken as it stands")
+        found.values["offload_optimizer"] = fraction
+    reduces, gathers = (
+        options.has(f"--overlap-{name}") for name in ("grad-reduce", "param-gather")
+    )
+    found.overlaps = reduces
+    if gathers and not reduces:
+        text = "--overlap-param-gather needs --overlap-grad-reduce: taken as no overlap at all"
+        found.remark("contradicting", "overlap_communication", text)
+    elif reduces and level and not gathers:
+        text = "--overlap-grad-reduce alone: weights are taken as gathered beside passes too"
+        found.remark("assumed", "overlap_communication", text)
+
+
+def _activations(options: Options, found: Found, layers: int) -> None:
+    granularity = options.choice("--recompute-granularity", ("full", "selective"))
+    method = options.choice("--recompute-method", ("uniform", "block"))
+    count = options.whole("--recompute-num-layers")
+    if options.has("--recompute-activations-of-all-blocks"):
+        granularity, method = "full", "uniform"
+    elif options.has("--recompute-activations") and granularity is None:
+        granularity = "selective"
+    options.taken.add("--recompute-modules")
+    if granularity == "full":
+        if method is None:
+            text = "full without --recompute-method, which Megatron-LM refuses: taken as uniform"
+            found.remark("contradicting", "checkpointed_layers", text)
+        if method == "block":
+            found.values["checkpointed_layers"] = count or layers
+        else:
+            found.values["checkpointed_layers"] = layers
+            if count and count > 1:
+                text = f"--recompute-num-layers {count}: taken as blocks recomputed one by one"
+                found.remark("assumed", "checkpointed_layers", text)
+    elif granularity == "selective":
+        modules = " ".join(options.words.get("--recompute-modules", ())) or "core_attn"
+        _selective(modules, found, layers)
+    elif method or count:
+        text = "--recompute-method or -num-layers without --recompute-granularity: ignored"
+        found.remark("contradicting", "checkpointed_layers", text)
+    offloaded = options.whole("--cpu-offloading-num-layers", minimum=0)
+    if offloaded:
+        found.values["offload_activations"] = min(offloaded / layers, 1.0)
+
+
+def _selective(modules: str, found: Found, layers: int) -> None:
+    if modules == "core_attn":
+        text = "--recompute-granularity selective"
+        found.set_dimension("core_recomputed_layers", layers, text)
+    else:
+        text = f"--recompute-modules {modules}: taken as nothing recomputed"
+        found.remark("ignored", "checkpointed_layers", text)
+
+
+def _rest(options: Options, found: Found) -> None:
+    for name, instead in UNSAID.items():
+        if name in options.words:
+            words = " ".join((name, *options.words[name]))
+            found.remark("ignored", words, instead)
+    for name, before in options.repeated.items():
+        last = " ".join(options.words[name]) or "on"
+        if any(value != last for value in before):
+            text = f"is given as {', '.join((*before, last))}: took the last"
+            found.remark("contradicting", name, text)
+    if options.harmless:
+        text = f"{' '.join(options.harmless)}: no effect on a step's cost that plans could tell"
+        found.remark("ignored", "options", text)
+    for name in options.unknown:
+        words = " ".join((name, *options.words[name]))
+        near = near_matches(name, HARMLESS | TELLING | UNSAID.keys())
+        near = near if "did you mean" in near else ": no option that is known here"
+        found.remark("ignored", words, f"is unknown{near}")

@@ -1,0 +1,82 @@
+"""Remarks: what was lost, approximated or assumed on the way between a plan and a framework's file.
+
+A remark names a choice and says in words what became of it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from mistlab.values.dimensions import DIMENSIONS, amount_words
+from mistlab.values.job import Job
+from mistlab.values.plan import Plan
+
+# An export loses a choice, approximates it, or notes what comes with it; an import assumes what a
+# file does not say, ignores what has no effect, and finds what contradicts itself.
+Kind = Literal["lost", "approximated", "noted", "assumed", "ignored", "contradicting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """What became of a choice, in words."""
+
+    kind: Kind
+    choice: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.choice}: {self.text}"
+
+
+def changes(before: Job, after: Job, because: str) -> Iterator[Remark]:
+    """Remarks on every choice in which two jobs differ; ``because`` says why they differ.
+
+    A choice is lost if no stage makes it any more, otherwise it is approximated.
+    """
+    if before.plan.num_stages == after.plan.num_stages:
+        yield from _changes_of_stages(before.plan, after.plan, because)
+    else:
+        text = f"{before.plan.num_stages} -> {after.plan.num_stages}: {because}"
+        yield Remark(kind="approximated", choice="stages", text=text)
+    for one, other in ((before.plan, after.plan), (before.workload, after.workload)):
+        for field in fields(one):
+            if field.name in ("stages", "model", "engine"):
+                continue
+            pair = getattr(one, field.name), getattr(other, field.name)
+            yield from _change(field.name, pair, because)
+    for name in ("nodes", "gpus_per_node"):
+        was, now = getattr(before.cluster, name), getattr(after.cluster, name)
+        if was != now:
+            yield Remark(kind="noted", choice=f"cluster.{name}", text=f"{was} -> {now}: {because}")
+    for field in fields(before.workload.model):
+        pair = getattr(before.workload.model, field.name), getattr(after.workload.model, field.name)
+        if field.name not in ("name", "trained"):
+            yield from _change(f"model.{field.name}", pair, because)
+
+
+def _change(choice: str, pair: tuple[object, object], because: str) -> Iterator[Remark]:
+    was, now = pair
+    if was != now:
+        yield Remark(kind="approximated", choice=choice, text=f"{was} -> {now}: {because}")
+
+
+def _changes_of_stages(before: Plan, after: Plan, because: str) -> Iterator[Remark]:
+    for name, row in DIMENSIONS.items():
+        was = [stage.value(name) for stage in before.stages]
+        now = [stage.value(name) for stage in after.stages]
+        if was == now:
+            continue
+        is_lost = row.default is not None and all(value == row.default for value in now)
+        words = f"{values_words(name, was)} -> {values_words(name, now)}: {because}"
+        yield Remark(kind="lost" if is_lost else "approximated", choice=choice_of(name), text=words)
+
+
+def choice_of(name: str) -> str:
+    """A dimension's key in a plan file."""
+    return DIMENSIONS[name].path or name
+
+
+def values_words(name: str, values: Sequence[float]) -> str:
+    """The values of a dimension on all stages: once if they are equal, else stage by stage."""
+    words = [amount_words(name, DIMENSIONS[name].number(value)) for value in values]
+    return words[0] if len(set(words)) == 1 else " ".join(words)

@@ -1,0 +1,220 @@
+"""Rules that several targets share: they bring a job closer to what a framework can say.
+
+A rule takes a job and returns the nearest one. Where memory is saved more on one stage than on
+another, the nearest job saves the most on all, so that whatever fitted still fits.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mistlab.export.with_parts import with_plan, with_stages, with_values
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
+from mistlab.values.errors import refuse
+from mistlab.values.job import Job, degree_problem
+from mistlab.values.mesh import dimensions_of_axes
+from mistlab.values.plan import StagePlan
+
+Rule = Callable[[Job], Job]
+
+
+def highest(job: Job, name: str) -> float:
+    """The highest value of a dimension on any stage."""
+    return max(stage.value(name) for stage in job.plan.stages)
+
+
+def same(*names: str) -> Rule:
+    """All stages take the highest value of any stage."""
+    return lambda job: with_values(job, {name: highest(job, name) for name in names})
+
+
+def same_if_any(*names: str) -> Rule:
+    """As ``same``, for those dimensions that there are."""
+
+    def rule(job: Job) -> Job:
+        return same(*[name for name in names if name in DIMENSIONS])(job)
+
+    return rule
+
+
+def dropped(*names: str) -> Rule:
+    """Dimensions go back to their defaults."""
+    return lambda job: with_values(job, {name: DIMENSIONS[name].default for name in names})
+
+
+def equal_blocks(name: str) -> Rule:
+    """All stages treat the highest number of blocks of any stage, or all blocks if they have
+    fewer."""
+
+    def rule(job: Job) -> Job:
+        most = highest(job, name)
+        stages = [stage.with_values({name: min(most, stage.layers)}) for stage in job.plan.stages]
+        return with_stages(job, stages)
+
+    return rule
+
+
+def none_or_all_blocks(name: str) -> Rule:
+    """All blocks of all stages are treated, or none."""
+
+    def rule(job: Job) -> Job:
+        treats = highest(job, name) > 0
+        stages = [
+            stage.with_values({name: stage.layers if treats else 0}) for stage in job.plan.stages
+        ]
+        return with_stages(job, stages)
+
+    return rule
+
+
+def even_layers(job: Job) -> Job:
+    """Stages have equal numbers of blocks; the first stages take the rest."""
+    layers = shares(job.plan.layers, job.plan.num_stages)
+    stages = []
+    for count, stage in zip(layers, job.plan.stages, strict=True):
+        values: dict[str, Any] = {"layers": count}
+        values |= _counts_within(stage, count)
+        stages.append(stage.with_values(values))
+    return with_stages(job, stages)
+
+
+def shares(whole: int, parts: int) -> list[int]:
+    """A number divided as evenly as possible, the first parts taking the rest.
+
+    >>> shares(32, 5)
+    [7, 7, 6, 6, 6]
+    """
+    each, rest = divmod(whole, parts)
+    return [each + (part < rest) for part in range(parts)]
+
+
+def _counts_within(stage: StagePlan, layers: int) -> dict[str, int]:
+    """Numbers of treated blocks that a stage of so many blocks can have: whoever treated all
+    blocks treats all of them again."""
+    left, found = layers, {}
+    for name in counts_of_blocks():
+        count = stage.degree(name)
+        found[name] = left if count == stage.layers else min(count, left)
+        left -= found[name]
+    return found
+
+
+def equal_meshes(job: Job) -> Job:
+    """All stages have the degrees and the micro-batch of one of them, or the nearest degrees of
+    equally many GPUs."""
+    stages = job.plan.stages
+    axes = dimensions_of_axes()
+    if len({tuple(stage.value(name) for name in (*axes, "micro_batch")) for stage in stages}) == 1:
+        return job
+    gpus = job.plan.num_gpus // job.plan.num_stages
+    sequences = job.workload.global_batch // job.plan.micro_batches
+    others = [name for name in axes if name not in ("data_parallel", "tensor_parallel")]
+    fixed = {name: min(stage.degree(name) for stage in stages) for name in others}
+    gpus //= math.prod(fixed.values())
+    meshes = [
+        (data, tensor)
+        for tensor in range(1, gpus + 1)
+        if not degree_problem(job.workload.model, tensor)
+        for data in range(1, gpus // tensor + 1)
+        if sequences % data == 0
+    ]
+    data, tensor = min(meshes, key=lambda mesh: _distance(mesh, gpus, stages))
+    values = {"data_parallel": data, "tensor_parallel": tensor, "micro_batch": sequences // data}
+    return with_values(job, {**fixed, **values})
+
+
+def equal_nodes(job: Job) -> Job:
+    """A job on nodes with equally many processes each, its cluster no larger than its plan; with
+    fewer replicas, or fewer stages, where its ranks do not divide so."""
+    cluster, plan = job.cluster, job.plan
+    sequences = job.workload.global_batch // plan.micro_batches
+    first = plan.stages[0]
+    in_stage = first.num_gpus // first.data_parallel
+    for stages in range(plan.num_stages, 0, -1):
+        for data in range(first.data_parallel, 0, -1):
+            nodes = _nodes_for(in_stage * data * stages, job)
+            if sequences % data or not nodes:
+                continue
+            if data != first.data_parallel:
+                values = {"data_parallel": data, "micro_batch": sequences // data}
+                job = with_values(job, values)
+            job = _of_fewer_stages(job, stages)
+            in_node = job.plan.num_gpus // nodes
+            return replace(job, cluster=replace(cluster, nodes=nodes, gpus_per_node=in_node))
+    return refuse(
+        "plan.stages",
+        f"{in_stage} ranks that share layers do not divide over {cluster.nodes} nodes of "
+        f"{cluster.gpus_per_node} GPUs: give degrees whose product does",
+    )
+
+
+def _nodes_for(ranks: int, job: Job) -> int:
+    """The fewest nodes of a job's cluster with equally many of some ranks; none for 0."""
+    for nodes in range(1, job.cluster.nodes + 1):
+        in_node, rest = divmod(ranks, nodes)
+        if not rest and in_node <= job.cluster.gpus_per_node:
+            return nodes
+    return 0
+
+
+def _of_fewer_stages(job: Job, num_stages: int) -> Job:
+    if num_stages == job.plan.num_stages:
+        return job
+    values = {name: highest(job, name) for name in DIMENSIONS}
+    counts = counts_of_blocks()
+    stages = []
+    for layers in shares(job.plan.layers, num_stages):
+        left, own = layers, dict(values, layers=layers)
+        for name in counts:
+            own[name] = min(own[name], left)
+            left -= int(own[name])
+        stages.append(job.plan.stages[0].with_values(own))
+    return with_stages(job, stages)
+
+
+def _distance(
+    mesh: tuple[int, int], gpus: int, stages: Sequence[StagePlan]
+) -> tuple[int, float, float]:
+    """How far a mesh is from those of stages: GPUs left idle first, then doublings of degrees; of
+    equals the one that is closer to the first stage."""
+    data, tensor = mesh
+    far = [
+        abs(math.log2(data / stage.data_parallel)) + abs(math.log2(tensor / stage.tensor_parallel))
+        for stage in stages
+    ]
+    return gpus - data * tensor, sum(far), far[0]
+
+
+def one_stage(job: Job) -> Job:
+    """A job without a pipeline: all GPUs divide all blocks, in micro-batches no larger."""
+    plan, first = job.plan, job.plan.stages[0]
+    if plan.num_stages == 1:
+        return job
+    batch, gpus = job.workload.global_batch, plan.num_gpus // first.tensor_parallel
+    data = max(degree for degree in range(1, gpus + 1) if batch % degree == 0)
+    sequences = batch // data
+    most = max(stage.micro_batch for stage in plan.stages)
+    micro_batch = max(size for size in range(1, most + 1) if sequences % size == 0)
+    values: dict[str, Any] = {
+        name: highest(job, name) for name, row in DIMENSIONS.items() if row.part == "savings"
+    }
+    values |= {
+        name: sum(stage.degree(name) for stage in plan.stages)
+        for name in ("layers", *counts_of_blocks())
+    }
+    values |= {"data_parallel": data, "micro_batch": micro_batch}
+    one = replace(plan, micro_batches=sequences // micro_batch, stages=(first.with_values(values),))
+    return replace(job, plan=one)
+
+
+def among_orders(names: Callable[[str], bool]) -> Rule:
+    """Another order of passes than those that the framework knows becomes 1F1B, and any order
+    where there is no pipeline."""
+
+    def rule(job: Job) -> Job:
+        is_known = job.plan.num_stages > 1 and names(job.plan.order)
+        return job if is_known else with_plan(job, order=DEFAULT_ORDER)
+
+    return rule

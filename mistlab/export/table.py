@@ -1,0 +1,11 @@
+"""The table of all export targets by name; a new target is a file with its row, and a name here."""
+
+from mistlab.export.accelerate import ACCELERATE
+from mistlab.export.deepspeed import DEEPSPEED
+from mistlab.export.megatron import MEGATRON
+from mistlab.export.target import Target
+from mistlab.export.torchtitan import TORCHTITAN
+
+TARGETS: dict[str, Target] = {
+    row.name: row for row in (MEGATRON, DEEPSPEED, TORCHTITAN, ACCELERATE)
+}

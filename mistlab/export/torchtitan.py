@@ -1,0 +1,369 @@
+"""Plans as the TOML configuration of torchtitan 0.2.
+
+Any division of blocks can be said, by module names. States are sharded by FSDP2. Recomputed are
+all blocks of a stage, or every n-th. Models are chosen by a flavour; one that torchtitan does not
+bring has to be added to its table under the plan's name.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+
+from mistlab import catalog
+from mistlab.export.found import Found
+from mistlab.export.fsdp import ENGINES, STATES, offloads, sharded, states_offloaded
+from mistlab.export.given import Given, Imported
+from mistlab.export.megatron_read import order_of_chunks
+from mistlab.export.rules import (
+    among_orders,
+    dropped,
+    equal_meshes,
+    equal_nodes,
+)
+from mistlab.export.sections import Section
+from mistlab.export.target import Row, Target
+from mistlab.export.with_parts import with_stages, with_workload
+from mistlab.export.words import names_in
+from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
+from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.errors import InputError, refuse
+from mistlab.values.job import Job
+from mistlab.values.mesh import ranks_of
+from mistlab.values.model import ModelSpec
+
+# The models that torchtitan brings, by flavour.
+FLAVOURS: Mapping[str, str] = {"8B": "llama3-8b", "70B": "llama3-70b", "405B": "llama3-405b"}
+_SCHEDULES: Mapping[str, str] = {DEFAULT_ORDER: "1F1B", "gpipe": "GPipe"}
+# Further dimensions that stages share: the setting that is their degree.
+_DEGREES: Mapping[str, str] = {
+    "context_parallel": "context_parallel_degree",
+    "expert_parallel": "expert_parallel_degree",
+}
+HARMLESS = names_in(
+    """
+    job profiling metrics optimizer lr_scheduler checkpoint comm memory_estimation
+    fault_tolerance experimental validation debug dataset dataset_path steps max_norm gc_freq
+    gc_debug dataloader hf_assets_path tokenizer_path print_after_conversion
+    disable_loss_parallel early_stop preserve_rng_state determinism_check
+    per_op_sac_force_recompute_mm_shapes_by_fqns visualize_memory_budget_pareto
+    context_parallel_load_balancer context_parallel_rotate_method mixed_precision_reduce
+    pipeline_parallel_expert_parallel_overlap memory_budget
+    """
+)
+
+
+def _workload(job: Job) -> Job:
+    model = job.workload.model
+    if model.graph_file is not None:
+        problem = "is traced from code of its own: export a plan of a model of the catalogue"
+        refuse("workload.model", problem)
+    precision = "bf16" if job.workload.precision == "fp16" else job.workload.precision
+    return with_workload(job, precision=precision, attention="flash")
+
+
+def _recomputed(job: Job) -> Job:
+    """All blocks, none, or every n-th: the rarest that recomputes as many as every stage wants."""
+    stages = job.plan.stages
+    every = _every(job)
+    if not every:
+        return job
+    return with_stages(
+        job,
+        [stage.with_values({"checkpointed_layers": stage.layers // every}) for stage in stages],
+    )
+
+
+def _every(job: Job) -> int:
+    """How many blocks apart recomputed blocks are; none for 0."""
+    pairs = [(stage.layers, stage.checkpointed_layers) for stage in job.plan.stages]
+    if not any(count for _, count in pairs):
+        return 0
+    most = max(layers for layers, _ in pairs)
+    return max(
+        every
+        for every in range(1, most + 1)
+        if all(layers // every >= count for layers, count in pairs)
+    )
+
+
+def _states(job: Job) -> Job:
+    """FSDP2 offloads where it shards: with several ranks."""
+    alone = ranks_of("gather", job.plan.stages[0].degree) == 1
+    return dropped(*STATES)(job) if alone else states_offloaded(job)
+
+
+ROWS = (
+    Row(
+        choices=("attention", "precision"),
+        nearest=_workload,
+        because="trains in bf16 or fp32, with fused attention",
+    ),
+    Row(
+        choices=("data_parallel", "tensor_parallel", "micro_batch", *_DEGREES),
+        nearest=equal_meshes,
+        because="gives all stages the same degrees",
+    ),
+    Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
+    Row(
+        choices=("order",),
+        nearest=among_orders(lambda order: order in _SCHEDULES),
+        because="runs 1F1B or GPipe where each rank has one stage",
+    ),
+    Row(
+        choices=("zero",),
+        nearest=sharded,
+        because="shards by FSDP2, ZeRO-2 or 3, alike on all stages",
+    ),
+    Row(
+        choices=("layers", "checkpointed_layers"),
+        nearest=_recomputed,
+        because="recomputes all blocks, or every n-th",
+    ),
+    Row(
+        choices=STATES,
+        nearest=_states,
+        because="offloads all states where FSDP2 shards them, or none",
+    ),
+    Row(
+        choices=("offload_activations",),
+        nearest=dropped("offload_activations"),
+        because="keeps activations on the GPU",
+    ),
+)
+
+
+def write(job: Job) -> str:
+    """The configuration as TOML."""
+    plan, stage, workload = job.plan, job.plan.stages[0], job.workload
+    flavours = {name: flavour for flavour, name in FLAVOURS.items()}
+    flavour = flavours.get(workload.model.name, workload.model.name or "mine")
+    dtype = "float32" if workload.precision == "fp32" else "bfloat16"
+    batches = plan.micro_batches if plan.num_stages > 1 else 1
+    every = _every(job)
+    sections: dict[str, dict[str, object]] = {
+        "model": {"name": "llama3", "flavor": flavour},
+        "training": {
+            "local_batch_size": stage.micro_batch * batches,
+            "global_batch_size": workload.global_batch,
+            "seq_len": workload.sequence_length,
+            "mixed_precision_param": dtype,
+            "enable_cpu_offload": offloads(job),
+        },
+        "parallelism": {**_degrees(job), **_pipeline(job)},
+        "activation_checkpoint": {
+            "mode": "selective" if every > 1 else "full" if every else "none",
+            **({"selective_ac_option": str(every)} if every > 1 else {}),
+        },
+    }
+    return "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in section.items())
+        for name, section in sections.items()
+    )
+
+
+def _degrees(job: Job) -> dict[str, object]:
+    stage = job.plan.stages[0]
+    degrees: dict[str, object] = {
+        "data_parallel_replicate_degree": 1 if stage.zero else stage.data_parallel,
+        "data_parallel_shard_degree": stage.data_parallel if stage.zero else 1,
+        "fsdp_reshard_after_forward": "always" if stage.zero == 3 else "never",
+        "tensor_parallel_degree": stage.tensor_parallel,
+        "pipeline_parallel_degree": job.plan.num_stages,
+    }
+    degrees |= {
+        setting: stage.degree(name) for name, setting in _DEGREES.items() if name in DIMENSIONS
+    }
+    return degrees
+
+
+def _pipeline(job: Job) -> dict[str, object]:
+    plan = job.plan
+    if plan.num_stages == 1:
+        return {}
+    parts: list[list[str]] = []
+    first = 0
+    for stage in plan.stages:
+        parts.append([f"layers.{block}" for block in range(first, first + stage.layers)])
+        first += stage.layers
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "output"]
+    return {
+        "pipeline_parallel_schedule": _SCHEDULES[plan.order],
+        "pipeline_parallel_microbatch_size": plan.stages[0].micro_batch,
+        "module_fqns_per_model_part": parts,
+    }
+
+
+def _toml(value: object) -> str:
+    """A value as TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def read(text: str, given: Given) -> Imported:
+    """The job of a configuration."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = f"{error}: correct the TOML"
+        raise InputError(message) from None
+    found = Found()
+    top = Section(content, "", found)
+    model = given.model or _model(top.section("model"), found)
+    found.model = None if given.model else model
+    top.section("model").get("name")
+    top.section("model").get("flavor")
+    training, parallelism = top.section("training"), top.section("parallelism")
+    layers = model.layers
+    _read_degrees(parallelism, found, layers)
+    _read_batch(training, parallelism, found)
+    _read_recomputed(top.section("activation_checkpoint"), found, layers)
+    if training.switch("enable_cpu_offload"):
+        found.values |= dict.fromkeys(STATES, 1.0)
+    top.tell_of_rest(HARMLESS)
+    return found.job(given, ENGINES)
+
+
+def _model(section: Section, found: Found) -> ModelSpec:
+    flavour = str(section.get("flavor", "debugmodel"))
+    name = FLAVOURS.get(flavour, flavour)
+    if name not in catalog.model_names():
+        message = f"model.flavor: {flavour!r} is no model of the catalogue: give --model"
+        raise InputError(message)
+    return catalog.model(name)
+
+
+def _read_degrees(section: Section, found: Found, layers: int) -> None:
+    found.values["tensor_parallel"] = section.whole("tensor_parallel_degree") or 1
+    found.num_stages = section.whole("pipeline_parallel_degree") or 1
+    for name, setting in _DEGREES.items():
+        degree = section.whole(setting) or 1
+        if degree > 1:
+            found.set_dimension(name, degree, f"{setting} {degree}")
+    replicas = section.whole("data_parallel_replicate_degree") or 1
+    shards = section.whole("data_parallel_shard_degree", minimum=-1)
+    shards = -1 if shards is None else shards
+    if shards > 0:
+        found.data_parallel = replicas * shards
+    keeps = section.get("fsdp_reshard_after_forward", "default")
+    if keeps not in ("default", "always", "never"):
+        message = (
+            f"parallelism.fsdp_reshard_after_forward: {keeps!r} is unknown: give default, always "
+            "or never"
+        )
+        raise InputError(message)
+    reshards = keeps == "always" or (keeps == "default" and found.num_stages == 1)
+    found.values["zero"] = 0 if shards == 1 else 3 if reshards else 2
+    if replicas > 1 and shards != 1:
+        text = f"{replicas} replicas of {shards} shards: taken as all sharded together"
+        found.remark("assumed", "zero", text)
+    _read_stages(section, found, layers)
+
+
+def _read_stages(section: Section, found: Found, layers: int) -> None:
+    parts = section.get("module_fqns_per_model_part")
+    schedule = section.get("pipeline_parallel_schedule", "1F1B")
+    names = {name: order for order, name in _SCHEDULES.items()}
+    less = [
+        section.whole(f"pipeline_parallel_{end}_stage_less_layers", minimum=0)
+        for end in ("first", "last")
+    ]
+    if found.num_stages == 1:
+        return
+    if schedule in names:
+        found.order = names[schedule]
+    else:
+        chunks = len(parts) // found.num_stages if parts else 2
+        order = order_of_chunks(chunks)
+        if schedule == "Interleaved1F1B" and order in ORDERS:
+            found.order = order
+        else:
+            text = f"{schedule}: no order of plans: taken as {DEFAULT_ORDER}"
+            found.remark("ignored", "order", text)
+    if parts:
+        blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
+        if len(blocks) % found.num_stages:
+            message = (
+                f"parallelism.module_fqns_per_model_part: {len(blocks)} parts are no multiple of "
+                f"{found.num_stages} stages: give each stage as many"
+            )
+            raise InputError(message)
+        found.layers = [sum(blocks[place :: found.num_stages]) for place in range(found.num_stages)]
+    else:
+        first, last = (1 if one is None else one for one in less)
+        found.layers = _weighted(layers, found.num_stages, first, last)
+
+
+def _weighted(layers: int, stages: int, first: int, last: int) -> list[int]:
+    """Blocks of stages where embedding and head count as so many blocks."""
+    each, rest = divmod(layers + first + last, stages)
+    counts = [each + (stage < rest) for stage in range(stages)]
+    counts[0] -= first
+    counts[-1] -= last
+    return counts
+
+
+def _read_batch(training: Section, parallelism: Section, found: Found) -> None:
+    found.sequence_length = training.whole("seq_len") or 2048
+    local = training.whole("local_batch_size") or 8
+    total = training.whole("global_batch_size", minimum=-1)
+    size = parallelism.whole("pipeline_parallel_microbatch_size") or 1
+    in_pipeline = found.num_stages > 1
+    found.micro_batch = size if in_pipeline else local
+    found.micro_batches = local // size if in_pipeline else 1
+    if in_pipeline and local % size:
+        message = (
+            f"training.local_batch_size: {local} is no multiple of "
+            f"pipeline_parallel_microbatch_size {size}: correct one of them"
+        )
+        raise InputError(message)
+    found.global_batch = total if total and total > 0 else None
+    if in_pipeline and total and found.data_parallel and total > local * found.data_parallel:
+        text = "the pipeline is taken as filled once a step, not once a local batch"
+        found.remark("assumed", "micro_batches", text)
+    kind = training.get("mixed_precision_param", "bfloat16")
+    found.precision = "fp32" if kind == "float32" else "bf16"
+    if training.get("dtype", "float32") != "float32":
+        text = "training.dtype bfloat16 keeps states in 16 bits: taken with 32-bit states"
+        found.remark("assumed", "precision", text)
+
+
+def _read_recomputed(section: Section, found: Found, layers: int) -> None:
+    mode = section.get("mode", "selective")
+    option = str(section.get("selective_ac_option", "2"))
+    if mode == "full":
+        found.values["checkpointed_layers"] = layers
+    elif mode == "selective" and option.isdigit() and int(option):
+        found.recomputed_every = int(option)
+    elif mode != "none":
+        text = f"{mode} {option if mode == 'selective' else ''}".strip()
+        found.remark("ignored", "checkpointed_layers", f"{text}: taken as nothing recomputed")
+
+
+def _notes(job: Job) -> Iterator[str]:
+    model = job.workload.model
+    if model.name not in FLAVOURS.values():
+        yield (
+            f"add the flavour {model.name or 'mine'!r} to the models: dim={model.hidden}, "
+            f"n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}, "
+            f"vocab_size={model.vocab}, feed-forward width {model.ffn}"
+        )
+    if model.family != "llama":
+        yield f"its models are Llama's; a {model.family} model needs a specification of its own"
+    if job.plan.stages[0].tensor_parallel > 1:
+        yield "tensor parallelism comes with sequence parallelism"
+
+
+TORCHTITAN = Target(
+    name="torchtitan",
+    title="torchtitan",
+    package="torchtitan==0.2.2",
+    engines=ENGINES,
+    rows=ROWS,
+    write=write,
+    read=read,
+    notes=_notes,
+    always_overlaps=True,
+)

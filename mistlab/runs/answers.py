@@ -1,0 +1,61 @@
+"""The answer to a row of a table of runs: its predicted time and memory, or why there is none."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mistlab.runs.jobs import RunJob
+from mistlab.values.prediction import Prediction, StagePrediction
+from mistlab.values.units import GIB_BYTES
+
+# All measured runs that took more than this share of a GPU's memory (70 of 80 GB) were slow.
+NEARLY_FULL = 70 / 79.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAnswer:
+    """What is answered to a row; without a prediction, ``refused`` says why."""
+
+    prediction: Prediction | None = None
+    notes: tuple[str, ...] = ()
+    refused: str = ""
+
+    def mapping(self, memory_kind: str) -> Mapping[str, Any]:
+        """The answer as plain data; memory is that of the rank that a ``memory_kind`` names."""
+        if self.prediction is None:
+            return {"refused": self.refused}
+        found, stage = self.prediction, stage_of(self.prediction, memory_kind)
+        return {
+            "iteration_s": found.iteration_s,
+            "iteration_s_low": found.iteration_s_low,
+            "iteration_s_high": found.iteration_s_high,
+            "peak_allocated_gib": stage.peak_allocated_bytes / GIB_BYTES,
+            "peak_reserved_gib": stage.peak_reserved_bytes / GIB_BYTES,
+            "fits": found.fits,
+            "notes": [*self.notes],
+        }
+
+
+def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
+    """The answer with the prediction of a run; a GPU that is nearly full is a note."""
+    cluster = found.job.cluster
+    fullest = stage_of(prediction, "").peak_allocated_bytes
+    more: tuple[str, ...] = ()
+    if prediction.fits and fullest > NEARLY_FULL * cluster.memory_bytes:
+        more = (
+            f"memory is nearly full ({fullest / GIB_BYTES:.1f} of "
+            f"{cluster.memory_bytes / GIB_BYTES:.1f} GiB): such runs are often slow",
+        )
+    if found.unrunnable:
+        prediction, more = replace(prediction, fits=False), (found.unrunnable,)
+    return RunAnswer(prediction=prediction, notes=(*found.notes, *prediction.notes, *more))
+
+
+def stage_of(prediction: Prediction, memory_kind: str) -> StagePrediction:
+    """The stage whose memory a text names: the first, the last, or else the fullest."""
+    words = memory_kind.casefold()
+    if "first stage" in words or "rank 0" in words:
+        return prediction.stages[0]
+    if "last stage" in words:
+        return prediction.stages[-1]
+    return max(prediction.stages, key=lambda stage: stage.peak_allocated_bytes)

@@ -1,0 +1,124 @@
+"""A measured run's configuration as a job: a workload, a cluster and a plan of this package."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from mistlab import catalog
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.profile import Profile
+from mistlab.runs.configuration import Configuration
+from mistlab.runs.partition import blocks_of_stages, unrunnable
+from mistlab.runs.words import Gpus
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.errors import refuse
+from mistlab.values.field_checks import shown
+from mistlab.values.job import Job
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJob:
+    """A run's job, the assumptions with which it was made, and why it cannot run, if it cannot."""
+
+    job: Job
+    notes: tuple[str, ...]
+    unrunnable: str = ""
+
+
+def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
+    """The job of a run, on a cluster with a profile; refuses what no plan of this package can say."""
+    notes = list(run.notes)
+    order = _order(run)
+    workload = _workload(
+        run.shape, run.sequence_length, run.global_batch, run.attention, run.precision
+    )
+    blocks = blocks_of_stages(run, notes)
+    mesh = {
+        "data_parallel": run.data_parallel,
+        "tensor_parallel": run.tensor_parallel,
+        "micro_batch": run.micro_batch,
+        "zero": run.zero if run.data_parallel * run.context_parallel > 1 else 0,
+        **_today(run, notes),
+    }
+    stages = tuple(
+        StagePlan.of_values({"layers": layers, **mesh, **_treatments(run, layers)})
+        for layers in blocks
+    )
+    plan = Plan(engine=run.engine, micro_batches=run.micro_batches, order=order, stages=stages)
+    cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node, run.node_gbytes_per_s, profile)
+    return RunJob(
+        job=Job(workload=workload, cluster=cluster, plan=plan),
+        notes=tuple(notes),
+        unrunnable=unrunnable(run, blocks),
+    )
+
+
+def _today(run: Configuration, notes: list[str]) -> dict[str, int]:
+    """Sequence and context parallelism, as far as plans have these dimensions."""
+    values = {}
+    if run.sequence_parallel:
+        if "sequence_parallel" in DIMENSIONS:
+            values["sequence_parallel"] = 1
+        else:
+            notes.append("predicted without sequence parallelism")
+    if run.context_parallel > 1:
+        if "context_parallel" not in DIMENSIONS:
+            refuse("cp", f"{run.context_parallel} cannot be said yet: give 1")
+        values["context_parallel"] = run.context_parallel
+    return values
+
+
+def _treatments(run: Configuration, layers: int) -> dict[str, int]:
+    """The blocks that are recomputed, whole or in part."""
+    words = run.recompute
+    if words in ("none", "no", "0", "false") or words.startswith("no activation"):
+        return {}
+    if words in ("full", "whole", "1", "true"):
+        return {"checkpointed_layers": layers}
+    if "core_attn" in words and "core_recomputed_layers" in DIMENSIONS:
+        return {"core_recomputed_layers": layers}
+    if words.startswith("selective:") and run.attention == "flash":
+        # With fused attention the core keeps nothing that could be recomputed.
+        return {}
+    refuse("recompute", f"{shown(words)} cannot be said: give none or full")
+
+
+def _order(run: Configuration) -> str:
+    if run.chunks > 1 and run.pipeline_parallel > 1:
+        refuse("vpp", f"{run.chunks} chunks a stage cannot be said yet: give 1")
+    return DEFAULT_ORDER
+
+
+@cache
+def _workload(*choices: object) -> Workload:
+    shape, sequence_length, global_batch, attention, precision = choices
+    return Workload(
+        model=shape.model,  # type: ignore[attr-defined]
+        sequence_length=sequence_length,  # type: ignore[arg-type]
+        global_batch=global_batch,  # type: ignore[arg-type]
+        attention=attention,  # type: ignore[arg-type]
+        precision=precision,  # type: ignore[arg-type]
+    )
+
+
+@cache
+def _cluster(
+    gpus: Gpus,
+    num_gpus: int,
+    gpus_per_node: int,
+    node_gbytes_per_s: float | None,
+    profile: Profile | None,
+) -> Cluster:
+    """The fewest whole nodes that hold the GPUs."""
+    hardware = catalog.hardware(gpus.hardware)
+    used = min(num_gpus, gpus_per_node or hardware.node.gpus, hardware.node.gpus)
+    return Cluster(
+        hardware=hardware,
+        nodes=-(-num_gpus // used),
+        gpus_per_node=used,
+        memory_gib=gpus.memory_gib,
+        inter_node_gbytes_per_s=node_gbytes_per_s,
+        profile=profile,
+    )

@@ -1,0 +1,130 @@
+"""The words of tables of runs: engines, GPUs, precisions and ways to save memory, as people write
+them, in the terms of this package."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mistlab.values.errors import refuse
+from mistlab.values.field_checks import shown
+
+# What an engine's text contains, and the engine that it stands for; the first match counts.
+ENGINES_BY_WORD: Mapping[str, str] = {
+    "nanotron": "nanotron",
+    "torchtitan": "fsdp",
+    "llm-foundry": "fsdp",
+    "composer": "fsdp",
+    "automodel": "fsdp",
+    "fsdp": "fsdp",
+    "deepspeed": "deepspeed",
+    "aceso": "aceso",
+    "mistlab": "mistlab",
+    "megatron": "megatron",
+    "nemo": "megatron",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """GPUs as a table names them: the hardware of the catalogue, with another memory if given."""
+
+    hardware: str
+    memory_gib: float | None = None
+    note: str = ""
+
+
+# Beginnings of what tables call GPUs, without punctuation; the longest match counts.
+GPUS_BY_WORD: Mapping[str, Gpus] = {
+    "l4": Gpus(hardware="l4-24gb"),
+    "a10g": Gpus(hardware="a10g-24gb"),
+    "v100": Gpus(hardware="v100-16gb", note="V100 of 16 GB assumed"),
+    "v10032gb": Gpus(hardware="v100-32gb"),
+    "v100sxm232gb": Gpus(hardware="v100-32gb"),
+    "a100": Gpus(hardware="a100-80gb", note="A100 of 80 GB assumed"),
+    "a10040gb": Gpus(hardware="a100-40gb"),
+    "a100sxm440gb": Gpus(hardware="a100-40gb"),
+    "a10080gb": Gpus(hardware="a100-80gb"),
+    "a100sxm480gb": Gpus(hardware="a100-80gb"),
+    "h100": Gpus(hardware="h100-80gb"),
+    "h10096gb": Gpus(
+        hardware="h100-80gb", memory_gib=94.0, note="rates of the H100 with 80 GB taken"
+    ),
+    "h200": Gpus(hardware="h200-141gb"),
+    "b200": Gpus(hardware="b200-180gb"),
+    "gb200": Gpus(hardware="gb200-186gb"),
+}
+DEFAULT_GPUS = "h100"
+
+
+def engine_of(text: str, zero: str) -> tuple[str, str]:
+    """The engine that a text stands for, and a note where the engine is assumed."""
+    words = text.casefold()
+    found = next((name for word, name in ENGINES_BY_WORD.items() if word in words), "")
+    if found and not (found == "megatron" and "fsdp" in zero.casefold()):
+        return found, ""
+    # Fully sharded weights are FSDP's, whatever runs it.
+    assumed = "fsdp" if "fsdp" in zero.casefold() or "zero3" in zero.casefold() else "megatron"
+    if found:
+        return assumed, f"zero {zero} is sharded as by engine {assumed}"
+    what = f"engine {shown(text)} is unknown" if text else "engine is empty"
+    return assumed, f"{what}: predicted as engine {assumed}"
+
+
+def gpus_of(text: str) -> Gpus:
+    """The GPUs that a text names; refuses GPUs without a hardware file."""
+    plain = re.sub(r"[^a-z0-9]", "", text.casefold().replace("nvidia", ""))
+    known = sorted(GPUS_BY_WORD, key=len, reverse=True)
+    found = next((word for word in known if plain.startswith(word)), None)
+    if not text:
+        found = DEFAULT_GPUS
+    if found is None:
+        names = ", ".join(name.upper() for name in ("l4", "a100", "h100", "h200", "b200", "gb200"))
+        refuse("hardware", f"{shown(text)} has no hardware file: give {names}, or write a file")
+    gpus = GPUS_BY_WORD[found]
+    note = gpus.note if text else f"hardware is empty: {gpus.hardware} assumed"
+    return Gpus(hardware=gpus.hardware, memory_gib=gpus.memory_gib, note=note)
+
+
+def zero_of(text: str, engine: str) -> tuple[int, str]:
+    """The ZeRO level that a text says, and a note where it is assumed."""
+    words = text.casefold()
+    if not words:
+        level = {"fsdp": 3, "deepspeed": 1}.get(engine, 1)
+        return level, f"zero is empty: level {level} assumed"
+    if words in ("lora",):
+        refuse("zero", f"{shown(text)} trains adapters alone, which cannot be said: leave it out")
+    if "shard_grad_op" in words:
+        return 2, ""
+    if words in ("none", "no", "ddp"):
+        return 0, ""
+    if match := re.fullmatch(r"(?:stage ?)?([0-3])(?:\.0)?", words):
+        return int(match[1]), ""
+    if match := re.search(r"zero[- ]?([0-3])", words):
+        return int(match[1]), ""
+    if "fsdp" in words or "params" in words:
+        return 3, ""
+    if "distributed optimizer" in words:
+        return 1, ""
+    refuse("zero", f"{shown(text)} is no ZeRO level: give 0, 1, 2 or 3, or nothing")
+
+
+def precision_of(text: str) -> tuple[str, str]:
+    """The precision that a text says, and a note where it is assumed."""
+    words = text.casefold()
+    if not words:
+        return "bf16", "precision is empty: bf16 assumed"
+    if any(word in words for word in ("fp8", "float8", "mxfp8", "fp4")):
+        refuse("precision", f"{shown(text)} cannot be said yet: give bf16, fp16 or fp32")
+    for name in ("bf16", "fp16", "fp32"):
+        if name in words or name.replace("fp", "float") in words:
+            return name, ""
+    refuse("precision", f"{shown(text)} is unknown: give bf16, fp16 or fp32, or nothing")
+
+
+def network_of(remarks: str, gpus_per_node: int) -> float | None:
+    """The rate of a node's network in GB/s that remarks name; None if they name none."""
+    if match := re.search(r"([0-9.]+) ?gbps node-node", remarks):
+        return float(match[1]) / 8
+    if match := re.search(r"([0-9.]+) ?gb/s [a-z0-9-]+ a gpu", remarks):
+        return float(match[1]) / 8 * gpus_per_node
+    return None

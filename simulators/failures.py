@@ -1,0 +1,89 @@
+"""Plays days of a run whose GPUs fail, failure by failure.
+
+The closed form is ``mistlab.economy.failures``. Here every GPU draws its own failures, and what
+they undo is counted as it happens, up to the last day.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mistlab.economy.failures import Reliability, Shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """Where the time of one played run went, and how many failures there were."""
+
+    shares: Shares
+    failures: int
+
+
+@dataclass(slots=True)
+class _Spent:
+    """Seconds so far, by what they went to."""
+
+    work: float = 0.0
+    checkpoints: float = 0.0
+    work_done_again: float = 0.0
+    detection: float = 0.0
+    starting: float = 0.0
+
+
+def played(
+    reliability: Reliability, interval_s: float, seconds: float, draw: np.random.Generator
+) -> Played:
+    """One run of so many seconds, with a checkpoint after each interval of work."""
+    failures = _failures(reliability, seconds, draw)
+    spent, now_s, place = _Spent(), 0.0, 0
+    while now_s < seconds:
+        fails_s = failures[place] if place < len(failures) else seconds
+        fails = place < len(failures)
+        _run(spent, fails_s - now_s, reliability.checkpoint_s, interval_s, fails=fails)
+        now_s = fails_s
+        if fails:
+            now_s, place = _recovered(spent, reliability, failures, place, seconds)
+    whole = {name: getattr(spent, name) / seconds for name in _Spent.__slots__}
+    return Played(shares=Shares(**whole), failures=len(failures))
+
+
+def _failures(reliability: Reliability, seconds: float, draw: np.random.Generator) -> list[float]:
+    """The moments at which any GPU fails, in order."""
+    rate = 1.0 / (reliability.gpu_hours_between_failures * 3600)
+    numbers = draw.poisson(rate * seconds, size=reliability.gpus)
+    moments: list[float] = np.sort(draw.uniform(0.0, seconds, size=int(numbers.sum()))).tolist()
+    return moments
+
+
+def _run(
+    spent: _Spent, span_s: float, checkpoint_s: float, interval_s: float, *, fails: bool
+) -> None:
+    """Intervals and checkpoints for some time; a failure at its end undoes the last part."""
+    whole, rest_s = divmod(span_s, interval_s + checkpoint_s)
+    spent.work += whole * interval_s
+    spent.checkpoints += whole * checkpoint_s
+    if fails:
+        spent.work_done_again += rest_s
+    else:
+        spent.work += min(rest_s, interval_s)
+        spent.checkpoints += max(0.0, rest_s - interval_s)
+
+
+def _recovered(
+    spent: _Spent, reliability: Reliability, failures: list[float], place: int, seconds: float
+) -> tuple[float, int]:
+    """Recover from a failure: the moment at which the run goes on, and the failure that is next."""
+    now_s = failures[place]
+    while True:
+        noticed_s = min(seconds, now_s + reliability.detection_s)
+        spent.detection += noticed_s - now_s
+        # What fails until then is noticed with it.
+        while place < len(failures) and failures[place] <= noticed_s:
+            place += 1
+        started_s = min(seconds, noticed_s + reliability.start_s)
+        if place < len(failures) and failures[place] < started_s:
+            spent.starting += failures[place] - noticed_s
+            now_s = failures[place]
+        else:
+            spent.starting += started_s - noticed_s
+            return started_s, place

@@ -1,0 +1,109 @@
+"""The command that predicts tables of measured runs."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import predict_runs
+from experiments.measured.rows import RowPredictor
+
+ROW = {
+    "engine": "nanotron",
+    "hardware": "H100",
+    "gpus": "8",
+    "model": "llama-like",
+    "layers": "16",
+    "hidden": "2048",
+    "heads": "32",
+    "ffn": "8192",
+    "vocab": "131072",
+    "sequence_length": "4096",
+    "global_batch": "64",
+    "micro_batch": "1",
+    "tp": "2",
+    "pp": "1",
+    "dp": "4",
+    "zero": "1",
+    "sequence_parallel": "1",
+    "step_s": "2.0",
+    "memory_gib": "30",
+    "memory_kind": "torch peak, rank 0 (first stage)",
+}
+KEYS = {
+    *("file", "row", "iteration_s", "iteration_s_low", "iteration_s_high"),
+    *("peak_allocated_gib", "peak_reserved_gib", "fits", "notes"),
+}
+
+
+def table(path: Path, *changes: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*ROW])
+        writer.writeheader()
+        writer.writerows({**ROW, **change} for change in changes)
+    return path
+
+
+def answers(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    predict_runs.main([*arguments, "--json"])
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_rows_are_answered_in_order_and_bad_ones_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = table(tmp_path / "a.csv", {}, {"dp": "3"}, {"tp": "4", "dp": "2"})
+    second = table(tmp_path / "b.csv", {"micro_batch": "2 sequences"}, {"dp": "", "gpus": ""})
+    found = answers(capsys, str(first), str(second))
+    assert [(Path(one["file"]).name, one["row"]) for one in found] == [
+        ("a.csv", 1),
+        ("a.csv", 2),
+        ("a.csv", 3),
+        ("b.csv", 1),
+        ("b.csv", 2),
+    ]
+    assert [set(one) == KEYS for one in found] == [True, False, True, False, True]
+    assert found[1]["refused"].startswith(f"{first}, line 3: dp: tp 2 x pp 1 x cp 1 x dp 3")
+    assert found[3]["refused"].startswith(f"{second}, line 2: micro_batch: '2 sequences'")
+    assert any("gpus is empty: 2 assumed" in note for note in found[4]["notes"])
+    good = found[0]
+    assert good["iteration_s_low"] < good["iteration_s"] < good["iteration_s_high"]
+    assert 0 < good["peak_allocated_gib"] <= good["peak_reserved_gib"]
+
+
+def test_measurements_change_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = {"step_s": "", "memory_gib": "", "engine": "nanotron"}
+    path = table(tmp_path / "a.csv", {}, bare, {"step_s": "9"})
+    found = answers(capsys, str(path))
+    assert len({json.dumps({**one, "row": 0}) for one in found}) == 1
+
+
+def test_equal_rows_are_predicted_once(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", *([{}] * 10_000))
+    found = [*RowPredictor().answers(path)]
+    assert len(found) == 10_000
+    assert len({id(one.answer) for one in found}) == 1
+
+
+def test_a_table_that_is_none_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "a.csv", {})
+    status = predict_runs.main([str(tmp_path / "none.csv"), str(path), "--json"])
+    captured = capsys.readouterr()
+    assert status == 1
+    assert len(captured.out.splitlines()) == 1
+    assert "none.csv: No such file" in captured.err
+
+
+def test_without_json_the_errors_stand_in_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "a.csv", {}, {"step_s": ""}, {"tp": "two"}, {"dp": "7"})
+    predict_runs.main([str(path)])
+    out = capsys.readouterr().out.splitlines()
+    cells = out[1].split()
+    assert cells[:3] == ["a.csv", "4", "2"]
+    assert out[-1].startswith(f"refused: {path}, line 5: dp: ")

@@ -1,0 +1,164 @@
+"""Rows of tables of measured runs: read into jobs; contradictions are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from mistlab.runs.configuration import Configuration, configuration_of
+from mistlab.runs.jobs import job_of
+from mistlab.runs.table import TableRow, rows_of_table
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+
+FULL = {
+    "engine": "nanotron",
+    "hardware": "H100",
+    "gpus": "16",
+    "gpus_per_node": "8",
+    "model": "llama-like 1.3B",
+    "layers": "16",
+    "hidden": "2048",
+    "heads": "32",
+    "kv_heads": "8",
+    "ffn": "8192",
+    "vocab": "131072",
+    "sequence_length": "4096",
+    "global_batch": "64",
+    "micro_batch": "2",
+    "tp": "2",
+    "pp": "4",
+    "cp": "1",
+    "dp": "2",
+    "zero": "1",
+    "sequence_parallel": "1",
+    "recompute": "none",
+    "precision": "bf16 (fp32 grads and master)",
+    "notes": "tied embeddings",
+}
+
+
+def row(**changes: str) -> TableRow:
+    return TableRow(file="runs.csv", number=1, line=2, cells={**FULL, **changes})
+
+
+def run(**changes: str) -> Configuration:
+    return configuration_of(row(**changes))
+
+
+def job(**changes: str) -> Job:
+    return job_of(run(**changes)).job
+
+
+def test_a_row_is_a_job_of_its_own() -> None:
+    found = job()
+    model, plan = found.workload.model, found.plan
+    assert (model.family, model.kv_heads, model.tied_embeddings) == ("llama", 8, True)
+    assert (found.cluster.hardware.name, found.cluster.nodes) == ("h100-80gb", 2)
+    assert (plan.engine, plan.micro_batches, plan.num_gpus) == ("nanotron", 16, 16)
+    assert {(stage.data_parallel, stage.tensor_parallel, stage.zero) for stage in plan.stages} == {
+        (2, 2, 1)
+    }
+
+
+def test_nanotron_divides_blocks_and_head_by_their_weights() -> None:
+    # The head weighs as much as four of the sixteen blocks: twenty parts over four stages.
+    assert [stage.layers for stage in job().plan.stages] == [6, 5, 5, 0]
+    assert [stage.layers for stage in job(engine="Megatron-LM").plan.stages] == [4, 4, 4, 4]
+
+
+def test_stages_without_blocks_are_noted() -> None:
+    found = job_of(run(pp="8", gpus="32", hidden="2048"))
+    assert [stage.layers for stage in found.job.plan.stages] == [3, 3, 2, 3, 2, 3, 0, 0]
+    assert "2 of 8 stages have no blocks" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("empty", "note"),
+    [
+        ("dp", "dp is empty: 2 assumed (gpus / (tp pp cp))"),
+        ("gpus", "gpus is empty: 16 assumed (tp x pp x cp x dp)"),
+        ("global_batch", "global_batch is empty: 32 assumed (8 micro-batches)"),
+        ("zero", "zero is empty: level 1 assumed"),
+        ("recompute", "recompute is not said: none assumed"),
+        ("hardware", "hardware is empty: h100-80gb assumed"),
+        ("engine", "engine is empty: predicted as engine megatron"),
+        ("vocab", "vocab is empty: 128256 assumed"),
+        ("precision", "precision is empty: bf16 assumed"),
+        ("sequence_parallel", "sequence_parallel is empty: on assumed"),
+    ],
+)
+def test_an_empty_cell_is_answered_with_the_assumption(empty: str, note: str) -> None:
+    assert note in run(**{empty: ""}).notes
+    assert note not in run().notes
+
+
+def test_without_gpus_and_dp_there_is_one_pipeline() -> None:
+    found = run(gpus="", dp="", global_batch="")
+    assert (found.num_gpus, found.data_parallel) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"dp": "3"}, "dp: tp 2 x pp 4 x cp 1 x dp 3 = 24, but gpus is 16: correct one of them"),
+        ({"layers": ""}, "layers: is empty, and the catalogue has no model 'llama-like 1.3B'"),
+        ({"micro_batch": ""}, "micro_batch: is empty"),
+        ({"sequence_length": ""}, "sequence_length: is empty"),
+        (
+            {"hidden": "2048 wide"},
+            "hidden: '2048 wide' is no number above 0: give a number without",
+        ),
+        ({"tp": "1.5"}, "tp: 1.5 is not a whole number"),
+        ({"grad_accumulation": "5"}, "global_batch: 64 is not micro_batch 2 x dp 2 x"),
+        ({"hardware": "MI300X"}, "hardware: 'MI300X' has no hardware file"),
+        ({"precision": "int3"}, "precision: 'int3' is unknown"),
+        ({"zero": "much"}, "zero: 'much' is no ZeRO level"),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused(changes: dict[str, str], problem: str) -> None:
+    with pytest.raises(InputError) as caught:
+        run(**changes)
+    assert str(caught.value).startswith(problem)
+
+
+def test_a_model_without_a_shape_is_the_catalogues() -> None:
+    found = run(model="llama3-8b", layers="", hidden="", heads="", ffn="", vocab="", kv_heads="")
+    assert (found.shape.layers, found.shape.kv_heads, found.shape.vocab) == (32, 8, 128256)
+    assert "no shape is given: the catalogue's llama3-8b taken" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("engine", "zero", "name", "level"),
+    [
+        ("torchtitan", "fsdp2 zero3", "fsdp", 3),
+        ("llm-foundry (composer FSDP1)", "fsdp zero2 (SHARD_GRAD_OP)", "fsdp", 2),
+        ("NeMo/Megatron-Core 24.07", "zero1 (distributed optimizer)", "megatron", 1),
+        ("Megatron-DeepSpeed", "none", "deepspeed", 0),
+        ("Megatron-Core", "megatron-fsdp optim_grads_params", "fsdp", 3),
+        ("something new", "fsdp 256 (zero3)", "fsdp", 3),
+    ],
+)
+def test_engines_and_levels_are_recognised(engine: str, zero: str, name: str, level: int) -> None:
+    found = run(engine=engine, zero=zero)
+    assert (found.engine, found.zero) == (name, level)
+
+
+def test_rows_count_from_one_and_name_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "layers,hidden,heads,sequence_length,micro_batch\n2,64,2,128,1\n\n4,64,2,128,1\n1,2,3,4,5,6\n"
+    )
+    rows = [*rows_of_table(path)]
+    assert [(one.number, one.line) for one in rows] == [(1, 2), (2, 4), (3, 5)]
+    assert rows[1].cells["layers"] == "4"
+    assert rows[2].problem.startswith("6 cells, but the table has 5 columns")
+
+
+def test_a_table_without_needed_columns_says_so_in_each_row(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("layers,hidden\n2,64\n")
+    (only,) = rows_of_table(path)
+    assert only.problem == "the table has no column heads, sequence_length, micro_batch: add it"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="no column layers"):
+        [*rows_of_table(path)]
