@@ -231,9 +231,9 @@ def _words(summary: Mapping[str, Any], wanted: int) -> Iterator[str]:
         f"whose peaks are within 1 % on every stage: {memory['within_1_percent']:.1%}."
     )
     yield "The largest differences:"
-    head = ("plan", "difference", "stages", "micro-batches", "first and last", "problem", "plans")
+    worst = ("plan", "difference", "stages", "micro-batches", "first and last", "problem", "plans")
     yield table(
-        head,
+        worst,
         [
             (
                 row["plan"],
