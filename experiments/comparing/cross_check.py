@@ -49,6 +49,8 @@ STRATA = {
     "megatron, nothing overlapped": 0.05,
     "deepspeed": 0.05,
     "deepspeed, nothing overlapped": 0.05,
+    # As the searcher of the same name proposes them.
+    "aceso": 0.005,
     "proposed by a searcher": 0.03,
     "the default problem": 0.03,
     **dict.fromkeys(catalog.hardware_names(), 0.1),
