@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mistlab.cost.kernels import class_of, rule_of
 from mistlab.engines.engine import Engine
 from mistlab.engines.kernel_rules import KernelRule
-from mistlab.machine.compute import OPERATOR_CLASSES, Compute
+from mistlab.machine.compute import OPERATOR_CLASSES, Compute, OperatorClass
 from mistlab.machine.hardware import PeakTflops
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.exchanges import EXCHANGES, Beside
@@ -34,6 +34,10 @@ from mistlab.values.workload import Precision
 BESIDE = "beside"
 BESIDE_INPUT = "beside input"
 BESIDES: Mapping[Beside, str] = {"weights": BESIDE, "input": BESIDE_INPUT}
+# The classes of operators of attention, beside which keys and values go round.
+OF_ATTENTION: tuple[OperatorClass, ...] = (
+    *("attention_forward", "attention_backward", "batched_matmul"),
+)
 
 # The power of the norm that joins the GPU's time and the host's time to launch kernels.
 JOIN = 8.0
@@ -241,7 +245,10 @@ class LayerModel:
         }
         return Pass(
             compute_s=_joined(np.sum([*seconds.values()], axis=0), launches_s),
-            beside_s={beside: beside_s(products) for beside, products in BESIDES.items()},
+            beside_s={
+                **{beside: beside_s(products) for beside, products in BESIDES.items()},
+                "attention": np.sum([seconds[one] for one in OF_ATTENTION], axis=0),
+            },
             exchanged={kind: one for kind, one in exchanged.items() if one[0].any()},
         )
 

@@ -25,11 +25,17 @@ def constants_of(workload: Workload) -> Mapping[str, int]:
 
 
 def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, NDArray[Any]]:
-    """All sizes as columns; ``sizes`` has the candidates' own columns, such as b and tp."""
+    """All sizes as columns; ``sizes`` has the candidates' own columns, such as b and tp.
+
+    Of each sequence a rank has its part: all tokens if there is one context-parallel rank (cp).
+    """
     rows = len(sizes["tp"])
     vocab = [workload.model.padded_vocab(int(degree)) for degree in sizes["tp"]]
+    ranks = sizes.get("cp", np.ones(rows))
     return {
         **{name: np.full(rows, float(size)) for name, size in constants_of(workload).items()},
         **sizes,
+        "s": workload.sequence_length / ranks,
+        "cp": ranks,
         "V": np.array(vocab),
     }

@@ -17,11 +17,18 @@ from mistlab.symbolic.layer import LayerSums
 from mistlab.symbolic.layer_types import type_of
 from mistlab.symbolic.maximum import largest
 from mistlab.symbolic.stage_sums import BLOCKS, LARGEST_BLOCK
-from mistlab.symbolic.states import States, gradients, optimizer, sharded, weights
+from mistlab.symbolic.states import (
+    States,
+    gradients,
+    optimizer,
+    ranks_that_share,
+    sharded,
+    weights,
+)
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
 from mistlab.symbolic.treatments import Treatment
-from mistlab.values.units import MIB_BYTES
 from mistlab.values.dimensions import DIMENSIONS, states_as_changed
+from mistlab.values.units import MIB_BYTES
 
 L, q = choice_symbol("L"), choice_symbol("q")
 e, t = choice_symbol("e"), choice_symbol("t")
@@ -191,7 +198,7 @@ def _buffers(
 
 def _shards(level: int) -> sympy.Basic:
     """The condition that several ranks divide states, from a ZeRO level on."""
-    return sympy.And(choice_symbol("z") >= level, choice_symbol("dp") > 1)
+    return sympy.And(choice_symbol("z") >= level, ranks_that_share() > 1)
 
 
 def _logits(head: LayerSums) -> sympy.Expr:

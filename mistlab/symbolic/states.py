@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.symbols import choice_symbol
+from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.mesh import AXES, GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,17 @@ def optimizer(blocks: sympy.Expr, ends: sympy.Expr, memory: EngineMemory) -> Sta
 
 def sharded(whole: sympy.Expr, *, level: int) -> sympy.Expr:
     """A rank's part of a state that data-parallel ranks divide from a ZeRO level on."""
-    data_parallel, zero = choice_symbol("dp"), choice_symbol("z")
-    return whole / sympy.Piecewise((data_parallel, zero >= level), (1, True))
+    ranks, zero = ranks_that_share(), choice_symbol("z")
+    return whole / sympy.Piecewise((ranks, zero >= level), (1, True))
+
+
+def ranks_that_share() -> sympy.Expr:
+    """The number of ranks that divide states: those of group ``gather``."""
+    return sympy.Mul(*(choice_symbol(DIMENSIONS[name].symbol) for name in _axes_that_share()))
+
+
+def _axes_that_share() -> list[str]:
+    return [AXES[axis].dimension for axis in GROUPS["gather"]]
 
 
 def _states(blocks: sympy.Expr, ends: sympy.Expr, *, level: int, ratio: str) -> States:

@@ -30,15 +30,18 @@ class Axis:
 
 AXES: dict[str, Axis] = {
     "tensor": Axis(dimension="tensor_parallel", words="tensor"),
+    "context": Axis(dimension="context_parallel", words="context"),
     "data": Axis(dimension="data_parallel", words="data"),
 }
 
-# By name, the axes of a group: of ranks that sum parts of activations; of ranks that divide states
-# under ZeRO, and gather weights; of ranks that reduce gradients.
+# By name, the axes of a group: of ranks that sum parts of activations; of ranks that exchange keys
+# and values; of ranks that divide states under ZeRO, and gather weights; of ranks that reduce
+# gradients.
 GROUPS: dict[str, tuple[str, ...]] = {
     "tensor": ("tensor",),
-    "gather": ("data",),
-    "reduce": ("data",),
+    "context": ("context",),
+    "gather": ("context", "data"),
+    "reduce": ("context", "data"),
 }
 
 

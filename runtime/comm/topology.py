@@ -28,6 +28,7 @@ class RankPosition:
     stage: int
     data: int
     tensor: int
+    context: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,8 @@ class Topology:
         for stage, own in enumerate(self.plan.stages):
             first = self.rank(stage, 0, 0)
             for name in GROUPS:
+                if name == "context" and own.context_parallel == 1:
+                    continue
                 if name != "gather" or own.zero:
                     for ranks in groups_of(name, own.degree):
                         yield name, [first + rank for rank in ranks]
