@@ -2,6 +2,7 @@
 
 import random
 from functools import cache
+from types import CodeType
 
 import pytest
 
@@ -51,8 +52,13 @@ def evaluate(value: object, sizes: Sizes) -> object:
         return [evaluate(item, sizes) for item in value]
     if isinstance(value, str):
         # Python's own arithmetic on the graph file's text; quotients are whole, so exact.
-        return eval(value, {"Max": max}, vars_of(sizes))
+        return eval(code_of(value), {"Max": max}, vars_of(sizes))
     return value
+
+
+@cache
+def code_of(text: str) -> CodeType:
+    return compile(text, "<graph>", "eval")
 
 
 def vars_of(sizes: Sizes) -> dict[str, int]:
@@ -75,7 +81,7 @@ def texts_of(variant: Variant) -> tuple[object, list[str]]:
     return to_mapping(graph), peaks(graph)
 
 
-@pytest.mark.parametrize("seed", sweep(range(CASES), first=60))
+@pytest.mark.parametrize("seed", sweep(range(CASES), first=24))
 def test_shipped_expressions_count_what_a_concrete_trace_counts(seed: int) -> None:
     variant, sizes = random_case(seed)
     mapping, of_peaks = texts_of(variant)
@@ -86,8 +92,8 @@ def test_shipped_expressions_count_what_a_concrete_trace_counts(seed: int) -> No
     assert evaluate(of_peaks, sizes) == evaluate(peaks(concrete), sizes)
 
 
-# Those that differ from another in precision, biases or dropout are left to make test-all, and so
-# are those with sequence parallelism and attention written out.
+# Those that differ from another in precision, biases or dropout are left to make test-all. So are
+# those with attention written out, but one family's, and with sequence parallelism, but another's.
 ALL_VARIANTS = [
     pytest.param(one, id=one.name, marks=[pytest.mark.slow] * is_further)
     for one in variants()
@@ -95,7 +101,8 @@ ALL_VARIANTS = [
         one.precision == "single"
         or one.biases
         or one.dropout
-        or (one.sequence_parallel and one.attention == "math"),
+        or (one.attention == "math" and (one.family != "gpt" or one.sequence_parallel))
+        or (one.sequence_parallel and one.family != "llama"),
     )
 ]
 
