@@ -16,6 +16,7 @@ from experiments.cli.commandline import experiment_parser, run
 
 NUMBERS = {
     "utilisation": (0.44, "share of the peak, for the formula"),
+    "goodput": (1.0, "share of the time that is work, for predictions; see reliability"),
     "usd-per-gpu-hour": (2.0, "price of a GPU hour"),
     "overhead": (1.0, "watts of the building for each watt of a GPU"),
     "kg-per-kwh": (0.414, "carbon dioxide of a kilowatt hour"),

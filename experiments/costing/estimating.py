@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from experiments.cli.commandline import DONE, NO_ANSWER, as_options
+from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
 from experiments.cli.problem import problem_of
 from experiments.comparing.bench import Bench
@@ -55,6 +55,7 @@ class Question:
     parameters: int
     prices: Prices
     utilisation: float
+    goodput: float
 
     def formula(self) -> Row:
         """By 8TP/(NFU)."""
@@ -75,11 +76,12 @@ class Question:
             return {"run": self.problem.workload.model.name, **none}
         plan, one = found
         steps = steps_of(self.tokens, self.problem.workload.tokens)
-        row = self._row(way, steps * one.iteration_s)
+        work = steps / self.goodput
+        row = self._row(way, work * one.iteration_s)
         return {
             **row,
-            "days_low": steps * one.iteration_s_low / DAY_S,
-            "days_high": steps * one.iteration_s_high / DAY_S,
+            "days_low": work * one.iteration_s_low / DAY_S,
+            "days_high": work * one.iteration_s_high / DAY_S,
             "iteration_s": one.iteration_s,
             "steps": steps,
             "mfu": one.mfu,
@@ -153,6 +155,8 @@ def _llama(question: Question) -> Question:
 
 def _rows(question: Question, plan: Plan | None, *, quick: bool) -> Iterator[Row]:
     yield question.formula()
+    name, gpus = question.problem.workload.model.name, question.problem.cluster.num_gpus
+    progress(f"predicting {name} on {gpus:,} GPUs")
     bench = Bench.of(question.problem)
     if plan is not None:
         yield question.predicted("plan", (plan, bench.predictor.predict(plan)))
@@ -171,9 +175,11 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
         problem, plan = Problem(workload=job.workload, cluster=job.cluster), job.plan
     else:
         problem = _problem(options)
-    if not 0 < options.utilisation <= 1:
-        message = f"--utilisation: {options.utilisation} is no share: give one above 0, at most 1"
-        raise InputError(message)
+    for name in ("utilisation", "goodput"):
+        value = getattr(options, name)
+        if not 0 < value <= 1:
+            message = f"--{name}: {value} is no share: give one above 0, at most 1"
+            raise InputError(message)
     parameters = model_parameters(problem.workload)
     question = Question(
         problem=problem,
@@ -181,6 +187,7 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
         parameters=parameters,
         prices=_prices(options, problem.cluster),
         utilisation=options.utilisation,
+        goodput=options.goodput,
     )
     return question, plan
 

@@ -108,7 +108,9 @@ def _predicted(changed: Sequence[Changed], kind: str) -> list[Tried]:
 def _cheapest(study: Study, asked: Tried) -> Tried | None:
     """The change with the shortest iteration of those that fit: a single one or several on these
     GPUs; where none fits more GPUs and other ones."""
-    tried = _predicted([*single(asked.job)], "single")
+    changed = [*single(asked.job)]
+    progress(f"{len(changed)} plans with one change")
+    tried = _predicted(changed, "single")
     for one in _telling(tried):
         study.add(_row(one, asked))
     fitting = [one for one in tried if one.prediction.fits]
@@ -151,6 +153,7 @@ def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
 def _elsewhere(asked: Tried) -> Iterator[Tried]:
     """All that saves memory here, on more nodes and on GPUs with more memory."""
     cluster = asked.job.cluster
+    progress("more GPUs, and GPUs with more memory")
     for times in MORE_NODES:
         nodes = replace(cluster, nodes=times * cluster.nodes)
         found = [*_best_there(replace(asked.job, cluster=nodes), times)]

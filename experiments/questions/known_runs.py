@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib.resources import files
+from pathlib import Path
 
 from experiments.calibrating.published import carried
 from experiments.calibrating.published_run import PublishedRun
@@ -11,6 +12,8 @@ from experiments.frame.tables import Row
 from mistlab import catalog
 from mistlab.cost.arithmetic import megatron_flop
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.interleaved import interleaved_text
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.mesh import num_gpus
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.units import TFLOP
@@ -19,6 +22,8 @@ from searchers.meshes import even_layers
 from simulators.symbolic import SymbolicPredictor
 
 PETA_IN_TERA = 1000
+# Of the model on each stage, which take turns.
+CHUNKS = (1, 2, 4)
 
 
 def weak_scaling_rows() -> Iterator[Row]:
@@ -71,8 +76,9 @@ def _weak_scaling_row(name: str, run: PublishedRun, seconds: float) -> Row:
     }
 
 
-def llama3_405b() -> Row:
-    """Llama 3 405B on 16,384 H100, by its published degrees."""
+def llama3_405b(folder: Path) -> Iterator[Row]:
+    """Llama 3 405B on 16,384 H100 by its published degrees, with ever more chunks a stage; orders
+    of passes are written into a folder."""
     cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=2048, gpus_per_node=8)
     workload = Workload(
         model=catalog.model("llama3-405b"),
@@ -81,28 +87,45 @@ def llama3_405b() -> Row:
         attention="flash",
         precision="bf16",
     )
+    predictor = SymbolicPredictor(workload=workload, cluster=cluster)
     stages, data, tensor = 16, 128, 8
-    plan = Plan(
-        engine="megatron",
-        micro_batches=workload.global_batch // data,
-        stages=tuple(
-            StagePlan(
-                layers=layers, data_parallel=data, tensor_parallel=tensor, micro_batch=1, zero=1
-            )
-            for layers in even_layers(workload.model.layers, stages)
-        ),
-    )
-    found = SymbolicPredictor(workload=workload, cluster=cluster).predict(plan)
-    return {
-        "chapter": "trained",
-        "gpus": cluster.num_gpus,
-        "global_batch": workload.global_batch,
-        "iteration_s": found.iteration_s,
-        "low_s": found.iteration_s_low,
-        "high_s": found.iteration_s_high,
-        "share_of_peak": found.mfu,
-        "tflop_per_s_per_gpu": found.mfu * cluster.peak_flop_per_s("bf16") / TFLOP,
-        "fits": found.fits,
-        "peak_reserved_bytes": max(one.peak_reserved_bytes for one in found.stages),
-        "notes": list(found.notes),
-    }
+    micro_batches = workload.global_batch // data
+    for chunks in CHUNKS:
+        plan = Plan(
+            order=_order(folder, stages, micro_batches, chunks),
+            micro_batches=micro_batches,
+            stages=tuple(
+                StagePlan(
+                    layers=layers,
+                    data_parallel=data,
+                    tensor_parallel=tensor,
+                    sequence_parallel=1,
+                    micro_batch=1,
+                    zero=1,
+                )
+                for layers in even_layers(workload.model.layers, stages)
+            ),
+        )
+        found = predictor.predict(plan)
+        yield {
+            "chapter": "trained",
+            "gpus": cluster.num_gpus,
+            "global_batch": workload.global_batch,
+            "chunks": chunks,
+            "iteration_s": found.iteration_s,
+            "low_s": found.iteration_s_low,
+            "high_s": found.iteration_s_high,
+            "share_of_peak": found.mfu,
+            "tflop_per_s_per_gpu": found.mfu * cluster.peak_flop_per_s("bf16") / TFLOP,
+            "fits": found.fits,
+            "peak_reserved_bytes": max(one.peak_reserved_bytes for one in found.stages),
+        }
+
+
+def _order(folder: Path, stages: int, micro_batches: int, chunks: int) -> str:
+    """The order of a plan's passes: a name, or the path of a file that is written here."""
+    if chunks == 1:
+        return DEFAULT_ORDER
+    path = folder / f"interleaved-{chunks}.txt"
+    path.write_text(interleaved_text(stages, micro_batches, chunks), encoding="utf-8")
+    return str(path)

@@ -84,7 +84,9 @@ def _saving(bench: Bench, options: argparse.Namespace) -> Plan:
 
 def saving_space(*, quick: bool) -> SearchSpace:
     """Plans of equal stages that save memory alike, in any way; in haste in coarse ratios."""
-    space = replace(space_of("+offload"), name="equal stages", zero=(0, 1, 2, 3))
+    space = replace(
+        space_of("+offload"), name="equal stages", unequal_stages=False, zero=(0, 1, 2, 3)
+    )
     if not quick:
         return space
     kinds = (entry.name for entry in fields(OffloadRatios))
@@ -182,11 +184,11 @@ BESIDE = """## Published, and why this differs
 
 Mist (EuroSys 2025) explains tuning as a trade: raising ZeRO, recomputation and offloading costs
 time and frees memory; less tensor and pipeline parallelism and larger micro-batches spend the
-memory and gain more than was paid. It prints no figures for single steps, so there is none to
-compare with. Two things can be seen here that a sketch does not show: a saving is worth nothing
-by itself (some rungs free nothing where they stand, as ZeRO without data-parallel ranks, and pay
-only after the next change), and what a saving costs depends on what else the plan does, so the
-rungs are in one possible order of several.
+memory and gain more than was paid. No published figures of single steps are at hand, so there is
+none to compare with. Two things can be seen here that a sketch does not show: a saving is worth
+nothing by itself (some rungs free nothing where they stand, as ZeRO without data-parallel ranks,
+and pay only after the next change), and what a saving costs depends on what else the plan does,
+so the rungs are in one possible order of several.
 
 "Bought" names the changes that did not fit before a rung and fit after it. The terms of a rung
 are the slowest stage's computation and exposed communication over all micro-batches, the other

@@ -32,7 +32,7 @@ def run_plans(options: argparse.Namespace) -> int:
     """Run what is left to run, print the table of speedups."""
     ready = _launcher(options)
     plans = [plan for folder in options.folders for plan in _found(folder)]
-    study = Study.begin("run_plans", options)
+    study = Study.begin("run_plans", options, goes_on=True)
     earlier = {_key(row): row for row in study.earlier if "error" not in row}
     with ready as launcher:
         for plan in study.counted(plans, "plans"):

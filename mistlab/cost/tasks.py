@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.groups_on_nodes import shapes_of
-from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, slowdown_of, work_of
+from mistlab.cost.layers import (
+    KernelRules,
+    LayerFigures,
+    LayerModel,
+    Pass,
+    compute_of,
+    slowdown_of,
+    work_of,
+)
 from mistlab.cost.links import LinkTime, LinkTimes
 from mistlab.cost.side_by_side import Factors, factors_of
 from mistlab.engines.engine import Engine
@@ -98,7 +106,7 @@ class TaskModel:
             types=LayerTypes.of(graph_of(workload).pattern),
             layers=LayerModel(
                 work=work_of(graph_of(workload), engine.kernels, sequence_graph_of(workload)),
-                compute=hardware.compute,
+                compute=compute_of(hardware.compute, engine),
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
             ),
             links=LinkTimes.of(cluster),

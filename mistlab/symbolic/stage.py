@@ -20,6 +20,7 @@ from mistlab.symbolic.stage_sums import BLOCKS, LARGEST_BLOCK
 from mistlab.symbolic.states import States, gradients, optimizer, sharded, weights
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
 from mistlab.symbolic.treatments import Treatment
+from mistlab.values.units import MIB_BYTES
 from mistlab.values.dimensions import DIMENSIONS, states_as_changed
 
 L, q = choice_symbol("L"), choice_symbol("q")
@@ -86,7 +87,8 @@ def stage_expressions(
         gradients=gradients(blocks, ends, memory),
         optimizer=optimizer(blocks, ends, memory),
         activations=_activations(embedding, every),
-        buffers_bytes=_buffers(blocks + ends, embedding, largest_block, head, memory),
+        buffers_bytes=_buffers(blocks + ends, embedding, largest_block, head, memory)
+        + memory.fixed_mib * MIB_BYTES,
         step_buffer_bytes=step_buffer,
         logits_bytes=t * _logits(head),
         largest_parameters=_largest(embedding, largest_block, head),
@@ -241,7 +243,7 @@ def _moments(
     others = all_kept - (1 - wa) * last + sympy.Piecewise((wa * last, has_neighbour), (0, True))
     older = (q - 1) * ((1 - wa) * _kept(blocks) + embedding.saved_bytes) + sent
     leaving = sympy.Piecewise((wa * last, q > 1), (0, True))
-    wide = _logits(head) if memory.wide_logits else sympy.Integer(0)
+    wide = int(memory.wide_logits) * _logits(head)
 
     def of_blocks(peak: str) -> tuple[sympy.Expr, ...]:
         return (others + _last(blocks, peak), *_between(blocks, all_kept, peak))

@@ -69,6 +69,8 @@ def test_tokens_and_prices_are_inputs(tmp_path: Path, capsys: pytest.CaptureFixt
     optimal = answer(capsys, *common, "--tokens", "chinchilla")["rule"]
     assert optimal["tokens"] == 20 * optimal["parameters"]
     assert optimal["days"] / published["days"] == pytest.approx(optimal["tokens"] / 300e9)
+    slower = answer(capsys, *common, "--goodput", "0.8")
+    assert slower["rule"]["days"] == pytest.approx(published["days"] / 0.8)
     own = ("--tokens", "1e9", "--usd-per-gpu-hour", "3", "--kg-per-kwh", "0.1", "--overhead", "2")
     priced = answer(capsys, *common, *own)["rule"]
     assert priced["days"] == pytest.approx(published["days"] / 300)
@@ -114,6 +116,7 @@ def test_where_nothing_fits_the_formula_is_all(
         ("--watts", "-1", "--watts: -1.0 is too small"),
         ("--overhead", "0.5", "--overhead: 0.5 is too small"),
         ("--utilisation", "0", "--utilisation: 0.0 is no share"),
+        ("--goodput", "1.2", "--goodput: 1.2 is no share"),
         ("--gpu-hours", "0", "--gpu-hours: 0 is not above 0"),
         ("--model", "gpt3-17b", "did you mean 'gpt3-175b'"),
         ("--sequence-length", "0", "--sequence-length: 0 is too small"),

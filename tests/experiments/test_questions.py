@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from experiments.cli.commandline import run
 from experiments.questions.scaling import efficiencies, falls_faster
 from experiments.questions.sensitivity import worse
 from experiments.questions.space_size import FEATURES
+from mistlab.values.space import space_of
 
 SMALL = ("--model", "llama-1.3b", "--sequence-length", "1024", "--global-batch", "8")
 
@@ -70,6 +72,20 @@ def test_the_rungs_of_a_ladder_add_up(tmp_path: Path, capsys: pytest.CaptureFixt
     assert content["sum_of_terms_s"] == pytest.approx(difference)
     assert content["overhead_s"] + content["gain_s"] == pytest.approx(difference)
     assert all(row["fits"] for row in rows)
+
+
+@pytest.mark.parametrize("command", [partitions, ladder], ids=["partitions", "ladder"])
+def test_two_runs_leave_equal_files(
+    command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        assert run(command.main, ["--quick", "--out", str(folder)]) == 0
+    capsys.readouterr()
+    one, two = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
+    equal = [name for name in one if name.endswith((".csv", ".svg", ".jsonl", "report.md"))]
+    assert len(equal) >= 4
+    assert {name: one[name] for name in equal} == {name: two[name] for name in equal}
 
 
 def test_a_plan_that_needs_no_savings_has_one_rung(
@@ -185,10 +201,21 @@ def test_the_latency_of_a_ring_grows_with_its_ranks(scaled: dict[str, Any]) -> N
         assert more["fastest_s"] == min(more["ring_s"], more["tree_s"])
 
 
+def test_a_trained_model_needs_chunks_to_be_as_fast_as_published(scaled: dict[str, Any]) -> None:
+    rows = {row["chunks"]: row for row in chapter(scaled["rows"], "trained")}
+    assert rows[1]["gpus"] == 16384
+    rates = [rows[chunks]["tflop_per_s_per_gpu"] for chunks in (1, 2, 4)]
+    assert rates == sorted(rates)
+    # Half of the time is a bubble without chunks, an eighth of that with four.
+    assert 1.3 < rates[-1] / rates[0] < (31 / 16) / (1 + 15 / 64)
+    assert scaled["llama3_405b_tflop_per_s_per_gpu"] == rates[-1]
+
+
 def test_a_better_machine_makes_no_plan_slower(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.questions.sensitivity.QUICK_SPACE", "+checkpointing")
+    space = replace(space_of("+checkpointing"), unequal_stages=False)
+    monkeypatch.setattr("experiments.questions.sensitivity.QUICK_SPACE", space)
     options = (*SMALL, "--nodes", "2", "--gpus-per-node", "2")
     content = answer_of(sensitivity, tmp_path, capsys, *options)
     rows = content["rows"]
@@ -197,6 +224,10 @@ def test_a_better_machine_makes_no_plan_slower(
         *("batch", "blocks", "sequence", "memory", "interference"),
         *("links between nodes", "links in a node"),
     }
+    for row in rows:
+        if row["over_published"] is not None:
+            # A user who tunes has all published plans to choose from.
+            assert row["over_tuned"] <= row["over_published"] * (1 + 1e-9)
     batch, blocks = (chapter(rows, name, "aspect") for name in ("batch", "blocks"))
     assert batch[-1]["tokens_per_s_per_gpu"] > batch[0]["tokens_per_s_per_gpu"]
     assert blocks[-1]["iteration_s"] is None or (

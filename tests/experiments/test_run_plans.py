@@ -104,6 +104,31 @@ def test_the_same_command_runs_what_is_left(
     assert ran == ["plain", "recomputed", "two-stages"]
 
 
+def test_a_stop_while_going_on_loses_nothing(
+    ran: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans, out = tmp_path / "plans", tmp_path / "out"
+    shutil.copytree(TINY, plans)
+    first = answer(capsys, plans, "--out", out)
+    with (plans / "plain.yaml").open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+
+    def stopped(self: Launcher, plan: Path, gpus: int) -> Mapping[str, Any]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Played, "run", stopped)
+        assert run(run_plans.main, [str(plans), "--out", str(out)]) == 130
+    ran.clear()
+    again = answer(capsys, plans, "--out", out)
+    assert ran == ["plain"]
+    assert again["rows"][1:] == first["rows"][1:]
+    assert len((out / "rows.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+
+
 def test_speedups_are_collected_from_folders_of_plans_and_of_results(
     ran: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
