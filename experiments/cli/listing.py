@@ -10,6 +10,9 @@ FOLDER = Path(__file__).parents[1]
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Plans": ("predict", "analyse", "survey"),
     "Searches": ("tune", "compare_searchers", "speedups"),
+    "Figures of the evaluation": (
+        *("end_to_end", "speedup_breakdown", "overlap", "tuning_time", "motivation"),
+    ),
     "What if": ("ladder", "partitions", "space_size"),
     "What a run takes in all": ("reliability",),
     "Training": ("run_plan", "sanitize"),
