@@ -3,6 +3,9 @@
 The file runs unchanged with experiments.predict and every other command that takes plans. The best
 plans are played by the event simulator after the search: the file has the one predicted fastest,
 unless another is clearly faster when played.
+
+With --from PLAN.yaml nothing is searched: the changes of that plan that gain most by prediction
+are told, each alone and one after another, and the file has the plan with all of them.
 """
 
 import argparse
@@ -11,12 +14,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.commandline import run
-from experiments.cli.search_parser import search_parser
+from experiments.cli.search_parser import check_alone, search_parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """Search, write the plan, print one page about it."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.start is not None:
+        check_alone(parser, options)
+        from experiments.exporting.improving import improve  # noqa: PLC0415 (not for --help)
+
+        return improve(options)
     from experiments.comparing.tuning import tune  # noqa: PLC0415 (not for --help)
 
     return tune(options)
@@ -31,6 +40,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PLAN.yaml",
         default=Path("runs/tune/plan.yaml"),
         help="the plan file (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        type=Path,
+        metavar="PLAN.yaml",
+        help="tell the few changes of this plan that gain most, instead of searching; model, "
+        "cluster and batch are the plan's own",
     )
     return parser
 

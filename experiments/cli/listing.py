@@ -8,17 +8,17 @@ FOLDER = Path(__file__).parents[1]
 
 # A new command is a file, and its name in one of these.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Plans": ("predict", "analyse", "survey"),
+    "Plans": ("predict", "analyse", "survey", "export", "import_plan"),
     "Searches": ("tune", "compare_searchers", "speedups"),
     "Figures of the evaluation": (
         *("end_to_end", "speedup_breakdown", "overlap", "tuning_time", "motivation"),
     ),
-    "What if": ("ladder", "partitions", "space_size"),
-    "What a run takes in all": ("reliability",),
-    "Training": ("run_plan", "sanitize"),
-    "Machines": ("profile_hardware", "calibrate", "gpu_report"),
+    "What if": ("ladder", "partitions", "space_size", "analysis_speed", "scaling", "sensitivity"),
+    "What a run takes in all": ("will_it_fit", "estimate", "reliability"),
+    "Training": ("run_plan", "run_plans", "sanitize"),
+    "Machines": ("profile_hardware", "calibrate", "calibrate_runs", "gpu_report"),
     "Models": ("trace", "build_graphs"),
-    "How good predictions are": ("predictor_error", "predict_runs", "cross_check"),
+    "How good predictions are": ("predictor_error", "predict_runs", "report_runs", "cross_check"),
 }
 
 

@@ -4,7 +4,23 @@ import argparse
 from typing import Any
 
 from experiments.cli.commandline import PROBLEM, parser_of
+from mistlab.values.errors import InputError
 from simulators.registry import PREDICTORS
+
+# Options that go with a plan to start from; all others are the plan's own.
+BESIDE_A_PLAN = ("start", "out", "json", "quick", "seed")
+
+
+def check_alone(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse options that say what a plan to start from says itself."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(options).items()
+        if name not in BESIDE_A_PLAN and value != parser.get_default(name)
+    ]
+    if given:
+        message = f"--from: the plan says itself what {', '.join(given)} would: leave that out"
+        raise InputError(message)
 
 
 def search_parser(

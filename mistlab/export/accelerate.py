@@ -16,10 +16,10 @@ from mistlab.export.rules import (
     highest,
     none_or_all_blocks,
     one_stage,
-    with_values,
 )
 from mistlab.export.sections import Section
 from mistlab.export.target import Row, Target
+from mistlab.export.with_parts import with_values
 from mistlab.export.words import names_in
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.datafile import format_yaml, parse_yaml

@@ -20,10 +20,10 @@ from mistlab.export.rules import (
     even_layers,
     highest,
     none_or_all_blocks,
-    with_values,
 )
 from mistlab.export.sections import Section, content_of
 from mistlab.export.target import Row, Target
+from mistlab.export.with_parts import with_values
 from mistlab.export.words import names_in
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.errors import InputError

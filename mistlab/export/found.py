@@ -9,7 +9,9 @@ from mistlab.engines.table import names_for_plans
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import canonical, with_engine
 from mistlab.export.remarks import Kind, Remark
-from mistlab.export.rules import shares
+from mistlab.export.rules import (
+    shares,
+)
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import DIMENSIONS
@@ -192,7 +194,7 @@ def _named(model: ModelSpec) -> ModelSpec:
     """The model of the catalogue that is equal but for its name, otherwise the model itself."""
     for name in catalog.model_names():
         known = catalog.model(name)
-        if replace(known, name=model.name) == model:
+        if replace(known, name=model.name, trained=model.trained) == model:
             return known
     return model
 
@@ -202,7 +204,7 @@ def _differences(said: ModelSpec, given: ModelSpec) -> list[str]:
     pairs = [
         (entry.name, getattr(said, entry.name), getattr(given, entry.name))
         for entry in fields(said)
-        if entry.name != "name"
+        if entry.name not in ("name", "trained")
     ]
     return [
         f"the file says {name} {one}, --model {other}" for name, one, other in pairs if one != other

@@ -6,7 +6,10 @@ reduce whole gradients. Offloading takes weights, gradients and optimizer state 
 them.
 """
 
-from mistlab.export.rules import highest, with_values
+from mistlab.export.rules import (
+    highest,
+)
+from mistlab.export.with_parts import with_values
 from mistlab.values.job import Job
 
 STATES = ("offload_weights", "offload_gradients", "offload_optimizer")

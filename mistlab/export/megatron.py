@@ -28,9 +28,9 @@ from mistlab.export.rules import (
     same,
     same_if_any,
     shares,
-    with_values,
 )
 from mistlab.export.target import Row, Target
+from mistlab.export.with_parts import with_values
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.job import Job

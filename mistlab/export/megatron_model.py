@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options
-from mistlab.export.rules import with_workload
+from mistlab.export.with_parts import with_workload
 from mistlab.values.errors import InputError, refuse
 from mistlab.values.job import Job
 from mistlab.values.model import ROTARY_BASE, VOCAB_MULTIPLE, ModelSpec

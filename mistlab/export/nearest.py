@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from mistlab.engines.table import names_for_plans
 from mistlab.export.remarks import Remark, changes
 from mistlab.export.target import Target
+from mistlab.export.with_parts import with_plan
+from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import FieldError
 from mistlab.values.job import Job
@@ -33,6 +35,9 @@ def nearest(job: Job, target: Target) -> Nearest:
     wanted = job
     remarks: list[Remark] = []
     job = canonical(under_any_engine(job))
+    named = with_plan(job, order=DEFAULT_ORDER) if is_order_path(job.plan.order) else job
+    remarks += changes(job, named, f"{target.title} takes no order from a file")
+    job = named
     for row in target.rows:
         changed = canonical(row.nearest(job))
         remarks += changes(job, changed, f"{target.title} {row.because}")

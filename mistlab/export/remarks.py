@@ -50,7 +50,7 @@ def changes(before: Job, after: Job, because: str) -> Iterator[Remark]:
             yield Remark(kind="noted", choice=f"cluster.{name}", text=f"{was} -> {now}: {because}")
     for field in fields(before.workload.model):
         pair = getattr(before.workload.model, field.name), getattr(after.workload.model, field.name)
-        if field.name != "name":
+        if field.name not in ("name", "trained"):
             yield from _change(f"model.{field.name}", pair, because)
 
 

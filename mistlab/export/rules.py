@@ -5,29 +5,19 @@ another, the nearest job saves the most on all, so that whatever fitted still fi
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mistlab.export.with_parts import with_plan, with_stages, with_values
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.values.errors import refuse
 from mistlab.values.job import Job, degree_problem
 from mistlab.values.mesh import dimensions_of_axes
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.workload import Workload
+from mistlab.values.plan import StagePlan
 
 Rule = Callable[[Job], Job]
-
-
-def with_stages(job: Job, stages: Iterable[StagePlan]) -> Job:
-    """The job with other stages."""
-    return replace(job, plan=replace(job.plan, stages=tuple(stages)))
-
-
-def with_values(job: Job, values: dict[str, Any]) -> Job:
-    """The job with some dimensions changed on all stages."""
-    return with_stages(job, [stage.with_values(values) for stage in job.plan.stages])
 
 
 def highest(job: Job, name: str) -> float:
@@ -228,15 +218,3 @@ def among_orders(names: Callable[[str], bool]) -> Rule:
         return job if is_known else with_plan(job, order=DEFAULT_ORDER)
 
     return rule
-
-
-def with_plan(job: Job, **values: Any) -> Job:
-    """The job with some fields of its plan changed."""
-    plan: Plan = replace(job.plan, **values)
-    return replace(job, plan=plan)
-
-
-def with_workload(job: Job, **values: Any) -> Job:
-    """The job with some fields of its workload changed."""
-    workload: Workload = replace(job.workload, **values)
-    return replace(job, workload=workload)

@@ -18,11 +18,10 @@ from mistlab.export.rules import (
     dropped,
     equal_meshes,
     equal_nodes,
-    with_stages,
-    with_workload,
 )
 from mistlab.export.sections import Section
 from mistlab.export.target import Row, Target
+from mistlab.export.with_parts import with_stages, with_workload
 from mistlab.export.words import names_in
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
 from mistlab.values.dimensions import DIMENSIONS

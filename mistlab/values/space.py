@@ -58,6 +58,7 @@ class SearchSpace:
     pipeline: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     micro_batches: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     micro_batch: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
+    sequence_parallel: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=1))
     zero: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=3))
     offload: OffloadRatios = field(default_factory=OffloadRatios)
     recomputation: Recomputation = "none_or_all"

@@ -1,0 +1,19 @@
+#!/bin/bash
+# Llama 2.7B trained by Megatron-LM on one node of 4 L4: every block recomputed, optimizer state sharded.
+GPUS=4
+
+MODEL=(
+    --num-layers 32 --hidden-size 2560 --num-attention-heads 32
+    --seq-length 2048 --max-position-embeddings 2048
+    --vocab-size 50304 --make-vocab-size-divisible-by 128
+    --untie-embeddings-and-output-weights --disable-bias-linear
+    --attention-dropout 0 --hidden-dropout 0
+    --swiglu --normalization RMSNorm --position-embedding-type rope --ffn-hidden-size 6912 --rotary-percent 0.25
+)
+
+torchrun --nproc_per_node $GPUS pretrain_gpt.py "${MODEL[@]}" \
+    --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 \
+    --micro-batch-size 1 --global-batch-size 64 --fp16 --attention-backend flash \
+    --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather \
+    --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 \
+    --train-iters 20 --lr 1e-4 --mock-data --tokenizer-type NullTokenizer

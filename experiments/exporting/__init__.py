@@ -1,0 +1,1 @@
+"""Plans that go to other frameworks, come from them, and get better by a few changes."""

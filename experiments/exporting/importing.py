@@ -1,0 +1,76 @@
+"""A plan file from another framework's file, with what was assumed."""
+
+import argparse
+from pathlib import Path
+
+from experiments.cli.commandline import DONE, about, as_options, progress
+from mistlab.export.given import Given
+from mistlab.export.table import TARGETS
+from mistlab.export.target import Target
+from mistlab.values.datafile import format_yaml
+from mistlab.values.errors import InputError
+from mistlab.values.job import job_to_mapping
+from mistlab.values.references import hardware_from, model_from
+
+# Whose file it is, by its ending; any other is a launch script.
+ENDINGS = {".json": "deepspeed", ".toml": "torchtitan", ".yaml": "accelerate", ".yml": "accelerate"}
+MOST_BYTES = 4_000_000
+
+
+def import_plan(options: argparse.Namespace) -> int:
+    """Import a file."""
+    path: Path = options.file
+    target = TARGETS[options.format] if options.format else target_of(path)
+    given = _given(options)
+    with about(path):
+        found = target.read(text_of(path), given)
+    print(format_yaml(job_to_mapping(found.job, Path())), end="")
+    for remark in found.remarks:
+        progress(str(remark))
+    _tell_of_hardware(options, target)
+    return DONE
+
+
+def target_of(path: Path) -> Target:
+    """Whose file it is, by its ending."""
+    return TARGETS[ENDINGS.get(path.suffix.lower(), "megatron")]
+
+
+def _given(options: argparse.Namespace) -> Given:
+    with as_options():
+        return Given(
+            hardware=hardware_from(options.hardware, Path()),
+            model=None if options.model is None else model_from(options.model, Path()),
+            nodes=options.nodes,
+            gpus_per_node=options.gpus_per_node,
+            sequence_length=options.sequence_length,
+            global_batch=options.global_batch,
+            micro_batch=options.micro_batch,
+            attention=options.attention,
+            precision=options.precision,
+        )
+
+
+def _tell_of_hardware(options: argparse.Namespace, target: Target) -> None:
+    if options.hardware == "l4-24gb":
+        text = f"no file of {target.title} says it: --hardware, l4-24gb unless it is given"
+        progress(f"assumed: hardware: {text}")
+
+
+def text_of(path: Path) -> str:
+    """The text of a file; a message says what to do where it cannot be read."""
+    problem = ""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            problem = f"is larger than {MOST_BYTES:,} bytes: give a launch script or configuration"
+        else:
+            return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        problem = "there is no such file: check the path"
+    except IsADirectoryError:
+        problem = "is a folder: give a file in it"
+    except UnicodeDecodeError as error:
+        problem = f"is not text in UTF-8 (byte {error.start}): give a text file"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    raise InputError(problem)

@@ -1,0 +1,169 @@
+"""The few changes of a plan that gain most by prediction: each alone, then one after another."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress, writable
+from experiments.exporting.single_changes import Change, single_changes
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job, dump_job, load_job
+from mistlab.values.prediction import Prediction, compared
+from mistlab.values.units import GIB_BYTES
+from simulators.symbolic import SymbolicPredictor
+
+# How many changes are told alone, how many are made one after another, and the least that each of
+# them has to gain.
+ALONE = 5
+STEPS = 6
+LEAST_GAIN = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A change, and the prediction of the job that has it."""
+
+    change: Change
+    prediction: Prediction
+
+
+def improve(options: argparse.Namespace) -> int:
+    """Tell the changes that gain most, and write the plan that has them."""
+    out = writable(options.out, "plan file")
+    job = load_job(options.start)
+    predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+    before = predictor.predict(job.plan)
+    progress(f"{options.start}: {words_of(before)}")
+    alone = ranked(job, before, predictor)
+    steps = walked(job, before, predictor, alone)
+    if not before.fits and not any(step.prediction.fits for step in (*alone, *steps)):
+        message = (
+            f"{options.start}: it does not fit, and no few changes make it fit: tune without --from"
+        )
+        raise NoAnswerError(message)
+    last = steps[-1] if steps else None
+    dump_job(last.change.job if last else job, out)
+    if options.json:
+        print_json(_mapping(options.start, before, alone, steps, out))
+    else:
+        print("\n".join([*_page(before, alone, steps), f"plan: {out}"]))
+    return DONE
+
+
+def ranked(job: Job, before: Prediction, predictor: SymbolicPredictor) -> list[Step]:
+    """The single changes of a job that make it better, the best first."""
+    changes = single_changes(job)
+    steps = [
+        Step(change=change, prediction=prediction)
+        for change, prediction in zip(changes, _predicted(changes, predictor), strict=True)
+        if prediction is not None
+    ]
+    better = [step for step in steps if _key(step.prediction) < _key(before)]
+    return sorted(better, key=lambda step: (_key(step.prediction), step.change.words))
+
+
+def best_of_choices(steps: Sequence[Step]) -> list[Step]:
+    """The best step for each choice, in order, at most a few."""
+    best: dict[str, Step] = {}
+    for step in steps:
+        best.setdefault(step.change.choice, step)
+    return list(best.values())[:ALONE]
+
+
+def walked(
+    job: Job, before: Prediction, predictor: SymbolicPredictor, first: Sequence[Step]
+) -> list[Step]:
+    """The best change, then the best one after it, until none gains enough."""
+    steps: list[Step] = []
+    choices = list(first)
+    now = before
+    while choices and len(steps) < STEPS:
+        best = choices[0]
+        (is_over, then), (was_over, before_it) = _key(best.prediction), _key(now)
+        if is_over == was_over and 1 - then / before_it < LEAST_GAIN:
+            break
+        steps.append(best)
+        progress(f"{best.change.words}: {words_of(best.prediction)}")
+        now = best.prediction
+        choices = ranked(best.change.job, now, predictor)
+    return steps
+
+
+def _predicted(
+    changes: Sequence[Change], predictor: SymbolicPredictor
+) -> Sequence[Prediction | None]:
+    """Predictions of changes, all at once; one by one where one is refused."""
+    try:
+        return predictor.predict_many([change.job.plan for change in changes])
+    except InputError:
+        if len(changes) == 1:
+            return [None]
+        half = len(changes) // 2
+        return [*_predicted(changes[:half], predictor), *_predicted(changes[half:], predictor)]
+
+
+def _key(prediction: Prediction) -> tuple[bool, float]:
+    """What is better: to fit; then to be faster, or to hold less where nothing fits."""
+    held = max(stage.peak_reserved_bytes for stage in prediction.stages)
+    return not prediction.fits, prediction.iteration_s if prediction.fits else held
+
+
+def words_of(prediction: Prediction) -> str:
+    """A prediction in words."""
+    held = max(stage.peak_reserved_bytes for stage in prediction.stages) / GIB_BYTES
+    fits = "fits" if prediction.fits else "does not fit"
+    return f"{prediction.iteration_s:.3f} s an iteration, {held:.1f} GiB on a GPU, {fits}"
+
+
+def _page(before: Prediction, alone: Sequence[Step], steps: Sequence[Step]) -> Iterator[str]:
+    yield f"as it is: {words_of(before)}"
+    if not alone:
+        yield "no single change makes it better"
+        return
+    yield "each change alone:"
+    for step in best_of_choices(alone):
+        yield f"  {step.change.words}: {_gain_words(before, step.prediction)}"
+    yield "one after another:"
+    now = before
+    for number, step in enumerate(steps, 1):
+        yield f"  {number}. {step.change.words}: {_gain_words(now, step.prediction)}"
+        now = step.prediction
+    yield f"together: {_gain_words(before, now)}, {_sure_words(before, now)}"
+
+
+def _gain_words(before: Prediction, after: Prediction) -> str:
+    if not before.fits:
+        return words_of(after)
+    saved = 1 - after.iteration_s / before.iteration_s
+    return f"{words_of(after)}, {saved:.1%} less time"
+
+
+def _sure_words(before: Prediction, after: Prediction) -> str:
+    sure = compared(after, before).exceeds_bounds
+    return "beyond what the bounds leave open" if sure else "within what the bounds leave open"
+
+
+def _mapping(
+    start: Path,
+    before: Prediction,
+    alone: Sequence[Step],
+    steps: Sequence[Step],
+    out: Path,
+) -> dict[str, object]:
+    def row(step: Step) -> dict[str, object]:
+        prediction = step.prediction
+        return {
+            "change": step.change.words,
+            "iteration_s": prediction.iteration_s,
+            "fits": prediction.fits,
+        }
+
+    return {
+        "plan": str(start),
+        "iteration_s": before.iteration_s,
+        "fits": before.fits,
+        "alone": [row(step) for step in best_of_choices(alone)],
+        "steps": [row(step) for step in steps],
+        "out": str(out),
+    }

@@ -1,0 +1,65 @@
+"""Measured runs as launch lines describe them: a run's plan comes from the file that starts it.
+
+A folder holds a file for each run, named as the run: a launch script, or a DeepSpeed JSON beside
+which the run says model, sequence and attention.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from experiments.calibrating.published_run import PublishedRun
+from experiments.cli.commandline import about
+from experiments.exporting.importing import target_of, text_of
+from mistlab.engines.table import ENGINES
+from mistlab.export.given import Given
+from mistlab.values.errors import InputError
+from mistlab.values.stages import StageBatch
+
+
+def launched_runs(runs: Sequence[PublishedRun], folder: Path) -> list[PublishedRun]:
+    """The runs that a folder has files for, each with the plan of its file."""
+    files = {path.stem: path for path in sorted(folder.glob("*")) if path.is_file()}
+    found = list(_launched(runs, files))
+    if not found:
+        names = ", ".join(one.name for one in runs[:3])
+        message = f"{folder}: holds no file named as a run of the tables, such as {names}"
+        raise InputError(message)
+    return found
+
+
+def _launched(runs: Sequence[PublishedRun], files: dict[str, Path]) -> Iterator[PublishedRun]:
+    for run in runs:
+        path = files.get(run.name)
+        if path is None:
+            continue
+        target = target_of(path)
+        with about(path):
+            job = target.read(text_of(path), _given(run, is_whole=target.name == "megatron")).job
+        yield replace(
+            run,
+            set=f"{run.set}, launch lines",
+            workload=job.workload,
+            cluster=job.cluster,
+            engine=job.plan.engine,
+            overlap_communication=job.plan.overlap_communication,
+            ran_by=ENGINES[job.plan.engine],
+            micro_batches=job.plan.micro_batches,
+            stages=StageBatch.of_plan(job.plan),
+            plan=job.plan,
+        )
+
+
+def _given(run: PublishedRun, *, is_whole: bool) -> Given:
+    """What a run says beside its file: its machine alone if the file says everything else."""
+    cluster, workload = run.cluster, run.workload
+    if is_whole:
+        return Given(hardware=cluster.hardware)
+    return Given(
+        hardware=cluster.hardware,
+        model=workload.model,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        sequence_length=workload.sequence_length,
+        attention=workload.attention,
+    )

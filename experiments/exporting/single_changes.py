@@ -1,0 +1,218 @@
+"""Single changes of a plan: what a user could set otherwise in a launch line, one thing at a time.
+
+A change turns one choice on all stages, moves GPUs from one degree to another, moves a block to the
+next stage, or takes another size of micro-batch. GPUs, model and batch stay as they are.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
+
+from mistlab.export.nearest import canonical
+from mistlab.export.remarks import choice_of, values_words
+from mistlab.export.rules import shares
+from mistlab.schedule.orders import ORDERS
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from mistlab.values.plan import Plan, StagePlan
+from searchers.meshes import divisors
+
+# Shares of blocks and ratios of states that are tried.
+EIGHTHS = tuple(eighth / 8 for eighth in range(9))
+# Dimensions with more whole numbers than this are tried next to their value alone.
+FEW = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A single change: the choice that it makes otherwise, in words, and the job that has it."""
+
+    choice: str
+    words: str
+    job: Job
+
+
+def single_changes(job: Job) -> list[Change]:
+    """All single changes of a job that make a valid job."""
+    found: dict[Plan, Change] = {}
+    for choice, words, plan in _plans(job):
+        try:
+            changed = canonical(replace(job, plan=plan))
+        except InputError:
+            continue
+        if changed.plan != job.plan:
+            found.setdefault(changed.plan, Change(choice=choice, words=words, job=changed))
+    return list(found.values())
+
+
+def _plans(job: Job) -> Iterator[tuple[str, str, Plan]]:
+    makers = (_choices, _micro_batches, _degrees, _moved_blocks, _whole_plan)
+    for maker in makers:
+        yield from maker(job)
+
+
+def _choices(job: Job) -> Iterator[tuple[str, str, Plan]]:
+    """One choice of savings or of treated blocks, changed on all stages."""
+    stages = job.plan.stages
+    for name, row in DIMENSIONS.items():
+        now = [stage.value(name) for stage in stages]
+        if name in counts_of_blocks():
+            for share in EIGHTHS:
+                counts = [round(share * stage.layers) for stage in stages]
+                yield from _with(job, name, now, counts)
+        elif row.part == "savings" or name not in _DEGREES:
+            for value in _values(name, now):
+                yield from _with(job, name, now, [value] * len(now))
+
+
+_DEGREES = ("layers", "data_parallel", "tensor_parallel", "micro_batch")
+
+
+def _values(name: str, now: list[float]) -> tuple[float, ...]:
+    row = DIMENSIONS[name]
+    if row.is_ratio:
+        return EIGHTHS
+    if row.maximum is not None and row.maximum - row.minimum <= FEW:
+        return tuple(range(int(row.minimum), int(row.maximum) + 1))
+    return tuple({*(value * 2 for value in now), *(max(row.minimum, value // 2) for value in now)})
+
+
+def _with(
+    job: Job, name: str, now: Sequence[float], then: Sequence[float]
+) -> Iterator[tuple[str, str, Plan]]:
+    words = f"{choice_of(name)} {values_words(name, then)} instead of {values_words(name, now)}"
+    stages = _valid(job.plan.stages, name, then)
+    if stages:
+        yield name, words, replace(job.plan, stages=stages)
+
+
+def _valid(
+    stages: tuple[StagePlan, ...], name: str, values: Sequence[float]
+) -> tuple[StagePlan, ...]:
+    """The stages with other values of a dimension; none if a stage refuses its value."""
+    try:
+        return tuple(
+            stage.with_values({name: value}) for stage, value in zip(stages, values, strict=True)
+        )
+    except InputError:
+        return ()
+
+
+def _micro_batches(job: Job) -> Iterator[tuple[str, str, Plan]]:
+    """Micro-batches of another size, and as many more or fewer of them."""
+    plan = job.plan
+    sequences = gcd(*(stage.micro_batch for stage in plan.stages)) * plan.micro_batches
+    for count in divisors(sequences):
+        if not plan.micro_batches / 4 <= count <= plan.micro_batches * 4:
+            continue
+        sizes = [stage.micro_batch * plan.micro_batches / count for stage in plan.stages]
+        if all(size.is_integer() for size in sizes):
+            stages = tuple(
+                replace(stage, micro_batch=int(size))
+                for stage, size in zip(plan.stages, sizes, strict=True)
+            )
+            words = f"{count} micro-batches of {_spelled(sizes)} instead of {plan.micro_batches}"
+            yield "micro_batches", words, replace(plan, micro_batches=count, stages=stages)
+
+
+def _spelled(sizes: list[float]) -> str:
+    words = [f"{size:.0f}" for size in sizes]
+    return words[0] if len(set(words)) == 1 else " ".join(words)
+
+
+def _degrees(job: Job) -> Iterator[tuple[str, str, Plan]]:
+    """A factor moved from one of pipeline, data and tensor degree to another."""
+    plan, first = job.plan, job.plan.stages[0]
+    if len({(one.data_parallel, one.tensor_parallel) for one in plan.stages}) > 1:
+        return
+    now = {
+        "pipeline": plan.num_stages,
+        "data_parallel": first.data_parallel,
+        "tensor_parallel": first.tensor_parallel,
+    }
+    for giver, degree in now.items():
+        for taker in now.keys() - {giver}:
+            for factor in divisors(degree)[1:]:
+                then = {**now, giver: degree // factor, taker: now[taker] * factor}
+                moved = _remeshed(job, then)
+                if moved is not None:
+                    words = ", ".join(
+                        f"{name} {then[name]} instead of {now[name]}" for name in (giver, taker)
+                    )
+                    yield "degrees", f"{words}{_batch_words(plan, moved)}", moved
+
+
+def _batch_words(before: Plan, after: Plan) -> str:
+    was, now = before.micro_batches, after.micro_batches
+    return "" if was == now else f" ({now} micro-batches instead of {was})"
+
+
+def _remeshed(job: Job, degrees: dict[str, int]) -> Plan | None:
+    """The plan with other degrees: blocks divided evenly, savings as on the stage that saves
+    most, micro-batches no larger than now."""
+    plan, batch, stages = job.plan, job.workload.global_batch, job.plan.stages
+    data = degrees["data_parallel"]
+    if batch % data or degrees["pipeline"] > plan.layers:
+        return None
+    sequences = batch // data
+    most = max(stage.micro_batch for stage in stages)
+    micro_batch = max(size for size in range(1, most + 1) if sequences % size == 0)
+    values: dict[str, Any] = {
+        name: max(stage.value(name) for stage in stages)
+        for name in DIMENSIONS
+        if name not in _DEGREES and name not in counts_of_blocks()
+    }
+    made = []
+    for layers in shares(plan.layers, degrees["pipeline"]):
+        counts = {
+            name: round(sum(one.value(name) for one in stages) / plan.layers * layers)
+            for name in counts_of_blocks()
+        }
+        own = {
+            "layers": layers,
+            "data_parallel": data,
+            "tensor_parallel": degrees["tensor_parallel"],
+            "micro_batch": micro_batch,
+        }
+        made.append(StagePlan.of_values({**values, **counts, **own}))
+    return replace(plan, micro_batches=sequences // micro_batch, stages=tuple(made))
+
+
+def _moved_blocks(job: Job) -> Iterator[tuple[str, str, Plan]]:
+    """A block moved from a stage to another one, with its treatment if all blocks have it."""
+    stages = job.plan.stages
+    for giver, source in enumerate(stages):
+        for taker in range(len(stages)):
+            if giver == taker or source.layers == 1:
+                continue
+            moved = list(stages)
+            for place, step in ((giver, -1), (taker, 1)):
+                moved[place] = _resized(stages[place], step)
+            words = f"a block of stage {giver} on stage {taker} instead"
+            yield "layers", words, replace(job.plan, stages=tuple(moved))
+
+
+def _resized(stage: StagePlan, step: int) -> StagePlan:
+    layers = stage.layers + step
+    values: dict[str, Any] = {"layers": layers}
+    left = layers
+    for name in counts_of_blocks():
+        count = stage.degree(name)
+        values[name] = left if count == stage.layers else min(count, left)
+        left -= values[name]
+    return stage.with_values(values)
+
+
+def _whole_plan(job: Job) -> Iterator[tuple[str, str, Plan]]:
+    """Another order of passes, or communication overlapped."""
+    plan = job.plan
+    if plan.num_stages > 1:
+        for order in ORDERS:
+            if order != plan.order:
+                words = f"order {order} instead of {plan.order}"
+                yield "order", words, replace(plan, order=order)
+    if not plan.overlap_communication:
+        overlapped = replace(plan, overlap_communication=True)
+        yield "overlap_communication", "communication overlapped", overlapped

@@ -1,0 +1,149 @@
+"""Checks an export with the framework's own classes: they build its configuration, or refuse it."""
+
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from mistlab.export.table import TARGETS
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from runtime.baselines.installed import check_installed
+
+
+def check_accepted(target: str, text: str, job: Job) -> None:
+    """Refuse a text that its framework, at the version that is known here, does not take."""
+    row = TARGETS[target]
+    check_installed(row.package)
+    try:
+        _CHECKS[target](text, job)
+    except InputError:
+        raise
+    except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+        message = f"{row.title} refuses the export: {error}"
+        raise InputError(message) from error
+
+
+def _megatron(text: str, job: Job) -> None:
+    from runtime.baselines.megatron_configs import configs_of  # noqa: PLC0415 (its package)
+
+    with _with_transformer_engine():
+        configs = configs_of(text)
+    made, others, plan = configs.transformer, configs.others, job.plan
+    layout = made.pipeline_model_parallel_layout
+    _same("ranks", others["world_size"], plan.num_gpus)
+    if layout is None:
+        blocks = [made.num_layers // made.pipeline_model_parallel_size] * plan.num_stages
+    else:
+        parts = (
+            made.virtual_pipeline_model_parallel_size or layout.virtual_pipeline_model_parallel_size
+        )
+        blocks = [
+            sum(
+                layout.get_num_layers_to_build(vp_stage=part, pp_rank=rank) for part in range(parts)
+            )
+            for rank in range(plan.num_stages)
+        ]
+    _same("blocks of stages", blocks, [stage.layers for stage in plan.stages])
+    _same("ffn", made.ffn_hidden_size, job.workload.model.ffn)
+    _same("head_dim", made.kv_channels, job.workload.model.head_dim)
+    _same(
+        "vocabulary",
+        others["vocab"],
+        job.workload.model.padded_vocab(made.tensor_model_parallel_size),
+    )
+
+
+@contextmanager
+def _with_transformer_engine() -> Iterator[None]:
+    """Let Megatron-core take TransformerEngine for installed, which needs a GPU."""
+    from megatron.core import utils  # noqa: PLC0415 (its package)
+    from packaging.version import Version  # noqa: PLC0415
+
+    before, utils._te_version = utils._te_version, Version("2.9.0")
+    try:
+        yield
+    finally:
+        utils._te_version = before
+
+
+def _deepspeed(text: str, job: Job) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig  # noqa: PLC0415 (its package)
+
+    stage = job.plan.stages[0]
+    # Without processes DeepSpeed takes a single replica's share of the batch.
+    content = json.loads(text)
+    content["train_batch_size"] //= stage.data_parallel
+    config = DeepSpeedConfig(content)
+    _same("ZeRO level", int(config.zero_config.stage) in (stage.zero, 1, 3), True)
+    offload = config.zero_config.offload_optimizer
+    ratio = 0.0 if offload is None else offload.ratio
+    _same("offloaded share of the optimizer", ratio, stage.offload.optimizer)
+    _same("micro-batches", config.gradient_accumulation_steps, job.plan.micro_batches)
+    _same(
+        "recomputed blocks",
+        bool(config.activation_checkpointing_config.number_checkpoints),
+        bool(stage.checkpointed_layers),
+    )
+
+
+def _torchtitan(text: str, job: Job) -> None:
+    from torchtitan.config import ConfigManager  # noqa: PLC0415 (its package)
+    from torchtitan.distributed import ParallelDims  # noqa: PLC0415
+
+    # It warns of a tokenizer that is not there.
+    logging.getLogger().setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.toml"
+        path.write_text(text, encoding="utf-8")
+        config = ConfigManager().parse_args([f"--job.config_file={path}"])
+    said, stage = config.parallelism, job.plan.stages[0]
+    dims = ParallelDims(
+        dp_replicate=said.data_parallel_replicate_degree,
+        dp_shard=said.data_parallel_shard_degree,
+        cp=said.context_parallel_degree,
+        tp=said.tensor_parallel_degree,
+        pp=said.pipeline_parallel_degree,
+        ep=said.expert_parallel_degree,
+        etp=said.expert_tensor_parallel_degree,
+        world_size=job.plan.num_gpus,
+    )
+    _same("replicas", dims.dp_replicate * dims.dp_shard, stage.data_parallel)
+    parts = said.module_fqns_per_model_part or [
+        [f"layers.{block}" for block in range(stage.layers)]
+    ]
+    blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
+    _same("blocks of stages", blocks, [one.layers for one in job.plan.stages])
+
+
+def _accelerate(text: str, job: Job) -> None:
+    from accelerate.commands.config.config_args import ClusterConfig  # noqa: PLC0415 (its package)
+    from accelerate.parallelism_config import ParallelismConfig  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(text, encoding="utf-8")
+        config = ClusterConfig.from_yaml_file(path)
+    _same("processes", config.num_processes, job.plan.num_gpus)
+    sizes = {
+        name.removeprefix("parallelism_config_"): size
+        for name, size in config.parallelism_config.items()
+    }
+    if sizes:
+        _same("ranks", ParallelismConfig(**sizes).total_size, job.plan.num_gpus)
+
+
+def _same(what: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        message = f"{what}: {found}, the plan has {wanted}"
+        raise ValueError(message)
+
+
+_CHECKS: Mapping[str, Callable[[str, Job], None]] = {
+    "megatron": _megatron,
+    "deepspeed": _deepspeed,
+    "torchtitan": _torchtitan,
+    "accelerate": _accelerate,
+}

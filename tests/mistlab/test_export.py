@@ -1,0 +1,194 @@
+"""Plans in other frameworks' words: every plan comes back, or what was lost is said."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mistlab.export.given import Given, Imported
+from mistlab.export.nearest import Nearest, canonical, nearest
+from mistlab.export.table import TARGETS
+from mistlab.values.dimensions import DIMENSIONS, Dimension
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job, job_from_mapping
+from tests.mistlab.drawn_plans import drawn_jobs
+
+# The last one has nothing that any target could not say.
+PLAIN = job_from_mapping(
+    {
+        "workload": {
+            "model": "llama-7b",
+            "sequence_length": 2048,
+            "global_batch": 16,
+            "attention": "flash",
+            "precision": "bf16",
+        },
+        "cluster": {"hardware": "a100-80gb", "nodes": 1, "gpus_per_node": 8},
+        "plan": {
+            "micro_batches": 2,
+            "stages": [
+                {
+                    "layers": 32,
+                    "data_parallel": 8,
+                    "tensor_parallel": 1,
+                    "micro_batch": 1,
+                    "zero": 3,
+                }
+            ],
+        },
+    }
+)
+JOBS = (*drawn_jobs(40, seed=3), PLAIN)
+ALL = tuple(TARGETS)
+
+
+@cache
+def nearest_of(name: str) -> list[tuple[Job, Nearest]]:
+    """Every job, and the nearest one of a target."""
+    return [(job, nearest(job, TARGETS[name])) for job in JOBS]
+
+
+def read_back(name: str, job: Job) -> Imported:
+    """The job of the text that a target writes; what its text cannot say is given."""
+    target, workload = TARGETS[name], job.workload
+    given: dict[str, Any] = {"hardware": job.cluster.hardware}
+    if name != "megatron":
+        given["model"] = workload.model
+    if name in ("deepspeed", "torchtitan"):
+        given |= {"nodes": job.cluster.nodes, "gpus_per_node": job.cluster.gpus_per_node}
+    if name in ("deepspeed", "accelerate"):
+        given |= {"sequence_length": 2048, "attention": workload.attention}
+    if name == "accelerate":
+        given["global_batch"] = workload.global_batch
+        given["micro_batch"] = job.plan.stages[0].micro_batch
+    return target.read(target.write(job), Given(**given))
+
+
+def what_is_trained(job: Job) -> tuple[object, ...]:
+    """Everything about a job but its engine and its cluster."""
+    plan = canonical(job).plan
+    return (
+        job.workload,
+        plan.stages,
+        plan.micro_batches,
+        plan.order,
+        plan.overlap_communication,
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_plan_comes_back_or_what_was_lost_is_said(name: str) -> None:
+    exact = 0
+    for job, found in nearest_of(name):
+        assert read_back(name, found.job).job == found.job
+        assert found.is_exact == (what_is_trained(job) == what_is_trained(found.job)), found.remarks
+        exact += found.is_exact
+    assert 0 < exact < len(JOBS)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_nearest_plan_is_its_own_nearest(name: str) -> None:
+    for _, found in nearest_of(name):
+        again = nearest(found.job, TARGETS[name])
+        assert again.is_exact
+        assert what_is_trained(again.job) == what_is_trained(found.job)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_saved_on_a_stage_is_not_kept_without_a_word(name: str) -> None:
+    """A change of a dimension has a remark that names its key."""
+    for job, found in nearest_of(name):
+        if job.plan.num_stages != found.job.plan.num_stages:
+            continue
+        told = {remark.choice for remark in found.remarks}
+        for row, (before, after) in (
+            (key, pair)
+            for key in DIMENSIONS
+            for pair in zip(canonical(job).plan.stages, found.job.plan.stages, strict=True)
+        ):
+            if before.value(row) != after.value(row):
+                assert (DIMENSIONS[row].path or row) in told
+
+
+@pytest.fixture
+def shuffled() -> Iterator[str]:
+    DIMENSIONS["shuffled"] = Dimension(part="savings", symbol="qq", maximum=1, default=0)
+    yield "shuffled"
+    del DIMENSIONS["shuffled"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_dimension_without_a_row_is_lost(
+    name: str, shuffled: str, plan_file: dict[str, Any]
+) -> None:
+    for stage in plan_file["plan"]["stages"]:
+        stage[shuffled] = 1
+    found = nearest(job_from_mapping(plan_file), TARGETS[name])
+    (lost,) = [remark for remark in found.remarks if remark.choice == shuffled]
+    assert lost.kind == "lost"
+    assert "has no row for it" in lost.text
+    assert all(stage.value(shuffled) == 0 for stage in found.job.plan.stages)
+
+
+def text_for(name: str, plan_file: dict[str, Any], **values: Any) -> str:
+    for stage in plan_file["plan"]["stages"]:
+        stage.update(values)
+    return TARGETS[name].write(nearest(job_from_mapping(plan_file), TARGETS[name]).job)
+
+
+def test_megatron_divides_blocks_by_a_layout(plan_file: dict[str, Any]) -> None:
+    first, second = plan_file["plan"]["stages"]
+    first["layers"], second["layers"] = 18, 14
+    text = text_for("megatron", plan_file)
+    assert f'--pipeline-model-parallel-layout "E{"t" * 18}|{"t" * 14}L"' in text
+    assert "--recompute-method block --recompute-num-layers 4" in text
+    assert "--optimizer-cpu-offload" in text
+    assert "--optimizer-offload-fraction 0.5" in text
+
+
+def test_deepspeed_says_fractions_under_zero_3_alone(plan_file: dict[str, Any]) -> None:
+    (stage,) = plan_file["plan"]["stages"] = plan_file["plan"]["stages"][:1]
+    stage.update({"layers": 32, "zero": 3, "offload": {"optimizer": 0.5, "gradients": 0.5}})
+    assert '"ratio": 0.5' in text_for("deepspeed", plan_file)
+    text = text_for("deepspeed", plan_file, zero=2)
+    assert '"ratio"' not in text
+    assert '"offload_optimizer"' in text
+
+
+def test_torchtitan_recomputes_every_nth_block(plan_file: dict[str, Any]) -> None:
+    text = text_for("torchtitan", plan_file, checkpointed_layers=3)
+    assert 'mode = "selective"' in text
+    assert 'selective_ac_option = "5"' in text
+
+
+def test_accelerate_has_no_pipelines(plan_file: dict[str, Any]) -> None:
+    job = job_from_mapping(plan_file)
+    found = nearest(job, TARGETS["accelerate"])
+    assert found.job.plan.num_stages == 1
+    assert found.job.plan.stages[0].data_parallel == 4
+    assert any(remark.choice == "stages" for remark in found.remarks)
+
+
+def test_an_order_of_a_file_is_lost(plan_file: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "order.txt"
+    line = " ".join(f"Fm{m} Bm{m}" for m in range(4))
+    path.write_text(f"{line}\n{line}\n", encoding="utf-8")
+    plan_file["plan"]["order"] = str(path)
+    job = job_from_mapping(plan_file)
+    for target in TARGETS.values():
+        found = nearest(job, target)
+        assert found.job.plan.order == "1f1b"
+        assert any(remark.choice == "order" for remark in found.remarks)
+
+
+def test_a_traced_model_is_refused_by_those_that_build_models(plan_file: dict[str, Any]) -> None:
+    job = job_from_mapping(plan_file)
+    model = replace(job.workload.model, family="custom", graph_file="x.json")
+    job = replace(job, workload=replace(job.workload, model=model))
+    for name in ("megatron", "torchtitan"):
+        with pytest.raises(InputError, match=r"workload\.model: is traced from code of its own"):
+            nearest(job, TARGETS[name])
+    assert nearest(job, TARGETS["deepspeed"]).job.workload.model == model

@@ -1,0 +1,73 @@
+"""Exports are taken by the frameworks' own classes, at the versions that are known here."""
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+
+from mistlab.export.nearest import nearest
+from mistlab.export.table import TARGETS
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from runtime.baselines.accepted import check_accepted
+from runtime.baselines.installed import check_installed
+from tests.mistlab.drawn_plans import drawn_jobs
+
+
+def needs(package: str) -> None:
+    """Leave a test out where a framework is not there."""
+    name, _, wanted = package.partition("==")
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        pytest.skip(f"{name} is not installed: pip install '.[baselines]'")
+    if found != wanted:
+        pytest.skip(f"{name} {found} is installed, not {wanted}: pip install '.[baselines]'")
+
+
+def text_of(name: str, job: Job) -> tuple[str, Job]:
+    found = nearest(job, TARGETS[name]).job
+    return TARGETS[name].write(found), found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_framework_takes_every_export(name: str) -> None:
+    needs(TARGETS[name].package)
+    for job in drawn_jobs(12, seed=17):
+        check_accepted(name, *text_of(name, job))
+
+
+# A fault in each text, which its framework has to refuse.
+FAULTS: dict[str, Callable[[str], str]] = {
+    "megatron": lambda text: text.replace("--num-attention-heads 32", "--num-attention-heads 31"),
+    "deepspeed": lambda text: text.replace('"stage": ', '"stage": 1'),
+    "torchtitan": lambda text: text.replace("seq_len", "sequence_length"),
+    "accelerate": lambda text: text.replace("num_processes", "number_of_processes"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_framework_refuses_a_faulty_export(name: str) -> None:
+    needs(TARGETS[name].package)
+    (job,) = drawn_jobs(1, seed=17)
+    text, found = text_of(name, job)
+    faulty = FAULTS[name](text)
+    assert faulty != text
+    with pytest.raises(InputError, match=f"{TARGETS[name].title} refuses the export: "):
+        check_accepted(name, faulty, found)
+
+
+def test_a_framework_that_is_missing_or_another_version_is_told_with_its_install_command() -> None:
+    with pytest.raises(InputError) as missing:
+        check_installed("no-such-framework==1.2")
+    assert str(missing.value) == (
+        "no-such-framework is not installed, and this needs it: pip install no-such-framework==1.2"
+    )
+    with pytest.raises(
+        InputError, match=r"is installed, and this knows 0\.0\.1: pip install numpy=="
+    ):
+        check_installed("numpy==0.0.1")
