@@ -6,19 +6,31 @@ DEV := .venv-dev
 PINS := constraints.txt
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 
-.PHONY: compare test test-all extras check format graphs benchmark clean
+# Many tests start processes, and each would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+# Modules are compiled when they are first imported: most of the 17,000 never are.
+INSTALL := $(DEV)/bin/pip install --quiet --no-compile --constraint $(PINS)
+
+# Each worker has a core. It gets tests that follow one another, so that most fixtures are made once,
+# and takes some from another worker when it has none left.
+TEST := OMP_NUM_THREADS=1 $(DEV)/bin/python -m pytest -n auto --dist worksteal -p no:benchmark
+
+.PHONY: compare test test-all extras transformers check format graphs benchmark clean
 
 compare: $(BASE)/.done
 	$(BASE)/bin/python -m experiments.compare_searchers $(ARGS)
 
 test: $(DEV)/.done
-	$(DEV)/bin/python -m pytest -n auto -p no:benchmark -m "not slow" $(ARGS)
+	$(TEST) -m "not slow" $(ARGS)
 
 test-all: $(DEV)/.done extras
-	$(DEV)/bin/python -m pytest -n auto -p no:benchmark $(ARGS)
+	$(TEST) $(ARGS)
 
-# Ray and transformers, which a few tests need: without them those say so, and are left out.
-extras: $(DEV)/.extras
+# Ray and transformers, which a few tests need: without them those say so, and are left out. Ray's
+# are slow ones.
+extras: transformers $(DEV)/.ray
+
+transformers: $(DEV)/.transformers
 
 check: $(DEV)/.done
 	$(DEV)/bin/ruff check .
@@ -52,10 +64,14 @@ $(BASE)/.done: pyproject.toml $(PINS)
 $(DEV)/.done: pyproject.toml $(PINS)
 	$(NEW_ENOUGH)
 	$(PYTHON) -m venv $(DEV)
-	$(DEV)/bin/pip install --quiet --constraint $(PINS) torch==2.13.0
-	$(DEV)/bin/pip install --quiet --constraint $(PINS) --editable '.[dev]'
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) --editable '.[dev]'
 	touch $@
 
-$(DEV)/.extras: $(DEV)/.done
-	$(DEV)/bin/pip install --quiet --constraint $(PINS) --editable '.[cluster,huggingface]'
+$(DEV)/.transformers: $(DEV)/.done
+	$(INSTALL) --editable '.[huggingface]'
+	touch $@
+
+$(DEV)/.ray: $(DEV)/.done
+	$(INSTALL) --editable '.[cluster]'
 	touch $@

@@ -8,9 +8,8 @@ difference is symbolic over events, less one.
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from experiments.cli.commandline import parser_of, run
+from experiments.cli.commandline import experiment_parser, run
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
 
 
@@ -23,8 +22,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("cross_check", __doc__, seed=0, out=Path("runs/cross_check"), json=False)
-    parser.add_argument("--plans", type=int, default=1000, help="how many (default: 1,000)")
+    parser = experiment_parser("cross_check", __doc__)
+    parser.add_argument("--plans", type=int, help="how many (default: 1,000, and 40 with --quick)")
     help_order = (
         "run the pipelines of engines that take any order in this one (default: all, in 1f1b)"
     )

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.cli.commandline import parser_of, run
+from experiments.cli.commandline import experiment_parser, run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("predictor_error", __doc__, out=Path("runs/predictor_error"), json=False)
+    parser = experiment_parser("predictor_error", __doc__)
     parser.add_argument("--tables", type=Path, metavar="DIR", help="folder of measurement tables")
     parser.add_argument(
         "--launch",

@@ -9,9 +9,8 @@ wide too, and the row says so. Nothing is adjusted.
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from experiments.cli.commandline import parser_of, run
+from experiments.cli.commandline import experiment_parser, run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,15 +22,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    return parser_of(
-        "speedups",
-        __doc__,
-        hardware=None,
-        seed=0,
-        out=Path("runs/speedups"),
-        json=False,
-        quick=False,
-    )
+    return experiment_parser("speedups", __doc__, hardware=None)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,21 @@ def check_runnable(job: Job) -> None:
                 where = f"plan.stages[{number}].{name}"
                 message = f"{where}: {value:g} can be predicted and not yet trained: leave it out"
                 raise InputError(message)
+    _check_tokens(job.plan)
     check_model(job.workload)
+
+
+def _check_tokens(plan: Plan) -> None:
+    """Refuse neighbours that would have to exchange unlike parts of a sequence."""
+    parts = [stage.tensor_parallel if stage.sequence_parallel else 1 for stage in plan.stages]
+    for number, (own, before) in enumerate(zip(parts[1:], parts, strict=False), start=1):
+        if own != before:
+            message = (
+                f"plan.stages[{number}].sequence_parallel: stages whose ranks have {before} and "
+                f"{own} parts of a sequence can be predicted and not yet trained: give all stages "
+                "equal sequence_parallel and tensor_parallel"
+            )
+            raise InputError(message)
 
 
 def check_order(plan: Plan) -> None:

@@ -44,12 +44,13 @@ def chosen_plan(problem: Problem, space: SearchSpace, choose: Chooser) -> Plan |
     if pipeline is None:
         return None
     layers = _layers(problem.workload.model.layers, pipeline.num_stages, space, choose)
-    stages: list[StagePlan] = []
-    for stage, (mesh, own) in enumerate(zip(pipeline.meshes, layers, strict=True)):
-        if stages and not space.unequal_stages:
-            stages.append(alike(stages[0], own))
-        else:
-            stages.append(_stage(stage, mesh, own, pipeline.num_stages, space, choose))
+    count = pipeline.num_stages
+    if space.unequal_stages:
+        both = enumerate(zip(pipeline.meshes, layers, strict=True))
+        stages = [_stage(stage, mesh, own, count, space, choose) for stage, (mesh, own) in both]
+    else:
+        largest = _stage(0, pipeline.meshes[0], max(layers), count, space, choose)
+        stages = [alike(largest, own) for own in layers]
     return Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=tuple(stages))
 
 

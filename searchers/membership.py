@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mistlab.values.dimensions import names_of
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -15,6 +15,7 @@ from searchers.meshes import (
     lies_well,
     meshes,
     micro_batch_counts,
+    other_names,
 )
 from searchers.savings import alike, saving_names
 
@@ -101,14 +102,14 @@ class Members:
 
 def mesh_of(stage: StagePlan) -> Mesh:
     """The mesh of a stage."""
-    others: tuple[tuple[str, int], ...] = ()
-    if stage.others:
-        others = tuple(
-            (name, int(value)) for name, value in stage.others if name in names_of("mesh")
-        )
+    others = tuple(
+        (name, value)
+        for name in other_names()
+        if (value := stage.degree(name)) != DIMENSIONS[name].default
+    )
     return Mesh(stage.data_parallel, stage.tensor_parallel, stage.micro_batch, others)
 
 
 def _is_alike(plan: Plan) -> bool:
-    first = plan.stages[0]
-    return all(stage == alike(first, stage.layers) for stage in plan.stages)
+    largest = max(plan.stages, key=lambda stage: stage.layers)
+    return all(stage == alike(largest, stage.layers) for stage in plan.stages)

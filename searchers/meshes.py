@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mistlab.machine.cluster import Cluster
 from mistlab.values.dimensions import DIMENSIONS, names_of
 from mistlab.values.job import degree_problem
-from mistlab.values.mesh import num_gpus
+from mistlab.values.mesh import num_gpus, ranks_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 
@@ -21,7 +21,7 @@ class Mesh(NamedTuple):
     """The GPUs of one stage, and the sequences that each of its data-parallel ranks takes at a
     time.
 
-    ``others`` are values of dimensions that were added to the mesh, except default values.
+    ``others`` are values of the mesh's other dimensions, except default values.
     """
 
     data_parallel: int
@@ -100,7 +100,9 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         for data in divisors(together)
         if allows(space.data_parallel, data) and allows(space.micro_batch, together // data)
         for mesh in [Mesh(data, tensor, together // data, others)]
-        if mesh.num_gpus <= cluster.num_gpus and _divides_nodes(mesh.num_gpus, cluster)
+        if mesh.num_gpus <= cluster.num_gpus
+        and _divides_nodes(mesh.num_gpus, cluster)
+        and _has_effect(mesh)
     ]
 
 
@@ -183,9 +185,20 @@ def _tensor_degrees(problem: Problem, space: SearchSpace) -> list[int]:
     ]
 
 
+def other_names() -> list[str]:
+    """Names of the dimensions of a mesh that are not fields of ``Mesh``."""
+    return [name for name in names_of("mesh") if name not in _OWN]
+
+
+def _has_effect(mesh: Mesh) -> bool:
+    """Whether each choice that the ranks of a group share has a group of several ranks."""
+    shared = (DIMENSIONS[name].shared_by for name, _ in mesh.others)
+    return all(ranks_of(group, mesh.value) > 1 for group in shared if group)
+
+
 def _other_degrees(space: SearchSpace) -> list[tuple[tuple[str, int], ...]]:
-    """All combinations of values of dimensions added to the mesh; default values are left out."""
-    names = [name for name in names_of("mesh") if name not in _OWN]
+    """All combinations of values of a mesh's other dimensions; default values are left out."""
+    names = other_names()
     listed = (space.listed(name) or () for name in names)
     return [
         tuple(

@@ -18,6 +18,7 @@ def _named(strategy: str) -> Any:
 SEARCHERS: "OnUse[Strategy]" = OnUse(
     {
         "mist": lambda: _named("mist").mist_with("highs"),
+        "mist:published": lambda: _named("published").published(),
         "mist:cbc": lambda: _named("mist").mist_with("cbc"),
         "exact": lambda: _named("exact").exact,
         "exhaustive": lambda: _named("exhaustive").exhaustive,
@@ -31,5 +32,7 @@ SEARCHERS: "OnUse[Strategy]" = OnUse(
         "random": lambda: _named("random_search").random_search,
         "megatron": lambda: _named("grids").grid_of("megatron"),
         "deepspeed": lambda: _named("grids").grid_of("deepspeed"),
+        "megatron:published": lambda: _named("grids").grid_of("megatron"),
+        "deepspeed:published": lambda: _named("grids").grid_of("deepspeed"),
     }
 )

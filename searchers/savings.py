@@ -4,10 +4,11 @@ Axes: W ways to save memory, B ways to treat blocks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
-from mistlab.values.plan import StagePlan
+from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.space import SearchSpace
 from searchers.meshes import Mesh
 
@@ -16,6 +17,39 @@ SavingsRow = tuple[float, ...]
 CountsRow = tuple[int, ...]
 # Some of a dimension's choices.
 Thinner = Callable[[Sequence[float]], Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Way:
+    """One way to save memory for all stages of a pipeline: the values of ``names_of("savings")``,
+    and how many blocks the largest stage treats in each of ``counts_of_blocks()``."""
+
+    savings: SavingsRow
+    counts: CountsRow
+
+    def counts_within(self, layers: int) -> CountsRow:
+        """The numbers of treated blocks of a stage with so many blocks."""
+        counts, left = [], layers
+        for count in self.counts:
+            counts.append(min(count, left))
+            left -= counts[-1]
+        return tuple(counts)
+
+
+def way_of(plan: Plan) -> Way:
+    """The way to save memory of a plan whose stages are alike."""
+    largest = max(plan.stages, key=lambda stage: stage.layers)
+    return Way(
+        savings=tuple(largest.value(name) for name in names_of("savings")),
+        counts=tuple(largest.degree(name) for name in counts_of_blocks()),
+    )
+
+
+def ways_alike(space: SearchSpace, mesh: Mesh, layers: int, *, in_pipeline: bool) -> Iterator[Way]:
+    """Every way for all stages of a pipeline of equal meshes, the largest of so many blocks."""
+    for savings in product(*savings_choices(space, mesh, in_pipeline=in_pipeline)):
+        for counts in counts_choices(space, layers):
+            yield Way(savings=savings, counts=counts)
 
 
 def savings_choices(
@@ -71,15 +105,15 @@ def stage_of(mesh: Mesh, layers: int, saving: Mapping[str, float]) -> StagePlan:
 
 def bare_stage(mesh: Mesh, layers: int, space: SearchSpace) -> StagePlan:
     """A stage that saves as little memory as the space allows."""
-    return stage_of(
-        mesh, layers, {name: min(space.listed(name) or (0,)) for name in names_of("savings")}
-    )
+    least = {name: min(space.listed(name) or (0,)) for name in names_of("savings")}
+    counts = {name: int(min(_counts_of(space, name, layers))) for name in counts_of_blocks()}
+    return stage_of(mesh, layers, {**least, **counts})
 
 
-def alike(first: StagePlan, layers: int) -> StagePlan:
-    """A stage of ``layers`` blocks that saves memory like the first stage, which has the most
+def alike(largest: StagePlan, layers: int) -> StagePlan:
+    """A stage of ``layers`` blocks that saves memory like another stage, which has the most
     blocks."""
-    return first.with_values({"layers": layers, **counts_within(first, layers)})
+    return largest.with_values({"layers": layers, **counts_within(largest, layers)})
 
 
 def counts_within(stage: StagePlan, layers: int) -> dict[str, int]:

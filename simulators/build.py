@@ -123,6 +123,7 @@ class _Stage:
         links = self.links.follow(pattern.derived, base, tasks.first_layer, one.micro_batch)
         for source, task in links:
             graph.wait(task, end_of=source)
+        self._issue(one, pattern, base)
         key, computed = (one.kind, one.chunk, one.micro_batch), self.links.computed
         self.begins[key] = base + pattern.derived.computing[0]
         self.sent[key] = computed
@@ -131,6 +132,14 @@ class _Stage:
             self.sent[key] = send
             if self.template.sends == "blocking":
                 self.links.holding = send
+
+    def _issue(self, one: StagePass, pattern: Pattern, base: int) -> None:
+        """Note the host's time to issue the tasks of a pass."""
+        tasks = self.chunks[one.chunk]
+        for place, (kind, _, layer) in enumerate(pattern.labels):
+            of_layers = tasks.issues.get(kind)
+            if of_layers and layer is not None:
+                self.graph.issues[base + place] = of_layers[layer - tasks.first_layer]
 
     def _send(self, one: StagePass, tasks: StageTasks) -> int | None:
         """Add a task that sends a pass's outcome, if there is a receiver and the send takes time.

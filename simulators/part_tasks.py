@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from mistlab.cost.host_waits import peculiar_s
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.schedule.slot_table import Kind, Template
@@ -31,6 +32,7 @@ def tasks_of_parts(
     batch = StageBatch.of_plan(plan)
     seconds = model.seconds({name: batch.value(name) for name in task_columns()})
     chunks = passes[0].chunks
+    later_s = peculiar_s(batch.value, model.cluster)
     parts = parts_of_plan(plan, chunks)
     of_parts = model.types.of_stages(batch_of_parts([plan], chunks).value)
     networks, names = _networks(seconds, batch, parts), _names(model.template)
@@ -50,6 +52,7 @@ def tasks_of_parts(
                 send_s=float(seconds.send_s[stage]),
                 networks=uses,
                 tied_s=float(seconds.tied_s[stage]) if plan.num_stages > 1 and is_end else 0.0,
+                issues=_issues(model, types, float(later_s[stage])),
             )
         )
     return tasks, _factors(seconds, plan.num_stages)
@@ -69,6 +72,23 @@ def _split(
         for both, layer_type in zip(whole, types, strict=True)
     ]
     return {("B", None): of_inputs, ("W", None): of_weights}
+
+
+def _issues(model: TaskModel, types: Sequence[int], later_s: float) -> dict[Kind, list[float]]:
+    """The host's seconds to issue each layer's passes, where the GPU may wait for the host."""
+    host = model.host
+    if host is None:
+        return {}
+    names = [model.types.names[one] for one in types]
+    blocks = [name in model.types.of_blocks for name in names]
+    again = [name not in model.types.kinds for name in names]
+    return {
+        "F": [host.forward_s + later_s / 2 if is_block else host.end_s for is_block in blocks],
+        "B": [
+            host.backward_s + later_s / 2 + host.forward_s * is_again if is_block else host.end_s
+            for is_block, is_again in zip(blocks, again, strict=True)
+        ],
+    }
 
 
 def _networks(

@@ -163,7 +163,17 @@ class _Player:
     """The processes of all streams, and the state that they share."""
 
     __slots__ = (
-        *("asleep", "contention", "ends", "environment", "graph", "network", "ready", "starts"),
+        *(
+            "asleep",
+            "contention",
+            "ends",
+            "environment",
+            "graph",
+            "hosts",
+            "network",
+            "ready",
+            "starts",
+        ),
         *("unstarted", "waits"),
     )
 
@@ -175,6 +185,8 @@ class _Player:
         self.graph = graph
         self.contention = [_Contention(environment, of_stage) for of_stage in factors]
         self.network = Network()
+        # When the host of each stage has issued all that it has issued so far.
+        self.hosts = [0.0] * graph.stages
         self.starts = [-1.0] * len(graph)
         self.ends = [-1.0] * len(graph)
         self.waits = graph.waits.copy()
@@ -195,7 +207,7 @@ class _Player:
         environment, starts, ends = self.environment, self.starts, self.ends
         seconds, ready = self.graph.seconds, self.ready[lane]
         after_start, after_end = self.graph.after_start, self.graph.after_end
-        network, uses_of = self.network, self.graph.networks
+        network, uses_of, issues = self.network, self.graph.networks, self.graph.issues
         stream = lane % len(STREAMS)
         contention = self.contention[lane // len(STREAMS)]
         running, now = False, 0.0
@@ -208,6 +220,13 @@ class _Player:
                 yield event
                 now = environment.now
             task = heappop(ready)
+            issued_s = self._issued(task, lane) if task in issues else now
+            if issued_s > now:
+                if running:
+                    contention.await_next()
+                    running = False
+                yield environment.timeout(issued_s - now)
+                now = environment.now
             starts[task] = now
             self.unstarted -= 1
             waiting = after_start[task]
@@ -228,6 +247,12 @@ class _Player:
             if waiting:
                 self._release(task, waiting)
         contention.await_next()
+
+    def _issued(self, task: int, lane: int) -> float:
+        """When the host of a stage has issued a task, after the tasks before it."""
+        stage = lane // len(STREAMS)
+        self.hosts[stage] += self.graph.issues[task]
+        return self.hosts[stage]
 
     def _release(self, task: int, offsets: Sequence[int]) -> None:
         """Lower the number of waits of some tasks by one; wake the streams of tasks now ready."""

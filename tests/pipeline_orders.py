@@ -1,5 +1,7 @@
 """Published pipeline orders as text: interleaved 1F1B, and a zero bubble's ZB-H1."""
 
+from mistlab.schedule.interleaved import interleaved_text
+
 
 def all_forwards_first(stages: int, micro_batches: int, *, reverses: bool = False) -> str:
     """All forwards, then all backwards, in the same order or the reverse one."""
@@ -10,25 +12,8 @@ def all_forwards_first(stages: int, micro_batches: int, *, reverses: bool = Fals
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int) -> str:
-    """Interleaved 1F1B (Narayanan et al. 2021): chunks take as many micro-batches in turn as there
-    are stages, of which there is a multiple."""
-    assert micro_batches % stages == 0
-
-    def turn(number: int) -> tuple[int, int]:
-        group, rest = divmod(number, stages * chunks)
-        chunk, place = divmod(rest, stages)
-        return chunk, group * stages + place
-
-    turns = [turn(number) for number in range(micro_batches * chunks)]
-    forwards = [f"F{chunk}m{m}" for chunk, m in turns]
-    backwards = [f"B{chunks - 1 - chunk}m{m}" for chunk, m in turns]
-    lines = []
-    for stage in range(stages):
-        ahead = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(turns))
-        pairs = zip(forwards[ahead:], backwards, strict=False)
-        rest = backwards[len(turns) - ahead :]
-        lines.append(" ".join([*forwards[:ahead], *(one for pair in pairs for one in pair), *rest]))
-    return "\n".join(lines) + "\n"
+    """Interleaved 1F1B."""
+    return interleaved_text(stages, micro_batches, chunks)
 
 
 def zero_bubble(stages: int, micro_batches: int) -> str:

@@ -1,7 +1,6 @@
 """Every example prints what is written beside it; every module stays small enough to read."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,10 @@ PACKAGES = ("mistlab", "simulators", "searchers", "runtime", "experiments")
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
-def test_example_prints_its_golden_output(example: Path) -> None:
+def test_example_prints_its_golden_output(example: Path, warm_python: str) -> None:
     pytest.importorskip("torch")
     done = subprocess.run(  # noqa: PLW1510
-        [sys.executable, str(example)],
+        [warm_python, str(example)],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,

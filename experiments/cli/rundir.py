@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -58,7 +59,7 @@ class RunDirectory:
 
     def rows(self) -> list[dict[str, Any]]:
         """What ``rows.jsonl`` holds; a last line that was cut off is none."""
-        return _rows(self.path / "rows.jsonl")
+        return read_rows(self.path / "rows.jsonl")
 
 
 def earlier_rows(
@@ -78,7 +79,7 @@ def earlier_rows(
         {**one, "options": {k: v for k, v in one["options"].items() if k not in aside}}
         for one in (_config(command, options), noted)
     )
-    return _rows(path / "rows.jsonl") if here == there else []
+    return read_rows(path / "rows.jsonl") if here == there else []
 
 
 def _folder(path: Path) -> Path:
@@ -96,7 +97,7 @@ def _folder(path: Path) -> Path:
         return other
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file, up to a line that is damaged, as the last one of a run that was stopped
     while it wrote. The damaged file is kept beside."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
@@ -140,6 +141,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache
 def revision() -> str:
     """The source's git revision, with ``-dirty`` for local changes; empty outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]

@@ -17,7 +17,7 @@ from searchers.strategy import NeedsStageCosts
 from simulators.registry import PREDICTORS
 
 # These are grids over spaces of their own, whatever the others choose from.
-OWN_SPACES = ("megatron", "deepspeed")
+OWN_SPACES = ("megatron", "deepspeed", "megatron:published", "deepspeed:published")
 
 
 def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:

@@ -43,6 +43,12 @@ def search_parser(
         help="whom searchers ask; events plays plans, and costs no single stages (default: "
         "%(default)s)",
     )
+    parser.add_argument(
+        "--view",
+        default="full",
+        help="what the predictor does not know while they search: serial, ideal, average, blind, "
+        "or full for nothing (default: %(default)s)",
+    )
     parser.add_argument("--budget-seconds", type=float, help="seconds that a searcher may take")
     parser.add_argument(
         "--budget-evaluations",

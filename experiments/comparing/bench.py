@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Self
 
 from mistlab.cost.memory import allocator_of, room_bytes
+from mistlab.cost.named_views import FULL, view_of
 from mistlab.cost.views import View, viewed
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan
@@ -131,20 +132,31 @@ class Front:
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """A problem, and whom all searchers ask about it."""
+    """A problem, and whom all searchers ask about it.
+
+    They ask the predictor ``asked``, which is ``predictor`` as seen in a view; ``predictor`` itself
+    scores what they find.
+    """
 
     problem: Problem
     predictor: Predictor
+    asked: Predictor
     simulator: EventSimulator
     _simulated_s: dict[Plan, float] = field(default_factory=dict, init=False)
 
     @classmethod
-    def of(cls, problem: Problem, predictor: str = "symbolic") -> Self:
-        """The bench of a problem, on which searchers ask one of ``PREDICTORS``."""
+    def of(cls, problem: Problem, predictor: str = "symbolic", view: str = FULL) -> Self:
+        """The bench of a problem, on which searchers ask one of ``PREDICTORS`` in one of
+        ``VIEWS``."""
         workload, cluster = problem.workload, problem.cluster
+        maker, seen = PREDICTORS[predictor], view_of(view)
+        whole = maker(workload=workload, cluster=cluster)
         return cls(
             problem=problem,
-            predictor=PREDICTORS[predictor](workload=workload, cluster=cluster),
+            predictor=whole,
+            asked=whole
+            if view == FULL
+            else seen.predictor(maker, workload=workload, cluster=cluster),
             simulator=EventSimulator(workload=workload, cluster=cluster),
         )
 
@@ -166,9 +178,9 @@ class Bench:
         """Compile what a space's engine needs, so that no searcher's clock runs meanwhile."""
         plan = chosen_plan(self.problem, space, Chooser(lambda _, options: 0))
         if plan is not None:
-            self.predictor.predict(plan)
-            if isinstance(self.predictor, StageCostModel):
-                self.predictor.stage_costs(StageBatch.of_plan(plan), engine=space.engine)
+            self.asked.predict(plan)
+            if isinstance(self.asked, StageCostModel):
+                self.asked.stage_costs(StageBatch.of_plan(plan), engine=space.engine)
 
     def search(
         self,
@@ -178,17 +190,35 @@ class Bench:
         seed: int,
         listener: Callable[[Ledger], None],
     ) -> Entry:
-        """Let one searcher search."""
+        """Let one searcher search; what it finds in a view is scored by the predictor itself."""
         front = Front(outside_bytes=self.outside_bytes)
-        watched = viewed(self.predictor, View(of_plan=front.see))
+        watched = viewed(self.asked, View(of_plan=front.see))
         searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=watched, listener=listener)
         result = searcher.search(self.problem, space, budget, seed)
         return Entry(
             searcher=name,
             space=space,
-            result=result,
+            result=result if self.asked is self.predictor else self._rescored(result),
             simulated_s=None,
             front=front_of(front.points),
+        )
+
+    def _rescored(self, result: SearchResult) -> SearchResult:
+        """A result with the predictor's own predictions, of which nothing is proven."""
+        if result.plan is None:
+            return result
+        plans = [result.plan, *(rival.plan for rival in result.rivals)]
+        first, *others = self.predictor.predict_many(plans)
+        rivals = [
+            replace(rival, prediction=own) for rival, own in zip(result.rivals, others, strict=True)
+        ]
+        return replace(
+            result,
+            status="FEASIBLE" if result.status == "OPTIMAL" else result.status,
+            prediction=first,
+            rivals=tuple(rivals),
+            lower_bound_s=None,
+            gap=None,
         )
 
     def played(self, entry: Entry) -> Entry:

@@ -31,8 +31,9 @@ def neighbours(plan: Plan, problem: Problem, space: SearchSpace) -> list[Neighbo
 
 
 def _less_saving(plan: Plan, space: SearchSpace) -> Iterator[Neighbour]:
-    # Where stages are alike, the first one has the most blocks.
-    places = range(plan.num_stages) if space.unequal_stages else (0,)
+    # Where stages are alike, the largest one says how many blocks each of them treats.
+    layers = [stage.layers for stage in plan.stages]
+    places = range(plan.num_stages) if space.unequal_stages else (layers.index(max(layers)),)
     for place in places:
         for what, step in _steps(plan.stages[place], plan.num_stages, space):
             if space.unequal_stages:

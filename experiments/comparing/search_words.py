@@ -8,6 +8,7 @@ from experiments.comparing.explain import Loser, Rejected, StageLimit, Why
 from experiments.comparing.smallest import Smallest
 from mistlab.values.dimensions import (
     BUILT_IN,
+    DIMENSIONS,
     OFFLOADS,
     amount_words,
     counts_of_blocks,
@@ -15,7 +16,7 @@ from mistlab.values.dimensions import (
     label_of,
     names_of,
 )
-from mistlab.values.mesh import AXES
+from mistlab.values.mesh import AXES, dimensions_of_axes
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.prediction import Comparison, Prediction
 from mistlab.values.units import GIB_BYTES
@@ -101,6 +102,7 @@ def _stage_words(stage: StagePlan, first: int) -> str:
         f"blocks {first} to {first + stage.layers - 1}",
         f"{' x '.join(axes)} parallel",
         f"micro-batch {stage.micro_batch}",
+        *(dimension_words(name, stage.value(name), stage.layers) for name in _of_mesh(stage)),
         *(dimension_words(name, stage.value(name), stage.layers) for name in _said(stage)),
     ]
     offloaded = [
@@ -110,6 +112,15 @@ def _stage_words(stage: StagePlan, first: int) -> str:
     ]
     parts.append(f"offloads {', '.join(offloaded)}" if offloaded else "offloads nothing")
     return ", ".join(parts)
+
+
+def _of_mesh(stage: StagePlan) -> Iterator[str]:
+    """The dimensions of a stage's mesh besides degrees and micro-batch, if not the default."""
+    for name in names_of("mesh"):
+        default = DIMENSIONS[name].default
+        is_degree = name in dimensions_of_axes()
+        if not is_degree and default is not None and stage.value(name) != default:
+            yield name
 
 
 def _said(stage: StagePlan) -> Iterator[str]:

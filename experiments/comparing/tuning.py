@@ -43,7 +43,7 @@ def tune(options: argparse.Namespace) -> int:
     problem, space = searched(options)
     budget = budget_of(options, QUICK if options.quick else BUDGET)
     out = writable(options.out, "plan file")
-    bench, live = Bench.of(problem, options.predictor), Live(searcher=name)
+    bench, live = Bench.of(problem, options.predictor, options.view), Live(searcher=name)
     space = space_for(name, space)
     bench.warm_up(space)
     entry = decided(bench.played(bench.search(name, space, budget, options.seed, live)))

@@ -16,8 +16,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "mistlab"}
 
 SIZE = (6.4, 3.8)
-# More groups than this get a wider picture, and names that lean.
-FEW_GROUPS = 8
+# More groups than this, or names with more letters together, get names that lean.
+FEW_GROUPS, FEW_LETTERS = 8, 70
 
 
 def drawn(picture: Picture) -> Figure:
@@ -54,7 +54,7 @@ def _lines(chart: Lines) -> Figure:
 
 def _bars(chart: Bars) -> Figure:
     """Bars in groups."""
-    many = len(chart.groups) > FEW_GROUPS
+    many = len(chart.groups) > FEW_GROUPS or len("".join(chart.groups)) > FEW_LETTERS
     figure = Figure(
         figsize=(max(SIZE[0], 2 + 0.45 * len(chart.groups)), SIZE[1] + many), layout="constrained"
     )

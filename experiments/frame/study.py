@@ -42,27 +42,34 @@ class Report:
 
 @dataclass(slots=True, kw_only=True)
 class Study:
-    """A run of an experiment that is under way: its options, its folder, and its rows so far."""
+    """A run of an experiment that is under way: its options, its folder, and its rows so far.
+
+    ``earlier`` are the rows that an equal run left in the folder. A study that goes on with them
+    adds those again that still hold; until its end the others stay in the file too, so that a stop
+    loses none.
+    """
 
     options: argparse.Namespace
     directory: RunDirectory
     earlier: Sequence[Row]
+    goes_on: bool = False
     rows: list[Row] = field(default_factory=list)
     clock: Callable[[], float] = time.perf_counter
     _began_s: float = field(default=0.0, init=False)
     _is_full: bool = field(default=False, init=False)
+    _waiting: list[Row] = field(default_factory=list, init=False)
 
     @classmethod
-    def begin(cls, command: str, options: argparse.Namespace) -> Self:
-        """Make the run folder, before any work is done. ``earlier`` are the rows that an equal run
-        left in the folder."""
+    def begin(cls, command: str, options: argparse.Namespace, *, goes_on: bool = False) -> Self:
+        """Make the run folder, before any work is done."""
         if options.page is not None:
             writable(options.page, "page", "--page")
         earlier = earlier_rows(options.out, command, vars(options), aside=ASIDE)
         directory = RunDirectory.make(options.out, command, vars(options))
-        study = cls(options=options, directory=directory, earlier=earlier)
+        study = cls(options=options, directory=directory, earlier=earlier, goes_on=goes_on)
         study._began_s = study.clock()
-        study._keep(lambda: directory.write_rows(()))
+        study._waiting = [*earlier] if goes_on else []
+        study._keep(lambda: directory.write_rows(study._waiting))
         return study
 
     @property
@@ -80,7 +87,12 @@ class Study:
     def add(self, row: Row) -> None:
         """Keep a row at once, so that a run that is stopped has it."""
         self.rows.append(row)
-        self._keep(lambda: self.directory.add_row(row))
+        if not self.goes_on:
+            self._keep(lambda: self.directory.add_row(row))
+            return
+        if row in self._waiting:
+            self._waiting.remove(row)
+        self._keep(lambda: self.directory.write_rows([*self.rows, *self._waiting]))
 
     def end(self, report: Report, status: int = DONE) -> int:
         """Print what came out, then write it; the exit status."""
@@ -99,6 +111,8 @@ class Study:
         return {"rows": [*self.rows], **report.summary, TIMING: timing}
 
     def _write(self, report: Report, seconds: float) -> None:
+        if self._waiting:
+            self.directory.write_rows(self.rows)
         self.directory.write_text("rows.csv", csv_of(self.rows))
         answer = json.dumps(self._answer(report, seconds), indent=1, allow_nan=False)
         self.directory.write_text("summary.json", f"{answer}\n")

@@ -11,7 +11,8 @@ Row = Mapping[str, Any]
 
 # What a clock says goes under this key of a row; all else is equal in two runs with one seed.
 TIMING = "timing"
-NUMBER = re.compile(r"[-+~]?\$?\d.*|-|")
+# A number, with a unit of a few letters or another number after it; or none.
+NUMBER = re.compile(r"[-+~]?\$?\d[\d.,]*(e[-+]?\d+)? ?[%\w/]{0,5}( to \S+)?|-|")
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:

@@ -52,6 +52,7 @@ def features() -> Iterator[tuple[str, SearchSpace]]:
         pipeline=(1,),
         micro_batch=None,
         zero=(0,),
+        recomputation="all",
         unequal_stages=True,
         layers_off_balance=None,
         unequal_meshes=True,
@@ -61,7 +62,7 @@ def features() -> Iterator[tuple[str, SearchSpace]]:
     yield space.name, space
     space = replace(space, name="+ZeRO", zero=(0, 1, 2, 3))
     yield space.name, space
-    space = replace(space, name="+CKPT", partial_checkpointing=True)
+    space = replace(space, name="+CKPT", recomputation="any")
     yield space.name, space
     for name, kind in OFFLOADED.items():
         ratios = getattr(wide.offload, kind)
@@ -135,13 +136,13 @@ def _grows(power: Mapping[tuple[str, int], float], depths: Sequence[int]) -> boo
 BESIDE = """## Published, and why this differs
 
 Mist (EuroSys 2025) draws this figure for 4 x 8 GPUs and 16 to 80 layers, with the features in
-this order and the last curve above 1e140 at 80 layers. What one plan is was not printed, so
+this order; the last curve ends between 1e140 and 1e165. What one plan is was not printed, so
 powers of ten are compared, not numbers. Here a plan says the number of micro-batches, the stages
 in order (each inside a node or of whole nodes), and for each stage its blocks, data and tensor
-parallel degrees, ZeRO level, recomputed blocks (any number from +CKPT on, none or all before) and
-ratios in eighths. Sums are exact: pipelines are counted by a walk over GPUs and blocks, which
-equals listing them one by one where there are few.
+parallel degrees, ZeRO level, recomputed blocks (any number from +CKPT on, all before) and ratios
+in eighths. Sums are exact: pipelines are counted by a walk over GPUs and blocks, which equals
+listing them one by one where there are few.
 
-Most of the plans have many stages: 32 stages of one GPU choose 32 times. So equal meshes and nearly
-even blocks hardly make a space smaller (`mist` against `wide`), while stages that choose alike
-(`+offload`) make it small enough to list."""
+Most of the plans have many stages: 32 stages of one GPU choose 32 times. So equal meshes and
+nearly even blocks hardly make a space smaller (`mist` against `wide`), while stages that choose
+alike (`+offload`) make it small enough to list."""

@@ -3,6 +3,7 @@
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from experiments.calibrating.whole_runs import (
     is_said_to_fit,
     predicted_s,
 )
-from experiments.cli.commandline import DONE, print_json, progress
-from experiments.cli.rundir import RunDirectory
 from experiments.exporting.launched_runs import launched_runs
+from experiments.frame.charts import Drawn
+from experiments.frame.study import Report, Study
 from experiments.reports import plots
 from experiments.reports.error_summary import by_set, memory_summary, summary_of
-from experiments.reports.error_words import text_of
+from experiments.reports.error_words import words_of
 from mistlab import catalog
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.memory import reserved_bytes
@@ -38,32 +39,66 @@ FITTED_TO_ALL = ("l4-24gb", "a100-40gb", "a10g-24gb")
 
 def errors(options: argparse.Namespace) -> int:
     """Compare, print a table, write rows and scatter plots."""
-    runs, tables = _runs(options.tables)
+    runs, tables = _runs(options.tables, quick=options.quick)
     if options.launch is not None:
         runs = launched_runs(runs, options.launch)
-    progress(f"predicting {len(runs)} runs")
+    study = Study.begin("predictor_error", options)
     # Runs of launch lines are a part of those that a machine was fitted to.
     left_out = {} if options.tables is None or options.launch else _left_out(runs)
-    times = _fastest([_time(one, left_out.get(one.name), events=options.events) for one in runs])
+    times = _fastest(
+        [
+            _time(one, left_out.get(one.name), events=options.events)
+            for one in study.counted(runs, "runs")
+        ]
+    )
     memory = [row for one in runs for row in _memory(one)]
+    for row in (*times, *memory):
+        study.add(row)
     summary = {
         "tables": {table.path.name: table.sha256 for table in tables},
         "times": [summary_of(name, rows) for name, rows in by_set(times).items()],
         "memory": memory_summary(memory, runs),
     }
-    directory = RunDirectory.make(options.out, "predictor_error", vars(options))
-    directory.write_rows([*times, *memory])
-    plots.times(times, directory.path / "times.svg")
+    return study.end(_report(summary, times, memory))
+
+
+def _report(
+    summary: Mapping[str, Any], times: Sequence[Mapping[str, Any]], memory: Sequence[Any]
+) -> Report:
+    pictures = [
+        Drawn(
+            name="times",
+            caption="Predicted over measured times of an iteration.",
+            draw=partial(plots.times_figure, times),
+        )
+    ]
     if memory:
-        plots.predicted_beside_measured(memory, directory.path / "memory.svg")
-    if options.json:
-        print_json({**summary, "runs": times, "stages": memory})
-    else:
-        print(text_of(summary, times, memory, options.out))
-    return DONE
+        pictures.append(
+            Drawn(
+                name="memory",
+                caption="Predicted over measured peaks of allocated memory.",
+                draw=partial(plots.memory_figure, memory),
+            )
+        )
+    return Report(
+        title="Predicted beside measured",
+        words=words_of(summary, times, memory),
+        summary=summary,
+        pictures=pictures,
+        beside=[BESIDE],
+    )
 
 
-def _runs(folder: Path | None) -> tuple[list[PublishedRun], list[Table]]:
+BESIDE = """## Published, and why this differs
+
+What was measured was published by others, each run with its source: `experiments/calibrating` has
+the figures that the project carries, and the tables given by `--tables` have the rest. An error is
+predicted over measured, less one. Where they differ most, and why as far as it is known, is in
+docs/results/predictor-error.md."""
+
+
+def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRun], list[Table]]:
+    """The runs, and the tables that they came from; in haste without the longest two."""
     megatron = catalog.hardware("a100-80gb")
     content = (
         files("experiments.calibrating").joinpath("published.yaml").read_text(encoding="utf-8")
@@ -73,7 +108,9 @@ def _runs(folder: Path | None) -> tuple[list[PublishedRun], list[Table]]:
         return [*base, *weak_scaling], []
     tables = [read_end_to_end(folder / END_TO_END)]
     tables += [
-        read_megatron(folder / name, megatron) for name in MEGATRON if (folder / name).exists()
+        read_megatron(folder / name, megatron)
+        for name in MEGATRON
+        if not quick and (folder / name).exists()
     ]
     # The base case is among the runs of the table.
     return [*(one for table in tables for one in table.runs), *weak_scaling], tables

@@ -1,56 +1,72 @@
 """Errors of predictions as a table and sentences."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from experiments.frame.tables import table
 from mistlab.values.units import GIB_BYTES
 
 
-def text_of(
+def words_of(
     summary: Mapping[str, Any],
     times: Sequence[Mapping[str, Any]],
     memory: Sequence[Mapping[str, Any]],
-    out: Path,
-) -> str:
+) -> list[str]:
     """A table of runs, a line for each set, and the memory of stages."""
-    few = [row for row in times if "node" not in row["set"]]
-    lines = [f"{'run':36} predicted s  measured s   error"]
-    lines += [
-        f"{row['run']:36} {row['predicted_s']:11.3f} {row['measured_s']:11.3f}  "
-        f"{row['error']:+6.1%}"
-        + (" (approximated)" if row["approximated"] else "")
-        + (f" (micro-batch {row['micro_batch']})" if "weak" in row["set"] else "")
-        for row in few
+    words = [
+        table(
+            ("run", "predicted s", "measured s", "error"),
+            [
+                (_name(row), f"{row['predicted_s']:.3f}", f"{row['measured_s']:.3f}", _error(row))
+                for row in times
+                if "node" not in row["set"]
+            ],
+        ),
+        "Mean absolute errors: raw, median, after removing the mean (as the literature does):",
+        "\n".join(f"- {_set(one)}" for one in summary["times"]),
     ]
-    lines += [
-        "",
-        "mean absolute errors: raw, median, after removing the mean (as the literature does)",
+    if not memory:
+        return words
+    found = summary["memory"]
+    return [
+        *words,
+        (
+            f"Allocated memory of {found['stages']} stages: mean error {found['mean_error']:.2%}, "
+            f"worst {found['worst_error']:+.2%}; reserved {found['mean_reserved_error']:.2%}, "
+            f"worst {found['worst_reserved_error']:+.2%}{_reserved_left_out(found)}."
+        ),
+        table(
+            ("run", "stage", "predicted GiB", "measured GiB", "error"),
+            [
+                (
+                    row["run"],
+                    row["stage"],
+                    f"{row['predicted_bytes'] / GIB_BYTES:.2f}",
+                    f"{row['measured_bytes'] / GIB_BYTES:.2f}",
+                    _error(row),
+                )
+                for row in memory
+            ],
+        ),
     ]
-    for one in summary["times"]:
-        lines.append(
-            f"  {one['set']}: {one['mean_error']:.2%}, {one['median_error']:.2%}, "
-            f"{one['mean_error_after_removing_the_mean']:.2%} of {one['runs']} runs, bias "
-            f"{one['bias']:+.2%}{_unseen(one)}{_ranks(one)}{_played(one)}; "
-            f"{one['runs_said_not_to_fit']} are said not to fit"
-        )
-    if memory:
-        found = summary["memory"]
-        lines += [
-            "",
-            (
-                f"allocated memory of {found['stages']} stages: mean error "
-                f"{found['mean_error']:.2%}, worst {found['worst_error']:+.2%}; reserved "
-                f"{found['mean_reserved_error']:.2%}, worst {found['worst_reserved_error']:+.2%}"
-                f"{_reserved_left_out(found)}"
-            ),
-        ]
-        lines += [
-            f"  {row['run']:32} stage {row['stage']}  {row['predicted_bytes'] / GIB_BYTES:6.2f} of "
-            f"{row['measured_bytes'] / GIB_BYTES:6.2f} GiB  {row['error']:+6.1%}"
-            for row in memory
-        ]
-    return "\n".join([*lines, f"pictures and rows: {out}"])
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    name = f"{row['run']} (approximated)" if row["approximated"] else row["run"]
+    return f"{name} (micro-batch {row['micro_batch']})" if "weak" in row["set"] else name
+
+
+def _error(row: Mapping[str, Any]) -> str:
+    return f"{row['error']:+.1%}"
+
+
+def _set(one: Mapping[str, Any]) -> str:
+    return (
+        f"{one['set']}: {one['mean_error']:.2%}, {one['median_error']:.2%}, "
+        f"{one['mean_error_after_removing_the_mean']:.2%} of {one['runs']} runs, bias "
+        f"{one['bias']:+.2%}{_unseen(one)}{_ranks(one)}{_played(one)}; "
+        f"{one['runs_said_not_to_fit']} are said not to fit"
+    )
 
 
 def _reserved_left_out(found: Mapping[str, Any]) -> str:

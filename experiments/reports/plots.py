@@ -52,6 +52,11 @@ def _frontier(axes: Axes, row: Mapping[str, Any], right: float, colour: str) -> 
 
 def predicted_beside_measured(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Each stage's peak as predicted over as measured, with the line where they are equal."""
+    save(memory_figure(rows), path)
+
+
+def memory_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Each stage's peak as predicted over as measured, with the line where they are equal."""
     figure = Figure(figsize=(5.2, 5.2), layout="constrained")
     axes = figure.subplots()
     highest = max(max(row["predicted_bytes"], row["measured_bytes"]) for row in rows) / GIB_BYTES
@@ -73,10 +78,15 @@ def predicted_beside_measured(rows: Sequence[Mapping[str, Any]], path: Path) -> 
     axes.set_aspect("equal")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False)
-    save(figure, path)
+    return figure
 
 
 def times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Each run's iteration as predicted over as measured, with lines a tenth to either side."""
+    save(times_figure(rows), path)
+
+
+def times_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Each run's iteration as predicted over as measured, with lines a tenth to either side."""
     figure = Figure(figsize=(6.4, 5.6), layout="constrained")
     axes = figure.subplots()
@@ -106,10 +116,10 @@ def times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_aspect("equal")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False)
-    save(figure, path)
+    return figure
 
 
-def differences(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def differences(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """How far the closed form is from the event simulator, over what comes once an iteration."""
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -135,7 +145,7 @@ def differences(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_ylabel("difference (%)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False, loc="lower right")
-    save(figure, path)
+    return figure
 
 
 # What each kind of task is drawn in, lane by lane.

@@ -39,11 +39,13 @@ class PlanRun:
     stage: int | None = None
     strict: bool = False
     with_norms: bool = False
+    seed: int = 0
 
     @property
     def words(self) -> list[str]:
         """The arguments of ``run_plan``."""
         words = [str(self.plan), "--json", "--steps", str(self.steps), "--draw-on-device"]
+        words += ["--seed", str(self.seed)] if self.seed else []
         words += ["--serialise"] if self.serialises else []
         words += [] if self.stage is None else ["--stage", str(self.stage)]
         words += ["--deterministic"] if self.strict else []

@@ -1,17 +1,32 @@
 """How groups of ranks lie on nodes: how many ranks share a node, and on how many nodes they are.
 
-Axes: C candidates for stages.
+Axes: C candidates for stages, S strategies.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.values.mesh import AXES, GROUPS, ranks_of
+from mistlab.machine.cluster import Cluster
+from mistlab.values.mesh import AXES, GROUPS, num_gpus, ranks_of
 
 Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shapes:
+    """The shape of each strategy's groups (S each), by name: ranks in a node, and nodes.
+
+    Neighbouring stages are taken to be as large as the stage itself.
+    """
+
+    groups: Mapping[str, tuple[Whole, Whole]]
+    crosses_to_next: NDArray[np.bool_]
+    crosses_from_previous: NDArray[np.bool_]
+    senders_of_node: Whole
 
 
 def shape_on_nodes(
@@ -34,3 +49,22 @@ def shape_on_nodes(
     inside = (first_rank + reach) // gpus_per_node - first_rank // gpus_per_node + 1
     nodes = inside * apart
     return -(-ranks_of(group, value).astype(np.int64) // nodes), nodes
+
+
+def shapes_of(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
+    """The shapes of the groups, and the sends that cross nodes."""
+    gpus = cluster.gpus_per_node
+    value = columns.__getitem__
+    first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
+
+    def crosses(before: Whole) -> NDArray[np.bool_]:
+        """Whether a rank from ``before`` on and its peer in the next stage are in two nodes."""
+        apart = (before + 2 * ranks - 1) // gpus != before // gpus
+        return np.asarray((cluster.nodes > 1) & ((ranks >= gpus) | apart))
+
+    return Shapes(
+        groups={group: shape_on_nodes(group, value, first, gpus) for group in GROUPS},
+        crosses_to_next=crosses(first),
+        crosses_from_previous=crosses(first - ranks),
+        senders_of_node=np.minimum(ranks, gpus),
+    )

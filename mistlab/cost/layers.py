@@ -6,18 +6,21 @@ Axes: C candidates; types of layers (``mistlab.symbolic.layer_types``) are named
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.kernels import class_of, rule_of
+from mistlab.engines.engine import Engine
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.machine.compute import OPERATOR_CLASSES, Compute
 from mistlab.machine.hardware import PeakTflops
 from mistlab.symbolic.compiled import Compiled, compile_expressions
+from mistlab.symbolic.exchanges import EXCHANGES, Beside
 from mistlab.symbolic.graph import PHASES, LayerGraph, Operator, Phase
+from mistlab.symbolic.graph_choice import by_graph
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer_types import LayerTypes, graphs_of
 from mistlab.symbolic.lazily import sympy
@@ -26,8 +29,11 @@ from mistlab.symbolic.symbols import size_names, size_symbol
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
 from mistlab.values.workload import Precision
 
-# One class more than those of operators: products that run beside tensor-parallel collectives.
+# Classes beyond those of operators: products that run beside tensor-parallel collectives. They make
+# gradients of weights, or of a layer's input.
 BESIDE = "beside"
+BESIDE_INPUT = "beside input"
+BESIDES: Mapping[Beside, str] = {"weights": BESIDE, "input": BESIDE_INPUT}
 
 # The power of the norm that joins the GPU's time and the host's time to launch kernels.
 JOIN = 8.0
@@ -40,22 +46,23 @@ KernelRules = tuple[KernelRule, ...]
 class Pass:
     """A layer's forward or backward pass (C each).
 
-    Tensor-parallel ranks exchange ``messages`` with ``message_bytes`` in all. ``beside_s`` of
-    ``compute_s`` can run while these messages are under way.
+    ``exchanged`` has the numbers of messages, and their bytes in all, by the names of
+    ``EXCHANGES``. ``beside_s`` of ``compute_s`` can run while messages of each kind are under way.
     """
 
     compute_s: Values
-    beside_s: Values
-    messages: int
-    message_bytes: Values
+    beside_s: Mapping[Beside, Values]
+    exchanged: Mapping[str, tuple[Values, Values]]
 
     def taken(self, rows: NDArray[np.int64]) -> Self:
         """The pass of the candidates in these rows."""
         return type(self)(
             compute_s=self.compute_s[rows],
-            beside_s=self.beside_s[rows],
-            messages=self.messages,
-            message_bytes=self.message_bytes[rows],
+            beside_s={beside: seconds[rows] for beside, seconds in self.beside_s.items()},
+            exchanged={
+                name: (messages[rows], size_bytes[rows])
+                for name, (messages, size_bytes) in self.exchanged.items()
+            },
         )
 
 
@@ -79,36 +86,56 @@ class LayerWork:
     """The work of a model's layers by one engine's kernels, as functions of columns.
 
     Expressions of a pass are named after the first type of layer that has it. The numbers of
-    ``compiled`` say how many messages the tensor-parallel ranks reduce in each named pass, and for
-    each pass of each type, the place of its name among these names.
+    ``compiled`` say, for each pass of each type, the place of its name among these names. With
+    sequence parallelism layers have the work of the graph ``split``, if the model has one.
     """
 
     types: tuple[str, ...]
     compiled: Compiled
+    rules: KernelRules
+    treatments: tuple[tuple[str, Treatment], ...]
+    split: StoredGraph | None = None
 
     @classmethod
     def of(
-        cls, graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
+        cls,
+        graph: StoredGraph,
+        rules: KernelRules,
+        treatments: tuple[tuple[str, Treatment], ...],
+        split: StoredGraph | None = None,
     ) -> Self:
         """Compile the layers of a graph."""
         return cls(
             types=LayerTypes.of(graph.pattern).names,
             compiled=_compiled(graph, rules, treatments, size_names()),
+            rules=rules,
+            treatments=treatments,
+            split=split,
         )
 
+    def __call__(self, columns: Mapping[str, Values]) -> Mapping[str, Values]:
+        """The value of each expression for columns of all sizes and choices of graphs."""
+        values = by_graph(self.compiled, self._split if self.split else None, columns)
+        return dict(zip(self.compiled.names, values, strict=True))
+
+    def _split(self) -> Compiled:
+        assert self.split is not None
+        return _compiled(self.split, self.rules, self.treatments, size_names())
+
     @property
-    def messages(self) -> Mapping[str, int]:
-        """Messages in each pass, by its name."""
-        numbers = self.compiled.numbers.items()
-        return {name.removesuffix(_MESSAGES): n for name, n in numbers if name.endswith(_MESSAGES)}
+    def passes(self) -> Sequence[str]:
+        """The names of passes."""
+        names: dict[int, str] = {}
+        for name, place in self.compiled.numbers.items():
+            names.setdefault(place, name)
+        return [names[place] for place in sorted(names)]
 
     def pass_of(self, layer_type: str, phase: str) -> str | None:
         """The name of a pass of a type of layers, if it has one."""
         place = self.compiled.numbers.get(f"{layer_type} {phase}")
-        return None if place is None else [*self.messages][place]
+        return None if place is None else self.passes[place]
 
 
-_MESSAGES = " messages"
 AGAIN = "again"
 
 
@@ -129,15 +156,24 @@ def _compiled(
             f"{layer_type} output": layer.output_bytes,
         }
         for phase, operators in _passes(layer).items():
-            name = names.setdefault((layer.name, operators), f"{layer_type} {phase}")
-            if f"{name}{_MESSAGES}" not in numbers:
-                messages = [o.read_bytes for o in operators if o.kind == "collective"]
-                numbers[f"{name}{_MESSAGES}"] = len(messages)
-                expressions[f"{name} messages"] = sympy.Add(*messages)
+            own = f"{layer_type} {phase}"
+            name = names.setdefault((layer.name, operators), own)
+            if name == own:
+                expressions |= _exchanges(name, operators)
                 for key, work in _work(operators, layer, rules, graph.attention).items():
                     expressions[f"{name} {key}"] = work
-            numbers[f"{layer_type} {phase}"] = [*names.values()].index(name)
+            numbers[own] = [*names.values()].index(name)
     return compile_expressions(expressions, columns=columns, constants={}, numbers=numbers)
+
+
+def _exchanges(name: str, operators: Sequence[Operator]) -> Mapping[str, sympy.Expr]:
+    """The numbers of a pass's messages, and their bytes in all."""
+    expressions: dict[str, sympy.Expr] = {}
+    for kind in EXCHANGES:
+        messages = [o.read_bytes for o in operators if o.name == kind]
+        expressions[f"{name} {kind} messages"] = sympy.Integer(len(messages))
+        expressions[f"{name} {kind} message bytes"] = sympy.Add(*messages)
+    return expressions
 
 
 def _passes(layer: LayerGraph) -> dict[str, tuple[Operator, ...]]:
@@ -146,9 +182,10 @@ def _passes(layer: LayerGraph) -> dict[str, tuple[Operator, ...]]:
     return {**passes, AGAIN: layer.again} if layer.again else passes
 
 
-def work_of(graph: StoredGraph, rules: KernelRules) -> LayerWork:
-    """The work of a graph's layers by an engine's kernels."""
-    return LayerWork.of(graph, rules, tuple(TREATMENTS.items()))
+def work_of(graph: StoredGraph, rules: KernelRules, split: StoredGraph | None = None) -> LayerWork:
+    """The work of a graph's layers by an engine's kernels, and of its graph with sequence
+    parallelism."""
+    return LayerWork.of(graph, rules, tuple(TREATMENTS.items()), split)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +201,9 @@ class LayerModel:
     slowdown: float
 
     def __call__(self, columns: Mapping[str, Values]) -> Mapping[str, LayerFigures]:
-        """The figures of each type of layer for columns of all sizes."""
-        compiled = self.work.compiled
-        values = dict(zip(compiled.names, compiled(columns), strict=True))
-        passes = {
-            name: self._pass(name, messages, values)
-            for name, messages in self.work.messages.items()
-        }
+        """The figures of each type of layer for columns of all sizes and choices of graphs."""
+        values = self.work(columns)
+        passes = {name: self._pass(name, values) for name in self.work.passes}
 
         def pass_of(layer_type: str, phase: str) -> Pass | None:
             name = self.work.pass_of(layer_type, phase)
@@ -187,7 +220,7 @@ class LayerModel:
             for name in self.work.types
         }
 
-    def _pass(self, name: str, messages: int, values: Mapping[str, Values]) -> Pass:
+    def _pass(self, name: str, values: Mapping[str, Values]) -> Pass:
         s_per_flop = self.slowdown / self.compute.sustained
         seconds = {
             operators: values[f"{name} {operators} flop"] * (rate.s_per_flop * s_per_flop)
@@ -195,15 +228,45 @@ class LayerModel:
             for operators in OPERATOR_CLASSES
             for rate in (self.compute.rate(operators),)
         }
-        matmul, of_beside = self.compute.rate("matmul"), f"{name} {BESIDE}"
-        beside_s = values[f"{of_beside} flop"] * (matmul.s_per_flop * s_per_flop)
+        matmul = self.compute.rate("matmul")
+
+        def beside_s(products: str) -> Values:
+            computed_s = values[f"{name} {products} flop"] * (matmul.s_per_flop * s_per_flop)
+            return np.asarray(computed_s + values[f"{name} {products} bytes"] * matmul.s_per_byte)
+
         launches_s = values[f"{name} kernels"] * self.compute.launch_s
+        exchanged = {
+            kind: (values[f"{name} {kind} messages"], values[f"{name} {kind} message bytes"])
+            for kind in EXCHANGES
+        }
         return Pass(
             compute_s=_joined(np.sum([*seconds.values()], axis=0), launches_s),
-            beside_s=beside_s + values[f"{of_beside} bytes"] * matmul.s_per_byte,
-            messages=messages,
-            message_bytes=values[f"{name} messages"],
+            beside_s={beside: beside_s(products) for beside, products in BESIDES.items()},
+            exchanged={kind: one for kind, one in exchanged.items() if one[0].any()},
         )
+
+
+def compute_of(compute: Compute, engine: Engine) -> Compute:
+    """The rates at which an engine's kernels compute; a host that is known needs no launches."""
+    shares = {
+        "matmul": engine.products_share,
+        "batched_matmul": engine.products_share,
+        "attention_forward": engine.attention_share,
+        "attention_backward": engine.attention_share,
+    }
+    is_usual = all(share == 1 for share in (*shares.values(), engine.memory_share))
+    if engine.host is None and is_usual:
+        return compute
+    rates = tuple(
+        replace(
+            rate,
+            tflops=rate.tflops and rate.tflops * shares.get(rate.operators, 1.0),
+            gbytes_per_s=rate.gbytes_per_s and rate.gbytes_per_s * engine.memory_share,
+        )
+        for rate in compute.rates
+    )
+    launch_us = compute.launch_us if engine.host is None else 0.0
+    return replace(compute, rates=rates, launch_us=launch_us)
 
 
 def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
@@ -217,7 +280,7 @@ def _work(
 ) -> Mapping[str, sympy.Expr]:
     """Operations and bytes of each class of a layer's operators, and its number of kernels."""
     zero = sympy.Integer(0)
-    classes = (*OPERATOR_CLASSES, BESIDE)
+    classes = (*OPERATOR_CLASSES, *BESIDES.values())
     sums = {f"{one} {unit}": zero for one in classes for unit in ("flop", "bytes")}
     sums["kernels"] = zero
     is_batch = sympy.Piecewise((1, size_symbol("b") > 1), (0, True))
@@ -228,7 +291,8 @@ def _work(
         own, rule = class_of(operator), rule_of(operator, layer, rules, attention)
         moved = operator.read_bytes + operator.written_bytes
         fused_bytes = moved * bytes_factor(rule)
-        for one in (own, BESIDE) if _goes_on_beside(operator) else (own,):
+        beside = _goes_on_beside(operator)
+        for one in (own,) if beside is None else (own, BESIDES[beside]):
             sums[f"{one} flop"] += operator.flop
             sums[f"{one} bytes"] += fused_bytes
         sums["memory bytes"] += _number(rule.copies_of_batches) * is_batch * moved
@@ -239,16 +303,22 @@ def _work(
     return sums
 
 
-def _goes_on_beside(operator: Operator) -> bool:
-    """Whether a product can run while tensor-parallel ranks reduce the gradient of a layer's input.
+def _goes_on_beside(operator: Operator) -> Beside | None:
+    """The gradient that a product makes, if it can run while tensor-parallel ranks exchange.
 
-    Such a product makes the gradient of a weight whose rows are split over the ranks.
+    They exchange the gradient of a layer's input beside a product that makes the gradient of a
+    weight whose rows are split over the ranks. They gather the input again beside the product that
+    makes the input's gradient.
     """
     if operator.kind != "matmul" or operator.phase != "backward":
-        return False
+        return None
     tokens, ranks = {size_symbol("b"), size_symbol("s")}, size_symbol("tp")
     first, *_, last = (sympy.sympify(size).free_symbols for size in operator.outputs[0])
-    return ranks in first and ranks not in last and not tokens & (first | last)
+    if ranks in last or tokens & last:
+        return None
+    if ranks in first and not tokens & first:
+        return "weights"
+    return "input" if tokens <= first and ranks not in first else None
 
 
 def bytes_factor(rule: KernelRule) -> sympy.Expr:

@@ -14,7 +14,7 @@ Axes: C transfers.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.transfers import GroupTransfers, Line, Transfers
+from mistlab.symbolic.exchanges import Collective
 from mistlab.values.errors import UncalibratedError
 from mistlab.values.units import MICROSECONDS
 
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 Copy = Literal["host_to_device", "device_to_host"]
 Values = NDArray[np.float64]
 
@@ -52,8 +52,8 @@ class LinkTime:
     s_per_byte: float
     instead: "LinkTime | None" = None
 
-    def __call__(self, size_bytes: Values, messages: int = 1) -> Values:
-        """Seconds (C) of ``messages`` with ``size_bytes`` (C) in all; no bytes take no time."""
+    def __call__(self, size_bytes: Values, messages: int | Values = 1) -> Values:
+        """Seconds (C) of ``messages`` (C) with ``size_bytes`` (C) in all; no bytes take no time."""
         seconds = messages * self.latency_s + size_bytes * self.s_per_byte
         if self.instead is not None:
             seconds = np.minimum(seconds, self.instead(size_bytes, messages))
@@ -124,6 +124,19 @@ class LinkTimes:
             tree = link(self._tree_s(gpus_in_node, nodes), of_tree)
         return link(self._ring_s(kind, gpus_in_node, nodes), s_per_byte, tree)
 
+    def inside_layer(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> LinkTime:
+        """The time of a collective inside a layer, whose messages are small.
+
+        Gathers and scatters are often measured on large messages alone, and then their line says
+        too much of small ones. Half of an all-reduce, which has both, is another estimate.
+        """
+        own = self.collective(kind, gpus_in_node=gpus_in_node, nodes=nodes)
+        if kind == "all_reduce":
+            return own
+        both = self.collective("all_reduce", gpus_in_node=gpus_in_node, nodes=nodes)
+        half = LinkTime(latency_s=both.latency_s / 2, s_per_byte=both.s_per_byte / 2)
+        return replace(own, instead=half)
+
     def _as_measured(self, near: "_Measured", gpus_in_node: int, nodes: int) -> float:
         """Seconds of each byte, from the seconds of a measured shape."""
         ranks, near_ranks = gpus_in_node * nodes, near.gpus_in_node * near.nodes
@@ -174,7 +187,10 @@ class LinkTimes:
             rate = cluster.intra_node_bytes_per_s
         if across_nodes:
             rate = min(rate, cluster.inter_node_bytes_per_s / at_once)
-        return LinkTime(latency_s=line.latency_s if line else 0.0, s_per_byte=1 / rate)
+        latency_s = line.latency_s if line else 0.0
+        if cluster.profile is not None and cluster.num_gpus >= cluster.profile.send_gpus:
+            latency_s += cluster.profile.send_s
+        return LinkTime(latency_s=latency_s, s_per_byte=1 / rate)
 
     def part_of_network(self, at_once: int) -> float:
         """The share of a node's network that sends of ``at_once`` of its GPUs take."""

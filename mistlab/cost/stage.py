@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.host_waits import with_host
 from mistlab.cost.pass_seconds import (
     COMPUTE,
     HERE,
@@ -78,8 +79,11 @@ class StageTimeModel:
         sent = np.where(batch.has_head, 0.0, seconds.send_s[strategies.index])
         blocking = float(self.tasks.template.sends == "blocking")
         lost = (1 - blocking) * _lost_beside_sends(seconds)[strategies.index]
+        passes = pass_seconds(seconds, kinds, summed)
+        if self.tasks.host is not None:
+            passes = with_host(passes, self.tasks.host, batch, self.tasks.cluster)
         times = _times(
-            pass_seconds(seconds, kinds, summed),
+            passes,
             blocking * received,
             blocking * sent,
             reduces_in_place(seconds)[strategies.index],

@@ -83,7 +83,7 @@ def survey(model: StageModel, cluster: Cluster, mesh: Mesh, ratios: Sequence[flo
     grid = candidates_of(model.workload.model, mesh, ratios)
     fits, ends = np.ones(len(grid), dtype=bool), []
     for first in (True, False):
-        batch = _stage(mesh, layers, grid, first=first)
+        batch = rows_of_mesh(mesh, layers, grid, first=first)
         figures = model.figures(batch)
         reserved = reserved_bytes(figures, batch, cluster, ENGINES[model.engine])
         fits &= figures.feasible & (reserved <= room_bytes(cluster))
@@ -128,7 +128,8 @@ def candidates_of(model: ModelSpec, mesh: Mesh, ratios: Sequence[float]) -> NDAr
     return np.stack([axis.ravel() for axis in axes], axis=1)
 
 
-def _stage(mesh: Mesh, layers: int, grid: NDArray[np.float64], *, first: bool) -> StageBatch:
+def rows_of_mesh(mesh: Mesh, layers: int, grid: NDArray[np.float64], *, first: bool) -> StageBatch:
+    """The first or the last stage of a mesh, for each row of ``candidates_of``."""
     rows = len(grid)
     place = 0 if first else mesh.stages - 1
     return StageBatch(

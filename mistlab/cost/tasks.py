@@ -14,25 +14,35 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.groups_on_nodes import shape_on_nodes
-from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, slowdown_of, work_of
-from mistlab.cost.links import Collective, LinkTime, LinkTimes
+from mistlab.cost.groups_on_nodes import shapes_of
+from mistlab.cost.layers import (
+    KernelRules,
+    LayerFigures,
+    LayerModel,
+    Pass,
+    compute_of,
+    slowdown_of,
+    work_of,
+)
+from mistlab.cost.links import LinkTime, LinkTimes
 from mistlab.cost.side_by_side import Factors, factors_of
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.host_time import HostTime
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.derived_slowdowns import slowdowns_of_group
 from mistlab.schedule.slot_table import SHARDED_GRADIENTS, Template
 from mistlab.symbolic.distinct import Known
+from mistlab.symbolic.exchanges import EXCHANGES, Beside, Collective
 from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
 from mistlab.symbolic.graph import Phase as GraphPhase
 from mistlab.symbolic.layer_types import LayerTypes
-from mistlab.symbolic.library import graph_of
+from mistlab.symbolic.library import graph_of, sequence_graph_of
 from mistlab.symbolic.sizes import size_columns
-from mistlab.symbolic.symbols import sizes_of_candidates
+from mistlab.symbolic.symbols import layer_columns
 from mistlab.values.dimensions import DIMENSIONS, names_of, states_as_changed
 from mistlab.values.errors import UncalibratedError
-from mistlab.values.mesh import GROUPS, num_gpus, ranks_of
+from mistlab.values.mesh import ranks_of
 from mistlab.values.workload import Workload
 
 Values = NDArray[np.float64]
@@ -46,19 +56,6 @@ def task_columns() -> tuple[str, ...]:
     return (*names_of("mesh"), *names_of("savings"), "first_rank")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shapes:
-    """The shape of each strategy's groups (S each), by name: ranks in a node, and nodes.
-
-    Neighbouring stages are taken to be as large as the stage itself.
-    """
-
-    groups: Mapping[str, tuple[Whole, Whole]]
-    crosses_to_next: NDArray[np.bool_]
-    crosses_from_previous: NDArray[np.bool_]
-    senders_of_node: Whole
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskModel:
     """The times of a workload's tasks on a cluster, under one engine's schedule."""
@@ -70,6 +67,7 @@ class TaskModel:
     layers: LayerModel
     links: LinkTimes
     memory: EngineMemory
+    host: HostTime | None
     kernels: KernelRules
     step_s_a_parameter: float
     known_layers: Known[Mapping[str, LayerFigures]] = field(
@@ -78,7 +76,7 @@ class TaskModel:
     _factors: dict[tuple[int, int], Factors] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _collectives: dict[tuple[Collective, int, int], LinkTime] = field(
+    _collectives: dict[tuple[Collective, int, int, bool], LinkTime] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -107,12 +105,13 @@ class TaskModel:
             template=engine.template(overlap_communication=overlap_communication),
             types=LayerTypes.of(graph_of(workload).pattern),
             layers=LayerModel(
-                work=work_of(graph_of(workload), engine.kernels),
-                compute=hardware.compute,
+                work=work_of(graph_of(workload), engine.kernels, sequence_graph_of(workload)),
+                compute=compute_of(hardware.compute, engine),
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
             ),
             links=LinkTimes.of(cluster),
             memory=memory,
+            host=engine.host,
             kernels=engine.kernels,
             step_s_a_parameter=step_moved * hardware.compute.rate("memory").s_per_byte,
         )
@@ -134,13 +133,14 @@ class TaskModel:
             self._factors[shape] = factors_of(group)
         return self._factors[shape]
 
-    def collective(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> LinkTime:
+    def collective(
+        self, kind: Collective, *, gpus_in_node: int, nodes: int, inside_layer: bool = False
+    ) -> LinkTime:
         """The time of a collective over groups of this shape."""
-        key = kind, gpus_in_node, nodes
+        key = kind, gpus_in_node, nodes, inside_layer
         if key not in self._collectives:
-            self._collectives[key] = self.links.collective(
-                kind, gpus_in_node=gpus_in_node, nodes=nodes
-            )
+            link = self.links.inside_layer if inside_layer else self.links.collective
+            self._collectives[key] = link(kind, gpus_in_node=gpus_in_node, nodes=nodes)
         return self._collectives[key]
 
     def seconds(self, columns: Mapping[str, NDArray[Any]]) -> "TaskSeconds":
@@ -162,7 +162,7 @@ class TaskSeconds:
         self.columns = columns
         self.zero = columns["zero"]
         self.memory = states_as_changed(model.memory, columns.__getitem__)
-        self.shapes = _shapes(columns, model.cluster)
+        self.shapes = shapes_of(columns, model.cluster)
         self.layers = _layer_figures(model, columns)
         names, blocks = model.types.names, model.types.of_blocks
         self.of_type = [self.layers[name] for name in names]
@@ -172,7 +172,7 @@ class TaskSeconds:
         self.receive_s = self._sends(self.shapes.crosses_from_previous)
         self.tied_s = self._tied()
         self.parameters = np.stack([layer.parameters for layer in self.of_type])
-        self._reduced: dict[int, Values] = {}
+        self._exchanged: dict[int, Mapping[Beside | None, Values]] = {}
         self.tensor_s: dict[str, Values] = {}
         self.hidden_s: Values = np.zeros_like(self.parameters)
         for phase in GRAPH_PHASES:
@@ -215,14 +215,18 @@ class TaskSeconds:
 
     def _step(self) -> Values:
         a_parameter_s = self.model.step_s_a_parameter
-        return self._factored("S", self.parameters / self._share(1) * a_parameter_s)
+        stepped_s = self.parameters / self._share(1) * a_parameter_s
+        if (host := self.model.host) is not None:
+            sharded = np.where(self._share(1) > 1, host.sharded_step_s, 0.0)
+            stepped_s = stepped_s + self.of_blocks * (host.step_s + sharded)
+        return self._factored("S", stepped_s)
 
     def _gather(self) -> Values:
         size_bytes = self._factored("U", self.parameters * self.memory.weight)
         return self._over("gather", "all_gather", size_bytes)
 
     def _reduce(self) -> Values:
-        size_bytes = self._factored("R", self.parameters * self.memory.gradient)
+        size_bytes = self._factored("R", self.parameters * self.memory.reduced_gradient)
         scattered, reduced = (
             self._over("reduce", collective, size_bytes)
             for collective in ("reduce_scatter", "all_reduce")
@@ -260,37 +264,57 @@ class TaskSeconds:
         group: str,
         collective: Collective,
         size_bytes: Values,
-        messages: int = 1,
+        messages: Values | None = None,
     ) -> Values:
-        """Seconds of a collective over each strategy's group."""
+        """Seconds of a collective over each strategy's group; with ``messages`` of so many inside
+        layers."""
         seconds = np.zeros_like(size_bytes)
         in_node, nodes = self.shapes.groups[group]
         for gpus, spanned in {*zip(in_node.tolist(), nodes.tolist(), strict=True)}:
             if gpus * spanned > 1:
                 rows = (in_node == gpus) & (nodes == spanned)
-                link = self.model.collective(collective, gpus_in_node=gpus, nodes=spanned)
-                seconds[..., rows] = link(size_bytes[..., rows], messages)
+                link = self.model.collective(
+                    collective,
+                    gpus_in_node=gpus,
+                    nodes=spanned,
+                    inside_layer=messages is not None,
+                )
+                count = 1 if messages is None else messages[..., rows]
+                seconds[..., rows] = link(size_bytes[..., rows], count)
         return seconds
 
     def _tensor_parallel(self, phase: GraphPhase) -> Values:
         """Seconds (T, S) of the collectives over tensor-parallel ranks in one pass of a layer."""
         passes = [layer.passes[phase] for layer in self.of_type]
-        seconds = np.stack([self._reduced_s(one) for one in passes])
+        seconds = np.stack([self._exchanged_s(one) for one in passes])
         if phase == "backward":
             if self.model.template.overlaps_tensor_backward:
-                beside_s = np.stack([one.beside_s for one in passes])
-                self.hidden_s = np.minimum(seconds, beside_s)
+                self.hidden_s = np.stack([self._hidden_s(one, "weights") for one in passes])
                 seconds -= self.hidden_s
+                seconds -= np.stack([self._hidden_s(one, "input") for one in passes])
             for layer_type, again in self._again():
-                seconds[layer_type] += self._reduced_s(again)
+                seconds[layer_type] += self._exchanged_s(again)
         return seconds
 
-    def _reduced_s(self, one: Pass) -> Values:
-        """Seconds (S) of the collectives over tensor-parallel ranks in a pass."""
-        if id(one) not in self._reduced:
-            seconds = self._over("tensor", "all_reduce", one.message_bytes, one.messages)
-            self._reduced[id(one)] = seconds
-        return self._reduced[id(one)]
+    def _hidden_s(self, one: Pass, beside: Beside) -> Values:
+        """Seconds (S) of the collectives of a pass that run beside products."""
+        return np.minimum(self._exchanges(one).get(beside, 0.0), one.beside_s[beside])
+
+    def _exchanged_s(self, one: Pass) -> Values:
+        """Seconds (S) of all collectives of a pass."""
+        exchanges = self._exchanges(one).values()
+        return np.sum([*exchanges], axis=0) if exchanges else np.zeros_like(one.compute_s)
+
+    def _exchanges(self, one: Pass) -> Mapping[Beside | None, Values]:
+        """Seconds (S) of the collectives of a pass, by the products beside which they can run."""
+        if id(one) not in self._exchanged:
+            found: dict[Beside | None, Values] = {}
+            for name, (messages, size_bytes) in one.exchanged.items():
+                row = EXCHANGES[name]
+                seconds = self._over(row.group, row.collective, size_bytes, messages)
+                found[row.beside] = found.get(row.beside, 0.0) + seconds
+            self._exchanged[id(one)] = found
+        return self._exchanged[id(one)]
 
     def factors(self) -> Iterator[tuple[NDArray[np.bool_], Factors]]:
         """For each shape of group: a mask of its strategies (S), and the streams' factors."""
@@ -309,8 +333,10 @@ class TaskSeconds:
         if self.model.cluster.num_gpus == 1:
             return seconds
         if self.model.template.sends == "split":
-            seconds += self._over("tensor", "all_gather", size_bytes)
-            size_bytes = size_bytes / self._ranks("tensor")
+            # With sequence parallelism each rank has a part of its own already.
+            whole = self.columns["sequence_parallel"] == 0
+            seconds += self._over("tensor", "all_gather", np.where(whole, size_bytes, 0.0))
+            size_bytes = size_bytes / np.where(whole, self._ranks("tensor"), 1)
         at_once = self.shapes.senders_of_node
         for across, senders in {*zip(crosses.tolist(), at_once.tolist(), strict=True)}:
             rows = (crosses == across) & (at_once == senders)
@@ -339,7 +365,7 @@ def _layer_figures(
     model: TaskModel, columns: Mapping[str, NDArray[Any]]
 ) -> Mapping[str, LayerFigures]:
     """The figures of each layer for each strategy, computed once for equal sizes."""
-    names = sizes_of_candidates()
+    names = layer_columns()
     figures, rows = model.known_layers(
         [columns[name] for name in names.values()],
         lambda sizes: model.layers(
@@ -364,22 +390,3 @@ def _layer_figures(
         )
         for name, layer in figures.items()
     }
-
-
-def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
-    """The shapes of the groups, and the sends that cross nodes."""
-    gpus = cluster.gpus_per_node
-    value = columns.__getitem__
-    first, ranks = columns["first_rank"].astype(np.int64), num_gpus(value).astype(np.int64)
-
-    def crosses(before: Whole) -> NDArray[np.bool_]:
-        """Whether a rank from ``before`` on and its peer in the next stage are in two nodes."""
-        apart = (before + 2 * ranks - 1) // gpus != before // gpus
-        return np.asarray((cluster.nodes > 1) & ((ranks >= gpus) | apart))
-
-    return Shapes(
-        groups={group: shape_on_nodes(group, value, first, gpus) for group in GROUPS},
-        crosses_to_next=crosses(first),
-        crosses_from_previous=crosses(first - ranks),
-        senders_of_node=np.minimum(ranks, gpus),
-    )

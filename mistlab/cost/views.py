@@ -1,20 +1,44 @@
 """Views: predictors whose answers are changed, such as "fits only with 2 GB free".
 
 A view changes predictions of plans and costs of stages in the same way, so that all searches see
-one machine, whichever of the two they ask for.
+one machine, whichever of the two they ask for. Some views change the machine that the predictor is
+made for. Others change the times of stages; then a plan's time changes as the longest chain of
+these times does. ``mistlab.cost.named_views`` lists the views that have names.
+
+Axes: C candidates, S stages.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import final
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mistlab.cost.memory import room_bytes
+from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan
-from mistlab.values.prediction import Prediction, Predictor
+from mistlab.values.prediction import Prediction, Predictor, StagePrediction
 from mistlab.values.search import PlanAndStagePredictor, StageCostModel
-from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
+from mistlab.values.workload import Workload
+
+Values = NDArray[np.float64]
+
+
+class PredictorMaker(Protocol):
+    """Makes a predictor for a workload on a cluster."""
+
+    def __call__(self, *, workload: Workload, cluster: Cluster) -> Predictor:
+        """The predictor."""
+        ...
+
+
+def _same_cluster(cluster: Cluster) -> Cluster:
+    return cluster
 
 
 def _same_prediction(_plan: Plan, prediction: Prediction) -> Prediction:
@@ -26,15 +50,62 @@ def _same_costs(_batch: StageBatch, costs: StageCosts) -> StageCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """Changes of a predictor's answers; a function that is not given changes nothing."""
+class Extras:
+    """What a view makes of the extra times of first and last passes.
 
+    It drops them. Then it adds to every micro-batch a ``spread`` of them: 0 for nothing, 1 for an
+    even share, so that all micro-batches together have all of it.
+    """
+
+    spread: float
+
+    def times(self, seconds: StageSeconds, micro_batches: Values) -> StageSeconds:
+        """The times (C) as seen, of stages that run so many micro-batches (C)."""
+        share = self.spread / np.maximum(micro_batches, 1) * (micro_batches > 0)
+        nothing = np.zeros(len(micro_batches))
+        forward_s, backward_s = share * seconds.delta_forward_s, share * seconds.delta_backward_s
+        return replace(
+            seconds,
+            forward_s=np.maximum(seconds.forward_s + forward_s, 0.0),
+            backward_s=np.maximum(seconds.backward_s + backward_s, 0.0),
+            through_forward_s=np.maximum(seconds.through_forward_s + forward_s, 0.0),
+            through_backward_s=np.maximum(seconds.through_backward_s + backward_s, 0.0),
+            delta_forward_s=nothing,
+            delta_backward_s=nothing,
+            within_forward_s=nothing,
+            within_backward_s=nothing,
+        )
+
+    def stage(self, stage: StagePrediction, micro_batches: int) -> StagePrediction:
+        """A predicted stage as seen."""
+        extra_s = stage.delta_forward_s + stage.delta_backward_s
+        stable_s = max(0.0, stage.stable_s + self.spread * extra_s / micro_batches)
+        return replace(stage, stable_s=stable_s, delta_forward_s=0.0, delta_backward_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Changes of a predictor and of its answers; what is not given changes nothing.
+
+    ``of_cluster`` changes the cluster that the predictor is made for, ``extras`` the times of first
+    and last passes, ``of_plan`` and ``of_stages`` the answers.
+    """
+
+    of_cluster: Callable[[Cluster], Cluster] = _same_cluster
+    extras: Extras | None = None
     of_plan: Callable[[Plan, Prediction], Prediction] = _same_prediction
     of_stages: Callable[[StageBatch, StageCosts], StageCosts] = _same_costs
 
+    def predictor(
+        self, maker: PredictorMaker, *, workload: Workload, cluster: Cluster
+    ) -> Predictor:
+        """A predictor, made for the workload and the cluster, as seen in this view."""
+        return viewed(maker(workload=workload, cluster=self.of_cluster(cluster)), self)
+
 
 def viewed(predictor: Predictor, view: View) -> Predictor:
-    """A predictor with the changes of a view; it has costs of stages if ``predictor`` has."""
+    """A predictor with the changes of a view to its answers; it has costs of stages if
+    ``predictor`` has."""
     if isinstance(predictor, StageCostModel):
         return _ViewedStages(predictor=predictor, view=view)
     return _ViewedPlans(predictor=predictor, view=view)
@@ -70,6 +141,11 @@ class _ViewedPlans:
     def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
         """What each plan costs in this view, in order."""
         predictions = self.predictor.predict_many(plans)
+        if (extras := self.view.extras) is not None:
+            both = zip(plans, predictions, strict=True)
+            predictions = [
+                _lasting(one, plan, _by_stages(one, plan, extras), extras) for plan, one in both
+            ]
         return [self.view.of_plan(*both) for both in zip(plans, predictions, strict=True)]
 
 
@@ -87,9 +163,67 @@ class _ViewedStages:
 
     def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
         """What each plan costs in this view, in order."""
-        return _ViewedPlans(predictor=self.predictor, view=self.view).predict_many(plans)
+        predictions = self.predictor.predict_many(plans)
+        if (extras := self.view.extras) is not None:
+            times = dict(_by_chains(self.predictor, plans, extras))
+            predictions = [
+                _lasting(one, plan, times[place], extras)
+                for place, (plan, one) in enumerate(zip(plans, predictions, strict=True))
+            ]
+        return [self.view.of_plan(*both) for both in zip(plans, predictions, strict=True)]
 
     def stage_costs(self, batch: StageBatch, *, engine: str = "mistlab") -> StageCosts:
         """The costs of each candidate in this view."""
         costs = self.predictor.stage_costs(batch, engine=engine)
+        if (extras := self.view.extras) is not None:
+            costs = replace(costs, seconds=extras.times(costs.seconds, batch.micro_batches))
         return self.view.of_stages(batch, costs)
+
+
+def _lasting(prediction: Prediction, plan: Plan, times: float, extras: Extras) -> Prediction:
+    """A prediction that takes ``times`` as long, with its stages as a view sees them."""
+    return replace(
+        prediction,
+        iteration_s=prediction.iteration_s * times,
+        iteration_s_low=prediction.iteration_s_low * times,
+        iteration_s_high=prediction.iteration_s_high * times,
+        tokens_per_s=prediction.tokens_per_s / times,
+        mfu=prediction.mfu / times,
+        stages=tuple(extras.stage(stage, plan.micro_batches) for stage in prediction.stages),
+    )
+
+
+def _by_chains(
+    predictor: StageCostModel, plans: Sequence[Plan], extras: Extras
+) -> Iterator[tuple[int, float]]:
+    """The number of each plan, and how many times as long its longest chain is as seen."""
+    alike: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for place, plan in enumerate(plans):
+        alike[plan.engine, plan.num_stages].append(place)
+    for (engine, _), places in alike.items():
+        batch = StageBatch.of_plans([plans[place] for place in places])
+        seconds = predictor.stage_costs(batch, engine=engine).seconds
+        micro_batches = np.array([plans[place].micro_batches for place in places])
+        full_s, seen_s = (
+            iteration_s(_table(one, len(places)), micro_batches)
+            for one in (seconds, extras.times(seconds, batch.micro_batches))
+        )
+        yield from zip(places, (seen_s / full_s).tolist(), strict=True)
+
+
+def _table(seconds: StageSeconds, plans: int) -> StageTimes:
+    return StageTimes(
+        **{e.name: getattr(seconds, e.name).reshape(plans, -1) for e in fields(StageTimes)}
+    )
+
+
+def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
+    """How many times as long a plan is as seen, by the stages of its prediction alone: by the
+    slowest stage, and what first and last passes take beyond."""
+    rounds = plan.micro_batches + plan.num_stages - 1
+    slowest_s = max(stage.stable_s for stage in prediction.stages)
+    extra_s = max(
+        0.0, *(stage.delta_forward_s + stage.delta_backward_s for stage in prediction.stages)
+    )
+    seen = (extras.stage(stage, plan.micro_batches) for stage in prediction.stages)
+    return rounds * max(stage.stable_s for stage in seen) / (rounds * slowest_s + extra_s)

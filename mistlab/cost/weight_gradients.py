@@ -11,6 +11,7 @@ Axes: C candidates, P parts of a model in order, T types of layers, S distinct s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,14 @@ from mistlab.cost.layers import KernelRules, bytes_factor
 from mistlab.cost.tasks import TaskModel, TaskSeconds
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.graph import LayerGraph, Operator
+from mistlab.symbolic.graph_choice import by_graph
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer_types import graphs_of
 from mistlab.symbolic.lazily import sympy
-from mistlab.symbolic.library import graph_of
+from mistlab.symbolic.library import graph_of, sequence_graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.symbolic.symbols import size_names, size_symbol, sizes_of_candidates
+from mistlab.symbolic.symbols import layer_columns, size_names, size_symbol
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
 
 Values = NDArray[np.float64]
@@ -42,11 +44,16 @@ def weight_gradients_s(seconds: TaskSeconds) -> Values:
     """Seconds (T, S) of the products that make gradients of weights."""
     model, columns = seconds.model, seconds.columns
     treatments = tuple((name, TREATMENTS[name]) for name in model.types.treatments)
-    compiled = _products(graph_of(model.workload), model.kernels, treatments)
+
+    def products(graph: StoredGraph) -> Compiled:
+        return _products(graph, model.kernels, treatments)
+
+    compiled, split = products(graph_of(model.workload)), sequence_graph_of(model.workload)
+    of_split = None if split is None else partial(products, split)
     sizes = size_columns(
-        model.workload, {symbol: columns[name] for symbol, name in sizes_of_candidates().items()}
+        model.workload, {symbol: columns[name] for symbol, name in layer_columns().items()}
     )
-    values = dict(zip(compiled.names, compiled(sizes), strict=True))
+    values = dict(zip(compiled.names, by_graph(compiled, of_split, sizes), strict=True))
     alone = np.stack([_seconds(model, values, name) for name in model.types.names])
     whole = np.stack([layer.passes["backward"].compute_s for layer in seconds.of_type])
     return np.minimum(alone, whole)

@@ -44,3 +44,8 @@ def bill_of(gpu_hours: float, prices: Prices) -> Bill:
         kwh=kwh,
         carbon_kg=kwh * prices.kg_per_kwh,
     )
+
+
+def gpu_hours_of(gpus: int, seconds: float) -> float:
+    """The GPU hours of so many GPUs for so many seconds."""
+    return gpus * seconds / 3600

@@ -52,5 +52,10 @@ def batch_of(batch_tokens: float, sequence_length: int) -> int:
     (1536, 2048, 256)
     """
     sequences = max(1, round(batch_tokens / sequence_length))
-    step = max(1, 2 ** (sequences.bit_length() - 2))
+    step = 1 << max(0, sequences.bit_length() - 2)
     return max(1, round(sequences / step) * step)
+
+
+def steps_of(tokens: float, tokens_a_step: int) -> float:
+    """The steps in which so many tokens are trained on."""
+    return tokens / tokens_a_step

@@ -64,7 +64,7 @@ _FUSED_RESIDUALS = (
     KernelRule(name="aten.native_dropout", module="dropout", bytes_factor=0.2),
 )
 # The loss is computed in 32 bits: 52 bytes a logit instead of 20.
-_LOSS_IN_32_BITS = tuple(
+LOSS_IN_32_BITS = tuple(
     KernelRule(kind=kind, module="head", bytes_factor=2.6) for kind in ("elementwise", "reduction")
 )
 # Operands and result of fused attention are copied from sequence first to batch first and back.
@@ -80,7 +80,7 @@ _UNFUSED_LLAMA = (
 KERNELS = (
     *SEQUENCE_FIRST,
     *_FUSED_RESIDUALS,
-    *_LOSS_IN_32_BITS,
+    *LOSS_IN_32_BITS,
     _COPIES_FOR_ATTENTION,
     *_UNFUSED_LLAMA,
 )

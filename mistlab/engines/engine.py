@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.host_time import HostTime
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.slot_table import Sends, Template
 from mistlab.values.errors import FieldError, refuse
@@ -29,15 +30,18 @@ class Engine:
     trains in, ``step_moved`` how many bytes a parameter its optimizer's step reads and writes.
     ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
     and goes; None stands for the allocator that a hardware file describes, which is the one of this
-    package's own runtime.
+    package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None counts
+    launches of kernels alone. Its products, its fused attention and its kernels that move bytes keep up
+    ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the hardware
+    sustains, which were fitted to other engines' runs.
 
     ``measured_as`` names the engine whose measured runs say how sure this one's times are; empty
     stands for the engine itself.
 
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
     says whether states and activations may lie in host memory, ``takes_orders`` whether its stages
-    run whatever order of passes a plan gives, not 1F1B alone, ``parts_ends`` whether the last stage
-    of a pipeline may have the head alone, ``is_for_plans`` whether plans may name it, ``runs_here``
+    run whatever order of passes a plan gives, not 1F1B alone, ``parts_ends`` whether the last stages
+    of a pipeline may lack blocks, ``is_for_plans`` whether plans may name it, ``runs_here``
     whether this package's runtime executes its slot table.
     """
 
@@ -49,6 +53,10 @@ class Engine:
     memory: Mapping[Precision, EngineMemory]
     step_moved: Mapping[Precision, int]
     cached_share: float | None = None
+    host: HostTime | None = None
+    products_share: float = 1.0
+    attention_share: float = 1.0
+    memory_share: float = 1.0
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
@@ -110,8 +118,8 @@ class Engine:
     def blocks_problem(self, blocks: Sequence[int]) -> FieldError | None:
         """What is wrong with the blocks of a pipeline's stages, if anything is."""
         for stage, count in enumerate(blocks):
-            is_head_alone = self.parts_ends and stage == len(blocks) - 1 > 0
-            if count == 0 and not is_head_alone:
+            may_lack_blocks = self.parts_ends and stage > 0 and not any(blocks[stage:])
+            if count == 0 and not may_lack_blocks:
                 problem = "0 is too small: give a whole number of at least 1"
                 return FieldError(f"stages[{stage}].layers", problem)
         return None

@@ -1,23 +1,69 @@
 """The engine ``nanotron``: Hugging Face's nanotron, in eager torch.
 
 It trains in bf16. Weights and their gradients are 16-bit; a 32-bit copy of the gradients sums them
-over micro-batches and is what data-parallel ranks reduce (nanotron/optim/gradient_accumulator.py).
-Pipelines are 1F1B, and a stage waits for its sends. The head may have a stage to itself, because
-blocks and head are divided over stages by their weights. Its ZeRO-1 shards optimizer state.
+over micro-batches (nanotron/optim/gradient_accumulator.py). Data-parallel ranks reduce this copy
+during the last backward pass, layer by layer. Its ZeRO-1 shards optimizer state; stepped weights
+are gathered after the step.
+
+Pipelines are 1F1B, and a stage waits for its sends. Blocks and head are divided over the stages by
+their weights, so the last stages may have no block.
 """
 
-from mistlab.engines.baselines import AFTERWARDS, CACHED_SHARE, KERNELS
+from mistlab.engines.baselines import LOSS_IN_32_BITS, SEQUENCE_FIRST
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.host_time import HostTime
+from mistlab.engines.kernel_rules import KernelRule
+from mistlab.schedule.slot_table import (
+    BACKWARD,
+    FORWARD,
+    REDUCE,
+    Task,
+    Template,
+)
+
+_PASSES = Template(
+    phases={
+        "first_forward": (FORWARD,),
+        "forward": (FORWARD,),
+        "backward": (BACKWARD,),
+        "last_backward": (BACKWARD, REDUCE),
+        "step": (
+            Task(stream="compute", kind="S"),
+            Task(stream="gpu_to_gpu", kind="U", from_zero=1),
+        ),
+    },
+    sends="blocking",
+    overlaps_tensor_backward=True,
+)
+# RMSNorm is one kernel (flash-attn's, in Triton). Rotary embedding goes through 32 bits, and the
+# gate's activation and product are two operators.
+_KERNELS = (
+    *SEQUENCE_FIRST,
+    *LOSS_IN_32_BITS,
+    KernelRule(name="mistlab.rotate_", bytes_factor=6.0),
+    KernelRule(name="mistlab.swiglu", bytes_factor=2.5),
+    KernelRule(name="mistlab.swiglu_backward", bytes_factor=2.5),
+)
 
 NANOTRON = Engine(
     name="nanotron",
-    afterwards=AFTERWARDS,
+    overlapped=_PASSES,
     sends="blocking",
-    kernels=KERNELS,
-    memory={"bf16": EngineMemory(weight=2, gradient=6, optimizer=12, wide_logits=True)},
+    kernels=_KERNELS,
+    memory={
+        "bf16": EngineMemory(
+            weight=2, gradient=6, reduced=4, optimizer=12, wide_logits=5, kept_gates=2, fixed_mib=400
+        )
+    },
     step_moved={"bf16": 50},
-    cached_share=CACHED_SHARE,
+    cached_share=0.22,
+    products_share=0.8625,
+    attention_share=1.2,
+    memory_share=1.667,
+    host=HostTime(
+        forward_s=0.8e-3, backward_s=3.1e-3, end_s=3.2e-3, step_s=1e-3, sharded_step_s=4.5e-3
+    ),
     highest_zero=1,
     highest_zero_in_pipeline=1,
     parts_ends=True,

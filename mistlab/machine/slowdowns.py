@@ -70,3 +70,7 @@ class Interference:
         if not self.groups:
             problem = "is empty: give at least one shape of group"
             refuse("groups", problem)
+
+
+# Streams that do not slow one another down, whatever runs beside.
+NO_INTERFERENCE = Interference(groups=(GroupSlowdowns(gpus_in_node=1, nodes=1, slowdowns=()),))

@@ -1,7 +1,8 @@
 """A measured run's configuration: what a row of a table says, and what is assumed where it is silent.
 
 Nothing that was measured is read. From the column ``notes`` only these phrases are: "tied
-embeddings", "one layer less" of the first and the last stage, and "unfused attention".
+embeddings", "first and last stage have one layer less", "unfused attention", and the network, as
+"1600 Gbps node-node" or "400 Gb/s RDMA a GPU".
 """
 
 from collections.abc import Mapping
@@ -10,12 +11,21 @@ from dataclasses import dataclass
 from mistlab.runs.cells import count_of, flag_of, text_of
 from mistlab.runs.shapes import Shape, shape_of
 from mistlab.runs.table import TableRow
-from mistlab.runs.words import Gpus, engine_of, gpus_of, precision_of, zero_of
+from mistlab.runs.words import (
+    Gpus,
+    engine_of,
+    gpus_of,
+    network_of,
+    precision_of,
+    zero_of,
+)
 from mistlab.values.errors import refuse
 from mistlab.values.field_checks import shown
 
 # Micro-batches of a step where a table does not say the batch.
 MICRO_BATCHES = 8
+# GPUs of a node where neither the table nor the hardware is known to differ.
+GPUS_OF_A_NODE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,7 @@ class Configuration:
     precision: str
     attention: str
     short_ends: bool
+    node_gbytes_per_s: float | None
     notes: tuple[str, ...]
 
     @property
@@ -101,6 +112,7 @@ def configuration_of(row: TableRow) -> Configuration:
         recompute=recompute,
         precision=precision,
         attention="math" if "unfused attention" in remarks else "flash",
+        node_gbytes_per_s=network_of(remarks, gpus_per_node or GPUS_OF_A_NODE),
         short_ends="first and last stage have one layer less" in remarks,
         notes=tuple(note for note in notes if note),
     )
@@ -123,7 +135,9 @@ def _refuse_unsaid(cells: Mapping[str, str]) -> None:
         refuse("offload", f"{shown(offload)} cannot be read: give none")
 
 
-def _ranks(cells: Mapping[str, str], degrees: Mapping[str, int], notes: list[str]) -> tuple[int, int]:
+def _ranks(
+    cells: Mapping[str, str], degrees: Mapping[str, int], notes: list[str]
+) -> tuple[int, int]:
     """The number of GPUs, and the degree of data parallelism; refuses unlike ones."""
     split = degrees["tp"] * degrees["pp"] * degrees["cp"]
     product = f"tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']}"
@@ -165,7 +179,9 @@ def _micro_batches(cells: Mapping[str, str], micro_batch: int, data: int, notes:
     return -(-batch // at_once)
 
 
-def _sequence_parallel(cells: Mapping[str, str], engine: str, tensor: int, notes: list[str]) -> bool:
+def _sequence_parallel(
+    cells: Mapping[str, str], engine: str, tensor: int, notes: list[str]
+) -> bool:
     found = flag_of(cells, "sequence_parallel")
     if found is None and tensor > 1:
         found = engine in ("nanotron", "megatron", "fsdp")

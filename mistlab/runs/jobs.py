@@ -5,8 +5,9 @@ from functools import cache
 
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
+from mistlab.machine.profile import Profile
 from mistlab.runs.configuration import Configuration
-from mistlab.runs.partition import blocks_of_stages
+from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import DIMENSIONS
@@ -19,14 +20,15 @@ from mistlab.values.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
-    """A run's job, and the assumptions with which it was made."""
+    """A run's job, the assumptions with which it was made, and why it cannot run, if it cannot."""
 
     job: Job
     notes: tuple[str, ...]
+    unrunnable: str = ""
 
 
-def job_of(run: Configuration) -> RunJob:
-    """The job of a run; refuses what no plan of this package can say."""
+def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
+    """The job of a run, on a cluster with a profile; refuses what no plan of this package can say."""
     notes = list(run.notes)
     order = _order(run)
     workload = _workload(
@@ -45,8 +47,12 @@ def job_of(run: Configuration) -> RunJob:
         for layers in blocks
     )
     plan = Plan(engine=run.engine, micro_batches=run.micro_batches, order=order, stages=stages)
-    cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node)
-    return RunJob(job=Job(workload=workload, cluster=cluster, plan=plan), notes=tuple(notes))
+    cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node, run.node_gbytes_per_s, profile)
+    return RunJob(
+        job=Job(workload=workload, cluster=cluster, plan=plan),
+        notes=tuple(notes),
+        unrunnable=unrunnable(run, blocks),
+    )
 
 
 def _today(run: Configuration, notes: list[str]) -> dict[str, int]:
@@ -98,7 +104,13 @@ def _workload(*choices: object) -> Workload:
 
 
 @cache
-def _cluster(gpus: Gpus, num_gpus: int, gpus_per_node: int) -> Cluster:
+def _cluster(
+    gpus: Gpus,
+    num_gpus: int,
+    gpus_per_node: int,
+    node_gbytes_per_s: float | None,
+    profile: Profile | None,
+) -> Cluster:
     """The fewest whole nodes that hold the GPUs."""
     hardware = catalog.hardware(gpus.hardware)
     used = min(num_gpus, gpus_per_node or hardware.node.gpus, hardware.node.gpus)
@@ -107,5 +119,6 @@ def _cluster(gpus: Gpus, num_gpus: int, gpus_per_node: int) -> Cluster:
         nodes=-(-num_gpus // used),
         gpus_per_node=used,
         memory_gib=gpus.memory_gib,
+        inter_node_gbytes_per_s=node_gbytes_per_s,
+        profile=profile,
     )
-

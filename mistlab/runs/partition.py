@@ -1,7 +1,11 @@
 """How engines divide a model's blocks over the stages of a pipeline."""
 
+from collections.abc import Sequence
+
 from mistlab.runs.configuration import Configuration
 from mistlab.values.errors import refuse
+
+LAST_PARTS = ("head", "cast", "loss")
 
 
 def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
@@ -20,8 +24,8 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
         few, more = divmod(layers, stages)
         # The stages in front have the extra blocks: the last one has the head.
         blocks = [few + (place < more) for place in range(stages)]
-    if len(blocks) < stages:
-        notes.append(f"{stages - len(blocks)} of {stages} stages have nothing and are left out")
+    if empty := blocks.count(0):
+        notes.append(f"{empty} of {stages} stages have no blocks")
     return blocks
 
 
@@ -29,7 +33,9 @@ def _by_cost(run: Configuration) -> list[int]:
     """Blocks as nanotron divides them: by weights of blocks and of the head, in order.
 
     A stage takes parts until it has passed its share of all weights (nanotron/models/base.py). The
-    head may come to a stage of its own; stages after it have nothing.
+    head may come to a stage of its own, and the stages after it have nothing. Here the head is on
+    the last stage wherever one has nothing: measured runs of 32 blocks on 16 stages take the time
+    of three blocks, not that of two blocks and the head.
     """
     shape, stages = run.shape, run.pipeline_parallel
     block = 4 * shape.hidden * shape.hidden + 3 * shape.ffn * shape.hidden
@@ -40,6 +46,16 @@ def _by_cost(run: Configuration) -> list[int]:
             counts.append(0)
         counts[-1] += 1
         reached += block
-    if reached * stages > whole * len(counts):
-        counts.append(0)
-    return counts
+    return counts + [0] * (stages - len(counts))
+
+
+def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
+    """Why an engine cannot run a pipeline with these blocks; empty if it can.
+
+    Nanotron's pipeline ends with the head, a cast and the loss, each on a stage of its own where
+    stages are left. A stage after these has nothing, and nanotron does not start.
+    """
+    spare = list(blocks).count(0) - len(LAST_PARTS)
+    if run.engine != "nanotron" or spare <= 0:
+        return ""
+    return f"{spare} of {len(blocks)} stages would have nothing: nanotron does not start"

@@ -1,7 +1,7 @@
 """The layer graphs that come with the package, and the graph of each workload."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from itertools import product
@@ -22,7 +22,8 @@ FAMILIES = ("gpt", "llama", "falcon")
 class Variant:
     """The choices besides sizes that decide a graph.
 
-    ``precision`` is ``half`` (two bytes) or ``single`` (four bytes).
+    ``precision`` is ``half`` (two bytes) or ``single`` (four bytes). With ``sequence_parallel``
+    tensor-parallel ranks split tokens wherever they do not split weights.
     """
 
     family: str
@@ -30,17 +31,20 @@ class Variant:
     precision: str
     biases: bool = False
     dropout: bool = False
+    sequence_parallel: bool = False
 
     @property
     def name(self) -> str:
         """The variant's file name, without its ending."""
         parts = [self.family, self.attention, self.precision]
         parts += ["biases"] * self.biases + ["dropout"] * self.dropout
+        parts += ["sequence"] * self.sequence_parallel
         return "-".join(parts)
 
 
 def variants() -> tuple[Variant, ...]:
-    """The variants of all shipped graphs: each family, and GPT also with biases and dropout."""
+    """The variants of all shipped graphs: each family, and GPT also with biases and dropout; all of
+    them also with sequence parallelism."""
     plain = [
         Variant(family=family, attention=attention, precision=precision)
         for family, attention, precision in product(FAMILIES, ("flash", "math"), ("half", "single"))
@@ -50,7 +54,8 @@ def variants() -> tuple[Variant, ...]:
         for attention, biases, dropout in product(("flash", "math"), (False, True), (False, True))
         if biases or dropout
     ]
-    return (*plain, *switched)
+    whole = (*plain, *switched)
+    return (*whole, *(replace(variant, sequence_parallel=True) for variant in whole))
 
 
 def shipped(variant: Variant) -> ModelGraph:
@@ -70,13 +75,7 @@ def graph_of(workload: Workload) -> StoredGraph:
     precision = "single" if workload.precision == "fp32" else "half"
     if model.family == "custom":
         return _traced(workload, precision)
-    variant = Variant(
-        family=model.family,
-        attention=workload.attention,
-        precision=precision,
-        biases=model.biases,
-        dropout=model.dropout > 0,
-    )
+    variant = _variant_of(workload, precision)
     if variant not in variants() or not _has_family_structure(model):
         message = (
             f"workload.model: no layer graph is shipped for {variant.name} with the structure of "
@@ -86,6 +85,25 @@ def graph_of(workload: Workload) -> StoredGraph:
         )
         raise InputError(message)
     return _stored(variant)
+
+
+def sequence_graph_of(workload: Workload) -> StoredGraph | None:
+    """The graph of a workload with sequence parallelism; None if its model was traced without."""
+    if workload.model.family == "custom":
+        return None
+    whole = _variant_of(workload, "single" if workload.precision == "fp32" else "half")
+    return _stored(replace(whole, sequence_parallel=True))
+
+
+def _variant_of(workload: Workload, precision: str) -> Variant:
+    model = workload.model
+    return Variant(
+        family=model.family,
+        attention=workload.attention,
+        precision=precision,
+        biases=model.biases,
+        dropout=model.dropout > 0,
+    )
 
 
 def _has_family_structure(model: ModelSpec) -> bool:

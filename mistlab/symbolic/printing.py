@@ -22,7 +22,7 @@ def source_of(
         message = f"symbols {', '.join(unknown)} are neither columns nor constants"
         raise ValueError(message)
     printer = _Printer({"fully_qualified_modules": True, "inline": True})
-    common, values = sympy.cse(substituted, list=False)
+    common, values = sympy.cse([_unevaluated(e) for e in substituted], list=False)
     lines = [f"def compiled({', '.join(columns)}):"]
     lines += [f"    {name} = {printer.doprint(value)}" for name, value in common]
     lines.append(f"    return [{', '.join(map(printer.doprint, values))}]")
@@ -42,13 +42,36 @@ def with_constants(expression: sympy.Expr, constants: Mapping[str, int]) -> symp
     return sympy.expand(expression.subs(known)).replace(sympy.Max, lambda *terms: largest(terms))
 
 
+class _Maximum(sympy.Function):  # type: ignore[misc]
+    """A maximum that never asks which of its terms are the largest."""
+
+
+class _Minimum(sympy.Function):  # type: ignore[misc]
+    """A minimum that never asks which of its terms are the smallest."""
+
+
+_UNEVALUATED = {sympy.Max: _Maximum, sympy.Min: _Minimum}
+
+
+def _unevaluated(expression: sympy.Basic) -> sympy.Basic:
+    """An expression whose maxima and minima are left as they are, however it is put together again.
+
+    SymPy compares all terms of a maximum whenever it makes one, which takes most of the time of
+    finding common parts.
+    """
+    if not expression.has(sympy.Max, sympy.Min):
+        return expression
+    parts = [_unevaluated(part) for part in expression.args]
+    return _UNEVALUATED.get(expression.func, expression.func)(*parts)
+
+
 class _Printer(NumPyPrinter):  # type: ignore[misc]
     """Prints maxima and choices as the two-argument functions that NumPy runs fastest."""
 
-    def _print_Max(self, expression: sympy.Expr) -> str:  # noqa: N802
+    def _print__Maximum(self, expression: sympy.Expr) -> str:  # noqa: N802
         return self._in_pairs("maximum", expression)
 
-    def _print_Min(self, expression: sympy.Expr) -> str:  # noqa: N802
+    def _print__Minimum(self, expression: sympy.Expr) -> str:  # noqa: N802
         return self._in_pairs("minimum", expression)
 
     def _in_pairs(self, function: str, expression: sympy.Expr) -> str:

@@ -20,6 +20,7 @@ from mistlab.symbolic.stage_sums import BLOCKS, LARGEST_BLOCK
 from mistlab.symbolic.states import States, gradients, optimizer, sharded, weights
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
 from mistlab.symbolic.treatments import Treatment
+from mistlab.values.units import MIB_BYTES
 from mistlab.values.dimensions import DIMENSIONS, states_as_changed
 
 L, q = choice_symbol("L"), choice_symbol("q")
@@ -67,7 +68,9 @@ def stage_expressions(
     """The expressions of a stage, in symbols for the sums of its layers."""
     memory = states_as_changed(memory, lambda name: choice_symbol(DIMENSIONS[name].symbol))
     embedding, block, head = (LayerSums.symbols(name) for name in ("embedding", BLOCKS, "head"))
-    treated = [_Treated.of(name, row) for name, row in treatments]
+    gates = _gates(memory)
+    block = _with_gates(block, gates, keeps=True)
+    treated = [_Treated.of(name, row, gates) for name, row in treatments]
     plain = _Treated(layer=block, count=L - sum(one.count for one in treated))
     every = [plain, *treated]
     blocks = L * block.parameters
@@ -84,7 +87,8 @@ def stage_expressions(
         gradients=gradients(blocks, ends, memory),
         optimizer=optimizer(blocks, ends, memory),
         activations=_activations(embedding, every),
-        buffers_bytes=_buffers(blocks + ends, embedding, largest_block, head, memory),
+        buffers_bytes=_buffers(blocks + ends, embedding, largest_block, head, memory)
+        + memory.fixed_mib * MIB_BYTES,
         step_buffer_bytes=step_buffer,
         logits_bytes=t * _logits(head),
         largest_parameters=_largest(embedding, largest_block, head),
@@ -107,13 +111,31 @@ class _Treated:
     peaks_as_plain: bool = True
 
     @classmethod
-    def of(cls, name: str, row: Treatment) -> Self:
-        """The blocks of one row of the table of treatments."""
+    def of(cls, name: str, row: Treatment, gates: sympy.Expr) -> Self:
+        """The blocks of one row of the table of treatments; they may keep ``gates`` too."""
+        layer = LayerSums.symbols(type_of(BLOCKS, name))
         return cls(
-            layer=LayerSums.symbols(type_of(BLOCKS, name)),
+            layer=_with_gates(layer, gates, keeps=not row.peaks_as_plain),
             count=choice_symbol(DIMENSIONS[row.dimension].symbol),
             peaks_as_plain=row.peaks_as_plain,
         )
+
+
+def _gates(memory: EngineMemory) -> sympy.Expr:
+    """Bytes that a block of this engine keeps beyond its graph's, in the feed-forward network."""
+    sizes = (size_symbol(name) for name in ("b", "s", "f"))
+    kept = memory.kept_gates * memory.weight
+    return kept * sympy.Mul(*sizes) / size_symbol("tp") if kept else sympy.Integer(0)
+
+
+def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSums:
+    """A block with these bytes more while it runs, and while it ``keeps`` them."""
+    return replace(
+        block,
+        saved_bytes=block.saved_bytes + (gates if keeps else 0),
+        forward_peak_bytes=block.forward_peak_bytes + gates,
+        backward_peak_bytes=block.backward_peak_bytes + gates,
+    )
 
 
 def _kept(blocks: Sequence[_Treated]) -> sympy.Expr:
@@ -221,7 +243,7 @@ def _moments(
     others = all_kept - (1 - wa) * last + sympy.Piecewise((wa * last, has_neighbour), (0, True))
     older = (q - 1) * ((1 - wa) * _kept(blocks) + embedding.saved_bytes) + sent
     leaving = sympy.Piecewise((wa * last, q > 1), (0, True))
-    wide = _logits(head) if memory.wide_logits else sympy.Integer(0)
+    wide = int(memory.wide_logits) * _logits(head)
 
     def of_blocks(peak: str) -> tuple[sympy.Expr, ...]:
         return (others + _last(blocks, peak), *_between(blocks, all_kept, peak))

@@ -21,15 +21,16 @@ from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions
 from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.feasible import divides, holds, remainders
 from mistlab.symbolic.graph import PHASES
+from mistlab.symbolic.graph_choice import by_graph, splits_tokens
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer import LayerSums, sum_name
 from mistlab.symbolic.layer_types import LayerTypes, graphs_of
 from mistlab.symbolic.lazily import sympy
-from mistlab.symbolic.library import graph_of
+from mistlab.symbolic.library import graph_of, sequence_graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stage_sums import sums_of_blocks
 from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.symbolic.symbols import size_names, sizes_of_candidates
+from mistlab.symbolic.symbols import layer_columns, size_names
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
 from mistlab.values.dimensions import DIMENSIONS, Dimension
 from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
@@ -60,19 +61,24 @@ class StageModel:
     layers: Compiled
     remainders: Compiled
     assumptions: tuple[str, ...]
+    treatments: _Treatments
+    split: StoredGraph | None
     _known: Known[_Sizes] = field(default_factory=Known, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
         """The model for a workload's graph; compiles the graph's layers."""
-        graph = graph_of(workload)
+        graph, split = graph_of(workload), sequence_graph_of(workload)
+        treatments, names = tuple(TREATMENTS.items()), size_names()
         return cls(
             workload=workload,
             engine=engine,
             types=LayerTypes.of(graph.pattern),
-            layers=_layers(graph, tuple(TREATMENTS.items()), size_names()),
-            remainders=_remainders(graph, size_names()),
+            layers=_layers(graph, treatments, names),
+            remainders=_remainders(graph, names),
             assumptions=graph.assumptions,
+            treatments=treatments,
+            split=split,
         )
 
     @property
@@ -107,22 +113,34 @@ class StageModel:
 
     def _sizes_of(self, batch: StageBatch) -> tuple[_Sizes, NDArray[np.int64]]:
         """The distinct sizes of the candidates, and each candidate's number among them."""
-        names = [*sizes_of_candidates().values()]
+        names = [*layer_columns().values()]
         if len(self.types.pattern) > 1:
             names += self.types.columns
         return self._known([batch.value(name) for name in names], self._sizes)
 
     def _sizes(self, degrees: Sequence[NDArray[Any]]) -> _Sizes:
         """All sizes, and the sums of layers of these sizes, for columns of candidates' sizes."""
-        sizes = sizes_of_candidates()
+        sizes = layer_columns()
         columns = size_columns(self.workload, dict(zip(sizes, degrees, strict=False)))
         stages = dict(zip(self.types.columns, degrees[len(sizes) :], strict=False))
-        sums = dict(zip(self.layers.names, self.layers(columns), strict=True))
-        feasible = divides(self.remainders, columns)
+        values = by_graph(self.layers, self._split_layers if self.split else None, columns)
+        sums = dict(zip(self.layers.names, values, strict=True))
+        feasible = divides(self.remainders, columns) & self._splits(columns)
         if self.assumptions:
             feasible &= holds(self.assumptions, columns)
         of_blocks = sums_of_blocks(self.types, sums, stages)
         return _Sizes(feasible=feasible, table={**sums, **of_blocks, **columns})
+
+    def _splits(self, columns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
+        """A mask of rows whose tokens can be split as they say."""
+        whole = ~splits_tokens(columns)
+        if self.split is None or whole.all():
+            return whole
+        return whole | divides(_remainders(self.split, size_names()), columns)
+
+    def _split_layers(self) -> Compiled:
+        assert self.split is not None
+        return _layers(self.split, self.treatments, size_names())
 
 
 @kept

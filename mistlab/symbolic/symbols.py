@@ -27,6 +27,14 @@ def sizes_of_candidates() -> Mapping[str, str]:
     return {row.symbol: name for name, row in DIMENSIONS.items() if row.is_size}
 
 
+def layer_columns() -> Mapping[str, str]:
+    """The symbols of dimensions on which the work of single layers depends: sizes, and choices of
+    another graph."""
+    return {
+        row.symbol: name for name, row in DIMENSIONS.items() if row.is_size or row.chooses_graph
+    }
+
+
 def size_names() -> tuple[str, ...]:
     """The symbols of all sizes."""
     return (*sizes_of_candidates(), *WORKLOAD_SIZES)

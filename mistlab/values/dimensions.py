@@ -30,8 +30,9 @@ class Dimension:
     """A choice of a stage; its key in ``DIMENSIONS`` is the name of its column.
 
     ``path`` is its place in a stage of a plan file, if this is not its name. ``symbol`` stands for
-    it in expressions, also in those of layer graphs if it ``is_size``. A stage without a value has
-    the ``default``; if there is none, every stage must have a value. With ``is_ratio`` it is a
+    it in expressions, also in those of layer graphs if it ``is_size``. If it ``chooses_graph``, a
+    stage with the value 1 runs other graphs of its layers. A stage without a value has the
+    ``default``; if there is none, every stage must have a value. With ``is_ratio`` it is a
     share of a whole, otherwise a whole number. A choice ``shared_by`` the ranks of a group has no
     effect if the group has one rank.
 
@@ -47,6 +48,7 @@ class Dimension:
     path: str = ""
     symbol: str = ""
     is_size: bool = False
+    chooses_graph: bool = False
     is_ratio: bool = False
     minimum: float = 0
     maximum: float | None = None
@@ -93,6 +95,16 @@ DIMENSIONS: dict[str, Dimension] = {
     "data_parallel": Dimension(part="mesh", symbol="dp", minimum=1),
     "tensor_parallel": Dimension(part="mesh", symbol="tp", is_size=True, minimum=1),
     "micro_batch": Dimension(part="mesh", symbol="b", is_size=True, minimum=1),
+    "sequence_parallel": Dimension(
+        part="mesh",
+        symbol="sp",
+        chooses_graph=True,
+        maximum=1,
+        default=0,
+        shared_by="tensor",
+        amount="",
+        noun="sequence parallelism",
+    ),
     "zero": Dimension(
         part="savings", symbol="z", maximum=3, default=0, shared_by="gather", amount="ZeRO-{}"
     ),
@@ -147,7 +159,7 @@ def dimension_words(name: str, value: float, layers: int) -> str:
     noun = DIMENSIONS[name].noun
     if not noun and DIMENSIONS[name].amount == "{}":
         noun = name.replace("_", " ")
-    return f"{amount_words(name, value)} {of}{noun}".rstrip()
+    return f"{amount_words(name, value)} {of}{noun}".strip()
 
 
 def change_words(name: str, now: float, then: float) -> str:

@@ -145,6 +145,25 @@ def _tensor_parallel_problem(job: Job) -> FieldError | None:
     return None
 
 
+def _sequence_parallel_problem(job: Job) -> FieldError | None:
+    """Why a stage's tensor-parallel ranks cannot split its tokens."""
+    tokens, model = job.workload.sequence_length, job.workload.model
+    for index, stage in enumerate(job.plan.stages):
+        if not stage.sequence_parallel or stage.tensor_parallel == 1:
+            continue
+        where = f"plan.stages[{index}].sequence_parallel"
+        if model.family == "custom":
+            problem = "1, but a custom model is traced without: give 0, or a model of a family"
+            return FieldError(where, problem)
+        if tokens % stage.tensor_parallel:
+            problem = (
+                f"1, but tensor_parallel {stage.tensor_parallel} does not divide sequence_length "
+                f"{tokens}: give 0, or a degree that divides it"
+            )
+            return FieldError(where, problem)
+    return None
+
+
 def degree_problem(model: ModelSpec, degree: int) -> str:
     """Why a model cannot be split over ``degree`` ranks; empty if it can."""
     if model.tensor_parallel_degrees is not None:
@@ -206,6 +225,7 @@ _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _layers_problem,
     _batch_problem,
     _tensor_parallel_problem,
+    _sequence_parallel_problem,
     _engine_problem,
     _num_gpus_problem,
     _order_problem,

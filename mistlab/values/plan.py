@@ -46,9 +46,10 @@ NO_OFFLOAD = Offload()
 class StagePlan:
     """One pipeline stage: its blocks, its GPUs and how it saves memory.
 
-    ``micro_batch`` is the number of sequences on a data-parallel rank. ``zero`` shards optimizer
-    state (1), also gradients (2), also weights (3). The last ``checkpointed_layers`` blocks
-    recompute their activations. ``others`` has values of dimensions that were added to
+    ``micro_batch`` is the number of sequences on a data-parallel rank. With ``sequence_parallel``
+    (1) tensor-parallel ranks split tokens wherever they do not split weights. ``zero`` shards
+    optimizer state (1), also gradients (2), also weights (3). The last ``checkpointed_layers``
+    blocks recompute their activations. ``others`` has values of dimensions that were added to
     ``mistlab.values.dimensions.DIMENSIONS``, without default values.
     """
 
@@ -56,6 +57,7 @@ class StagePlan:
     data_parallel: int = field(metadata=DIMENSIONS["data_parallel"].numbers)
     tensor_parallel: int = field(metadata=DIMENSIONS["tensor_parallel"].numbers)
     micro_batch: int = field(metadata=DIMENSIONS["micro_batch"].numbers)
+    sequence_parallel: int = field(default=0, metadata=DIMENSIONS["sequence_parallel"].numbers)
     zero: int = field(default=0, metadata=DIMENSIONS["zero"].numbers)
     checkpointed_layers: int = field(default=0, metadata=DIMENSIONS["checkpointed_layers"].numbers)
     offload: Offload = NO_OFFLOAD

@@ -1,8 +1,9 @@
 """Search spaces, which say from which plans a search may choose, and the named spaces."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
+from typing import Literal
 
 from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.values.dimensions import (
@@ -16,6 +17,9 @@ from mistlab.values.dimensions import (
 from mistlab.values.errors import InputError, near_matches, refuse
 from mistlab.values.mesh import ranks_of
 from mistlab.values.value import bounded, check_fields, further_keys, name_in, ratio
+
+# Which numbers of its blocks a stage may recompute: all of them, none or all, or any number.
+Recomputation = Literal["all", "none_or_all", "any"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +40,14 @@ class OffloadRatios:
 class SearchSpace:
     """Allowed degrees, ratios and features; None allows every degree that divides.
 
-    A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Without
-    ``partial_checkpointing`` a stage recomputes none or all of its blocks. Without
-    ``unequal_stages`` all stages have the same ZeRO level, ratios and number of recomputed blocks
-    (or all blocks, if they have fewer), and even shares of the blocks. With it, a stage may have up
-    to ``layers_off_balance`` blocks fewer or more than an even share (any number with None). With
-    ``unequal_meshes`` degrees may differ too. A single rank shards nothing, and takes the lowest
-    ZeRO level. ``others`` lists values of dimensions that were added to the table; an added
-    dimension that is not listed has its default.
+    A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes.
+    ``recomputation`` says how many of its blocks a stage may recompute. Without ``unequal_stages``
+    all stages have the same ZeRO level, ratios and number of recomputed blocks (or all blocks, if
+    they have fewer); with it, each stage chooses for itself. Whether stages may have unequal
+    numbers of blocks is said apart: up to ``layers_off_balance`` fewer or more than an even share,
+    or any number with None. With ``unequal_meshes`` degrees may differ too. A single rank shards
+    nothing, and takes the lowest ZeRO level. ``others`` lists values of dimensions that were added
+    to the table; an added dimension that is not listed has its default.
     """
 
     name: str
@@ -54,9 +58,10 @@ class SearchSpace:
     pipeline: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     micro_batches: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     micro_batch: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
+    sequence_parallel: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=1))
     zero: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=3))
     offload: OffloadRatios = field(default_factory=OffloadRatios)
-    partial_checkpointing: bool = False
+    recomputation: Recomputation = "none_or_all"
     unequal_stages: bool = False
     layers_off_balance: int | None = field(default=0, metadata=bounded(minimum=0))
     unequal_meshes: bool = False
@@ -73,10 +78,10 @@ class SearchSpace:
         engine = ENGINES[self.engine]
         if problem := engine.zero_problem(min(self.zero), in_pipeline=True):
             refuse("zero", problem)
-        if not self.unequal_stages and (self.unequal_meshes or self.layers_off_balance != 0):
+        if self.unequal_meshes and not self.unequal_stages:
             problem = (
-                "False does not go with unequal_meshes or layers_off_balance: stages that are "
-                "alike have equal meshes and even shares: give True, or leave both out"
+                "False does not go with unequal_meshes: stages with unequal degrees cannot be "
+                "alike: give True, or leave both out"
             )
             refuse("unequal_stages", problem)
 
@@ -97,19 +102,28 @@ class SearchSpace:
         """The values of a dimension that a stage may choose, in order.
 
         The stage has ``layers`` blocks and the degrees ``degree``. If ranks share the choice, a
-        single rank takes the lowest value. Counts of blocks are none or all blocks, or any number
-        with ``partial_checkpointing``.
+        single rank takes the lowest value. Counts of blocks follow ``recomputation``.
         """
         listed = self.listed(dimension)
         if dimension in counts_of_blocks():
-            counts = range(layers + 1) if self.partial_checkpointing else (0, layers)
-            return tuple(count for count in counts if listed is None or count in listed)
+            return tuple(
+                count
+                for count in self._counts(layers, is_built_in=dimension in BUILT_IN)
+                if listed is None or count in listed
+            )
         assert listed is not None, f"{dimension} has no end"
         if dimension == "zero":
             highest = ENGINES[self.engine].highest_zero_of(in_pipeline=in_pipeline)
             listed = tuple(level for level in listed if level <= highest)
         shared_by = DIMENSIONS[dimension].shared_by
         return listed[:1] if shared_by and ranks_of(shared_by, degree) == 1 else listed
+
+    def _counts(self, layers: int, *, is_built_in: bool) -> Iterable[int]:
+        """How many of its ``layers`` blocks a stage may treat in one way; a treatment that was
+        added to the table is never asked of all stages."""
+        if self.recomputation == "any":
+            return range(layers + 1)
+        return (layers,) if self.recomputation == "all" and is_built_in else (0, layers)
 
 
 _READERS = {
@@ -142,6 +156,7 @@ _EIGHTHS = tuple(i / 8 for i in range(9))
 
 # The published space, built up feature by feature (Mist, EuroSys 2025). Degrees and micro-batches
 # are powers of two, and so is the number of micro-batches if the global batch is a power of two.
+# From ZeRO on, each stage chooses for itself.
 _3D = SearchSpace(
     name="3d",
     data_parallel=_POWERS,
@@ -149,8 +164,8 @@ _3D = SearchSpace(
     micro_batch=(1, 2, 4),
     zero=(1,),
 )
-_ZERO = replace(_3D, name="+zero", zero=(1, 2, 3))
-_CHECKPOINTING = replace(_ZERO, name="+checkpointing", partial_checkpointing=True)
+_ZERO = replace(_3D, name="+zero", zero=(1, 2, 3), unequal_stages=True)
+_CHECKPOINTING = replace(_ZERO, name="+checkpointing", recomputation="any")
 _OFFLOAD = replace(
     _CHECKPOINTING,
     name="+offload",
@@ -158,7 +173,7 @@ _OFFLOAD = replace(
         weights=_EIGHTHS, gradients=_EIGHTHS, optimizer=_EIGHTHS, activations=_EIGHTHS
     ),
 )
-_MIST = replace(_OFFLOAD, name="mist", unequal_stages=True, layers_off_balance=2)
+_MIST = replace(_OFFLOAD, name="mist", layers_off_balance=2)
 _WIDE = replace(
     _MIST,
     name="wide",
@@ -170,7 +185,9 @@ _WIDE = replace(
     layers_off_balance=None,
     unequal_meshes=True,
 )
-# The spaces of other systems' users, on the engine that comes closest to their system.
+# The spaces of other systems' users, on the engine that comes closest to their system: of a user
+# who tunes, and of the published evaluation, whose baselines recompute every block and shard the
+# optimizer's state.
 _MEGATRON = SearchSpace(
     name="megatron",
     engine="megatron",
@@ -181,20 +198,24 @@ _MEGATRON = SearchSpace(
 _DEEPSPEED = replace(
     _MEGATRON, name="deepspeed", engine="deepspeed", tensor_parallel=(1,), zero=(0, 1, 2, 3)
 )
+_AS_PUBLISHED = tuple(
+    replace(tuned, name=f"{tuned.name}:published", recomputation="all", zero=(1,))
+    for tuned in (_MEGATRON, _DEEPSPEED)
+)
 _ACESO = SearchSpace(
     name="aceso",
-    engine="megatron",
+    engine="aceso",
     data_parallel=_POWERS,
     tensor_parallel=_POWERS,
-    partial_checkpointing=True,
+    recomputation="any",
     unequal_stages=True,
     layers_off_balance=None,
     unequal_meshes=True,
 )
-_ALPA = replace(_ACESO, name="alpa", partial_checkpointing=False)
+_ALPA = replace(_ACESO, name="alpa", engine="megatron", recomputation="none_or_all")
 
 SPACES: Mapping[str, SearchSpace] = {
     **{space.name: space for space in (_3D, _ZERO, _CHECKPOINTING, _OFFLOAD, _MIST, _WIDE)},
     "+imbalance": _MIST,
-    **{space.name: space for space in (_MEGATRON, _DEEPSPEED, _ACESO, _ALPA)},
+    **{space.name: space for space in (_MEGATRON, _DEEPSPEED, *_AS_PUBLISHED, _ACESO, _ALPA)},
 }

@@ -24,6 +24,7 @@ POSITIONS: Mapping[str, str] = {
     "has_head": "t",  # 1 on the last stage, else 0
     "first_rank": "",
     "first_block": "",  # of the model's blocks, counted from 0; it matters where kinds take turns
+    "micro_batches": "",  # that the pipeline runs; 0 where it does not matter to the stage
 }
 
 
@@ -132,6 +133,7 @@ _DEFAULTS: Mapping[str, float] = {
     "has_head": 0,
     "first_rank": 0,
     "first_block": 0,
+    "micro_batches": 0,
 }
 
 
@@ -148,14 +150,16 @@ StageRow = tuple[float, ...]
 
 
 def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
-    """The stages of a plan, in order; with a period first blocks count within so many."""
+    """The stages of a plan, in order. With a period first blocks count within so many, and stages
+    of plans that differ in their micro-batches alone are equal."""
     rows: list[StageRow] = []
     first_rank, first_block, last = 0, 0, plan.num_stages - 1
+    count = 0 if period else plan.micro_batches
     held, values, degrees = in_flight_of_plan(plan), reader_of_values(), reader_of_degrees()
     for index, stage in enumerate(plan.stages):
         ends = int(index == 0), int(index == last)
         block = first_block % period if period else first_block
-        rows.append((*values(stage), held[index], *ends, first_rank, block))
+        rows.append((*values(stage), held[index], *ends, first_rank, block, count))
         first_rank += int(prod(degrees(stage)))
         first_block += stage.layers
     return rows

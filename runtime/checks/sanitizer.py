@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from runtime.checks.collectives.findings import CollectiveFinding, collective_findings
 from runtime.checks.fake.device import device_findings
@@ -31,6 +32,13 @@ class Sanitizer:
     def of(cls, job: Job, training: Training, *, serialises: bool = False) -> "Sanitizer":
         """The sanitizer of a job; refuses a job that the runtime cannot run."""
         check_runnable(job)
+        for number, stage in enumerate(job.plan.stages):
+            if stage.sequence_parallel and stage.tensor_parallel > 1:
+                message = (
+                    f"plan.stages[{number}].sequence_parallel: 1 is trained and not yet checked: "
+                    "give 0 to check the plan without"
+                )
+                raise InputError(message)
         made = small(job.workload, job.plan)
         ranks = tuple(unlike_ranks(made.plan))
         return cls(job=job, small=made, ranks=ranks, training=training, serialises=serialises)

@@ -29,7 +29,7 @@ from runtime.engine.work.modules import HOST, layer_modules
 from runtime.engine.work.norm import Squares
 from runtime.engine.work.optimizer import Scaling, Stepper
 from runtime.engine.work.parameters import Parameters
-from runtime.engine.work.products import add_up_inside
+from runtime.engine.work.products import add_up_inside, add_up_shared
 from runtime.engine.work.swaps import Swaps
 from runtime.engine.work.written_out import let_attend_in_place
 from runtime.models.config import TYPE_OF_PRECISION
@@ -83,7 +83,8 @@ class Executor:
         self.programs = iterations(self.shape, 2)
         self.flushing = flush(self.shape)
         self.connections, self.streams, self.training = connections, streams, training
-        ranks = StreamedRanks(connections.tensor, streams)
+        splits_tokens = self.own.sequence_parallel == 1
+        ranks = StreamedRanks(connections.tensor, streams, splits_tokens=splits_tokens)
         self.layers = layer_modules(workload, self.shape, ranks, device)
         dtype = TYPE_OF_PRECISION[workload.precision]
         self.state = StageState.build(self.shape, self._layouts(), dtype, device)
@@ -99,7 +100,10 @@ class Executor:
             add_up_inside(module, ranks)
             let_attend_in_place(module)
         self.passes = Passes(self.state, modules, treatments, streams, device)
-        micro_batch = (self.own.micro_batch, workload.sequence_length, workload.model.hidden)
+        for module in modules.values():
+            add_up_shared(module, ranks)
+        tokens = workload.sequence_length // (ranks.size if ranks.splits_tokens else 1)
+        micro_batch = (self.own.micro_batch, tokens, workload.model.hidden)
         self.boundary = Boundary(connections, micro_batch, dtype, device, streams, self.shape.rooms)
         self._works: Mapping[str, Callable[[Op], LaneWork]] = {
             **self.swaps.works,

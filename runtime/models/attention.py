@@ -52,6 +52,7 @@ class Attention(nn.Module):
         self.config = config
         self.attend: Attend = _attend_to_parts
         self.rotary = rotary
+        self.ranks = ranks
         self.heads = shard(config.heads, ranks.size, "a number of heads of")
         self.kv_heads = shard(config.kv_heads, ranks.size, "a number of key-value heads of")
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -63,11 +64,14 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend; input and output are (B, S, hidden)."""
+        """Attend; input and output are (B, S, hidden), the input with this rank's tokens alone if
+        the ranks split tokens."""
         batch, sequence, _ = x.shape
+        if self.ranks.splits_tokens:
+            sequence = sequence * self.ranks.size
         heads, kv_heads, channels = self.heads, self.kv_heads, self.config.head_dim
         # For flat tokens the product is no view of another tensor, so it can be rotated in place.
-        qkv = self.qkv(x.flatten(0, 1))
+        qkv = self.qkv(x if self.ranks.splits_tokens else x.flatten(0, 1))
         shape = (batch, sequence, heads + 2 * kv_heads, channels)
         if self.rotary is not None:
             tables = self.rotary.cosine[:sequence], self.rotary.sine[:sequence]

@@ -5,7 +5,7 @@ which reduces and gathers tensors. In a trace there are no other ranks, and coll
 recorded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from runtime.models.sizes import Size
 # Computes ``x @ weight.T + bias`` of matrices. The default is torch's function; the executor of a
 # plan puts its own there.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+# The same of whole sequences, if ``x`` has this rank's part of each sequence.
+MultiplyGathered = Callable[[Tensor, Tensor, Tensor | None, TensorParallel], Tensor]
 
 
 class _Enter(torch.autograd.Function):
@@ -45,14 +47,72 @@ class _Leave(torch.autograd.Function):
         return gradient, None
 
 
+class _LeaveToParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: TensorParallel) -> Tensor:
+        ctx.ranks = ranks
+        return ranks.scatter_tokens(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.ranks.gather_tokens(gradient), None
+
+
+class _GatheredLinear(torch.autograd.Function):
+    """``x @ weight.T + bias`` of whole sequences, of which each rank has and keeps its part.
+
+    The backward pass gathers the sequences again, for the weight's gradient, while it computes the
+    gradient of the input. It sums and scatters this gradient while it computes the weight's.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ranks: TensorParallel
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.ranks, ctx.has_bias = ranks, bias is not None
+        return nn.functional.linear(ranks.gather_tokens(x).flatten(0, 1), weight, bias)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        of_bias = gradient.sum(0) if ctx.has_bias else None
+        whole = ctx.ranks.gather_tokens(x, again=True)
+        of_whole = gradient.mm(weight).view(whole.shape)
+        of_x = ctx.ranks.scatter_tokens(of_whole, of_input=True)
+        del of_whole
+        return of_x, gradient.t().mm(whole.flatten(0, 1)), of_bias, None
+
+
+def gathered_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, ranks: TensorParallel
+) -> Tensor:
+    """``x @ weight.T + bias`` over the flat tokens of all ranks; ``x`` has this rank's tokens."""
+    made: Tensor = _GatheredLinear.apply(x, weight, bias, ranks)
+    return made
+
+
 def enter(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Enter the split region: identity forward, sum of the ranks' gradients backward."""
+    """Enter the split region: identity forward, sum of the ranks' gradients backward.
+
+    If the ranks split tokens, the product that comes next gathers them.
+    """
+    if ranks.splits_tokens:
+        return x
     entered: Tensor = _Enter.apply(x, ranks)
     return entered
 
 
 def leave(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """Leave the split region: sum of the ranks' outputs forward, in place; identity backward."""
+    """Leave the split region: sum of the ranks' outputs forward, in place; identity backward.
+
+    If the ranks split tokens, each gets its part of the sum, and gathers gradients backward.
+    """
+    if ranks.splits_tokens:
+        part: Tensor = _LeaveToParts.apply(x, ranks)
+        return part
     left: Tensor = _Leave.apply(x, ranks)
     return left
 
@@ -72,7 +132,8 @@ def product(
 class ColumnLinear(nn.Module):
     """Computes ``x @ W.T`` with the rows of W split over ranks: whole input, split output.
 
-    ``outputs`` lists blocks of rows; each block is split by itself (query, key and value, say).
+    ``outputs`` lists blocks of rows; each block is split by itself (query, key and value, say). If
+    the ranks split tokens, the input is this rank's part, and the output has all tokens.
     """
 
     def __init__(
@@ -86,14 +147,21 @@ class ColumnLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.blocks = outputs
+        self.ranks = ranks
         self.multiply: Multiply = nn.functional.linear
+        self.multiply_gathered: MultiplyGathered = gathered_linear
         rows = sum(shard(size, ranks.size, "a column-split width of") for size in outputs)
         self.weight = nn.Parameter(torch.empty(rows, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(rows, dtype=dtype)) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
         """This rank's columns of the product."""
-        return product(x, self.weight, self.bias, self.multiply)
+        if not self.ranks.splits_tokens:
+            return product(x, self.weight, self.bias, self.multiply)
+        flat = self.multiply_gathered(x, self.weight, self.bias, self.ranks)
+        shape = (x.shape[0], x.shape[1] * self.ranks.size, self.weight.shape[0])
+        shaped: Tensor = torch.ops.aten._unsafe_view(flat, shape)
+        return shaped
 
 
 class RowLinear(nn.Module):
@@ -139,6 +207,17 @@ class VocabularyEmbedding(nn.Module):
         vectors = nn.functional.embedding(local, self.weight)
         vectors = vectors.masked_fill_(elsewhere[..., None], 0.0)
         return leave(vectors, self.ranks)
+
+
+def shared_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters that all ranks hold whole; if ranks split tokens, each rank has a summand of
+    their gradients."""
+    for one in module.modules():
+        if isinstance(one, RowLinear):
+            if one.bias is not None:
+                yield one.bias
+        elif not isinstance(one, ColumnLinear | VocabularyEmbedding):
+            yield from one.parameters(recurse=False)
 
 
 def own_rows(tokens: Tensor, rows: Size, rank: int) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Tensor-parallel ranks as a model sees them: a process group, one rank, or counted ranks."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -19,11 +20,24 @@ class TensorParallel(Protocol):
     def rank(self) -> int:
         """This rank's number."""
 
+    @property
+    def splits_tokens(self) -> bool:
+        """Whether each rank has only its part of each sequence, outside products (sequence
+        parallelism)."""
+
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
         """Reduce ``tensor`` over the ranks, in place; ``operation`` is ``sum`` or ``max``."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Concatenate the ranks' tensors along the last dimension."""
+
+    def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
+        """Concatenate the ranks' parts of sequences (batch, tokens, ..); ``again`` marks a tensor
+        that was gathered in the forward pass already."""
+
+    def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
+        """Sum whole sequences over the ranks, and keep this rank's part; ``of_input`` marks the
+        gradient of a product's input."""
 
 
 class OneRank:
@@ -31,6 +45,7 @@ class OneRank:
 
     size = 1
     rank = 0
+    splits_tokens = False
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
         """Nothing to do."""
@@ -39,12 +54,21 @@ class OneRank:
         """The tensor itself."""
         return tensor
 
+    def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
 
 class GroupRanks:
     """Ranks that are the processes of a torch.distributed group."""
 
-    def __init__(self, group: distributed.ProcessGroup) -> None:
+    def __init__(self, group: distributed.ProcessGroup, *, splits_tokens: bool = False) -> None:
         self._group = group
+        self.splits_tokens = splits_tokens
         self.size = group.size()
         self.rank = group.rank()
 
@@ -60,14 +84,28 @@ class GroupRanks:
         distributed.all_gather(parts, tensor, self._group)
         return torch.cat(parts, -1)
 
+    def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
+        """Concatenate the group's parts of sequences."""
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        distributed.all_gather(parts, tensor, self._group)
+        return torch.cat(parts, 1)
+
+    def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
+        """Sum over the group, and cut this rank's part out."""
+        whole = tensor.contiguous()
+        distributed.all_reduce(whole, group=self._group)
+        return whole.chunk(self.size, 1)[self.rank].clone()
+
 
 class CountedRanks:
     """Ranks of a model that is traced: collectives are recorded as operators, never run."""
 
     rank = 0
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, *, splits_tokens: bool = False) -> None:
         self.size = size
+        self.splits_tokens = splits_tokens
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
         """Let the trace record a reduction."""
@@ -77,6 +115,18 @@ class CountedRanks:
         """Let the trace record a concatenation."""
         gathered: Tensor = _all_gather(tensor, self.size)
         return gathered
+
+    def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
+        """Let the trace record that sequences are gathered, for the first time or again."""
+        gather = _gather_again if again else _gather_tokens
+        gathered: Tensor = gather(tensor, self.size)
+        return gathered
+
+    def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
+        """Let the trace record that sequences are summed and scattered."""
+        scatter = _scatter_gradient if of_input else _scatter_tokens
+        scattered: Tensor = scatter(tensor, self.size)
+        return scattered
 
 
 @torch.library.custom_op("mistlab::all_reduce_", mutates_args=("tensor",))
@@ -100,3 +150,31 @@ def _all_gather(tensor: Tensor, ranks: int) -> Tensor:
 def _(tensor: Tensor, ranks: int) -> Tensor:
     *leading, last = tensor.shape
     return tensor.new_empty((*leading, last * ranks))
+
+
+def _never_run(tensor: Tensor, ranks: int) -> Tensor:
+    message = f"a counted rank cannot exchange with {ranks}: give the model a process group"
+    raise RuntimeError(message)
+
+
+def _gathered(tensor: Tensor, ranks: int) -> Tensor:
+    batch, tokens, width = tensor.shape
+    return tensor.new_empty(batch, tokens * ranks, width)
+
+
+def _scattered(tensor: Tensor, ranks: int) -> Tensor:
+    batch, tokens, width = tensor.shape
+    return tensor.new_empty(batch, tokens // ranks, width)
+
+
+def _counted(name: str, result: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    """An operator that is recorded and never run, whose result is like that of ``result``."""
+    made = torch.library.custom_op(f"mistlab::{name}", _never_run, mutates_args=())
+    made.register_fake(result)
+    return made
+
+
+_gather_tokens = _counted("gather_tokens", _gathered)
+_gather_again = _counted("gather_again", _gathered)
+_scatter_tokens = _counted("scatter_tokens", _scattered)
+_scatter_gradient = _counted("scatter_gradient", _scattered)

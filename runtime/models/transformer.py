@@ -95,6 +95,7 @@ class Embedding(nn.Module):
 
     def __init__(self, config: ModelConfig, structure: Structure, ranks: TensorParallel) -> None:
         super().__init__()
+        self.ranks = ranks
         self.tokens = VocabularyEmbedding(config.vocab, config.hidden, ranks, config.dtype)
         self.positions: nn.Parameter | None = None
         if structure.position == "absolute":
@@ -103,10 +104,12 @@ class Embedding(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Vectors (batch, sequence, hidden) of ``tokens`` (batch, sequence)."""
+        """Vectors (batch, sequence, hidden) of ``tokens`` (batch, sequence); those of this rank's
+        part of each sequence if the ranks split tokens."""
         x = self.tokens(tokens)
         if self.positions is not None:
-            x = x + self.positions[: tokens.shape[1]]
+            first = self.ranks.rank * x.shape[1] if self.ranks.splits_tokens else 0
+            x = x + self.positions[first : first + x.shape[1]]
         return self.dropout(x)
 
 

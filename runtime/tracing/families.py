@@ -32,13 +32,13 @@ class Sizes:
     tp: Size
 
 
-def symbolic_sizes(space: SizeSpace) -> Sizes:
+def symbolic_sizes(space: SizeSpace, *, splits_tokens: bool = False) -> Sizes:
     """A symbol for every size; the numbers behind the symbols only have to differ."""
     tp = space.size("tp", 2)
     k = space.multiple("k", 6, tp)
     return Sizes(
         b=space.size("b", 4),
-        s=space.size("s", 128),
+        s=space.multiple("s", 128, tp) if splits_tokens else space.size("s", 128),
         h=space.size("h", 1024),
         n=space.multiple("n", 24, k),
         k=k,
@@ -53,7 +53,8 @@ def symbolic_sizes(space: SizeSpace) -> Sizes:
 def trace_variant(variant: Variant) -> ModelGraph:
     """The graph of a variant with symbols as sizes, as the package ships it."""
     space = SizeSpace()
-    return trace_sizes(variant, symbolic_sizes(space), space)
+    sizes = symbolic_sizes(space, splits_tokens=variant.sequence_parallel)
+    return trace_sizes(variant, sizes, space)
 
 
 def trace_spec(spec: ModelSpec, attention: str, precision: str) -> tuple[ModelSpec, ModelGraph]:
@@ -92,8 +93,9 @@ def trace_sizes(
         biases=variant.biases,
         dropout=0.1 if variant.dropout else 0.0,
     )
+    ranks = CountedRanks(sizes.tp, splits_tokens=variant.sequence_parallel)
     with space.fake_mode:
-        model = Transformer(config, structure or STRUCTURES[variant.family], CountedRanks(sizes.tp))
+        model = Transformer(config, structure or STRUCTURES[variant.family], ranks)
         tokens = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
         targets = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
     return trace(

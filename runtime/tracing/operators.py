@@ -82,6 +82,10 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "aten.arange": "fill",
     "mistlab.all_reduce_": "collective",
     "mistlab.all_gather": "collective",
+    "mistlab.gather_tokens": "collective",
+    "mistlab.gather_again": "collective",
+    "mistlab.scatter_tokens": "collective",
+    "mistlab.scatter_gradient": "collective",
 }
 
 # Operators that do no work: they allocate, or ask about a tensor.
@@ -102,6 +106,9 @@ ROWS_OF = {
     "aten.index": "self",
     "aten.nll_loss_forward": "self",
 }
+
+# Collectives whose message, which ``read_bytes`` counts, is their result.
+GATHERS = {"mistlab.gather_tokens", "mistlab.gather_again"}
 
 # Operators that read only past positions, which are half of each square of scores.
 READ_HALVES = {"mistlab.causal_softmax", "mistlab.causal_softmax_backward"}
@@ -184,6 +191,8 @@ def read_bytes(call: Call) -> Size:
     """Bytes read: each input once, but of a table only the rows that are fetched."""
     if kind_of(call) == "fill":
         return 0
+    if call.name in GATHERS:
+        return sum(map(size_bytes, tensors_in(call.result)))
     if call.name in ROWS_OF:
         fetched = sum(map(size_bytes, tensors_in(call.result)))
         table = call.argument(ROWS_OF[call.name])

@@ -140,6 +140,7 @@ class AlikeStages:
             has_embedding=np.repeat((number == 0).astype(np.int64), rows),
             has_head=np.repeat((number == stages - 1).astype(np.int64), rows),
             first_rank=np.repeat(in_node, rows),
+            micro_batches=pipeline.micro_batches,
         )
 
     def _plan(self, candidate: NDArray[np.float64]) -> Plan:

@@ -25,7 +25,7 @@ from searchers.joining.groups import Group
 from searchers.joining.least_work import LeastWork
 from searchers.ledger import Ledger
 from searchers.meshes import Mesh
-from searchers.savings import counts_choices, savings_choices
+from searchers.savings import CountsRow, Way, counts_choices, savings_choices
 
 # Rows asked for at once.
 TOGETHER = 1 << 19
@@ -69,7 +69,9 @@ class Menus:
     ``work`` is a lower bound for the times of the other stages. With ``with_host``, slower
     candidates that take less host memory are kept too. With ``coarse_to_fine``, ratios are first
     tried in steps of a half, and ``refine`` tries ever smaller steps near the best: many times
-    faster, but it may miss some.
+    faster, but it may miss some. With a ``way`` to save memory, every stage saves in that way. With
+    ``even_hosts``, each rank may use its even share of a node's host memory alone. ``pick`` says
+    which candidates stay, in place of all that can be part of the fastest pipeline.
     """
 
     problem: Problem
@@ -79,6 +81,9 @@ class Menus:
     work: Mapping[Mesh, LeastWork]
     with_host: bool = False
     coarse_to_fine: bool = False
+    way: Way | None = None
+    even_hosts: bool = False
+    pick: Callable[[Options], Options] | None = None
     _found: dict[StagePosition, Options] = field(default_factory=dict, init=False)
 
     def __getitem__(self, place: StagePosition) -> Options:
@@ -125,25 +130,44 @@ class Menus:
                 self._found[place] = self._fastest(place, both, limit_s)
 
     def _choices(self, place: StagePosition) -> Choices:
+        if self.way is not None:
+            return tuple((value,) for value in self.way.savings)
         return savings_choices(self.space, place.mesh, in_pipeline=not place.is_alone)
+
+    def _counts(self, place: StagePosition) -> list[CountsRow]:
+        if self.way is not None:
+            return [self.way.counts_within(place.layers)]
+        return counts_choices(self.space, place.layers)
 
     def _evaluated(
         self, places: Sequence[StagePosition], strategies: Savings, limit_s: float
     ) -> list[Options]:
         """For each place, the best of some strategies, with any number of recomputed blocks."""
         found: list[Options | None] = [None] * len(places)
-        for part in _parts(places, self.space, len(strategies)):
-            rows = _Rows(part, strategies)
+        every = [self._counts(place) for place in places]
+        for part in _parts(places, every, len(strategies)):
+            rows = _Rows(part, strategies, self.group.micro_batches)
             costs = self.ledger.stage_costs(rows.batch(), engine=self.space.engine)
             for number, options in rows.options(costs, self.problem):
                 self.ledger.check_time()
-                hopeful = options.chosen(self._least_s(places[number], options) < limit_s)
+                hopeful = options.chosen(self._is_hopeful(places[number], options, limit_s))
                 before = found[number]
                 both = hopeful if before is None else before.and_also(hopeful)
                 found[number] = self._fastest(places[number], both, limit_s)
         return [options for options in found if options is not None]
 
+    def _is_hopeful(
+        self, place: StagePosition, options: Options, limit_s: float
+    ) -> NDArray[np.bool_]:
+        hopeful = self._least_s(place, options) < limit_s
+        if self.even_hosts:
+            cluster = self.problem.cluster
+            hopeful &= options.host_bytes * cluster.gpus_per_node <= cluster.host_memory_bytes
+        return np.asarray(hopeful)
+
     def _fastest(self, place: StagePosition, options: Options, limit_s: float) -> Options:
+        if self.pick is not None:
+            return self.pick(options)
         if place.is_alone:
             count = BESIDE if self.coarse_to_fine else 1
             return fastest_alone(options, self.group.micro_batches, count)
@@ -221,13 +245,15 @@ def neighbours(
 _Part = list[tuple[int, StagePosition, NDArray[np.int64]]]
 
 
-def _parts(places: Sequence[StagePosition], space: SearchSpace, strategies: int) -> Iterator[_Part]:
+def _parts(
+    places: Sequence[StagePosition], every: Sequence[Sequence[CountsRow]], strategies: int
+) -> Iterator[_Part]:
     """Places with their numbers of recomputed blocks, in parts that are small enough."""
     most = max(1, TOGETHER // max(1, strategies))
     part: _Part = []
     room = most
-    for number, place in enumerate(places):
-        counts = np.array(counts_choices(space, place.layers))
+    for number, (place, own) in enumerate(zip(places, every, strict=True)):
+        counts = np.array(own)
         for start in range(0, len(counts), most):
             some = counts[start : start + most]
             if len(some) > room and part:
@@ -252,8 +278,9 @@ class _Rows:
     """Every strategy at every place of a part, as rows: the rows of one strategy follow one
     another."""
 
-    def __init__(self, part: _Part, strategies: Savings) -> None:
+    def __init__(self, part: _Part, strategies: Savings, micro_batches: int) -> None:
         self.part = part
+        self.micro_batches = micro_batches
         self.strategies = strategies
         self.counts = [len(counts) for _, _, counts in part]
 
@@ -272,6 +299,7 @@ class _Rows:
             has_embedding=self._of_place(lambda place: place.is_first),
             has_head=self._of_place(lambda place: place.is_last),
             first_rank=self._of_place(lambda place: place.place_in_node),
+            micro_batches=self.micro_batches,
         )
 
     def options(self, costs: StageCosts, problem: Problem) -> Iterator[tuple[int, Options]]:

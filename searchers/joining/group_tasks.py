@@ -20,6 +20,7 @@ from searchers.joining.least_work import LeastWork
 from searchers.joining.programme import join_hastily, near_best
 from searchers.ledger import SHORT_LIST, BudgetSpentError, Clock, Ledger
 from searchers.meshes import Mesh
+from searchers.savings import Way
 
 # A function that joins stages to the fastest pipeline of a group that takes less than a limit. It
 # returns the pipeline's time, by its chains, and its plan.
@@ -37,7 +38,8 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTask:
-    """A group of pipelines to search for plans that take less than a limit."""
+    """A group of pipelines to search for plans that take less than a limit; with a ``way``, for
+    plans whose stages all save memory in that way."""
 
     problem: Problem
     space: SearchSpace
@@ -46,6 +48,7 @@ class GroupTask:
     join: Joiner
     limit_s: float
     coarse_to_fine: bool
+    way: Way | None = None
 
     def solved(self, ledger: Ledger) -> float:
         """The time of the best plan, by its chains, once the ledger has seen the plan; the limit if
@@ -72,6 +75,7 @@ class GroupTask:
             work=work,
             with_host=with_host,
             coarse_to_fine=self.coarse_to_fine,
+            way=self.way,
         )
 
     def _likely_work(self, ledger: Ledger) -> Mapping[Mesh, LeastWork]:

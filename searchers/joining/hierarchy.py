@@ -5,11 +5,12 @@ searched in the order of these plans. A group is left out if its arithmetic alon
 the best plan so far.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Self
 
+from mistlab.values.plan import Plan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.alike import AlikeStages
@@ -20,12 +21,19 @@ from searchers.joining.in_processes import jobs
 from searchers.joining.least_work import LeastWork, work_of
 from searchers.joining.programme import join_hastily
 from searchers.ledger import Ledger
-from searchers.meshes import Mesh, Pipeline
+from searchers.membership import mesh_of
+from searchers.meshes import Mesh, Pipeline, layer_counts
+from searchers.savings import Way, way_of, ways_alike
 from searchers.strategy import Ending
 
 # With coarse to fine, a group is left out if its best plan of alike stages takes this many times as
 # long as the best plan.
 FAR = 1.15
+
+
+def _shape_of(plan: Plan) -> tuple[int, Mesh]:
+    """What tells groups of pipelines of equal meshes apart."""
+    return plan.micro_batches, mesh_of(plan.stages[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,34 @@ class Hierarchy:
         self._join([group for group, _ in in_order], join, coarse_to_fine=False)
         return self._proven()
 
+    def joined_alike(self, join: Joiner) -> Ending:
+        """Find the best plan whose stages save memory alike and may have unequal blocks: all ways
+        to save for all stages, one after another."""
+        for group, _ in self._in_order(list(self.least_s)):
+            self._join_ways(group, join, self._ways(group))
+        return self._proven()
+
+    def near_alike(self, join: Joiner) -> Ending:
+        """Look for the best plan whose stages save memory alike: with even blocks first, then with
+        unequal blocks for the ways to save that were best."""
+        self.most_alike()
+        near = [(_shape_of(one.plan), way_of(one.plan)) for one in self.ledger.nearest]
+        for group in self.least_s:
+            mesh = group.meshes[0]
+            ways = [way for key, way in near if key == (group.micro_batches, mesh)]
+            self._join_ways(group, join, dict.fromkeys(ways))
+        return self._bounded()
+
+    def _join_ways(self, group: Group, join: Joiner, ways: Iterable[Way]) -> None:
+        for way in ways:
+            self._join([group], join, coarse_to_fine=False, way=way)
+
+    def _ways(self, group: Group) -> Iterator[Way]:
+        assert group.num_stages is not None, "stages that are alike have one mesh"
+        layers = self.problem.workload.model.layers
+        most = layer_counts(layers, group.num_stages, self.space)[-1]
+        return ways_alike(self.space, group.meshes[0], most, in_pipeline=group.num_stages > 1)
+
     def joined_coarse_to_fine(self, join: Joiner) -> Ending:
         """Find the best plan whose stages have equally many GPUs, with ratios from coarse to fine;
         then look for better plans with stages of different sizes.
@@ -92,7 +128,14 @@ class Hierarchy:
             self._join([group for group, _ in in_order], join_hastily, coarse_to_fine=True)
         return self._bounded()
 
-    def _join(self, left: Sequence[Group], join: Joiner, *, coarse_to_fine: bool) -> None:
+    def _join(
+        self,
+        left: Sequence[Group],
+        join: Joiner,
+        *,
+        coarse_to_fine: bool,
+        way: Way | None = None,
+    ) -> None:
         """Show the ledger the best plan of each group; joblib's context says how many at once."""
         best_s = self.ledger.best_s
         at_once = jobs()
@@ -107,6 +150,7 @@ class Hierarchy:
                     join=join,
                     limit_s=best_s,
                     coarse_to_fine=coarse_to_fine,
+                    way=way,
                 )
                 for group in left[:at_once]
             ]

@@ -19,7 +19,7 @@ from mistlab.cost.pipeline import StageTimes, prepended
 from mistlab.values.plan import Plan
 from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.partials import Partials, Rows, Taken, chosen_chains, joined
-from searchers.meshes import Mesh, layer_counts, lies_well
+from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
 
 # In haste, this many partial pipelines with the same blocks and GPUs go on.
 BEAM = 16
@@ -195,6 +195,9 @@ class _Join:
     def _layer_counts(self, left: int, after: int, *, is_first: bool) -> Sequence[int]:
         if self.menus.group.num_stages is None:
             return [left] if is_first else range(1, left)
+        if self.menus.space.layers_off_balance == 0:
+            shares = even_layers(self._all[0], self.menus.group.num_stages)
+            return shares[len(shares) - 1 - after :][:1]
         counts = layer_counts(self._all[0], self.menus.group.num_stages, self.menus.space)
         others = self.menus.group.num_stages - after - 1
         return [

@@ -56,7 +56,8 @@ def alpa(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.G
 def divisions(problem: Problem, space: SearchSpace) -> Iterator[Division]:
     """All divisions for which the programme is solved."""
     layers = problem.workload.model.layers
-    alike = ((False, True),) if space.unequal_stages else ((False,), (True,))
+    ways = {"all": (True,), "none_or_all": (False, True), "any": (False, True)}[space.recomputation]
+    alike = (ways,) if space.unequal_stages else tuple((way,) for way in ways)
     for micro_batches, chosen, numbers in _pipelines(problem, space):
         for recomputing in alike:
             yield Division(

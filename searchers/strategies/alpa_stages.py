@@ -106,6 +106,7 @@ def stage_table(
     if not len(rows):
         return None
     batch = _batch(rows, list(of_kind), candidates, space)
+    batch = batch.with_columns(micro_batches=division.micro_batches)
     costs = ledger.stage_costs(batch, engine=space.engine)
     seconds = _seconds(costs, batch, division.micro_batches)
     sizes = np.array([division.sizes.index(mesh.num_gpus) for mesh, _ in candidates])

@@ -17,4 +17,6 @@ def exact(
 ) -> Ending:
     """Prove the best plan, or that there is none."""
     hierarchy = Hierarchy.of(problem, space, ledger)
-    return hierarchy.joined(join) if space.unequal_stages else hierarchy.all_alike()
+    if space.unequal_stages:
+        return hierarchy.joined(join)
+    return hierarchy.all_alike() if space.layers_off_balance == 0 else hierarchy.joined_alike(join)

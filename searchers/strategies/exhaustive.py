@@ -3,8 +3,10 @@
 Each plan is predicted as a whole, so nothing is shared with searchers that join stages.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice, product
+from itertools import islice, pairwise, product
+from math import prod
 
 import numpy as np
 
@@ -61,17 +63,24 @@ def all_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
 def _stages(layers: int, space: SearchSpace, pipeline: Pipeline) -> Iterator[tuple[StagePlan, ...]]:
     meshes = pipeline.meshes
     in_pipeline = len(meshes) > 1
-    if not space.unequal_stages:
-        shares = even_layers(layers, len(meshes))
-        for first in ways_to_save(space, meshes[0], shares[0], in_pipeline=in_pipeline):
-            yield tuple(alike(first, own) for own in shares)
-        return
-    for shares in _splits(layers, len(meshes), layer_counts(layers, len(meshes), space)):
+    for shares in _divisions(layers, len(meshes), space):
+        if not space.unequal_stages:
+            for largest in ways_to_save(space, meshes[0], max(shares), in_pipeline=in_pipeline):
+                yield tuple(alike(largest, own) for own in shares)
+            continue
         menus = (
             list(ways_to_save(space, mesh, own, in_pipeline=in_pipeline))
             for mesh, own in zip(meshes, shares, strict=True)
         )
         yield from product(*menus)
+
+
+def _divisions(layers: int, stages: int, space: SearchSpace) -> Iterator[tuple[int, ...]]:
+    """All ways in which the space divides blocks among stages."""
+    if space.layers_off_balance == 0:
+        yield even_layers(layers, stages)
+    else:
+        yield from _splits(layers, stages, layer_counts(layers, stages, space))
 
 
 def _splits(layers: int, stages: int, counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -90,9 +99,15 @@ def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
     """The number of plans of a pipeline: a sum over divisions of products over stages, by
     convolution."""
     layers, stages = problem.workload.model.layers, pipeline.num_stages
-    if not space.unequal_stages:
-        return _ways_of_stage(space, pipeline, 0, even_layers(layers, stages)[0])
+    if space.layers_off_balance == 0:
+        each = [
+            _ways_of_stage(space, pipeline, stage, own)
+            for stage, own in enumerate(even_layers(layers, stages))
+        ]
+        return prod(each) if space.unequal_stages else each[0]
     counts = layer_counts(layers, stages, space)
+    if not space.unequal_stages:
+        return _ways_alike(problem, space, pipeline, counts)
     by_layers = {0: 1}
     for stage in range(stages):
         of_stage = {own: _ways_of_stage(space, pipeline, stage, own) for own in counts}
@@ -103,6 +118,34 @@ def _ways(problem: Problem, space: SearchSpace, pipeline: Pipeline) -> int:
                     after[taken + own] = after.get(taken + own, 0) + ways * own_ways
         by_layers = after
     return by_layers.get(layers, 0)
+
+
+def _ways_alike(
+    problem: Problem, space: SearchSpace, pipeline: Pipeline, counts: Sequence[int]
+) -> int:
+    """The number of plans whose stages save memory alike: what the largest stage may do, for each
+    division in which it is the largest."""
+    layers, stages = problem.workload.model.layers, pipeline.num_stages
+    up_to = [_number_of_splits(layers, stages, counts[: k + 1]) for k in range(len(counts))]
+    largest = [after - before for before, after in pairwise([0, *up_to])]
+    return sum(
+        divisions * _ways_of_stage(space, pipeline, 0, own)
+        for own, divisions in zip(counts, largest, strict=True)
+        if divisions
+    )
+
+
+def _number_of_splits(layers: int, stages: int, counts: Sequence[int]) -> int:
+    """In how many ways blocks can be divided among stages that have one of some counts each."""
+    by_layers = Counter({0: 1})
+    for _ in range(stages):
+        after: Counter[int] = Counter()
+        for taken, ways in by_layers.items():
+            for own in counts:
+                if taken + own <= layers:
+                    after[taken + own] += ways
+        by_layers = after
+    return by_layers[layers]
 
 
 def _ways_of_stage(space: SearchSpace, pipeline: Pipeline, stage: int, layers: int) -> int:

@@ -32,6 +32,8 @@ def mist_with(solver: str) -> Strategy:
     ) -> Ending:
         hierarchy = Hierarchy.of(problem, space, ledger)
         is_small = _ways(space) <= FEW
+        if not space.unequal_stages and space.layers_off_balance != 0:
+            return hierarchy.joined_alike(join) if is_small else hierarchy.near_alike(join)
         if not space.unequal_stages:
             return hierarchy.all_alike() if is_small else hierarchy.most_alike()
         # Stages of unequal sizes are left to the exact searcher.

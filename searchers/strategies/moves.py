@@ -31,7 +31,7 @@ def _saving(plan: Plan, stage: int, changed: StagePlan, space: SearchSpace) -> P
     """The plan with one stage's savings changed, or all stages' where they must be alike."""
     if space.unequal_stages:
         return _with_stages(plan, {stage: changed})
-    largest = _resized(changed, plan.stages[0].layers)
+    largest = _resized(changed, max(other.layers for other in plan.stages))
     return replace(plan, stages=tuple(alike(largest, other.layers) for other in plan.stages))
 
 

@@ -18,6 +18,13 @@ import json, os, sys
 
 LEFT_OUT = frozenset(json.loads(os.environ["LEFT_OUT"]))
 
+# A process that comes from tests.warm.server has imported things already; torch imports tqdm if it
+# is there, and nothing else may have come.
+loaded = {name for name in sys.modules if name.partition(".")[0] in LEFT_OUT}
+for name in loaded:
+    del sys.modules[name]
+assert {name.partition(".")[0] for name in loaded} <= {"tqdm"}, loaded
+
 
 class Without:
     def __init__(self, finder):
@@ -47,12 +54,14 @@ def left_out() -> list[str]:
     )
 
 
-def bare_process(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments where nothing else can be imported."""
+def bare_process(
+    folder: Path, *arguments: object, program: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python with these arguments where nothing else can be imported."""
     (folder / "sitecustomize.py").write_text(_SITE, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(folder), "LEFT_OUT": json.dumps(left_out())}
     return subprocess.run(
-        [sys.executable, *map(str, arguments)],
+        [program, *map(str, arguments)],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -55,10 +55,9 @@ def test_a_plan_runs_and_its_timeline_is_the_measured_one(tmp_path: Path) -> Non
     assert processes == ["stage 0, measured"]
 
 
-def test_a_machine_is_measured_without_what_fits_need(tmp_path: Path) -> None:
-    done = bare_process(
-        tmp_path, "-c", "import experiments.calibrating.profiling, experiments.profile_hardware"
-    )
+def test_a_machine_is_measured_without_what_fits_need(tmp_path: Path, warm_python: str) -> None:
+    code = "import experiments.calibrating.profiling, experiments.profile_hardware"
+    done = bare_process(tmp_path, "-c", code, program=warm_python)
     assert done.returncode == 0, done.stderr
 
 
@@ -109,13 +108,15 @@ def test_a_report_is_measured_packed_and_its_predictions_left_out(tmp_path: Path
     assert {"runs.jsonl", "tables/machine.yaml", "README.md"} <= set(names)
 
 
-def test_a_plan_runs_in_the_process_of_a_report(tmp_path: Path) -> None:
+def test_a_plan_runs_in_the_process_of_a_report(tmp_path: Path, warm_python: str) -> None:
     script = (
-        "import sys; from pathlib import Path; from experiments.running.plan_runs import *; "
+        "import sys; from pathlib import Path; from experiments.running import plan_runs; "
+        "plan_runs.WORKER = (sys.argv[2], *plan_runs.WORKER[1:]); "
+        "from experiments.running.plan_runs import PlanRun, WorkerRunner; "
         "runner = WorkerRunner('cpu'); "
         "print(runner(PlanRun(plan=Path(sys.argv[1]), steps=1), 200.0)['losses']); runner.close()"
     )
-    done = bare_process(tmp_path, "-c", script, EXAMPLE)
+    done = bare_process(tmp_path, "-c", script, EXAMPLE, warm_python, program=warm_python)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)) == 1
 

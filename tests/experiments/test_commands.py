@@ -1,8 +1,10 @@
 """Every command: short, quick to explain itself, listed, and imported by nothing."""
 
 import ast
+import importlib
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +81,20 @@ def test_an_unknown_command_gets_near_matches() -> None:
     done = python("-m", "experiments", "survy")
     assert done.returncode == 2
     assert done.stderr == "error: command 'survy' is unknown: did you mean 'survey'?\n"
+
+
+def test_the_console_command_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    module, name = tomllib.loads(text)["project"]["scripts"]["mistlab"].split(":")
+    console = getattr(importlib.import_module(module), name)
+    monkeypatch.setattr(sys, "argv", ["mistlab"])
+    assert console() == 0
+    assert capsys.readouterr().out == "\n".join(listing()) + "\n"
+    monkeypatch.setattr(sys, "argv", ["mistlab", "estimat"])
+    assert console() == 2
+    assert "did you mean 'estimate'" in capsys.readouterr().err
 
 
 def test_a_command_runs_by_its_name() -> None:

@@ -3,7 +3,6 @@
 import io
 import json
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -20,7 +19,7 @@ from experiments.running.run_process import CRASHED
 from tests.experiments.test_run_plan import plan_file
 
 STEPS = 6
-FAILING = (sys.executable, "-m", "tests.experiments.failing_plan")
+FAILING = ("-m", "tests.experiments.failing_plan")
 
 
 class Runs:
@@ -133,12 +132,13 @@ def test_a_run_alone_starts_again_after_a_crash(
     undisturbed: list[float],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
+    warm_python: str,
     fault: str,
     words: str,
 ) -> None:
     """In a step, and while a checkpoint is written."""
     monkeypatch.setenv("FAULT", f"{fault}:{tmp_path / 'marker'}")
-    monkeypatch.setattr(restarts, "COMMAND", FAILING)
+    monkeypatch.setattr(restarts, "COMMAND", (warm_python, *FAILING))
     said, complaint = runs("--restarts", 1)
     assert words in complaint
     assert f"going on from {runs.checkpoints / 'step-2'}\n" in complaint

@@ -66,10 +66,10 @@ def test_nanotron_divides_blocks_and_head_by_their_weights() -> None:
     assert [stage.layers for stage in job(engine="Megatron-LM").plan.stages] == [4, 4, 4, 4]
 
 
-def test_stages_that_have_nothing_are_left_out_and_noted() -> None:
+def test_stages_without_blocks_are_noted() -> None:
     found = job_of(run(pp="8", gpus="32", hidden="2048"))
-    assert [stage.layers for stage in found.job.plan.stages] == [3, 3, 2, 3, 2, 3, 0]
-    assert "1 of 8 stages have nothing and are left out" in found.notes
+    assert [stage.layers for stage in found.job.plan.stages] == [3, 3, 2, 3, 2, 3, 0, 0]
+    assert "2 of 8 stages have no blocks" in found.notes
 
 
 @pytest.mark.parametrize(

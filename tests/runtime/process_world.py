@@ -102,6 +102,22 @@ CASES: dict[str, Case] = {
         one_stage(tensor_parallel=2, micro_batch=4, offload=MIXED),
         TRAINING,
     ),
+    "4 ranks: 2 stages that split tokens": (
+        workload("llama", batch=8),
+        Plan(
+            micro_batches=4,
+            stages=(
+                stage(2, tensor_parallel=2, sequence_parallel=1, checkpointed_layers=1),
+                stage(2, tensor_parallel=2, sequence_parallel=1),
+            ),
+        ),
+        TRAINING,
+    ),
+    "2 ranks: tensor parallel, tokens split": (
+        workload("gpt", biases=True),
+        one_stage(tensor_parallel=2, micro_batch=4, sequence_parallel=1),
+        CLIPPING,
+    ),
     "2 ranks: ZeRO-2": (workload("llama"), one_stage(data_parallel=2, zero=2), CLIPPING),
     "2 ranks: ZeRO-1, stepped on the host": (
         workload("gpt", tied_embeddings=True),

@@ -7,6 +7,7 @@ from torch import Tensor, distributed, nn
 
 from runtime.models.config import ModelConfig
 from runtime.models.families import GPT, Falcon, Llama
+from runtime.models.parallel import shared_parameters
 from runtime.models.ranks import GroupRanks
 from runtime.models.shard import shard_of
 
@@ -60,6 +61,8 @@ def compared(family: type[nn.Module], options: dict[str, Any], ranks: GroupRanks
 
     of_whole = {name: p.grad for name, p in whole.named_parameters()}
     gradients = shard_of(whole, of_whole, **place)
+    for parameter in shared_parameters(split) if ranks.splits_tokens else ():
+        distributed.all_reduce(parameter.grad)
     errors = [difference(p.grad, gradients[name]) for name, p in split.named_parameters()]
     with torch.no_grad():
         errors.append(difference(split(tokens), whole(tokens)))
@@ -68,7 +71,13 @@ def compared(family: type[nn.Module], options: dict[str, Any], ranks: GroupRanks
 
 
 def errors_of_world() -> dict[str, float]:
-    """The error of each case, split over all processes."""
+    """The error of each case, split over all processes, which split tokens as well or do not."""
     world = distributed.group.WORLD
     assert world is not None
-    return {case: compared(*made, GroupRanks(world)) for case, made in CASES.items()}
+    return {
+        f"{case}{', tokens split' * splits_tokens}": compared(
+            *made, GroupRanks(world, splits_tokens=splits_tokens)
+        )
+        for case, made in CASES.items()
+        for splits_tokens in (False, True)
+    }

@@ -5,7 +5,6 @@ import io
 import json
 import pickle
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -244,13 +243,13 @@ def test_exported_weights_are_the_model_s(tmp_path: Path) -> None:
     ids=["all offloaded", "all on a device", "two ranks, half offloaded"],
 )
 def test_saving_and_loading_take_no_second_copy_of_the_state(
-    tmp_path: Path, ranks: int, offloaded: float, place: str
+    tmp_path: Path, warm_python: str, ranks: int, offloaded: float, place: str
 ) -> None:
     """Beyond what the interpreter takes: at most 1.1 times what training holds."""
     code = "from tests.runtime.checkpoint_memory import main; main()"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", code, str(rank), str(ranks), tmp_path, str(offloaded), place],
+            [warm_python, "-c", code, str(rank), str(ranks), tmp_path, str(offloaded), place],
             cwd=ROOT,
         )
         for rank in range(ranks)

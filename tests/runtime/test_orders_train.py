@@ -33,6 +33,7 @@ from tests.runtime.worlds import (
     stage,
     workload,
 )
+from tests.sweep import sweep
 
 Ordered = Callable[[Plan, str], Plan]
 
@@ -102,7 +103,7 @@ STAGES = (
 PLAN = Plan(micro_batches=4, stages=STAGES)
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", sweep(TEXTS, first=5))
 def test_an_order_has_the_losses_of_a_plain_run(name: str, ordered: Ordered) -> None:
     assert_alike(by_plan(WORK, ordered(PLAN, TEXTS[name])), plainly(WORK))
 
@@ -113,8 +114,10 @@ def test_gpipe_has_them_by_its_name() -> None:
     assert not collective_findings(plan, WORK)
 
 
-@pytest.mark.parametrize("zero", [0, 2])
-@pytest.mark.parametrize("name", ["run ahead", "crossed"])
+@pytest.mark.parametrize(
+    ("name", "zero"),
+    sweep([("run ahead", 2), ("crossed", 0), ("run ahead", 0), ("crossed", 2)], first=2),
+)
 def test_other_levels_and_host_steps_have_them_too(name: str, zero: int, ordered: Ordered) -> None:
     work = workload("gpt", biases=True, batch=16)
     training = replace(ON_HOST, clip_norm=0.3)
@@ -123,7 +126,7 @@ def test_other_levels_and_host_steps_have_them_too(name: str, zero: int, ordered
     assert_alike(by_plan(work, plan, training), plainly(work, training))
 
 
-@pytest.mark.parametrize("name", ["all forwards first", "crossed", "drawn"])
+@pytest.mark.parametrize("name", sweep(["drawn", "crossed", "all forwards first"], first=1))
 def test_a_single_stage_takes_micro_batches_in_any_order(name: str, ordered: Ordered) -> None:
     text = f"{TEXTS[name].splitlines()[1]}\n"
     plan = Plan(micro_batches=4, stages=(replace(STAGES[0], layers=4, zero=2),))
@@ -180,7 +183,7 @@ def test_a_receiver_has_room_for_all_that_comes(seed: int, ordered: Ordered) -> 
         assert shape.rooms >= RING
 
 
-@pytest.mark.parametrize("name", ["all forwards first", "crossed", "drawn"])
+@pytest.mark.parametrize("name", sweep(["drawn", "crossed", "all forwards first"], first=1))
 def test_orders_have_no_races(name: str, ordered: Ordered) -> None:
     plan = ordered(PLAN, TEXTS[name])
     for one in unlike_ranks(plan):

@@ -3,7 +3,6 @@ plans train as a plain run does."""
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,23 +24,23 @@ TOLERANCE = 1e-5
 @pytest.mark.parametrize(
     "ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 8))]
 )
-def test_processes_compute_what_one_does(ranks: int, tmp_path: Path) -> None:
-    complaints = run_world("process_world", ranks, tmp_path)
+def test_processes_compute_what_one_does(ranks: int, tmp_path: Path, warm_python: str) -> None:
+    complaints = run_world(warm_python, "process_world", ranks, tmp_path)
     assert complaints == {}
     if ranks in split_models.SPLITS:
         _check_split_models(ranks, tmp_path)
     check_plans(ranks, tmp_path)
 
 
-def test_processes_that_train_do_not_wait_for_what_traces() -> None:
+def test_processes_that_train_do_not_wait_for_what_traces(warm_python: str) -> None:
     code = "import runtime.session, sys; sys.exit('torch._dynamo' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    subprocess.run([warm_python, "-c", code], cwd=ROOT, check=True)
 
 
-def run_world(module: str, ranks: int, folder: Path, *options: str) -> dict[int, str]:
-    """What processes that failed said, by rank."""
+def run_world(program: str, module: str, ranks: int, folder: Path, *options: str) -> dict[int, str]:
+    """What processes of a Python that failed said, by rank."""
     code = f"from tests.runtime.{module} import main; main()"
-    python = [sys.executable, "-W", "error", "-c", code]
+    python = [program, "-W", "error", "-c", code]
     processes = [
         subprocess.Popen(
             [*python, str(rank), str(ranks), str(folder), *options],
@@ -70,7 +69,7 @@ def check_plans(ranks: int, folder: Path) -> None:
 def _check_split_models(ranks: int, folder: Path) -> None:
     for rank in range(ranks):
         found = json.loads((folder / f"split {rank}.json").read_text(encoding="utf-8"))
-        assert len(found) == 10
+        assert len(found) == 20
         assert {case: error for case, error in found.items() if not error <= TOLERANCE} == {}
 
 

@@ -51,7 +51,7 @@ def small_problem(seed: int) -> tuple[Problem, SearchSpace]:
         ),
         layers_off_balance=[1, 2, None][draw.integers(3)],
         unequal_meshes=bool(draw.random() < 0.4),
-        partial_checkpointing=bool(draw.random() < 0.7),
+        recomputation="any" if draw.random() < 0.7 else "none_or_all",
     )
     return Problem(workload=workload, cluster=cluster), space
 

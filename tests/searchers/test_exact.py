@@ -13,6 +13,7 @@ from searchers.strategies.exhaustive import all_plans, count_plans
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.small import short_of_memory, small_problem
+from tests.sweep import sweep
 
 # Problems with a thousand plans that fit at least, also with a little less memory than the fastest
 # of them needs.
@@ -40,7 +41,7 @@ def every_prediction(
 
 
 @pytest.mark.parametrize("is_short", [False, True], ids=["roomy", "short of memory"])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", sweep(SEEDS, first=8))
 def test_the_best_plan_is_that_of_trying_all(seed: int, is_short: bool) -> None:
     problem, space = small_problem(seed)
     if is_short:
@@ -73,10 +74,23 @@ def test_the_best_plan_is_that_of_trying_all(seed: int, is_short: bool) -> None:
         assert mist.prediction.iteration_s == pytest.approx(best_s, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["3d", "+zero", "+checkpointing", "megatron", "deepspeed"])
-def test_spaces_of_alike_stages_are_searched_whole(name: str) -> None:
+# Small spaces, with the stages that each of them has.
+SMALL_SPACES = {
+    **{name: space_of(name) for name in ("3d", "+zero", "+checkpointing", "megatron", "deepspeed")},
+    **{name: space_of(name) for name in ("megatron:published", "deepspeed:published")},
+    "all recomputed": replace(space_of("+zero"), recomputation="all"),
+    "uneven blocks": replace(space_of("3d"), layers_off_balance=1),
+    "uneven blocks, some recomputed alike": replace(
+        space_of("+checkpointing"), layers_off_balance=1, unequal_stages=False
+    ),
+}
+
+
+@pytest.mark.parametrize("space", SMALL_SPACES.values(), ids=SMALL_SPACES.keys())
+def test_small_spaces_are_searched_whole(space: SearchSpace) -> None:
     problem, _ = small_problem(SEEDS[0])
-    space, predictor = space_of(name), predictor_of(problem)
+    predictor = predictor_of(problem)
+    assert len({*all_plans(problem, space)}) == count_plans(problem, space)
     fitting_s = [p.iteration_s for p in every_prediction(problem, space, predictor) if p.fits]
     for searcher in ("exact", "mist", "exhaustive"):
         result = searched(searcher, problem, space, predictor)

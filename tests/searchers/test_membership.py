@@ -52,8 +52,10 @@ CHANGES = {
     "half recomputed": (with_both(checkpointed_layers=1), "+checkpointing"),
     "offloaded": (with_both(offload=Offload(optimizer=0.5)), "+offload"),
     "a third offloaded": (with_both(offload=Offload(optimizer=0.3)), None),
-    "one stage offloaded": (with_first(offload=Offload(optimizer=0.5)), "mist"),
-    "one stage of ZeRO 2": (with_first(zero=2), "mist"),
+    "one stage recomputed": (with_first(checkpointed_layers=2), "+zero"),
+    "one stage half recomputed": (with_first(checkpointed_layers=1), "+checkpointing"),
+    "one stage offloaded": (with_first(offload=Offload(optimizer=0.5)), "+offload"),
+    "one stage of ZeRO 2": (with_first(zero=2), "+zero"),
     "ZeRO 0": (with_both(zero=0), "wide"),
     "too few blocks": (with_first(layers=1), None),
     "too few GPUs": (with_both(data_parallel=1, micro_batch=2), None),
@@ -79,6 +81,33 @@ def test_uneven_stages_and_unequal_meshes() -> None:
     # A single rank takes the lowest level.
     sharded = replace(unequal, stages=(replace(narrow, zero=1), *unequal.stages[1:]))
     assert not contains(FOUR, space_of("wide"), sharded)
+
+
+def test_stages_may_be_uneven_and_save_memory_alike() -> None:
+    alike = replace(space_of("mist"), unequal_stages=False)
+    largest = replace(STAGE, layers=3, checkpointed_layers=2)
+    for own, inside in ((1, True), (0, False)):
+        smaller = replace(STAGE, layers=1, checkpointed_layers=own)
+        for stages in ((largest, smaller), (smaller, largest)):
+            plan = replace(PLAN, stages=stages)
+            assert contains(FOUR, alike, plan) == inside
+            assert contains(FOUR, space_of("mist"), plan)
+
+
+@pytest.mark.parametrize("engine", ["megatron", "deepspeed"])
+def test_baselines_as_published_recompute_everything_and_shard_the_optimizer(engine: str) -> None:
+    published, tuned = space_of(f"{engine}:published"), space_of(engine)
+
+    def inside(**changes: object) -> tuple[bool, bool]:
+        values = {"layers": 4, "data_parallel": 4, "checkpointed_layers": 4, "zero": 1, **changes}
+        stage = replace(STAGE, **values)
+        plan = Plan(engine=engine, micro_batches=1, stages=(stage,))
+        return contains(FOUR, published, plan), contains(FOUR, tuned, plan)
+
+    assert inside() == (True, True)
+    assert inside(zero=0) == (False, True)
+    assert inside(checkpointed_layers=0) == (False, True)
+    assert inside(checkpointed_layers=3) == (False, False)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])

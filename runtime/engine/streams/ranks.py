@@ -16,9 +16,10 @@ class StreamedRanks:
     put off, and done beside the layer's next reduction, that of its input's gradient.
     """
 
-    def __init__(self, group: Group, streams: Streams) -> None:
+    def __init__(self, group: Group, streams: Streams, *, splits_tokens: bool = False) -> None:
         self._group, self._streams = group, streams
         self.size, self.rank = group.size, group.rank
+        self.splits_tokens = splits_tokens and group.size > 1
         self._put_off: list[Callable[[], object]] = []
 
     def put_off(self, product: Callable[[], object]) -> None:
@@ -42,6 +43,33 @@ class StreamedRanks:
         parts = tensor.new_empty(self.size * tensor.numel())
         self._streams.settle(self._group.all_gather(parts, tensor.contiguous().flatten()))
         return torch.cat(parts.view(self.size, *tensor.shape).unbind(), -1)
+
+    def gather_tokens(self, tensor: Tensor, *, again: bool = False) -> Tensor:
+        """Concatenate the group's parts of sequences (batch, tokens, ..)."""
+        del again
+        parts = tensor.new_empty(self.size * tensor.numel())
+        self._streams.settle(self._group.all_gather(parts, tensor.contiguous().flatten()))
+        batch, tokens, width = tensor.shape
+        if batch == 1:
+            return parts.view(1, self.size * tokens, width)
+        return torch.cat(parts.view(self.size, *tensor.shape).unbind(), 1)
+
+    def scatter_tokens(self, tensor: Tensor, *, of_input: bool = False) -> Tensor:
+        """Sum whole sequences over the group, beside the products that were put off, and keep this
+        rank's part; the sequences are overwritten."""
+        del of_input
+        batch, tokens, width = tensor.shape
+        if batch == 1:
+            parts = tensor.contiguous().view(self.size, 1, tokens // self.size, width)
+        else:
+            parts = torch.stack(tensor.chunk(self.size, 1))
+        flat = parts.flatten()
+        if self._put_off:
+            self._streams.beside(lambda: self._group.reduce_scatter(flat), self._catch_up)
+        else:
+            self._streams.settle(self._group.reduce_scatter(flat))
+        # A view of it would keep the whole of it alive.
+        return parts[self.rank].clone()
 
     def _catch_up(self) -> None:
         products, self._put_off = self._put_off, []

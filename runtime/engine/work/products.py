@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from runtime.engine.streams.ranks import StreamedRanks
-from runtime.models.parallel import ColumnLinear, RowLinear
+from runtime.models.parallel import ColumnLinear, RowLinear, shared_parameters
+from runtime.models.ranks import TensorParallel
 
 # Takes work, and does it now or later in the same backward pass of the layer.
 RunBeside = Callable[[Callable[[], object]], None]
@@ -44,6 +45,44 @@ class _AddingLinear(torch.autograd.Function):
         return gradient.mm(weight), None, of_bias, None
 
 
+class _AddingGatheredLinear(torch.autograd.Function):
+    """``_AddingLinear`` of whole sequences, of which each rank has and keeps its part."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        ranks: TensorParallel,
+        schedule: RunBeside,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.parameter, ctx.has_bias = weight, bias is not None
+        ctx.ranks, ctx.schedule = ranks, schedule
+        return nn.functional.linear(ranks.gather_tokens(x).flatten(0, 1), weight, bias)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, None, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        of_bias = gradient.sum(0) if ctx.has_bias else None
+        whole = ctx.ranks.gather_tokens(x, again=True)
+        flat, sums = whole.flatten(0, 1), ctx.parameter.grad
+        of_whole = gradient.mm(weight).view(whole.shape)
+        ctx.schedule(lambda: sums.addmm_(gradient.t(), flat))
+        return ctx.ranks.scatter_tokens(of_whole, of_input=True), None, of_bias, None, None
+
+
+def adding_up_gathered(
+    x: Tensor, weight: Tensor, bias: Tensor | None, ranks: TensorParallel, schedule: RunBeside
+) -> Tensor:
+    """``adding_up`` over the tokens of all ranks, where ``x`` has this rank's."""
+    made: Tensor = _AddingGatheredLinear.apply(x, weight, bias, ranks, schedule)
+    return made
+
+
 def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBeside) -> Tensor:
     """torch's ``linear``, but its backward pass adds to ``weight.grad``, which must exist."""
     made: Tensor = _AddingLinear.apply(x, weight, bias, schedule)
@@ -59,9 +98,24 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
     for one in module.modules():
         if isinstance(one, ColumnLinear):
             one.multiply = partial(adding_up, schedule=ranks.put_off)
+            one.multiply_gathered = partial(adding_up_gathered, schedule=ranks.put_off)
         elif isinstance(one, RowLinear):
             one.multiply = partial(adding_up, schedule=_run_now)
 
 
 def _run_now(product: Callable[[], object]) -> None:
     product()
+
+
+def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:
+    """Let a backward pass sum the gradients of parameters that all ranks hold, if each rank has
+    those of its own tokens alone."""
+
+    def summed(gradient: Tensor) -> Tensor:
+        whole = gradient.contiguous()
+        ranks.all_reduce_(whole)
+        return whole
+
+    if ranks.splits_tokens:
+        for parameter in shared_parameters(module):
+            parameter.register_hook(summed)

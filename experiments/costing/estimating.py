@@ -1,0 +1,253 @@
+"""What a training takes, by the formula and by predictions, with the bill of each."""
+
+import argparse
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
+from experiments.cli.live import Live
+from experiments.cli.problem import problem_of
+from experiments.comparing.bench import Bench
+from experiments.comparing.search_words import plan_words
+from experiments.costing.estimate_words import report_of
+from experiments.costing.known_runs import known_rows
+from experiments.frame.study import Study
+from mistlab import catalog
+from mistlab.economy.bill import Prices, bill_of, gpu_hours_of
+from mistlab.economy.parameters import model_parameters
+from mistlab.economy.training_time import (
+    batch_of,
+    chinchilla_tokens,
+    steps_of,
+    training_s,
+    utilisation_of,
+)
+from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import InputError, near_matches
+from mistlab.values.job import load_job
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Prediction
+from mistlab.values.references import model_from
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
+from mistlab.values.workload import Workload
+from searchers.rule import plan_by_rule
+
+DAY_S = 86_400.0
+# In evaluations, so that equal runs give equal plans.
+BUDGET = Budget(evaluations=100_000)
+# The question that is asked where none is; with it stand runs that were published.
+GPT = "gpt3-175b"
+LLAMA_SEQUENCE = 2048
+# Of a model that says nothing of its batches.
+BATCH_TOKENS = 2.0**22
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A training: the problem, its tokens, and what an hour takes."""
+
+    problem: Problem
+    tokens: float
+    parameters: int
+    prices: Prices
+    utilisation: float
+    goodput: float
+
+    def formula(self) -> Row:
+        """By 8TP/(NFU)."""
+        cluster, work = self.problem.cluster, self.problem.workload
+        seconds = training_s(
+            tokens=self.tokens,
+            parameters=self.parameters,
+            gpus=cluster.num_gpus,
+            peak_flop_per_s=cluster.peak_flop_per_s(work.precision),
+            utilisation=self.utilisation,
+        )
+        return self._row("formula", seconds)
+
+    def predicted(self, way: str, found: tuple[Plan, Prediction] | None) -> Row:
+        """By the prediction of a plan; a row without days where there is none."""
+        if found is None or not found[1].fits:
+            none = {"way": way, "days": None, "plan": found and plan_words(found[0])}
+            return {"run": self.problem.workload.model.name, **none}
+        plan, one = found
+        steps = steps_of(self.tokens, self.problem.workload.tokens)
+        work = steps / self.goodput
+        row = self._row(way, work * one.iteration_s)
+        return {
+            **row,
+            "days_low": work * one.iteration_s_low / DAY_S,
+            "days_high": work * one.iteration_s_high / DAY_S,
+            "iteration_s": one.iteration_s,
+            "steps": steps,
+            "mfu": one.mfu,
+            "plan": plan_words(plan),
+        }
+
+    def _row(self, way: str, seconds: float) -> Row:
+        cluster, work = self.problem.cluster, self.problem.workload
+        utilisation = utilisation_of(
+            tokens=self.tokens,
+            parameters=self.parameters,
+            gpus=cluster.num_gpus,
+            peak_flop_per_s=cluster.peak_flop_per_s(work.precision),
+            seconds=seconds,
+        )
+        bill = bill_of(gpu_hours_of(cluster.num_gpus, seconds), self.prices)
+        return {
+            "run": work.model.name,
+            "way": way,
+            "tokens": self.tokens,
+            "parameters": self.parameters,
+            "gpus": cluster.num_gpus,
+            "days": seconds / DAY_S,
+            **asdict(bill),
+            "utilisation": utilisation,
+        }
+
+
+def estimate(options: argparse.Namespace) -> int:
+    """Estimate, print the table, draw the days."""
+    if options.gpu_hours is not None:
+        return _billed(options)
+    question, plan = _question(options)
+    study = Study.begin("estimate", options)
+    for row in _rows(question, plan, quick=options.quick):
+        study.add(row)
+    is_answered = any("iteration_s" in row for row in study.rows)
+    if (options.model, plan) == (GPT, None):
+        if not options.quick:
+            for row in _rows(_llama(question), None, quick=False):
+                study.add(row)
+        for row in known_rows():
+            study.add(row)
+    return study.end(report_of(study, question.prices), DONE if is_answered else NO_ANSWER)
+
+
+def _llama(question: Question) -> Question:
+    """LLaMA 65B as published, at the prices of the question."""
+    model = catalog.model("llama-65b")
+    assert model.trained is not None
+    tokens, batch_tokens = model.trained.tokens, model.trained.batch_tokens
+    assert tokens is not None
+    assert batch_tokens is not None
+    batch = batch_of(batch_tokens, LLAMA_SEQUENCE)
+    work = Workload(
+        model=model,
+        sequence_length=LLAMA_SEQUENCE,
+        global_batch=batch,
+        # Its attention kept no scores.
+        attention="flash",
+        precision="fp16",
+    )
+    cluster = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=256, gpus_per_node=8)
+    return replace(
+        question,
+        problem=Problem(workload=work, cluster=cluster),
+        tokens=tokens,
+        parameters=model_parameters(work),
+    )
+
+
+def _rows(question: Question, plan: Plan | None, *, quick: bool) -> Iterator[Row]:
+    yield question.formula()
+    name, gpus = question.problem.workload.model.name, question.problem.cluster.num_gpus
+    progress(f"predicting {name} on {gpus:,} GPUs")
+    bench = Bench.of(question.problem)
+    if plan is not None:
+        yield question.predicted("plan", (plan, bench.predictor.predict(plan)))
+        return
+    yield question.predicted("rule", plan_by_rule(question.problem, bench.predictor))
+    if not quick:
+        entry = bench.search("mist", space_of("mist"), BUDGET, 0, Live(searcher="mist"))
+        yield question.predicted("mist", entry.answer)
+
+
+def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
+    """The question of the options, and the plan that was given if any."""
+    plan = None
+    if options.plan is not None:
+        job = load_job(options.plan)
+        problem, plan = Problem(workload=job.workload, cluster=job.cluster), job.plan
+    else:
+        problem = _problem(options)
+    for name in ("utilisation", "goodput"):
+        value = getattr(options, name)
+        if not 0 < value <= 1:
+            message = f"--{name}: {value} is no share: give one above 0, at most 1"
+            raise InputError(message)
+    parameters = model_parameters(problem.workload)
+    question = Question(
+        problem=problem,
+        tokens=_tokens(options, problem.workload, parameters),
+        parameters=parameters,
+        prices=_prices(options, problem.cluster),
+        utilisation=options.utilisation,
+        goodput=options.goodput,
+    )
+    return question, plan
+
+
+def _problem(options: argparse.Namespace) -> Problem:
+    """The problem; without a batch, that of the tokens with which the model was trained."""
+    with as_options():
+        trained = model_from(options.model, options.out.parent).trained
+    tokens = BATCH_TOKENS if trained is None else trained.batch_tokens or BATCH_TOKENS
+    if options.global_batch is None and options.sequence_length > 0:
+        options.global_batch = batch_of(tokens, options.sequence_length)
+    workload, cluster = problem_of(options)
+    return Problem(workload=workload, cluster=cluster)
+
+
+def _tokens(options: argparse.Namespace, work: Workload, parameters: int) -> float:
+    trained = work.model.trained
+    published = None if trained is None else trained.tokens
+    if options.tokens == "chinchilla" or (options.tokens == "published" and published is None):
+        return chinchilla_tokens(parameters)
+    if options.tokens == "published" and published is not None:
+        return published
+    try:
+        tokens = float(options.tokens)
+    except ValueError:
+        near = near_matches(options.tokens, ("published", "chinchilla"))
+        message = f"--tokens: {options.tokens!r} is no number such as 300e9{near}"
+        raise InputError(message) from None
+    if not 0 < tokens < math.inf:
+        message = f"--tokens: {tokens:g} is no number of tokens: give one above 0, such as 300e9"
+        raise InputError(message)
+    return tokens
+
+
+def _prices(options: argparse.Namespace, cluster: Cluster) -> Prices:
+    watts = cluster.hardware.gpu.board_watts if options.watts is None else options.watts
+    if watts is None:
+        message = (
+            f"--watts: {cluster.hardware.name} does not say what its board draws: give --watts, "
+            "or board_watts in the hardware file"
+        )
+        raise InputError(message)
+    with as_options():
+        return Prices(
+            usd_per_gpu_hour=options.usd_per_gpu_hour,
+            watts=watts,
+            overhead=options.overhead,
+            kg_per_kwh=options.kg_per_kwh,
+        )
+
+
+def _billed(options: argparse.Namespace) -> int:
+    """The bill of GPU hours that were given."""
+    if not 0 < options.gpu_hours < math.inf:
+        message = f"--gpu-hours: {options.gpu_hours:g} is not above 0: give hours above 0"
+        raise InputError(message)
+    options.global_batch = options.global_batch or 1
+    _, cluster = problem_of(options)
+    prices = _prices(options, cluster)
+    study = Study.begin("estimate", options)
+    bill = bill_of(options.gpu_hours, prices)
+    study.add({"run": "given", "way": "GPU hours", "days": None, **asdict(bill)})
+    return study.end(report_of(study, prices))

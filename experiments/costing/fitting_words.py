@@ -1,0 +1,99 @@
+"""Whether a plan fits, in words and as pictures of what fills its memory."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from experiments.comparing import search_plots
+from experiments.comparing.search_words import plan_words
+from experiments.costing.tried import Tried
+from experiments.frame.charts import Drawn
+from experiments.frame.study import Report, Study
+from experiments.frame.tables import table
+from mistlab.cost.memory import allocator_of
+from mistlab.values.units import GIB_BYTES
+
+Row = Mapping[str, Any]
+
+
+def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
+    """What the study has to say."""
+    row = study.rows[0]
+    work, cluster = asked.job.workload, asked.job.cluster
+    title = f"Will it fit: {work.model.name} on {cluster.num_gpus} {cluster.hardware.name}"
+    others = [one for one in study.rows if one["kind"] not in ("asked", "cheapest")]
+    words = [_verdict(row), "; ".join(plan_words(asked.job.plan)[:2]) + ".", _memory(row)]
+    if not row["fits"]:
+        words += [_changes(others), *_cheapest(study, cheapest)]
+    return Report(
+        title=title,
+        words=words,
+        summary={"fits": row["fits"], "cheapest": None if cheapest is None else cheapest.words},
+        pictures=[*_pictures(asked, cheapest)],
+    )
+
+
+def _verdict(row: Row) -> str:
+    needs, room = row["reserved_bytes"] / GIB_BYTES, row["room_bytes"] / GIB_BYTES
+    host, host_room = row["host_bytes"] / GIB_BYTES, row["host_room_bytes"] / GIB_BYTES
+    where = f"the fullest GPU, of stage {row['stage']}, needs {needs:.1f} of {room:.1f} GiB"
+    if row["fits"]:
+        return f"Yes: {where}, {room - needs:.1f} GiB are left."
+    if needs > room:
+        return f"No: {where}, {needs - room:.1f} GiB too much."
+    return f"No: {where}, but a node's host memory needs {host:,.1f} of {host_room:,.1f} GiB."
+
+
+def _memory(row: Row) -> str:
+    """What fills the fullest GPU, the most first."""
+    held = sorted(row["memory"].items(), key=lambda item: -item[1])
+    kept = row["reserved_bytes"] - sum(row["memory"].values())
+    lines = [(name, f"{size / GIB_BYTES:.2f}") for name, size in held if size]
+    return table(["held by", "GiB"], [*lines, ("allocator", f"{kept / GIB_BYTES:.2f}")])
+
+
+def _changes(rows: Sequence[Row]) -> str:
+    return table(
+        ["change", "fits", "fullest GPU (GiB)", "host (GiB)", "iteration (s)", "slower by"],
+        [
+            (
+                row["change"],
+                "yes" if row["fits"] else "no",
+                f"{row['reserved_bytes'] / GIB_BYTES:.1f}",
+                f"{row['host_bytes'] / GIB_BYTES:,.0f}",
+                f"{row['iteration_s']:.3f}",
+                f"{row['slower_by']:+.1%}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _cheapest(study: Study, cheapest: Tried | None) -> Iterator[str]:
+    if cheapest is None:
+        yield (
+            "Nothing that was tried makes it fit: up to four changes at once, 32 times the nodes, "
+            "other hardware of the catalogue. Search for another plan: python -m experiments.tune."
+        )
+        return
+    row = study.rows[-1]
+    yield (
+        f"The cheapest change that makes it fit: {cheapest.words}. An iteration takes "
+        f"{row['iteration_s']:.3f} s, {row['slower_by']:+.1%} against the plan if it did fit, and "
+        f"the fullest GPU {row['reserved_bytes'] / GIB_BYTES:.1f} of "
+        f"{row['room_bytes'] / GIB_BYTES:.1f} GiB. The plan is {study.path / 'plan.yaml'}."
+    )
+
+
+def _pictures(asked: Tried, cheapest: Tried | None) -> Iterator[Drawn]:
+    found = {
+        "will_it_fit": ("as asked", asked),
+        "will_it_fit-changed": ("with the cheapest change", cheapest),
+    }
+    for name, (words, one) in found.items():
+        if one is not None:
+            cluster = one.job.cluster
+            outside_bytes = allocator_of(cluster).outside_bytes
+            draw = partial(search_plots.memory, one.prediction, outside_bytes, cluster.memory_bytes)
+            caption = f"A GPU of each stage at its fullest moment, {words}."
+            yield Drawn(name=name, caption=caption, draw=draw)

@@ -1,0 +1,198 @@
+"""Tables and sentences about scaling."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
+
+from experiments.frame.tables import TIMING, Row, table
+from mistlab.values.units import GIB_BYTES
+
+# Published: a trained model's rate on 16K GPUs.
+LLAMA3_405B_TFLOP_PER_S = 400
+MICROSECONDS_A_SECOND = 1e6
+
+Curves = Mapping[int, Sequence[tuple[int, float]]]
+
+
+def words(
+    chapters: Mapping[str, Sequence[Row]], weak: Curves, strong: Curves, options: argparse.Namespace
+) -> list[str]:
+    """All chapters, one after another."""
+    return [
+        *_published(chapters["published"]),
+        *_searched(chapters, weak, strong, options),
+        *_largest(chapters["largest search"][0]),
+        *_trained(chapters["trained"]),
+        *_latency(chapters["latency"], options.hardware),
+    ]
+
+
+def _published(rows: Sequence[Row]) -> Iterator[str]:
+    head = (
+        *("billion", "heads", "hidden", "layers", "tp", "pp", "GPUs", "batch"),
+        *("TFLOP/s", "predicted", "of peak", "predicted", "PFLOP/s", "predicted"),
+        *("micro-batch", "error"),
+    )
+    yield "## Weak scaling as published"
+    yield table(
+        head,
+        [
+            (
+                *(f"{row['billion_parameters']:g}", row["heads"], row["hidden"], row["layers"]),
+                *(row["tensor_parallel"], row["pipeline_parallel"], row["gpus"]),
+                row["global_batch"],
+                f"{row['published_tflop_per_s_per_gpu']:.0f}",
+                f"{row['tflop_per_s_per_gpu']:.0f}",
+                f"{row['published_share_of_peak']:.0%}",
+                f"{row['share_of_peak']:.0%}",
+                f"{row['published_pflop_per_s']:.1f}",
+                f"{row['pflop_per_s']:.1f}",
+                row["micro_batch"],
+                f"{row['error']:+.1%}",
+            )
+            for row in rows
+        ],
+    )
+    errors = [abs(row["error"]) for row in rows]
+    yield (
+        f"Predicted times are off by {mean(errors):.2%} on average and {max(errors):.1%} at most. "
+        "TFLOP/s are a GPU's, with recomputed arithmetic counted, as published; PFLOP/s are all "
+        "GPUs'. The micro-batch was not published: it is the fastest of 1, 2, 4 and 8 that fits."
+    )
+
+
+def _searched(
+    chapters: Mapping[str, Sequence[Row]], weak: Curves, strong: Curves, options: argparse.Namespace
+) -> Iterator[str]:
+    rows = [*chapters["weak"], *(r for r in chapters["strong"] if r["slower_network"] == 1)]
+    yield f"## Searched plans of {options.model} on {options.hardware}"
+    yield table(
+        ("scaling", "GPUs", "batch", "iteration s", "TFLOP/s", "of peak", "search CPU s", "plan"),
+        [
+            (
+                row["chapter"],
+                f"{row['gpus']:,}",
+                row["global_batch"],
+                *_reached(row),
+                f"{row[TIMING]['search_cpu_s']:.1f}",
+                row.get("plan", "nothing fits"),
+            )
+            for row in rows
+        ],
+    )
+    yield "What a GPU does, over what it does in one node:"
+    gpus = list(dict.fromkeys(row["gpus"] for row in rows))
+    curves = {"weak": weak.get(1, ())} | {
+        curve_name(factor): points for factor, points in strong.items()
+    }
+    yield table(
+        ("scaling", *(f"{count:,}" for count in gpus)),
+        [
+            (name, *(_share(dict(points).get(count)) for count in gpus))
+            for name, points in curves.items()
+        ],
+    )
+
+
+def curve_name(factor: int) -> str:
+    """The name of a curve of strong scaling, by how much slower the network is."""
+    return "strong" if factor == 1 else f"strong, network {factor} times slower"
+
+
+def _reached(row: Row) -> tuple[str, ...]:
+    if row["iteration_s"] is None:
+        return "-", "-", "-"
+    return (
+        f"{row['iteration_s']:.2f}",
+        f"{row['tflop_per_s_per_gpu']:.0f}",
+        f"{row['share_of_peak']:.0%}",
+    )
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _largest(row: Row) -> Iterator[str]:
+    yield "## The largest search"
+    yield (
+        f"GPT-3 175B on {row['gpus']:,} GPUs, batch {row['global_batch']}, in space mist: "
+        f"{row[TIMING]['search_s']:.0f} s of the clock and {row[TIMING]['search_cpu_s']:.0f} s of "
+        f"one core, compilation included, to a plan of {row['iteration_s']:.2f} s "
+        f"({row.get('plan')})."
+    )
+
+
+def _trained(rows: Sequence[Row]) -> Iterator[str]:
+    yield "## Llama 3 405B"
+    yield (
+        f"On {rows[0]['gpus']:,} H100: tensor parallel 8 with sequence parallelism, 16 stages, "
+        f"data parallel 128, ZeRO-1, sequence 8192, batch {rows[0]['global_batch']}, nothing "
+        "recomputed. "
+        "With several chunks a stage, 1F1B is interleaved."
+    )
+    yield table(
+        ("chunks", "iteration s", "bounds", "TFLOP/s a GPU", "of peak", "fullest GiB", "fits"),
+        [
+            (
+                row["chunks"],
+                f"{row['iteration_s']:.2f}",
+                f"{row['low_s']:.2f} to {row['high_s']:.2f}",
+                f"{row['tflop_per_s_per_gpu']:.0f}",
+                f"{row['share_of_peak']:.0%}",
+                f"{row['peak_reserved_bytes'] / GIB_BYTES:.1f}",
+                "yes" if row["fits"] else "no",
+            )
+            for row in rows
+        ],
+    )
+    yield f"Published: over {LLAMA3_405B_TFLOP_PER_S} TFLOP/s a GPU."
+
+
+def _latency(rows: Sequence[Row], hardware: str) -> Iterator[str]:
+    yield "## Latency of a ring"
+    yield (
+        f"An all-reduce of a kilobyte on {hardware}, in microseconds. A ring of n ranks has "
+        "2 (n - 1) hops; a tree has two for each level of nodes. The library takes the faster."
+    )
+    yield table(
+        ("GPUs", "hops of a ring", "ring us", "tree us", "fastest us"),
+        [
+            (
+                f"{row['gpus']:,}",
+                f"{2 * (row['gpus'] - 1):,}",
+                _microseconds(row["ring_s"]),
+                _microseconds(row["tree_s"]),
+                _microseconds(row["fastest_s"]),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _microseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * MICROSECONDS_A_SECOND:,.0f}"
+
+
+BESIDE = """## Published, and why this differs
+
+Megatron-LM's weak scaling (Narayanan et al., SC 2021) is the first table. Its plans recompute
+every block, and its largest models run an interleaved schedule that the table does not say; the
+predictions are for plain 1F1B. No constant was fitted to these runs; the smallest models come out
+slow by a few per cent, with micro-batch 8, where four GPUs or fewer share a layer.
+
+Strong scaling is bounded by the batch: 1,536 sequences on 12,288 GPUs leave every GPU an eighth
+of a sequence, so layers must be divided within nodes and over stages, and bubbles and small
+messages grow. A slower network has a larger ratio of communication to computation, and efficiency
+falls faster everywhere beyond one node.
+
+Weak scaling holds to 4,096 GPUs. Beyond, the latency of rings shows, on which every block's
+gradients are reduced and weights gathered once an iteration: thousands of hops each.
+
+Llama 3 405B's published degrees give each pipeline 16 micro-batches for 16 stages. Under plain
+1F1B half of the time is a bubble, so everything else would have to sustain four fifths of the
+peak; with four chunks a stage, interleaved, the prediction is where the published rate is. How
+the trained schedule was cut is not known here, and nothing was fitted to it.
+
+A ring's latency is that of its hops: measured inside a node, and NCCL's own figure for a hop over
+the network. Nobody reduces a kilobyte over 16,384 GPUs on a ring, which is why trees were built."""

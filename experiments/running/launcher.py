@@ -1,0 +1,79 @@
+"""Starts runs of plans, each with as many processes as it has GPUs, and hears what they say."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from experiments.running.plan_runs import PlanRun, WorkerRunner, ended_within
+from mistlab.values.errors import InputError
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+RUN_PLAN = ("-m", "experiments.run_plan")
+ERROR = "error: "
+
+
+@dataclass(slots=True, kw_only=True)
+class Launcher:
+    """Runs plan after plan: those of one GPU in one process for all, others under a torchrun each.
+
+    It is a context; what it started has ended with it.
+    """
+
+    steps: int
+    device: str
+    seed: int
+    seconds: float
+    _worker: WorkerRunner = field(init=False)
+
+    def __enter__(self) -> Self:
+        if self.device == "cpu":
+            # As torchrun has it for its own: as many threads a process, whoever starts it.
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+        self._worker = WorkerRunner(self.device)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._worker.close()
+
+    def run(self, plan: Path, gpus: int) -> Mapping[str, Any]:
+        """What ``run_plan --json`` says of a plan, or a mapping with ``error``."""
+        run = PlanRun(plan=plan, steps=self.steps, seed=self.seed)
+        try:
+            said = self._alone(run) if gpus == 1 else self._together(run, gpus)
+        except InputError as error:
+            return {"error": str(error).removeprefix(f"{plan}: ").removeprefix(ERROR)}
+        if said is None:
+            return {"error": f"it took more than {self.seconds:g} s: give more --seconds"}
+        return said
+
+    def _alone(self, run: PlanRun) -> Mapping[str, Any] | None:
+        return self._worker(run, self.seconds)
+
+    def _together(self, run: PlanRun, gpus: int) -> Mapping[str, Any] | None:
+        command = [*TORCHRUN, str(gpus), *RUN_PLAN, *run.words, "--device", self.device]
+        done = ended_within(command, self.seconds)
+        if done is None:
+            return None
+        if done.returncode:
+            return {"error": _last_words(done.stderr, done.returncode)}
+        said: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return said
+
+
+def _last_words(text: str, status: int) -> str:
+    """The line in which a rank says what was wrong; otherwise the last line."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    said = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+    if said:
+        return said[0]
+    return lines[-1].strip() if lines else f"it ended with status {status}, without a word"

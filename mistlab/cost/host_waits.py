@@ -1,0 +1,55 @@
+"""How long passes take where the GPU may wait for the host that issues its kernels.
+
+The host issues passes one after another, and the GPU runs them in the same order. So a forward and
+a backward pass together take as long as the slower of the two: the host's time for both, or the
+GPU's. Passes share the wait by their lengths.
+
+Axes: C candidates.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.pass_seconds import PassSeconds
+from mistlab.engines.host_time import HostTime
+from mistlab.machine.cluster import Cluster
+from mistlab.symbolic.treatments import TREATMENTS
+from mistlab.values.mesh import num_gpus, ranks_of
+from mistlab.values.stages import StageBatch
+
+Values = NDArray[np.float64]
+
+
+def with_host(
+    passes: PassSeconds, host: HostTime, batch: StageBatch, cluster: Cluster
+) -> PassSeconds:
+    """The times of passes under a host, on a cluster that may have a profile."""
+    inside = dict(passes.inside)
+    forward, backward = inside["forward"], inside["backward"]
+    both = forward + backward
+    longer = np.maximum(both, issued_s(host, batch, cluster)) / np.where(both > 0, both, 1.0)
+    inside["forward"], inside["backward"] = forward * longer, backward * longer
+    inside["first_forward"] = np.maximum(inside["first_forward"], inside["forward"])
+    inside["last_backward"] = np.maximum(inside["last_backward"], inside["backward"])
+    last_computed = np.maximum(passes.last_computed, inside["backward"])
+    return replace(passes, inside=inside, last_computed=last_computed)
+
+
+def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Values:
+    """The host's seconds (C) for a forward and a backward pass; recomputed blocks run twice."""
+    again = np.sum([batch.value(row.dimension) for row in TREATMENTS.values()], axis=0)
+    block = host.forward_s + host.backward_s + peculiar_s(batch.value, cluster)
+    blocks = block * batch.layers + host.forward_s * again
+    return np.asarray(blocks + 2 * host.end_s * (batch.has_embedding + batch.has_head))
+
+
+def peculiar_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> Values:
+    """Seconds (C) that a block's two passes are issued later by a cluster's profile."""
+    ranks = np.asarray(ranks_of("tensor", value))
+    if cluster.profile is None or cluster.nodes == 1:
+        return np.zeros(len(ranks))
+    return cluster.profile.block_s(ranks, in_pipeline=num_gpus(value) < cluster.num_gpus)

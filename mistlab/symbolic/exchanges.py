@@ -1,0 +1,33 @@
+"""The collectives inside layers: what each collective of a layer graph exchanges, and with whom."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
+# Products of a backward pass beside which a collective can run: those that make gradients of
+# weights, or those that make the gradient of a layer's input.
+Beside = Literal["weights", "input"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Exchange:
+    """A collective; its key in ``EXCHANGES`` is the name of its operator.
+
+    Ranks of a ``group`` of the mesh call it. In a backward pass it can run ``beside`` products, if
+    the engine's slot table overlaps them.
+    """
+
+    collective: Collective
+    group: str = "tensor"
+    beside: Beside | None = None
+
+
+EXCHANGES: Mapping[str, Exchange] = {
+    "mistlab.all_reduce_": Exchange(collective="all_reduce", beside="weights"),
+    # Sequence parallelism: tokens enter and leave products whose weights are split over ranks.
+    "mistlab.gather_tokens": Exchange(collective="all_gather"),
+    "mistlab.gather_again": Exchange(collective="all_gather", beside="input"),
+    "mistlab.scatter_tokens": Exchange(collective="reduce_scatter"),
+    "mistlab.scatter_gradient": Exchange(collective="reduce_scatter", beside="weights"),
+}

@@ -1,0 +1,59 @@
+"""The rule by which Megatron-LM's authors lay out a model, without a search (SC 2021, section 3).
+
+Tensor parallelism takes the GPUs of a node, as far as the model's sizes divide. The pipeline has
+as few stages as fit. Data parallelism takes the rest, every block is recomputed, and nothing is
+sharded over the replicas. Of the micro-batches that fit the fastest is taken.
+"""
+
+from collections.abc import Iterator
+
+from mistlab.values.job import degree_problem
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.prediction import Prediction, Predictor
+from mistlab.values.search import Problem
+
+ENGINE = "megatron"
+MICRO_BATCHES = (1, 2, 4, 8)
+
+
+def plan_by_rule(problem: Problem, predictor: Predictor) -> tuple[Plan, Prediction] | None:
+    """The rule's plan; None if none of its plans fits."""
+    layers = problem.workload.model.layers
+    for stages in range(1, layers + 1):
+        plans = [*_plans(problem, stages)] if layers % stages == 0 else []
+        predicted = zip(plans, predictor.predict_many(plans), strict=True) if plans else ()
+        fitting = [one for one in predicted if one[1].fits]
+        if fitting:
+            return min(fitting, key=lambda one: one[1].iteration_s)
+    return None
+
+
+def _plans(problem: Problem, stages: int) -> Iterator[Plan]:
+    """The rule's plans of so many stages, one for each micro-batch."""
+    model, gpus = problem.workload.model, problem.cluster.num_gpus
+    tensor = _tensor_parallel(problem)
+    replicas, rest = divmod(gpus, tensor * stages)
+    if rest:
+        return
+    stage = StagePlan(
+        layers=model.layers // stages,
+        data_parallel=replicas,
+        tensor_parallel=tensor,
+        micro_batch=1,
+        checkpointed_layers=model.layers // stages,
+    )
+    for size in MICRO_BATCHES:
+        count, rest = divmod(problem.workload.global_batch, replicas * size)
+        if count and not rest:
+            own = stage.with_values({"micro_batch": size})
+            yield Plan(engine=ENGINE, micro_batches=count, stages=(own,) * stages)
+
+
+def _tensor_parallel(problem: Problem) -> int:
+    """The most GPUs of a node over which the model divides."""
+    model, cluster = problem.workload.model, problem.cluster
+    return max(
+        degree
+        for degree in range(1, cluster.gpus_per_node + 1)
+        if cluster.gpus_per_node % degree == 0 and not degree_problem(model, degree)
+    )

@@ -1,0 +1,131 @@
+"""What a training takes, on the command line: the published cases, prices, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import estimate
+from experiments.cli.commandline import run
+
+SMALL = (
+    *("--model", "gpt3-1.3b", "--hardware", "l4-24gb", "--nodes", "1", "--gpus-per-node", "2"),
+    *("--attention", "flash", "--global-batch", "32"),
+)
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
+    """The rows of the command without options but --quick, and its folder."""
+    out = tmp_path_factory.mktemp("estimate")
+    assert run(estimate.main, ["--quick", "--out", str(out)]) == 0
+    text = (out / "rows.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()], out
+
+
+def test_gpt_3_s_days_are_near_the_published_ones(
+    quick: tuple[list[dict[str, Any]], Path],
+) -> None:
+    rows = {(row["run"], row["way"]): row for row in quick[0]}
+    formula, rule = rows["gpt3-175b", "formula"], rows["gpt3-175b", "rule"]
+    assert formula["days"] == pytest.approx(35, rel=0.02)
+    assert rule["days"] == pytest.approx(35, rel=0.15)
+    assert rule["tokens"] == formula["tokens"] == 300e9
+    assert rule["days_low"] < rule["days"] < rule["days_high"]
+    # 300e9 tokens in steps of 1536 x 2048.
+    assert rule["steps"] == pytest.approx(95_367, rel=1e-4)
+    assert rule["days"] == pytest.approx(rule["steps"] * rule["iteration_s"] / 86_400)
+    assert "8 tensor parallel" in rule["plan"][1]
+    assert "12 of 12 blocks recomputed" in rule["plan"][1]
+
+
+def test_published_runs_and_bills_stand_beside(
+    quick: tuple[list[dict[str, Any]], Path],
+) -> None:
+    rows, out = quick
+    found = {row["run"]: row for row in rows if row["way"].startswith("published")}
+    assert found["GPT-3 175B, Megatron-LM"]["utilisation"] == pytest.approx(0.44, abs=0.01)
+    assert found["LLaMA 65B"]["utilisation"] == pytest.approx(0.63, abs=0.005)
+    bills = [row for row in found.values() if row["way"] == "published bill"]
+    assert len(bills) == 3
+    for row in bills:
+        assert row["usd"] == pytest.approx(row["published_usd"], rel=0.01)
+        assert row["carbon_kg"] == pytest.approx(row["published_carbon_kg"], rel=0.01)
+    page = (out / "report.md").read_text(encoding="utf-8")
+    assert "Why this differs".lower() in page.lower()
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(estimate.main, [*arguments, "--quick", "--json"]) == 0
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return {row["way"]: row for row in content["rows"]}
+
+
+def test_tokens_and_prices_are_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = (*SMALL, "--out", str(tmp_path))
+    published = answer(capsys, *common)["rule"]
+    assert published["tokens"] == 300e9
+    optimal = answer(capsys, *common, "--tokens", "chinchilla")["rule"]
+    assert optimal["tokens"] == 20 * optimal["parameters"]
+    assert optimal["days"] / published["days"] == pytest.approx(optimal["tokens"] / 300e9)
+    slower = answer(capsys, *common, "--goodput", "0.8")
+    assert slower["rule"]["days"] == pytest.approx(published["days"] / 0.8)
+    own = ("--tokens", "1e9", "--usd-per-gpu-hour", "3", "--kg-per-kwh", "0.1", "--overhead", "2")
+    priced = answer(capsys, *common, *own)["rule"]
+    assert priced["days"] == pytest.approx(published["days"] / 300)
+    assert priced["gpu_hours"] == pytest.approx(priced["days"] * 24 * 2)
+    assert priced["usd"] == pytest.approx(3 * priced["gpu_hours"])
+    # An L4 board draws 72 W.
+    assert priced["kwh"] == pytest.approx(priced["gpu_hours"] * 0.072 * 2)
+    assert priced["carbon_kg"] == pytest.approx(priced["kwh"] * 0.1)
+
+
+def test_gpu_hours_have_a_bill_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--gpu-hours", "7e6", "--hardware", "h100-80gb", "--out", str(tmp_path))
+    row = answer(capsys, *given)["GPU hours"]
+    assert row["usd"] == 14e6
+    assert row["carbon_kg"] == pytest.approx(2_040_000, rel=0.01)
+
+
+def test_a_plan_is_predicted_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Path(estimate.__file__).parent / "plans" / "gpt3-2.7b-4xl4.yaml"
+    rows = answer(capsys, "--plan", str(plan), "--tokens", "1e9", "--out", str(tmp_path))
+    assert set(rows) == {"formula", "plan"}
+    assert rows["plan"]["gpus"] == 4
+
+
+def test_where_nothing_fits_the_formula_is_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*SMALL, "--model", "gpt3-13b", "--quick", "--out", str(tmp_path)]
+    assert run(estimate.main, options) == 1
+    assert "nothing fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--tokens", "0", "--tokens: 0 is no number of tokens: give one above 0"),
+        ("--tokens", "inf", "--tokens: inf is no number of tokens"),
+        ("--tokens", "chinchila", "did you mean 'chinchilla'?"),
+        ("--usd-per-gpu-hour", "-1", "--usd-per-gpu-hour: -1.0 is too small"),
+        ("--kg-per-kwh", "-1", "--kg-per-kwh: -1.0 is too small"),
+        ("--watts", "-1", "--watts: -1.0 is too small"),
+        ("--overhead", "0.5", "--overhead: 0.5 is too small"),
+        ("--utilisation", "0", "--utilisation: 0.0 is no share"),
+        ("--goodput", "1.2", "--goodput: 1.2 is no share"),
+        ("--gpu-hours", "0", "--gpu-hours: 0 is not above 0"),
+        ("--model", "gpt3-17b", "did you mean 'gpt3-175b'"),
+        ("--sequence-length", "0", "--sequence-length: 0 is too small"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    option: str, value: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run(estimate.main, [*SMALL, option, value, "--out", str(out)]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()

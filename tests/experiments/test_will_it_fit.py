@@ -1,0 +1,96 @@
+"""Whether a plan fits: yes or no, what fills it, and a change that makes it fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import will_it_fit
+from experiments.cli.commandline import run
+from experiments.costing.changes import single, together
+from mistlab.values.job import load_job
+from simulators.symbolic import SymbolicPredictor
+
+FITS = Path(will_it_fit.__file__).parent / "plans" / "gpt3-2.7b-4xl4.yaml"
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert run(will_it_fit.main, [*map(str, arguments), "--quick", "--json"]) == 0
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content
+
+
+def test_a_plan_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, FITS, "--out", tmp_path)
+    (row,) = found["rows"]
+    assert found["fits"] is row["fits"] is True
+    assert found["cheapest"] is None
+    assert row["reserved_bytes"] <= row["room_bytes"]
+    assert sum(row["memory"].values()) <= row["reserved_bytes"]
+    assert not (tmp_path / "plan.yaml").exists()
+    assert "Yes: the fullest GPU" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert f"experiments.will_it_fit {FITS}" in (tmp_path / "README.md").read_text()
+
+
+def test_the_cheapest_change_fits_and_none_that_was_tried_is_faster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(capsys, "--out", tmp_path)
+    assert found["fits"] is False
+    asked, *singles, cheapest = found["rows"]
+    assert asked["reserved_bytes"] > asked["room_bytes"]
+    assert cheapest["kind"] == "cheapest"
+    assert cheapest["change"] == found["cheapest"]
+    job = load_job(tmp_path / "plan.yaml")
+    predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+    prediction = predictor.predict(job.plan)
+    assert prediction.fits
+    assert prediction.iteration_s == pytest.approx(cheapest["iteration_s"])
+    fitting = [row["iteration_s"] for row in singles if row["fits"]]
+    assert min(fitting) >= cheapest["iteration_s"]
+    pictures = {path.stem for path in tmp_path.glob("*.svg")}
+    assert pictures == {"will_it_fit", "will_it_fit-changed"}
+
+
+def test_what_no_change_here_makes_fit_needs_more_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--gpus-per-node", "1", "--engine", "megatron")
+    found = answer(capsys, *asked, "--out", tmp_path)
+    assert found["fits"] is False
+    assert found["cheapest"].startswith("on 4 l4-24gb, ")
+    assert found["rows"][-1]["fits"]
+
+
+def test_changes_of_a_pipeline_are_plans_that_can_be() -> None:
+    job = load_job(FITS)
+    plans = [one.job.plan for one in (*single(job), *together(job, 2))]
+    assert len(plans) > 100
+    assert job.plan not in plans
+    for plan in plans:
+        assert plan.layers == job.plan.layers
+        assert plan.num_gpus == job.plan.num_gpus
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nope.yaml"], "nope.yaml: there is no such file"),
+        (["--stages", "3"], "--stages 3 --tensor-parallel 1: do not divide 4 GPUs and 32 blocks"),
+        (["--stages", "0"], "--stages: 0 is too small"),
+        (["--micro-batch", "3"], "--global-batch 8: 4 replicas with micro-batches of 3"),
+        (["--zero", "4"], "--zero: 4 is too large"),
+        (["--zero", "2", "--engine", "megatron"], "--zero: "),
+        (["--checkpointed-layers", "-1"], "--checkpointed-layers: -1 is too small"),
+        (["--model", "gpt3-2"], "--model: 'gpt3-2' is unknown"),
+        (["--tensor-parallel", "-4"], "--tensor-parallel: -4 is too small"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run(will_it_fit.main, [*arguments, "--out", str(out)]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
