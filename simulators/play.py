@@ -163,7 +163,17 @@ class _Player:
     """The processes of all streams, and the state that they share."""
 
     __slots__ = (
-        *("asleep", "contention", "ends", "environment", "graph", "hosts", "network", "ready", "starts"),
+        *(
+            "asleep",
+            "contention",
+            "ends",
+            "environment",
+            "graph",
+            "hosts",
+            "network",
+            "ready",
+            "starts",
+        ),
         *("unstarted", "waits"),
     )
 

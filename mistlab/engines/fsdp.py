@@ -13,7 +13,9 @@ FSDP = Engine(
     name="fsdp",
     overlapped=OVERLAPPED,
     kernels=KERNELS,
-    memory={"bf16": EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=True)},
-    step_moved={"bf16": 50},
+    memory=dict.fromkeys(
+        ("bf16", "fp8"), EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=True)
+    ),
+    step_moved={"bf16": 50, "fp8": 50},
     cached_share=CACHED_SHARE,
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 # Products of a backward pass beside which a collective can run: those that make gradients of
 # weights, or those that make the gradient of a layer's input.
 Beside = Literal["weights", "input"]
@@ -30,4 +30,8 @@ EXCHANGES: Mapping[str, Exchange] = {
     "mistlab.gather_again": Exchange(collective="all_gather", beside="input"),
     "mistlab.scatter_tokens": Exchange(collective="reduce_scatter"),
     "mistlab.scatter_gradient": Exchange(collective="reduce_scatter", beside="weights"),
+    # Experts: tokens go to the ranks that have their experts, and to all that have a part of them.
+    "mistlab.all_to_all": Exchange(collective="all_to_all", group="experts"),
+    "mistlab.gather_rows": Exchange(collective="all_gather", group="expert tensor"),
+    "mistlab.scatter_rows": Exchange(collective="reduce_scatter", group="expert tensor"),
 }

@@ -47,7 +47,9 @@ class StagePlan:
     """One pipeline stage: its blocks, its GPUs and how it saves memory.
 
     ``micro_batch`` is the number of sequences on a data-parallel rank. With ``sequence_parallel``
-    (1) tensor-parallel ranks split tokens wherever they do not split weights. ``zero`` shards
+    (1) tensor-parallel ranks split tokens wherever they do not split weights. Experts are divided
+    among ``expert_parallel`` ranks, and each expert's width among ``expert_tensor_parallel`` ones;
+    both are neighbours among the stage's GPUs, whatever the other degrees. ``zero`` shards
     optimizer state (1), also gradients (2), also weights (3). The last ``checkpointed_layers``
     blocks recompute their activations. ``others`` has values of dimensions that were added to
     ``mistlab.values.dimensions.DIMENSIONS``, without default values.
@@ -58,6 +60,10 @@ class StagePlan:
     tensor_parallel: int = field(metadata=DIMENSIONS["tensor_parallel"].numbers)
     micro_batch: int = field(metadata=DIMENSIONS["micro_batch"].numbers)
     sequence_parallel: int = field(default=0, metadata=DIMENSIONS["sequence_parallel"].numbers)
+    expert_parallel: int = field(default=1, metadata=DIMENSIONS["expert_parallel"].numbers)
+    expert_tensor_parallel: int = field(
+        default=1, metadata=DIMENSIONS["expert_tensor_parallel"].numbers
+    )
     zero: int = field(default=0, metadata=DIMENSIONS["zero"].numbers)
     checkpointed_layers: int = field(default=0, metadata=DIMENSIONS["checkpointed_layers"].numbers)
     offload: Offload = NO_OFFLOAD
