@@ -26,7 +26,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = search_parser(COMMAND, __doc__, out=Path(f"runs/{COMMAND}"), json=False, quick=False)
+    parser = search_parser(
+        COMMAND, __doc__, out=Path(f"runs/{COMMAND}"), page=None, json=False, quick=False
+    )
     parser.add_argument(
         "--searchers",
         metavar="A,B,...",

@@ -25,6 +25,12 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("predict_runs", __doc__, json=False)
     parser.add_argument("tables", metavar="TABLE.csv", nargs="+", type=Path)
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        default="none",
+        help="what is slow on one cluster alone, by its name: ultrascale (default: none)",
+    )
     return parser
 
 

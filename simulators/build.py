@@ -134,14 +134,12 @@ class _Stage:
                 self.links.holding = send
 
     def _issue(self, one: StagePass, pattern: Pattern, base: int) -> None:
-        """Note the host's time to issue the tasks of a pass, and where the host waits for it."""
+        """Note the host's time to issue the tasks of a pass."""
         tasks = self.chunks[one.chunk]
         for place, (kind, _, layer) in enumerate(pattern.labels):
             of_layers = tasks.issues.get(kind)
             if of_layers and layer is not None:
                 self.graph.issues[base + place] = of_layers[layer - tasks.first_layer]
-        if tasks.stops:
-            self.graph.stops.add(base + pattern.derived.computing[0])
 
     def _send(self, one: StagePass, tasks: StageTasks) -> int | None:
         """Add a task that sends a pass's outcome, if there is a receiver and the send takes time.

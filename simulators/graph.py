@@ -49,9 +49,8 @@ class TaskGraph:
     sends: list[tuple[int, int]] = field(default_factory=list)
     # What parts of which links sends across nodes take.
     networks: dict[int, tuple[Use, ...]] = field(default_factory=dict)
-    # The host's seconds to issue tasks, and the tasks that it does not issue before they are ready.
+    # The host's seconds to issue tasks, where a stream may wait for the host.
     issues: dict[int, float] = field(default_factory=dict)
-    stops: set[int] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.labels)

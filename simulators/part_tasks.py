@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from mistlab.cost.host_waits import peculiar_s
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.schedule.slot_table import Kind, Template
@@ -31,6 +32,7 @@ def tasks_of_parts(
     batch = StageBatch.of_plan(plan)
     seconds = model.seconds({name: batch.value(name) for name in task_columns()})
     chunks = passes[0].chunks
+    later_s = peculiar_s(batch.value, model.cluster)
     parts = parts_of_plan(plan, chunks)
     of_parts = model.types.of_stages(batch_of_parts([plan], chunks).value)
     networks, names = _networks(seconds, batch, parts), _names(model.template)
@@ -50,10 +52,7 @@ def tasks_of_parts(
                 send_s=float(seconds.send_s[stage]),
                 networks=uses,
                 tied_s=float(seconds.tied_s[stage]) if plan.num_stages > 1 and is_end else 0.0,
-                issues=_issues(model, types),
-                stops=model.host is not None
-                and model.host.waits_for_arrivals
-                and plan.num_stages > 1,
+                issues=_issues(model, types, float(later_s[stage])),
             )
         )
     return tasks, _factors(seconds, plan.num_stages)
@@ -75,7 +74,7 @@ def _split(
     return {("B", None): of_inputs, ("W", None): of_weights}
 
 
-def _issues(model: TaskModel, types: Sequence[int]) -> dict[Kind, list[float]]:
+def _issues(model: TaskModel, types: Sequence[int], later_s: float) -> dict[Kind, list[float]]:
     """The host's seconds to issue each layer's passes, where the GPU may wait for the host."""
     host = model.host
     if host is None:
@@ -84,9 +83,9 @@ def _issues(model: TaskModel, types: Sequence[int]) -> dict[Kind, list[float]]:
     blocks = [name in model.types.of_blocks for name in names]
     again = [name not in model.types.kinds for name in names]
     return {
-        "F": [host.forward_s * is_block for is_block in blocks],
+        "F": [host.forward_s + later_s / 2 if is_block else host.end_s for is_block in blocks],
         "B": [
-            is_block * (host.backward_s + host.forward_s * is_again)
+            host.backward_s + later_s / 2 + host.forward_s * is_again if is_block else host.end_s
             for is_block, is_again in zip(blocks, again, strict=True)
         ],
     }

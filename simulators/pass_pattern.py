@@ -30,8 +30,7 @@ class StageTasks:
     collectives that the layer waits for. ``send_s`` is the time to send a micro-batch to the next
     stage, or its gradients back. ``networks`` are the links of sends after forward (F) and backward
     passes (B). ``tied_s`` is the time to reduce the gradient of a table that the embedding and the
-    head share. ``issues`` has the host's seconds to issue passes of each layer, by kind; with
-    ``stops`` the host waits until a pass can begin.
+    head share. ``issues`` has the host's seconds to issue passes of each layer, by kind.
     """
 
     stage: int
@@ -42,7 +41,6 @@ class StageTasks:
     networks: Mapping[Kind, tuple[Use, ...]] = field(default_factory=dict)
     tied_s: float = 0.0
     issues: Mapping[Kind, Sequence[float]] = field(default_factory=dict)
-    stops: bool = False
 
     @property
     def num_layers(self) -> int:

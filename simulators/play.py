@@ -220,7 +220,7 @@ class _Player:
                 yield event
                 now = environment.now
             task = heappop(ready)
-            issued_s = self._issued(task, lane, now) if task in issues else now
+            issued_s = self._issued(task, lane) if task in issues else now
             if issued_s > now:
                 if running:
                     contention.await_next()
@@ -248,14 +248,10 @@ class _Player:
                 self._release(task, waiting)
         contention.await_next()
 
-    def _issued(self, task: int, lane: int, now: float) -> float:
-        """When the host of a stage has issued a task, after the tasks before it.
-
-        Where the host stops, it begins no sooner than the task is ready.
-        """
-        stage, graph = lane // len(STREAMS), self.graph
-        begun_s = max(self.hosts[stage], now) if task in graph.stops else self.hosts[stage]
-        self.hosts[stage] = begun_s + graph.issues[task]
+    def _issued(self, task: int, lane: int) -> float:
+        """When the host of a stage has issued a task, after the tasks before it."""
+        stage = lane // len(STREAMS)
+        self.hosts[stage] += self.graph.issues[task]
         return self.hosts[stage]
 
     def _release(self, task: int, offsets: Sequence[int]) -> None:

@@ -1,8 +1,9 @@
 """What a comparison of searchers comes to: printed, as JSON, and as a page."""
 
 import argparse
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.cli.commandline import (
@@ -11,6 +12,7 @@ from experiments.cli.commandline import (
     NO_ANSWER,
     print_json,
     progress,
+    writable,
 )
 from experiments.cli.rundir import RunDirectory, earlier_rows
 from experiments.cli.search_options import (
@@ -32,6 +34,7 @@ from experiments.comparing.search_words import (
     why_words,
 )
 from experiments.comparing.smallest import Smallest, smallest
+from experiments.frame.tables import csv_of
 from experiments.reports.drawings import draw
 from mistlab.values.datafile import read_json
 from mistlab.values.search import Budget
@@ -44,12 +47,14 @@ EVALUATIONS = 10_000
 SECONDS_TOGETHER = 40.0
 QUICK = 20
 # Options that do not change what a searcher finds.
-ASIDE = ("searchers", "out", "json")
+ASIDE = ("searchers", "out", "json", "page")
 
 
 def compare(options: argparse.Namespace) -> int:
     """Compare, print a table and the reasons, fill the run directory."""
     started = time.perf_counter()
+    if options.page is not None:
+        writable(options.page, "page", "--page")
     names = searchers_called(_wanted(options), options.predictor)
     options.searchers = ",".join(names)
     problem, space = searched(options)
@@ -98,8 +103,10 @@ def _conclude(comparison: Comparison, options: argparse.Namespace, started: floa
         nothing = smallest(comparison.bench, comparison.space)
     words = [] if nothing is None else smallest_words(nothing, comparison.space.name)
     _write_page(comparison, options, best, why, words)
+    answer = _mapping(comparison, best, why, nothing, time.perf_counter() - started)
+    _write_rows(comparison, answer)
     if options.json:
-        print_json(_mapping(comparison, best, why, nothing, time.perf_counter() - started))
+        print_json(answer)
         for line in words:
             progress(line)
     else:
@@ -191,3 +198,13 @@ def _write_page(
         config=read_json(folder / "config.json"),
     )
     (folder / "report.html").write_text(report.html(), encoding="utf-8")
+    if options.page is not None:
+        options.page.write_text(report.html(), encoding="utf-8")
+
+
+def _write_rows(comparison: Comparison, answer: Mapping[str, Any]) -> None:
+    """The rows once more for who reads tables, without what a clock says; and the whole answer."""
+    rows = [{name: row[name] for name in row if name != "wall_s"} for row in answer["rows"]]
+    comparison.directory.write_text("rows.csv", csv_of(rows))
+    text = json.dumps(answer, indent=1, allow_nan=False)
+    comparison.directory.write_text("summary.json", f"{text}\n")

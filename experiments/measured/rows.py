@@ -8,8 +8,10 @@ from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
-from experiments.cli.commandline import DONE, NO_ANSWER, print_json, progress
+from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json, progress
 from experiments.measured.errors import error_lines
+from mistlab import catalog
+from mistlab.machine.profile import Profile
 from mistlab.runs.answers import RunAnswer, answered
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import RunJob, job_of
@@ -34,7 +36,9 @@ class AnsweredRow:
 
 def predict_rows(options: argparse.Namespace) -> int:
     """Answer the rows of tables, in order; a bad table or row does not stop the others."""
-    done = RowPredictor()
+    with as_options():
+        profile = None if options.profile == "none" else catalog.profile(options.profile)
+    done = RowPredictor(profile)
     status, kept = DONE, list[AnsweredRow]()
     for path in options.tables:
         try:
@@ -62,7 +66,8 @@ def mapping_of(one: AnsweredRow) -> dict[str, object]:
 class RowPredictor:
     """Predicts rows of tables; rows of equal configurations are predicted once."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: Profile | None = None) -> None:
+        self._profile = profile
         self._known: dict[Configuration, RunAnswer] = {}
         self._begun_s = perf_counter()
         self._told_s = self._begun_s
@@ -92,7 +97,7 @@ class RowPredictor:
         for run in dict.fromkeys(runs):
             if run not in self._known:
                 try:
-                    found = job_of(run)
+                    found = job_of(run, self._profile)
                 except InputError as error:
                     self._known[run] = RunAnswer(refused=str(error))
                 else:
@@ -103,9 +108,8 @@ class RowPredictor:
             predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
             plans = [found.job.plan for _, found in group]
             for (run, found), one in zip(group, _all(predictor, plans), strict=True):
-                self._known[run] = (
-                    one if isinstance(one, RunAnswer) else answered(one, job.cluster, found.notes)
-                )
+                is_refused = isinstance(one, RunAnswer)
+                self._known[run] = one if is_refused else answered(one, found)
             self._tell(f"{number + 1} of {len(together)} workloads and clusters predicted")
 
 

@@ -190,9 +190,9 @@ Weak scaling holds to 4,096 GPUs. Beyond, the latency of rings shows, on which e
 gradients are reduced and weights gathered once an iteration: thousands of hops each.
 
 Llama 3 405B's published degrees give each pipeline 16 micro-batches for 16 stages. Under plain
-1F1B half of the time is a bubble, so no kernel could be fast enough; with four chunks a stage,
-interleaved, the prediction is where the published rate is. How the trained schedule was cut is
-not known here, and nothing was fitted to it.
+1F1B half of the time is a bubble, so everything else would have to sustain four fifths of the
+peak; with four chunks a stage, interleaved, the prediction is where the published rate is. How
+the trained schedule was cut is not known here, and nothing was fitted to it.
 
 A ring's latency is that of its hops: measured inside a node, and NCCL's own figure for a hop over
 the network. Nobody reduces a kilobyte over 16,384 GPUs on a ring, which is why trees were built."""

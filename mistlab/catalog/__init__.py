@@ -1,4 +1,4 @@
-"""The catalogue: models and hardware that come with the package, by name."""
+"""The catalogue: models, hardware and profiles of clusters that come with the package, by name."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -6,6 +6,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from mistlab.machine.hardware import Hardware
+from mistlab.machine.profile import Profile
 from mistlab.values.datafile import parse_yaml
 from mistlab.values.errors import near_matches, refuse
 from mistlab.values.model import ModelSpec
@@ -40,6 +41,19 @@ def hardware_names() -> tuple[str, ...]:
     return tuple(_hardware_files())
 
 
+def profile(name: str) -> Profile:
+    """The profile of this name."""
+    if name not in _profile_files():
+        problem = f"{name!r} is unknown{near_matches(name, profile_names())}"
+        refuse("profile", problem)
+    return _profile(name)
+
+
+def profile_names() -> tuple[str, ...]:
+    """The names of all profiles, in alphabetical order."""
+    return tuple(_profile_files())
+
+
 @cache
 def _model(name: str) -> ModelSpec:
     file = _model_files()[name]
@@ -52,6 +66,18 @@ def _hardware(name: str) -> Hardware:
     file = _hardware_files()[name]
     content = parse_yaml(file.read_text(encoding="utf-8"), file.name)
     return from_mapping(Hardware, content, file.name)
+
+
+@cache
+def _profile(name: str) -> Profile:
+    file = _profile_files()[name]
+    content = parse_yaml(file.read_text(encoding="utf-8"), file.name)
+    return from_mapping(Profile, content, file.name)
+
+
+@cache
+def _profile_files() -> dict[str, Traversable]:
+    return dict(_files("profiles"))
 
 
 @cache

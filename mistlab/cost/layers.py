@@ -6,13 +6,14 @@ Axes: C candidates; types of layers (``mistlab.symbolic.layer_types``) are named
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.kernels import class_of, rule_of
+from mistlab.engines.engine import Engine
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.machine.compute import (
     AS_ANOTHER,
@@ -259,6 +260,29 @@ class LayerModel:
         """How many times slower a class is than the class whose rate it takes."""
         takes = self.compute.given(operators)
         return self.of_8_bits if operators in EIGHT_BIT and takes not in EIGHT_BIT else 1.0
+
+
+def compute_of(compute: Compute, engine: Engine) -> Compute:
+    """The rates at which an engine's kernels compute; a host that is known needs no launches."""
+    products = ("matmul", "batched_matmul", *AS_ANOTHER)
+    shares = {
+        **dict.fromkeys(products, engine.products_share),
+        "attention_forward": engine.attention_share,
+        "attention_backward": engine.attention_share,
+    }
+    is_usual = all(share == 1 for share in (*shares.values(), engine.memory_share))
+    if engine.host is None and is_usual:
+        return compute
+    rates = tuple(
+        replace(
+            rate,
+            tflops=rate.tflops and rate.tflops * shares.get(rate.operators, 1.0),
+            gbytes_per_s=rate.gbytes_per_s and rate.gbytes_per_s * engine.memory_share,
+        )
+        for rate in compute.rates
+    )
+    launch_us = compute.launch_us if engine.host is None else 0.0
+    return replace(compute, rates=rates, launch_us=launch_us)
 
 
 def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:

@@ -214,7 +214,10 @@ class LinkTimes:
             rate = cluster.intra_node_bytes_per_s
         if across_nodes:
             rate = min(rate, cluster.inter_node_bytes_per_s / at_once)
-        return LinkTime(latency_s=line.latency_s if line else 0.0, s_per_byte=1 / rate)
+        latency_s = line.latency_s if line else 0.0
+        if cluster.profile is not None and cluster.num_gpus >= cluster.profile.send_gpus:
+            latency_s += cluster.profile.send_s
+        return LinkTime(latency_s=latency_s, s_per_byte=1 / rate)
 
     def part_of_network(self, at_once: int) -> float:
         """The share of a node's network that sends of ``at_once`` of its GPUs take."""

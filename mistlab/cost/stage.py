@@ -81,7 +81,7 @@ class StageTimeModel:
         lost = (1 - blocking) * _lost_beside_sends(seconds)[strategies.index]
         passes = pass_seconds(seconds, kinds, summed)
         if self.tasks.host is not None:
-            passes = with_host(passes, self.tasks.host, batch, seconds, strategies.index)
+            passes = with_host(passes, self.tasks.host, batch, self.tasks.cluster)
         times = _times(
             passes,
             blocking * received,

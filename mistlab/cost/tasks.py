@@ -22,6 +22,7 @@ from mistlab.cost.layers import (
     LayerFigures,
     LayerModel,
     Pass,
+    compute_of,
     slowdown_of,
     slowdown_of_8_bits,
     work_of,
@@ -108,7 +109,7 @@ class TaskModel:
             types=LayerTypes.of(graph_of(workload).pattern),
             layers=LayerModel(
                 work=work_of(graph_of(workload), engine.kernels, sequence_graph_of(workload)),
-                compute=hardware.compute,
+                compute=compute_of(hardware.compute, engine),
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
                 of_8_bits=slowdown_of_8_bits(hardware.gpu.peak_tflops),
             ),

@@ -21,7 +21,7 @@ def _memory(width: int) -> EngineMemory:
         step_scratch=6 if width == 2 else 4,
         bucket_elements=500_000_000,
         gathered_elements=1_000_000_000,
-        wide_logits=width == 2,
+        wide_logits=int(width == 2),
     )
 
 

@@ -32,7 +32,9 @@ class Engine:
     ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
     and goes; None stands for the allocator that a hardware file describes, which is the one of this
     package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None
-    counts launches of kernels alone.
+    counts launches of kernels alone. Its products, its fused attention and its kernels that move
+    bytes keep up ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the
+    hardware sustains, which were fitted to other engines' runs.
 
     ``expert_exchange`` is how copies of tokens get to their experts. ``measured_as`` names the
     engine whose measured runs say how sure this one's times are; empty stands for the engine
@@ -54,6 +56,9 @@ class Engine:
     step_moved: Mapping[Precision, int]
     cached_share: float | None = None
     host: HostTime | None = None
+    products_share: float = 1.0
+    attention_share: float = 1.0
+    memory_share: float = 1.0
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
     offloads: bool = False

@@ -30,8 +30,8 @@ MEGATRON = Engine(
     afterwards=replace(AFTERWARDS, overlaps_tensor_backward=True),
     kernels=(_FUSED_ACCUMULATION, *_SOFTMAX_OF_FOURS, *KERNELS),
     memory={
-        "fp16": EngineMemory(weight=2, gradient=2, optimizer=12, step_scratch=4, wide_logits=True),
-        "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=True),
+        "fp16": EngineMemory(weight=2, gradient=2, optimizer=12, step_scratch=4, wide_logits=1),
+        "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1),
         "fp32": EngineMemory(weight=4, gradient=4, optimizer=8),
     },
     # As DeepSpeed's step, but 32-bit gradients need no copy and 2 more bytes to clear, and in full

@@ -37,7 +37,7 @@ _EAGER = HostTime(forward_s=1.9e-3, backward_s=2.9e-3)
 # experts take 3 to 9 ms longer than their kernels, in six exchanges (SimuMax, Megatron-Bridge).
 _PLAIN = ExpertExchange(wait_s=0.7e-3)
 
-_HALF = EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=True)
+_HALF = EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1)
 
 MEGATRON_CORE = Engine(
     name="megatron-core",
@@ -45,7 +45,7 @@ MEGATRON_CORE = Engine(
     afterwards=AFTERWARDS,
     kernels=_KERNELS,
     memory={
-        "fp16": EngineMemory(weight=2, gradient=2, optimizer=12, step_scratch=4, wide_logits=True),
+        "fp16": EngineMemory(weight=2, gradient=2, optimizer=12, step_scratch=4, wide_logits=1),
         "bf16": _HALF,
         "fp8": _HALF,
         "fp32": EngineMemory(weight=4, gradient=4, optimizer=8),
@@ -58,7 +58,7 @@ MEGATRON_CORE = Engine(
     highest_zero_in_pipeline=1,
     measured_as="megatron",
 )
-_SIXTEEN = EngineMemory(weight=2, gradient=2, optimizer=12, wide_logits=True)
+_SIXTEEN = EngineMemory(weight=2, gradient=2, optimizer=12, wide_logits=1)
 MEGATRON_BRIDGE = replace(
     MEGATRON_CORE,
     name="megatron-bridge",

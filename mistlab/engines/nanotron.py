@@ -9,7 +9,7 @@ Pipelines are 1F1B, and a stage waits for its sends. Blocks and head are divided
 their weights, so the last stages may have no block.
 """
 
-from mistlab.engines.baselines import CACHED_SHARE, LOSS_IN_32_BITS, SEQUENCE_FIRST
+from mistlab.engines.baselines import LOSS_IN_32_BITS, SEQUENCE_FIRST
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.host_time import HostTime
@@ -53,12 +53,23 @@ NANOTRON = Engine(
     kernels=_KERNELS,
     memory={
         "bf16": EngineMemory(
-            weight=2, gradient=6, reduced=4, optimizer=12, wide_logits=True, kept_gates=1
+            weight=2,
+            gradient=6,
+            reduced=4,
+            optimizer=12,
+            wide_logits=5,
+            kept_gates=2,
+            fixed_mib=400,
         )
     },
     step_moved={"bf16": 50},
-    cached_share=CACHED_SHARE,
-    host=HostTime(forward_s=1.8e-3, backward_s=2.7e-3, step_s=4e-3, waits_for_arrivals=True),
+    cached_share=0.22,
+    products_share=0.8625,
+    attention_share=1.2,
+    memory_share=1.667,
+    host=HostTime(
+        forward_s=0.8e-3, backward_s=3.1e-3, end_s=3.2e-3, step_s=1e-3, sharded_step_s=4.5e-3
+    ),
     highest_zero=1,
     highest_zero_in_pipeline=1,
     parts_ends=True,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from mistlab.machine.hardware import Hardware
+from mistlab.machine.profile import Profile
 from mistlab.values.errors import refuse
 from mistlab.values.units import GBYTES, GIB_BYTES
 from mistlab.values.value import bounded, check_fields
@@ -15,7 +16,8 @@ class Cluster:
     """Nodes of one hardware, with ``gpus_per_node`` GPUs used in each.
 
     The optional fields replace numbers of the hardware: ``memory_gib`` is the memory of a GPU,
-    ``host_memory_gib`` that of a node, and the bandwidths are those of ``Node``.
+    ``host_memory_gib`` that of a node, and the bandwidths are those of ``Node``. ``profile`` has the
+    peculiarities of one such cluster.
     """
 
     hardware: Hardware
@@ -25,6 +27,7 @@ class Cluster:
     host_memory_gib: float | None = field(default=None, metadata=bounded(above=0))
     intra_node_gbytes_per_s: float | None = field(default=None, metadata=bounded(above=0))
     inter_node_gbytes_per_s: float | None = field(default=None, metadata=bounded(above=0))
+    profile: Profile | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

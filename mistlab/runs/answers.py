@@ -1,10 +1,10 @@
 """The answer to a row of a table of runs: its predicted time and memory, or why there is none."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mistlab.machine.cluster import Cluster
+from mistlab.runs.jobs import RunJob
 from mistlab.values.prediction import Prediction, StagePrediction
 from mistlab.values.units import GIB_BYTES
 
@@ -36,8 +36,9 @@ class RunAnswer:
         }
 
 
-def answered(prediction: Prediction, cluster: Cluster, notes: tuple[str, ...]) -> RunAnswer:
-    """The answer with a prediction; a GPU that is nearly full is a note."""
+def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
+    """The answer with the prediction of a run; a GPU that is nearly full is a note."""
+    cluster = found.job.cluster
     fullest = stage_of(prediction, "").peak_allocated_bytes
     more: tuple[str, ...] = ()
     if prediction.fits and fullest > NEARLY_FULL * cluster.memory_bytes:
@@ -45,7 +46,9 @@ def answered(prediction: Prediction, cluster: Cluster, notes: tuple[str, ...]) -
             f"memory is nearly full ({fullest / GIB_BYTES:.1f} of "
             f"{cluster.memory_bytes / GIB_BYTES:.1f} GiB): such runs are often slow",
         )
-    return RunAnswer(prediction=prediction, notes=(*notes, *prediction.notes, *more))
+    if found.unrunnable:
+        prediction, more = replace(prediction, fits=False), (found.unrunnable,)
+    return RunAnswer(prediction=prediction, notes=(*found.notes, *prediction.notes, *more))
 
 
 def stage_of(prediction: Prediction, memory_kind: str) -> StagePrediction:

@@ -1,9 +1,9 @@
 """A measured run's configuration: what a row of a table says, and what is assumed otherwise.
 
 Nothing that was measured is read. From the column ``notes`` only these phrases are: "tied
-embeddings" and "untie-embeddings", "one layer less" of the first and the last stage, "unfused
-attention" and "attention-backend=unfused", "swiglu=1", "non-overlap launch", "tokendrop", and those
-about parts of models (``mistlab.runs.parts``).
+embeddings" and "untie-embeddings", "first and last stage have one layer less", "unfused attention"
+and "attention-backend=unfused", "swiglu=1", "non-overlap launch", "tokendrop", those about parts of
+models (``mistlab.runs.parts``), and the network, as "1600 Gbps node-node" or "400 Gb/s RDMA a GPU".
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,22 @@ from dataclasses import dataclass
 from mistlab.runs.cells import count_of, flag_of, text_of
 from mistlab.runs.shapes import Shape, shape_of
 from mistlab.runs.table import TableRow
-from mistlab.runs.words import Gpus, engine_of, exchange_of, gpus_of, precision_of, zero_of
+from mistlab.runs.words import (
+    Gpus,
+    engine_of,
+    exchange_of,
+    gpus_of,
+    network_of,
+    precision_of,
+    zero_of,
+)
 from mistlab.values.errors import refuse
 from mistlab.values.field_checks import shown
 
 # Micro-batches of a step where a table does not say the batch.
 MICRO_BATCHES = 8
+# GPUs of a node where neither the table nor the hardware is known to differ.
+GPUS_OF_A_NODE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +59,7 @@ class Configuration:
     precision: str
     attention: str
     short_ends: bool
+    node_gbytes_per_s: float | None
     notes: tuple[str, ...]
 
     @property
@@ -113,6 +124,7 @@ def configuration_of(row: TableRow) -> Configuration:
         recompute=recompute,
         precision=precision,
         attention=_attention(remarks, shape),
+        node_gbytes_per_s=network_of(remarks, gpus_per_node or GPUS_OF_A_NODE),
         short_ends="first and last stage have one layer less" in remarks,
         notes=tuple(note for note in notes if note),
     )

@@ -7,8 +7,9 @@ from functools import cache
 from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
+from mistlab.machine.profile import Profile
 from mistlab.runs.configuration import Configuration
-from mistlab.runs.partition import blocks_of_stages
+from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import DIMENSIONS
@@ -24,14 +25,15 @@ MOST_IN_BOX, RACK = 16, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
-    """A run's job, and the assumptions with which it was made."""
+    """A run's job, the assumptions with which it was made, and why it cannot run, if it cannot."""
 
     job: Job
     notes: tuple[str, ...]
+    unrunnable: str = ""
 
 
-def job_of(run: Configuration) -> RunJob:
-    """The job of a run; refuses what no plan of this package can say."""
+def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
+    """The job of a run, on a cluster with a profile; refuses what no plan of this package can say."""
     notes = list(run.notes)
     order = _order(run)
     workload = _workload(
@@ -56,8 +58,12 @@ def job_of(run: Configuration) -> RunJob:
         order=order,
         stages=stages,
     )
-    cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node)
-    return RunJob(job=Job(workload=workload, cluster=cluster, plan=plan), notes=tuple(notes))
+    cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node, run.node_gbytes_per_s, profile)
+    return RunJob(
+        job=Job(workload=workload, cluster=cluster, plan=plan),
+        notes=tuple(notes),
+        unrunnable=unrunnable(run, blocks),
+    )
 
 
 def _today(run: Configuration, notes: list[str]) -> dict[str, int]:
@@ -114,7 +120,13 @@ def _workload(*choices: object) -> Workload:
 
 
 @cache
-def _cluster(gpus: Gpus, num_gpus: int, gpus_per_node: int) -> Cluster:
+def _cluster(
+    gpus: Gpus,
+    num_gpus: int,
+    gpus_per_node: int,
+    node_gbytes_per_s: float | None,
+    profile: Profile | None,
+) -> Cluster:
     """The fewest whole nodes that hold the GPUs."""
     hardware = catalog.hardware(gpus.hardware)
     is_rack = hardware.node.gpus > MOST_IN_BOX
@@ -125,4 +137,6 @@ def _cluster(gpus: Gpus, num_gpus: int, gpus_per_node: int) -> Cluster:
         nodes=-(-num_gpus // used),
         gpus_per_node=used,
         memory_gib=gpus.memory_gib,
+        inter_node_gbytes_per_s=node_gbytes_per_s,
+        profile=profile,
     )

@@ -1,7 +1,11 @@
 """How engines divide a model's blocks over the stages of a pipeline."""
 
+from collections.abc import Sequence
+
 from mistlab.runs.configuration import Configuration
 from mistlab.values.errors import refuse
+
+LAST_PARTS = ("head", "cast", "loss")
 
 
 def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
@@ -43,3 +47,15 @@ def _by_cost(run: Configuration) -> list[int]:
         counts[-1] += 1
         reached += block
     return counts + [0] * (stages - len(counts))
+
+
+def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
+    """Why an engine cannot run a pipeline with these blocks; empty if it can.
+
+    Nanotron's pipeline ends with the head, a cast and the loss, each on a stage of its own where
+    stages are left. A stage after these has nothing, and nanotron does not start.
+    """
+    spare = list(blocks).count(0) - len(LAST_PARTS)
+    if run.engine != "nanotron" or spare <= 0:
+        return ""
+    return f"{spare} of {len(blocks)} stages would have nothing: nanotron does not start"

@@ -140,3 +140,12 @@ def precision_of(text: str) -> tuple[str, str]:
         if name in words or name.replace("fp", "float") in words:
             return name, ""
     refuse("precision", f"{shown(text)} is unknown: give bf16, fp16, fp8 or fp32, or nothing")
+
+
+def network_of(remarks: str, gpus_per_node: int) -> float | None:
+    """The rate of a node's network in GB/s that remarks name; None if they name none."""
+    if match := re.search(r"([0-9.]+) ?gbps node-node", remarks):
+        return float(match[1]) / 8
+    if match := re.search(r"([0-9.]+) ?gb/s [a-z0-9-]+ a gpu", remarks):
+        return float(match[1]) / 8 * gpus_per_node
+    return None

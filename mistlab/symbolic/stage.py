@@ -28,6 +28,7 @@ from mistlab.symbolic.states import (
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
 from mistlab.symbolic.treatments import Treatment
 from mistlab.values.dimensions import DIMENSIONS, states_as_changed
+from mistlab.values.units import MIB_BYTES
 
 L, q = choice_symbol("L"), choice_symbol("q")
 e, t = choice_symbol("e"), choice_symbol("t")
@@ -97,7 +98,8 @@ def stage_expressions(
         gradients=gradients(blocks, ends, memory),
         optimizer=optimizer(blocks, ends, memory),
         activations=_activations(embedding, every),
-        buffers_bytes=_buffers((blocks + ends).every, embedding, largest_block, head, memory),
+        buffers_bytes=_buffers((blocks + ends).every, embedding, largest_block, head, memory)
+        + memory.fixed_mib * MIB_BYTES,
         step_buffer_bytes=step_buffer,
         logits_bytes=t * _logits(head),
         largest_parameters=_largest(embedding, largest_block, head),
@@ -257,7 +259,7 @@ def _moments(
     others = all_kept - (1 - wa) * last + sympy.Piecewise((wa * last, has_neighbour), (0, True))
     older = (q - 1) * ((1 - wa) * _kept(blocks) + embedding.saved_bytes) + sent
     leaving = sympy.Piecewise((wa * last, q > 1), (0, True))
-    wide = _logits(head) if memory.wide_logits else sympy.Integer(0)
+    wide = int(memory.wide_logits) * _logits(head)
 
     def of_blocks(peak: str) -> tuple[sympy.Expr, ...]:
         return (others + _last(blocks, peak), *_between(blocks, all_kept, peak))

@@ -146,7 +146,14 @@ def test_equal_comparisons_are_equal_but_for_the_clock(
         texts.append(json.dumps({**without_clock(answer), "rows": rows}))
     assert texts[0] == texts[1]
     (one, _), (two, _) = answers
-    for name in ("best.svg", "best.trace.json", "plans/random.yaml", "plans/megatron.yaml"):
+    assert json.loads((one / "summary.json").read_text(encoding="utf-8")) == answers[0][1]
+    for name in (
+        "rows.csv",
+        "best.svg",
+        "best.trace.json",
+        "plans/random.yaml",
+        "plans/megatron.yaml",
+    ):
         assert (one / name).read_bytes() == (two / name).read_bytes()
 
 
@@ -202,6 +209,16 @@ def test_a_browser_shows_the_page_without_errors(answers: Answers) -> None:
     assert "CONSOLE" not in shown.stderr
     assert shown.stdout.count("<svg") == 5
     assert f"{rows_of(answer)[answer['best']]['predicted_s']:.3f} s" in shown.stdout
+
+
+def test_the_page_may_be_written_elsewhere_too(
+    compare: Compare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "docs" / "page.html"
+    assert compare(tmp_path / "run", "--page", str(page), searchers="random") == 0
+    assert page.read_bytes() == (tmp_path / "run" / "report.html").read_bytes()
+    assert compare(tmp_path / "run", "--page", str(tmp_path), searchers="random") == 2
+    assert "--page" in capsys.readouterr().err
 
 
 def test_a_run_goes_on_where_it_was_stopped(

@@ -74,6 +74,20 @@ def test_the_rungs_of_a_ladder_add_up(tmp_path: Path, capsys: pytest.CaptureFixt
     assert all(row["fits"] for row in rows)
 
 
+@pytest.mark.parametrize("command", [partitions, ladder], ids=["partitions", "ladder"])
+def test_two_runs_leave_equal_files(
+    command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        assert run(command.main, ["--quick", "--out", str(folder)]) == 0
+    capsys.readouterr()
+    one, two = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
+    equal = [name for name in one if name.endswith((".csv", ".svg", ".jsonl", "report.md"))]
+    assert len(equal) >= 4
+    assert {name: one[name] for name in equal} == {name: two[name] for name in equal}
+
+
 def test_a_plan_that_needs_no_savings_has_one_rung(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

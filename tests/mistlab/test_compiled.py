@@ -31,7 +31,7 @@ def test_block_memory_equals_sympy_row_by_row() -> None:
     for row in (0, 3, ROWS_AT_ONCE, rows - 1):
         sizes = CONSTANTS | {name: int(column[row]) for name, column in columns.items()}
         numbers = {size_symbol(name): value for name, value in sizes.items()}
-        expected = [float(e.subs(numbers)) for e in expressions.values()]
+        expected = [float(e.xreplace(numbers)) for e in expressions.values()]
         assert values[:, row].tolist() == expected
 
 

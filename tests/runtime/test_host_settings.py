@@ -13,6 +13,7 @@ from experiments import run_plan  # noqa: E402
 from experiments.cli.commandline import WRONG_USAGE, run  # noqa: E402
 from runtime.devices.cuda import CONNECTIONS, SETTINGS, CudaDriver  # noqa: E402
 from runtime.threads import share  # noqa: E402
+from tests.sweep import sweep  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 EIGHT = {"LOCAL_WORLD_SIZE": "8"}
@@ -48,7 +49,9 @@ subprocess.run([sys.executable, "-c", rank], env={**os.environ, **world}, check=
 """
 
 
-@pytest.mark.parametrize(("given", "threads"), [(None, "1 4"), ("1", "1 1"), ("2", "2 2")])
+@pytest.mark.parametrize(
+    ("given", "threads"), sweep([(None, "1 4"), ("1", "1 1"), ("2", "2 2")], first=2)
+)
 def test_a_number_that_torchrun_has_set_is_not_the_users(given: str | None, threads: str) -> None:
     environment = {name: said for name, said in os.environ.items() if name != "OMP_NUM_THREADS"}
     if given is not None:

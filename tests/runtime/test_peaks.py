@@ -24,6 +24,7 @@ from tests.runtime.worlds import (  # noqa: E402
     stage,
     workload,
 )
+from tests.sweep import sweep  # noqa: E402
 
 NONE = ratios(0, 0, 0, 0)
 SIZES = {"hidden": 256, "ffn": 1024, "vocab": 2048, "sequence_length": 128}
@@ -72,7 +73,7 @@ def assert_predicted(taken: int, predicted: float, offload: Offload, *, rel: flo
 
 
 @pytest.mark.parametrize(("checkpointed", "offload"), CASES)
-@pytest.mark.parametrize("family", ["gpt", "llama", "falcon"])
+@pytest.mark.parametrize("family", sweep(["llama", "gpt", "falcon"], first=1))
 def test_an_iteration_takes_what_is_predicted(
     family: str, checkpointed: int, offload: Offload
 ) -> None:
@@ -85,7 +86,7 @@ def test_an_iteration_takes_what_is_predicted(
 
 @pytest.mark.parametrize(
     "case",
-    [0, 2, 7, *(pytest.param(case, marks=pytest.mark.slow) for case in (1, 3, 4, 5, 6))],
+    sweep([7, 2, 0, 1, 3, 4, 5, 6], first=2),
 )
 def test_a_stage_takes_what_is_predicted_for_its_micro_batches_in_flight(case: int) -> None:
     """Not counted are two tensors between stages, and that blocks that will be computed again run

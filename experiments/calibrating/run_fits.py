@@ -1,0 +1,180 @@
+"""Constants fitted to tables of whole runs, the errors of groups left out, and the new file."""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.cli.commandline import DONE, progress, writable
+from mistlab import catalog
+from mistlab.calibration.run_constants import CONSTANTS, Setting, fitted, values_of, with_values
+from mistlab.engines.engine import Engine
+from mistlab.engines.table import ENGINES
+from mistlab.machine.hardware import Hardware, Source
+from mistlab.runs.cells import count_of, number_of
+from mistlab.runs.configuration import configuration_of
+from mistlab.runs.jobs import job_of
+from mistlab.runs.table import TableRow, rows_of_table
+from mistlab.values.datafile import write_yaml
+from mistlab.values.errors import InputError, near_matches
+from mistlab.values.job import Job
+from mistlab.values.stages import StageBatch
+from mistlab.values.value import to_mapping
+from simulators.symbolic import SymbolicPredictor
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A measured run of a table: its row, its job and its seconds."""
+
+    row: TableRow
+    job: Job
+    seconds: float
+
+
+def calibrate_runs(options: argparse.Namespace) -> int:
+    """Fit the constants, print the errors of runs left out, write the hardware file."""
+    hardware = catalog.hardware(options.hardware)
+    setting = Setting(hardware=hardware, engine=_engine(options.engine))
+    setting = with_values(setting, dict(map(_pair, options.set)))
+    _known(options.fit)
+    runs = [one for path in options.tables for one in _runs(path, options)]
+    if not runs:
+        message = f"no runs of engine {options.engine} on {hardware.name} in these tables"
+        raise InputError(message)
+    for column in options.leave_out:
+        for value, inside, outside in _folds(runs, column):
+            found = _fit(setting, inside, options)
+            _print_errors(f"without {column} {value}", _errors(found, outside))
+    found = _fit(setting, runs, options)
+    _print_errors("all runs", _errors(found, runs))
+    for name in options.fit:
+        print(f"{name:22} {values_of(found)[name]:10.4g}  {CONSTANTS[name].words}")
+    if options.out is not None:
+        _write(found.hardware, runs, options)
+    return DONE
+
+
+def _engine(name: str) -> Engine:
+    if name not in ENGINES:
+        message = f"--engine: {name!r} is unknown{near_matches(name, ENGINES)}"
+        raise InputError(message)
+    return ENGINES[name]
+
+
+def _pair(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    _known([name])
+    try:
+        return name, float(value)
+    except ValueError:
+        message = f"--set {text}: no number after {name}=: give one"
+        raise InputError(message) from None
+
+
+def _known(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in CONSTANTS:
+            message = f"constant {name!r} is unknown{near_matches(name, CONSTANTS)}"
+            raise InputError(message)
+
+
+def _runs(path: Path, options: argparse.Namespace) -> Iterator[MeasuredRun]:
+    """The runs of a table that are fitted to; rows that cannot be said are left out."""
+    for row in rows_of_table(path):
+        try:
+            seconds = number_of(row.cells, "step_s")
+            if seconds is None:
+                continue
+            job = job_of(configuration_of(row)).job
+        except InputError:
+            continue
+        in_pipeline = job.plan.num_stages > 1
+        most_tp = options.most_tp_in_pipelines if in_pipeline else options.most_tp
+        most = {"gpus": options.most_gpus, "tp": most_tp, "pp": options.most_pp}
+        is_small = all((count_of(row.cells, name) or 1) <= limit for name, limit in most.items())
+        is_own = job.plan.engine == options.engine
+        if is_small and is_own and job.cluster.hardware.name == options.hardware:
+            yield MeasuredRun(row=row, job=job, seconds=seconds)
+
+
+def _folds(
+    runs: Sequence[MeasuredRun], column: str
+) -> Iterator[tuple[str, list[MeasuredRun], list[MeasuredRun]]]:
+    """For each value of a column: the value, the other runs, and its own runs."""
+    for value in sorted({run.row.cells.get(column, "") for run in runs}):
+        outside = [run for run in runs if run.row.cells.get(column, "") == value]
+        inside = [run for run in runs if run.row.cells.get(column, "") != value]
+        if inside:
+            yield value, inside, outside
+
+
+def _fit(setting: Setting, runs: Sequence[MeasuredRun], options: argparse.Namespace) -> Setting:
+    if not options.fit:
+        return setting
+    progress(f"fitting {len(options.fit)} constants to {len(runs)} runs")
+    measured_s = np.array([run.seconds for run in runs])
+    found = fitted(
+        setting,
+        options.fit,
+        lambda hardware, engine: _predicted(hardware, engine, runs),
+        measured_s,
+        evaluations=options.evaluations,
+    )
+    return with_values(setting, found)
+
+
+def _predicted(hardware: Hardware, engine: Engine, runs: Sequence[MeasuredRun]) -> Values:
+    """Seconds of an iteration of each run."""
+    found = np.empty(len(runs))
+    together: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for place, run in enumerate(runs):
+        job = run.job
+        together[id(job.workload), id(job.cluster), job.plan.num_stages].append(place)
+    for places in together.values():
+        job = runs[places[0]].job
+        cluster = replace(job.cluster, hardware=hardware)
+        predictor = SymbolicPredictor(workload=job.workload, cluster=cluster)
+        plans = [runs[place].job.plan for place in places]
+        micro_batches = np.array([plan.micro_batches for plan in plans])
+        found[places] = predictor.iterations(
+            StageBatch.of_plans(plans), micro_batches, engine=engine
+        )
+    return found
+
+
+def _errors(setting: Setting, runs: Sequence[MeasuredRun]) -> Values:
+    measured_s = np.array([run.seconds for run in runs])
+    errors: Values = _predicted(setting.hardware, setting.engine, runs) / measured_s - 1
+    return errors
+
+
+def _print_errors(name: str, errors: Values) -> None:
+    sizes = np.abs(errors)
+    print(
+        f"{name:28} {len(errors):5} runs  mean {sizes.mean():6.1%}  median {np.median(sizes):6.1%}"
+        f"  90 % within {np.quantile(sizes, 0.9):6.1%}  bias {np.median(errors):+6.1%}",
+        flush=True,
+    )
+
+
+def _write(hardware: Hardware, runs: Sequence[MeasuredRun], options: argparse.Namespace) -> None:
+    """Write the hardware with its new constants and their source."""
+    gpus = sorted(run.job.plan.num_gpus for run in runs)
+    names = ", ".join(sorted({path.stem for path in options.tables}))
+    text = (
+        f"fitted to {len(runs)} whole runs of engine {options.engine} on {gpus[0]} to {gpus[-1]} "
+        f"GPUs (tables {names}) by experiments.calibrate_runs{'; ' * bool(options.note)}"
+        f"{options.note}"
+    )
+    source = Source(kind="measured", source=text)
+    provenance = replace(hardware.provenance, compute=source, transfers=source)
+    path = writable(options.out, "path of a hardware file")
+    write_yaml(to_mapping(replace(hardware, provenance=provenance), omit_defaults=True), path)
+    progress(f"{path} written")

@@ -1,0 +1,133 @@
+"""The page of measured runs: every table's errors, raw and in groups, and a picture of all."""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from experiments.cli.commandline import DONE, as_options, progress, writable
+from experiments.measured.picture import draw
+from experiments.measured.rows import RowPredictor
+from mistlab import catalog
+from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
+from mistlab.runs.ranking import ranked, separation, spreads
+
+COLUMNS = ("engine", "hardware", "model", "gpus", "tp", "pp", "micro_batch", "precision")
+MOST_GROUPS = 14
+HEAD = (
+    "| | runs | answered | mean | median | bias | in bounds | memory |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+INTRODUCTION = """\
+# Predicted beside measured runs
+
+Made by `python -m experiments.report_runs TABLE.csv... --out docs/results`. Each row of each table is predicted as a
+plan of its own ([columns](../reference/measured-runs.md)), and held against the seconds and the memory that its row
+names. Errors are raw: a prediction that is 10 % too long and one that is 10 % too short both count 10 %. The *bias* is
+the median error with its sign; *in bounds* is the share of measurements between the predicted bounds; *memory* is the
+mean error of the peak. Rows that are refused have no error here; they are counted and listed.
+
+![Predicted over measured seconds of all tables](runs.svg)
+"""
+
+
+def report(options: argparse.Namespace) -> int:
+    """Predict all rows, write the page and the picture."""
+    with as_options():
+        profile = None if options.profile == "none" else catalog.profile(options.profile)
+    plain = _tables(options.tables, RowPredictor())
+    page = [INTRODUCTION, *_summary("All tables", plain)]
+    if profile is not None:
+        under = _tables(options.tables, RowPredictor(profile))
+        page += _summary(f"All tables under the profile {profile.name}", under)
+        page.append(f"The profile: {profile.source}.\n")
+        page += _details("Runs of nanotron under the profile", _of_engine(under, "nanotron"))
+    for name, rows in plain:
+        page += _details(name, rows)
+    path = writable(options.out / "runs.md", "folder")
+    path.write_text("\n".join(page), encoding="utf-8")
+    draw(plain, options.out / "runs.svg")
+    progress(f"{path} written")
+    return DONE
+
+
+Tables = list[tuple[str, list[Judged]]]
+
+
+def _tables(paths: Sequence[Path], predictor: RowPredictor) -> Tables:
+    found: Tables = []
+    for path in paths:
+        progress(f"{path}: predicting")
+        rows = [judged(one.row, one.answer) for one in predictor.answers(path)]
+        found.append((path.stem, rows))
+    return found
+
+
+def _of_engine(tables: Tables, engine: str) -> list[Judged]:
+    every = (one for _, rows in tables for one in rows)
+    return [one for one in every if engine in one.row.cells.get("engine", "")]
+
+
+def _summary(title: str, tables: Tables) -> Iterator[str]:
+    yield f"## {title}\n"
+    yield HEAD
+    for name, rows in tables:
+        yield _line(errors_of(name, rows))
+    yield ""
+
+
+def _details(title: str, rows: Sequence[Judged]) -> Iterator[str]:
+    """A table's section: orders, failures, repeats, groups and refusals."""
+    yield f"## {title}\n"
+    yield from _ranking(rows)
+    if any(one.failed for one in rows):
+        told = separation(rows)
+        yield (
+            f"Run and failed told apart in {told.share:.1%}: of {told.ran} runs {told.ran_right} are "
+            f"said to fit, of {told.failed} that failed {told.failed_right} are said not to.\n"
+        )
+    if repeated := spreads(rows):
+        yield (
+            f"Repeated configurations: {len(repeated)}, whose times lie {median(repeated):.1%} from "
+            f"their median (the median configuration), {max(repeated):.1%} at most.\n"
+        )
+    yield HEAD
+    for column in COLUMNS:
+        groups = [*groups_of(rows, _cell(column))]
+        if 1 < len(groups) <= MOST_GROUPS:
+            for value, some in groups:
+                yield _line(errors_of(f"{column} {value or '(empty)'}", some))
+    yield ""
+    yield from _refused(rows)
+
+
+def _ranking(rows: Sequence[Judged]) -> Iterator[str]:
+    found = [*ranked(rows)]
+    if found:
+        regrets = [one.regret for one in found]
+        yield (
+            f"Order of a model's runs on one number of GPUs ({len(found)} groups): rank correlation "
+            f"{median(one.correlation for one in found):.2f} in the median; the run predicted best "
+            f"takes {median(regrets):.2f} times the measured best in the median, "
+            f"{max(regrets):.2f} times in the worst group.\n"
+        )
+
+
+def _cell(column: str) -> Callable[[Judged], str]:
+    return lambda one: one.row.cells.get(column, "")
+
+
+def _line(one: GroupErrors) -> str:
+    shares = (one.mean_time, one.median_time, one.bias, one.inside, one.mean_memory)
+    hows = (".1%", ".1%", "+.1%", ".0%", ".1%")
+    cells = ["" if s is None else format(s, how) for s, how in zip(shares, hows, strict=True)]
+    return f"| {one.name} | {one.rows} | {one.rows - one.refused} | {' | '.join(cells)} |"
+
+
+def _refused(rows: Sequence[Judged]) -> Iterator[str]:
+    reasons = Counter(one.answer.refused.partition(": ")[2] for one in rows if one.answer.refused)
+    if reasons:
+        yield "Refused:\n"
+        yield from (f"- {count} x {reason}" for reason, count in reasons.most_common())
+        yield ""

@@ -1,0 +1,219 @@
+"""Few constants of hardware and engine, fitted to the times of whole runs.
+
+Runs are taken as they are, so a constant stands for what training keeps up: the share of the best
+products, the bus bandwidth of collectives among the GPUs of a node and among nodes, the latency of
+groups that reach over nodes, the host's time for a block. A few runs in a hundred are many times
+slow for reasons of their cluster; the fit counts large errors less than their square.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.engines.engine import Engine
+from mistlab.machine.compute import Compute, Rate
+from mistlab.machine.hardware import Hardware
+from mistlab.machine.transfers import GroupTransfers, Line, Transfers
+
+Values = NDArray[np.float64]
+# Seconds of runs under a hardware and an engine.
+Predicted = Callable[[Hardware, Engine], Values]
+
+# Backward passes of fused attention keep up this share of the forward pass's rate.
+BACKWARD_SHARE = 0.8
+# An error of this size (its logarithm) begins to count as one of the cluster.
+COMMON_ERROR = 0.05
+SMALLEST_MIB, LARGEST_MIB = 1.0, 1024.0
+# Shapes of group: ranks in a node, and nodes.
+INSIDE = ((2, 1), (4, 1), (8, 1))
+ACROSS = {"pair": (1, 2), "two": (8, 2), "four": (8, 4)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is fitted: a hardware and an engine."""
+
+    hardware: Hardware
+    engine: Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A constant's range, and what it means."""
+
+    low: float
+    high: float
+    words: str
+
+
+CONSTANTS: Mapping[str, Constant] = {
+    "sustained": Constant(low=0.4, high=1.0, words="share of the best products' rate"),
+    "memory_gbytes_per_s": Constant(low=300, high=7000, words="operators that move bytes"),
+    "attention_tflops": Constant(low=50, high=1500, words="fused causal attention, forward"),
+    "node_gbytes_per_s": Constant(low=50, high=900, words="bus bandwidth inside a node"),
+    "node_latency_us": Constant(low=1, high=300, words="a collective inside a node"),
+    "network_gbytes_per_s": Constant(low=10, high=800, words="bus bandwidth of a node's network"),
+    "pair_latency_us": Constant(low=1, high=900, words="a collective of two GPUs of two nodes"),
+    "two_latency_us": Constant(low=10, high=3000, words="a collective of two whole nodes"),
+    "four_latency_us": Constant(low=10, high=6000, words="a collective of four whole nodes"),
+    "host_ms": Constant(low=0.1, high=20, words="the host, a block forward and backward"),
+    "end_ms": Constant(low=0.01, high=20, words="the host, a pass of embedding or head"),
+    "step_ms": Constant(low=0.01, high=30, words="the host, a block's step"),
+    "sharded_step_ms": Constant(low=0.01, high=30, words="the host, a divided step, more"),
+    "products_share": Constant(low=0.4, high=1.3, words="the engine's products"),
+    "attention_share": Constant(low=0.2, high=1.5, words="the engine's fused attention"),
+    "memory_share": Constant(low=0.3, high=2.0, words="the engine's kernels that move bytes"),
+}
+
+
+def values_of(setting: Setting) -> dict[str, float]:
+    """The value of each constant that a setting has."""
+    hardware, engine = setting.hardware, setting.engine
+    compute, transfers, host = hardware.compute, hardware.transfers, engine.host
+    found = {
+        "products_share": engine.products_share,
+        "attention_share": engine.attention_share,
+        "memory_share": engine.memory_share,
+    }
+    if compute is not None:
+        found["sustained"] = compute.sustained
+        found["memory_gbytes_per_s"] = compute.rate("memory").gbytes_per_s or 0.0
+        found["attention_tflops"] = compute.rate("attention_forward").tflops or 0.0
+    if transfers is not None:
+        lines = {(g.gpus_in_node, g.nodes): g.all_gather for g in transfers.groups}
+        if (inside := lines.get((8, 1))) is not None:
+            found["node_gbytes_per_s"] = inside.gbytes_per_s * 7 / 8
+            found["node_latency_us"] = inside.latency_us
+        if (across := lines.get((8, 2))) is not None:
+            found["network_gbytes_per_s"] = across.gbytes_per_s * 15 / 16
+        for name, shape in ACROSS.items():
+            if (line := lines.get(shape)) is not None:
+                found[f"{name}_latency_us"] = line.latency_us
+    if host is not None:
+        found["host_ms"] = 1e3 * (host.forward_s + host.backward_s)
+        found["end_ms"] = 1e3 * host.end_s
+        found["step_ms"] = 1e3 * host.step_s
+        found["sharded_step_ms"] = 1e3 * host.sharded_step_s
+    return found
+
+
+def with_values(setting: Setting, values: Mapping[str, float]) -> Setting:
+    """A setting with other values of some constants."""
+    every = {**values_of(setting), **values}
+    hardware, engine = setting.hardware, setting.engine
+    compute, transfers = hardware.compute, hardware.transfers
+    if compute is not None:
+        compute = _compute(compute, every)
+    if transfers is not None and any(name.endswith(("_per_s", "_us")) for name in values):
+        transfers = _transfers(transfers, every)
+    if (host := engine.host) is not None:
+        forward = host.forward_s / (host.forward_s + host.backward_s)
+        host = replace(
+            host,
+            forward_s=forward * every["host_ms"] * 1e-3,
+            backward_s=(1 - forward) * every["host_ms"] * 1e-3,
+            end_s=every["end_ms"] * 1e-3,
+            step_s=every["step_ms"] * 1e-3,
+            sharded_step_s=every["sharded_step_ms"] * 1e-3,
+        )
+    return Setting(
+        hardware=replace(hardware, compute=compute, transfers=transfers),
+        engine=replace(
+            engine,
+            host=host,
+            products_share=every["products_share"],
+            attention_share=every["attention_share"],
+            memory_share=every["memory_share"],
+        ),
+    )
+
+
+def _compute(compute: Compute, values: Mapping[str, float]) -> Compute:
+    changed: dict[str, dict[str, float]] = {
+        "memory": {"gbytes_per_s": values["memory_gbytes_per_s"]},
+        "attention_forward": {"tflops": values["attention_tflops"]},
+        "attention_backward": {"tflops": values["attention_tflops"] * BACKWARD_SHARE},
+    }
+    rates = tuple(_rate(rate, changed.get(rate.operators, {})) for rate in compute.rates)
+    return replace(compute, rates=rates, sustained=min(1.0, values["sustained"]))
+
+
+def _rate(rate: Rate, changed: Mapping[str, float]) -> Rate:
+    return replace(rate, **changed) if changed else rate  # type: ignore[arg-type]
+
+
+def _transfers(transfers: Transfers, values: Mapping[str, float]) -> Transfers:
+    """The transfers with collectives of these rates; copies to and from the host stay."""
+    copies = {(g.gpus_in_node, g.nodes): g for g in transfers.groups}
+    node, network = values["node_gbytes_per_s"], values.get("network_gbytes_per_s")
+    groups = [_group(shape, node, values["node_latency_us"], copies) for shape in INSIDE]
+    for name, shape in ACROSS.items():
+        if network is not None and f"{name}_latency_us" in values:
+            rate = network * shape[0] / 8
+            groups.append(_group(shape, rate, values[f"{name}_latency_us"], copies))
+    return replace(transfers, groups=tuple(groups))
+
+
+def _group(
+    shape: tuple[int, int],
+    bus_gbytes_per_s: float,
+    latency_us: float,
+    copies: Mapping[tuple[int, int], GroupTransfers],
+) -> GroupTransfers:
+    """A shape's collectives; an all-reduce is a reduce-scatter and an all-gather."""
+    ranks = shape[0] * shape[1]
+    rate = bus_gbytes_per_s * ranks / (ranks - 1)
+
+    def line(latency: float, rate: float) -> Line:
+        return Line(
+            latency_us=round(latency, 2),
+            gbytes_per_s=round(rate, 4),
+            smallest_mib=SMALLEST_MIB,
+            largest_mib=LARGEST_MIB,
+        )
+
+    own = copies.get(shape)
+    return GroupTransfers(
+        gpus_in_node=shape[0],
+        nodes=shape[1],
+        all_gather=line(latency_us, rate),
+        reduce_scatter=line(latency_us, rate),
+        all_reduce=line(2 * latency_us, rate / 2),
+        host_to_device=None if own is None else own.host_to_device,
+        device_to_host=None if own is None else own.device_to_host,
+    )
+
+
+def fitted(
+    setting: Setting,
+    names: Sequence[str],
+    predicted: Predicted,
+    measured_s: Values,
+    *,
+    evaluations: int,
+) -> dict[str, float]:
+    """The values of constants with which predictions come closest to what was measured."""
+    from scipy.optimize import least_squares  # noqa: PLC0415 (only where something is fitted)
+
+    start = values_of(setting)
+    low, high = (
+        np.log([getattr(CONSTANTS[name], end) for name in names]) for end in ("low", "high")
+    )
+
+    def errors(logs: Values) -> Values:
+        new = with_values(setting, dict(zip(names, np.exp(logs).tolist(), strict=True)))
+        return np.log(predicted(new.hardware, new.engine) / measured_s)
+
+    first = np.clip(np.log([start[name] for name in names]), low + 1e-6, high - 1e-6)
+    found = least_squares(
+        errors,
+        first,
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=COMMON_ERROR,
+        diff_step=0.01,
+        max_nfev=evaluations,
+    )
+    return dict(zip(names, np.exp(found.x).tolist(), strict=True))

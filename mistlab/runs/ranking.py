@@ -1,0 +1,114 @@
+"""How well predictions order runs, tell runs that fit from runs that failed, and how far repeated
+measurements lie apart."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from mistlab.runs.cells import text_of
+from mistlab.runs.judged import Judged
+
+# Groups with fewer runs are not ranked.
+FEWEST = 5
+# The columns that make a configuration.
+CONFIGURATION = (
+    *("engine", "hardware", "gpus", "gpus_per_node", "model", "layers", "hidden", "heads"),
+    *("kv_heads", "ffn", "vocab", "sequence_length", "global_batch", "micro_batch", "tp", "pp"),
+    *("vpp", "cp", "ep", "dp", "zero", "sequence_parallel", "recompute", "offload", "precision"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A group of runs: how alike the orders of predicted and measured times are (-1 to 1), and the
+    time of the run that is predicted best, as a multiple of the measured best."""
+
+    group: tuple[str, ...]
+    runs: int
+    correlation: float
+    regret: float
+
+
+def ranked(rows: Iterable[Judged]) -> Iterator[Ranked]:
+    """The ranking of the runs of each model on each number of GPUs."""
+    groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
+    for one in rows:
+        if one.predicted_s is not None and one.measured_s is not None:
+            group = tuple(text_of(one.row.cells, name) for name in ("model", "gpus"))
+            groups[group].append((one.predicted_s, one.measured_s))
+    for group, pairs in sorted(groups.items()):
+        if len(pairs) >= FEWEST:
+            predicted, measured = zip(*pairs, strict=True)
+            yield Ranked(
+                group=group,
+                runs=len(pairs),
+                correlation=_correlation(_ranks(predicted), _ranks(measured)),
+                regret=min(pairs)[1] / min(measured),
+            )
+
+
+def _ranks(numbers: Sequence[float]) -> list[float]:
+    """The rank of each number; equal numbers share their mean rank."""
+    places: dict[float, list[int]] = defaultdict(list)
+    for rank, number in enumerate(sorted(numbers)):
+        places[number].append(rank)
+    return [mean(places[number]) for number in numbers]
+
+
+def _correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    middles = mean(one), mean(other)
+    pairs = [(a - middles[0], b - middles[1]) for a, b in zip(one, other, strict=True)]
+    spreads = [sum(pair[place] ** 2 for pair in pairs) for place in (0, 1)]
+    return float(sum(a * b for a, b in pairs) / (spreads[0] * spreads[1]) ** 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Separation:
+    """Runs that ran and were said to fit, and runs that failed and were said not to."""
+
+    ran: int
+    ran_right: int
+    failed: int
+    failed_right: int
+
+    @property
+    def share(self) -> float:
+        """The share of all runs that were told apart rightly."""
+        return (self.ran_right + self.failed_right) / (self.ran + self.failed)
+
+
+def separation(rows: Sequence[Judged]) -> Separation:
+    """How well ``fits`` tells runs that ran from runs that failed; a refusal counts as wrong."""
+    ran = [one for one in rows if not one.failed]
+    failed = [one for one in rows if one.failed]
+    says = {True: [one for one in ran if _fits(one) is True]}
+    says[False] = [one for one in failed if _fits(one) is False]
+    return Separation(
+        ran=len(ran),
+        ran_right=len(says[True]),
+        failed=len(failed),
+        failed_right=len(says[False]),
+    )
+
+
+def _fits(one: Judged) -> bool | None:
+    return None if one.answer.prediction is None else one.answer.prediction.fits
+
+
+def spreads(rows: Iterable[Judged]) -> list[float]:
+    """For each configuration that was measured several times, the mean distance of its times from
+    their median, as a share of the median."""
+    times: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for one in rows:
+        if one.measured_s is not None:
+            times[_configuration(one.row.cells)].append(one.measured_s)
+    return [
+        mean(abs(time / median(found) - 1) for time in found)
+        for found in times.values()
+        if len(found) > 1
+    ]
+
+
+def _configuration(cells: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(text_of(cells, name) for name in CONFIGURATION)
