@@ -10,8 +10,9 @@ from itertools import product
 from typing import NamedTuple
 
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
 from mistlab.values.dimensions import DIMENSIONS, names_of
-from mistlab.values.job import degree_problem
+from mistlab.values.job import degree_problem, parts_problem
 from mistlab.values.mesh import num_gpus, ranks_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -102,7 +103,7 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         for mesh in [Mesh(data, tensor, together // data, others)]
         if mesh.num_gpus <= cluster.num_gpus
         and _divides_nodes(mesh.num_gpus, cluster)
-        and _has_effect(mesh)
+        and (not others or (_has_effect(mesh) and not _parts_problem(problem, mesh)))
         and experts_divide(problem, mesh)
     ]
 
@@ -128,6 +129,21 @@ def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
         for chosen in _sequences(problem, choices, 0, problem.workload.model.layers):
             if allows(space.pipeline, len(chosen)):
                 yield Pipeline(micro_batches=micro_batches, meshes=chosen)
+
+
+def orders_of(
+    space: SearchSpace, num_stages: int, micro_batches: int, layers: int
+) -> tuple[str, ...]:
+    """The orders of passes of a space that a pipeline of stages of at least so many blocks can run;
+    a single stage has one order, since none of its passes waits for another stage."""
+    if num_stages == 1:
+        return (DEFAULT_ORDER,)
+    can = [
+        order
+        for order in space.orders
+        if not order_problem(order, num_stages, micro_batches, layers)
+    ]
+    return tuple(can) or (DEFAULT_ORDER,)
 
 
 def allows(choices: tuple[int, ...] | None, value: int) -> bool:
@@ -189,6 +205,11 @@ def _tensor_degrees(problem: Problem, space: SearchSpace) -> list[int]:
 def other_names() -> list[str]:
     """Names of the dimensions of a mesh that are not fields of ``Mesh``."""
     return [name for name in names_of("mesh") if name not in _OWN]
+
+
+def _parts_problem(problem: Problem, mesh: Mesh) -> bool:
+    """Whether the mesh's ranks cannot split the workload's sequences as it says."""
+    return parts_problem(problem.workload, mesh.value) is not None
 
 
 def _has_effect(mesh: Mesh) -> bool:

@@ -40,6 +40,10 @@ from mistlab.values.workload import Precision
 BESIDE = "beside"
 BESIDE_INPUT = "beside input"
 BESIDES: Mapping[Beside, str] = {"weights": BESIDE, "input": BESIDE_INPUT}
+# The classes of operators of attention, beside which keys and values go round.
+OF_ATTENTION: tuple[OperatorClass, ...] = (
+    *("attention_forward", "attention_backward", "batched_matmul"),
+)
 
 # The power of the norm that joins the GPU's time and the host's time to launch kernels.
 JOIN = 8.0
@@ -252,7 +256,10 @@ class LayerModel:
         }
         return Pass(
             compute_s=_joined(np.sum([*seconds.values()], axis=0), launches_s),
-            beside_s={beside: beside_s(products) for beside, products in BESIDES.items()},
+            beside_s={
+                **{beside: beside_s(products) for beside, products in BESIDES.items()},
+                "attention": np.sum([seconds[one] for one in OF_ATTENTION], axis=0),
+            },
             exchanged={kind: one for kind, one in exchanged.items() if one[0].any()},
         )
 

@@ -304,7 +304,7 @@ class TaskSeconds:
         return seconds
 
     def _tensor_parallel(self, phase: GraphPhase) -> Values:
-        """Seconds (T, S) of the collectives over tensor-parallel ranks in one pass of a layer."""
+        """Seconds (T, S) of the collectives in one pass of a layer that nothing hides."""
         passes = [layer.passes[phase] for layer in self.of_type]
         seconds = np.stack([self._exchanged_s(one) for one in passes])
         if phase == "backward":
@@ -318,12 +318,17 @@ class TaskSeconds:
 
     def _hidden_s(self, one: Pass, beside: Beside) -> Values:
         """Seconds (S) of the collectives of a pass that run beside products."""
-        return np.minimum(self._exchanges(one).get(beside, 0.0), one.beside_s[beside])
+        return np.asarray(np.minimum(self._exchanges(one).get(beside, 0.0), one.beside_s[beside]))
 
     def _exchanged_s(self, one: Pass) -> Values:
-        """Seconds (S) of all collectives of a pass."""
-        exchanges = self._exchanges(one).values()
-        return np.sum([*exchanges], axis=0) if exchanges else np.zeros_like(one.compute_s)
+        """Seconds (S) of all collectives of a pass, but for those that attention hides."""
+        exchanges = self._exchanges(one)
+        if not exchanges:
+            return np.zeros_like(one.compute_s)
+        seconds = np.sum([*exchanges.values()], axis=0)
+        if "attention" in exchanges:
+            seconds = seconds - self._hidden_s(one, "attention")
+        return np.asarray(seconds)
 
     def _exchanges(self, one: Pass) -> Mapping[Beside | None, Values]:
         """Seconds (S) of the collectives of a pass, by the products beside which they can run."""

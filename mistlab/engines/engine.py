@@ -41,10 +41,11 @@ class Engine:
     itself.
 
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
-    says whether states and activations may lie in host memory, ``takes_orders`` whether its stages
-    run whatever order of passes a plan gives, not 1F1B alone, ``parts_ends`` whether the last
-    stages of a pipeline may lack blocks, ``is_for_plans`` whether plans may name it, ``runs_here``
-    whether this package's runtime executes its slot table.
+    says whether states and activations may lie in host memory. Stages run the default order of
+    passes and the named ``orders``, or with ``takes_orders`` whatever order a plan gives.
+    ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``is_for_plans``
+    whether plans may name the engine, ``runs_here`` whether this package's runtime executes its
+    slot table.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Engine:
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
     takes_orders: bool = False
+    orders: tuple[str, ...] = ()
     parts_ends: bool = False
     expert_exchange: ExpertExchange = AT_ONCE
     measured_as: str = ""
@@ -114,9 +116,12 @@ class Engine:
 
     def order_problem(self, order: str, *, default: str) -> str:
         """Why the engine cannot run an order of passes; empty if it can."""
-        if self.takes_orders or order == default:
+        if self.takes_orders or order in (default, *self.orders):
             return ""
-        return f"{order}, but engine {self.name} runs {default} alone here: leave it out"
+        if not self.orders:
+            return f"{order}, but engine {self.name} runs {default} alone here: leave it out"
+        known = _one_of((default, *self.orders))
+        return f"{order}, but engine {self.name} does not run it here: give {known}"
 
     def blocks_problem(self, blocks: Sequence[int]) -> FieldError | None:
         """What is wrong with the blocks of a pipeline's stages, if anything is."""

@@ -17,6 +17,7 @@ from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.expert_exchange import ExpertExchange
 from mistlab.engines.host_time import HostTime
 from mistlab.engines.kernel_rules import KernelRule
+from mistlab.schedule.orders import INTERLEAVED
 
 _FUSED_ACCUMULATION = KernelRule(kind="accumulate", bytes_factor=0.0)
 # The loss is one kernel forward and one backward, in 32-bit registers.
@@ -56,6 +57,7 @@ MEGATRON_CORE = Engine(
     cached_share=CACHED_SHARE,
     highest_zero=1,
     highest_zero_in_pipeline=1,
+    orders=tuple(INTERLEAVED),
     measured_as="megatron",
 )
 _SIXTEEN = EngineMemory(weight=2, gradient=2, optimizer=12, wide_logits=1)

@@ -65,7 +65,7 @@ def engine_of(text: str, zero: str) -> tuple[str, str]:
     """The engine that a text stands for, and a note where the engine is assumed."""
     words = text.casefold()
     found = next((name for word, name in ENGINES_BY_WORD.items() if word in words), "")
-    if found and not (found.startswith("megatron") and "fsdp" in zero.casefold()):
+    if found and not (found in ("megatron", "megatron-core") and "fsdp" in zero.casefold()):
         return found, ""
     # Fully sharded weights are FSDP's, whatever runs it.
     assumed = "fsdp" if "fsdp" in zero.casefold() or "zero3" in zero.casefold() else "megatron"

@@ -43,7 +43,8 @@ def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
 def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, NDArray[Any]]:
     """All sizes as columns; ``sizes`` has the candidates' own columns, such as b and tp.
 
-    Omitted ones have the default of their dimension.
+    Omitted ones have the default of their dimension. Of each sequence a rank has its part: all
+    tokens if there is one context-parallel rank (cp).
     """
     rows = len(sizes["tp"])
     omitted = {
@@ -52,9 +53,12 @@ def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, N
         if row.is_size and row.default is not None
     }
     vocab = [workload.model.padded_vocab(int(degree)) for degree in sizes["tp"]]
+    ranks = sizes.get("cp", np.ones(rows))
     return {
         **{name: np.full(rows, float(size)) for name, size in constants_of(workload).items()},
         **omitted,
         **sizes,
+        "s": workload.sequence_length / ranks,
+        "cp": ranks,
         "V": np.array(vocab),
     }

@@ -22,6 +22,7 @@ from mistlab.symbolic.states import (
     States,
     gradients,
     optimizer,
+    ranks_that_share,
     sharded,
     weights,
 )
@@ -207,7 +208,7 @@ def _buffers(
 
 def _shards(level: int) -> sympy.Basic:
     """The condition that several ranks divide states, from a ZeRO level on."""
-    return sympy.And(choice_symbol("z") >= level, choice_symbol("dp") > 1)
+    return sympy.And(choice_symbol("z") >= level, ranks_that_share() > 1)
 
 
 def _logits(head: LayerSums) -> sympy.Expr:

@@ -13,6 +13,8 @@ from typing import Self
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
+from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.mesh import AXES, GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +63,19 @@ def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
 
     Ranks that have the same experts divide the experts' state.
     """
-    zero, data_parallel = choice_symbol("z"), choice_symbol("dp")
-    ranks = data_parallel * size_symbol("tp")
-    same_experts = ranks / (size_symbol("ep") * size_symbol("et"))
-    others = whole.every - whole.experts
-    parts = others / data_parallel + whole.experts / same_experts
+    zero, ranks = choice_symbol("z"), ranks_that_share()
+    same_experts = ranks * size_symbol("tp") / (size_symbol("ep") * size_symbol("et"))
+    parts = (whole.every - whole.experts) / ranks + whole.experts / same_experts
     return sympy.Piecewise((parts, zero >= level), (whole.every, True))
+
+
+def ranks_that_share() -> sympy.Expr:
+    """The number of ranks that divide states: those of group ``gather``."""
+    return sympy.Mul(*(choice_symbol(DIMENSIONS[name].symbol) for name in _axes_that_share()))
+
+
+def _axes_that_share() -> list[str]:
+    return [AXES[axis].dimension for axis in GROUPS["gather"]]
 
 
 def _states(blocks: Parameters, ends: Parameters, each: int, *, level: int, ratio: str) -> States:

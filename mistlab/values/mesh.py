@@ -36,6 +36,7 @@ class Axis:
 
 AXES: dict[str, Axis] = {
     "tensor": Axis(dimension="tensor_parallel", words="tensor"),
+    "context": Axis(dimension="context_parallel", words="context"),
     "data": Axis(dimension="data_parallel", words="data"),
 }
 
@@ -45,14 +46,16 @@ EXPERT_AXES: dict[str, Axis] = {
     "expert data": Axis(dimension="", words="expert data"),
 }
 
-# By name, the axes of a group: of ranks that sum parts of activations; of ranks that divide states
-# under ZeRO, and gather weights; of ranks that reduce gradients. Then the same of experts: of ranks
-# that have parts of the same experts; that have different experts, to which tokens go; that divide
-# the experts' states; that reduce the experts' gradients.
+# By name, the axes of a group: of ranks that sum parts of activations; of ranks that exchange keys
+# and values; of ranks that divide states under ZeRO, and gather weights; of ranks that reduce
+# gradients. Then the same of experts: of ranks that have parts of the same experts; that have
+# different experts, to which tokens go; that divide the experts' states; that reduce the experts'
+# gradients.
 GROUPS: dict[str, tuple[str, ...]] = {
     "tensor": ("tensor",),
-    "gather": ("data",),
-    "reduce": ("data",),
+    "context": ("context",),
+    "gather": ("context", "data"),
+    "reduce": ("context", "data"),
     "expert tensor": ("expert tensor",),
     "experts": ("expert",),
     "gather experts": ("expert data",),

@@ -30,6 +30,7 @@ class RankPosition:
     stage: int
     data: int
     tensor: int
+    context: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,8 @@ class Topology:
         for stage, own in enumerate(self.plan.stages):
             first = self.rank(stage, 0, 0)
             for name in GROUPS_HERE:
+                if name == "context" and own.context_parallel == 1:
+                    continue
                 if name != "gather" or own.zero:
                     for ranks in groups_of(name, own.degree):
                         yield name, [first + rank for rank in ranks]
