@@ -68,6 +68,21 @@ def check_model(workload: Workload) -> None:
     if model.family == "custom":
         message = "workload.model: a traced model cannot be run: give a family of the catalogue"
         raise InputError(message)
+    if model.experts is not None or model.latent is not None or model.window is not None:
+        message = (
+            f"workload.model: blocks of {model.name or 'this model'} can be predicted and not yet "
+            "trained: give a model without experts, latent attention and windows"
+        )
+        raise InputError(message)
+    if model.qk_norm or model.sinks:
+        message = (
+            "workload.model: qk_norm and sinks can be predicted and not yet trained: give a model "
+            "without them"
+        )
+        raise InputError(message)
+    if workload.precision == "fp8":
+        message = "workload.precision: fp8 can be predicted and not yet trained: give bf16"
+        raise InputError(message)
     if model.dropout:
         message = f"workload.model: dropout {model.dropout:g} cannot be run: give dropout: 0"
         raise InputError(message)

@@ -104,6 +104,7 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         if mesh.num_gpus <= cluster.num_gpus
         and _divides_nodes(mesh.num_gpus, cluster)
         and (not others or (_has_effect(mesh) and not _parts_problem(problem, mesh)))
+        and experts_divide(problem, mesh)
     ]
 
 
@@ -215,6 +216,18 @@ def _has_effect(mesh: Mesh) -> bool:
     """Whether each choice that the ranks of a group share has a group of several ranks."""
     shared = (DIMENSIONS[name].shared_by for name, _ in mesh.others)
     return all(ranks_of(group, mesh.value) > 1 for group in shared if group)
+
+
+def experts_divide(problem: Problem, mesh: Mesh) -> bool:
+    """Whether the mesh's GPUs can divide the model's experts as it says."""
+    if not mesh.others:
+        return True
+    ranks, parts = mesh.value("expert_parallel"), mesh.value("expert_tensor_parallel")
+    experts = problem.workload.model.experts
+    if experts is None:
+        return ranks * parts == 1
+    divides = experts.count % ranks == 0 and experts.ffn % parts == 0
+    return divides and mesh.num_gpus % (ranks * parts) == 0
 
 
 def _other_degrees(space: SearchSpace) -> list[tuple[tuple[str, int], ...]]:

@@ -126,9 +126,7 @@ def _line(one: GroupErrors) -> str:
 
 
 def _refused(rows: Sequence[Judged]) -> Iterator[str]:
-    reasons = Counter(
-        one.answer.refused.partition(": ")[2] for one in rows if one.answer.refused
-    )
+    reasons = Counter(one.answer.refused.partition(": ")[2] for one in rows if one.answer.refused)
     if reasons:
         yield "Refused:\n"
         yield from (f"- {count} x {reason}" for reason, count in reasons.most_common())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.expert_exchange import AT_ONCE, ExpertExchange
 from mistlab.engines.host_time import HostTime
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.slot_table import Sends, Template
@@ -30,13 +31,14 @@ class Engine:
     trains in, ``step_moved`` how many bytes a parameter its optimizer's step reads and writes.
     ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
     and goes; None stands for the allocator that a hardware file describes, which is the one of this
-    package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None counts
-    launches of kernels alone. Its products, its fused attention and its kernels that move bytes keep up
-    ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the hardware
-    sustains, which were fitted to other engines' runs.
+    package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None
+    counts launches of kernels alone. Its products, its fused attention and its kernels that move
+    bytes keep up ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the
+    hardware sustains, which were fitted to other engines' runs.
 
-    ``measured_as`` names the engine whose measured runs say how sure this one's times are; empty
-    stands for the engine itself.
+    ``expert_exchange`` is how copies of tokens get to their experts. ``measured_as`` names the
+    engine whose measured runs say how sure this one's times are; empty stands for the engine
+    itself.
 
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
     says whether states and activations may lie in host memory. Stages run the default order of
@@ -64,6 +66,7 @@ class Engine:
     takes_orders: bool = False
     orders: tuple[str, ...] = ()
     parts_ends: bool = False
+    expert_exchange: ExpertExchange = AT_ONCE
     measured_as: str = ""
     is_for_plans: bool = True
     runs_here: bool = False

@@ -53,7 +53,13 @@ NANOTRON = Engine(
     kernels=_KERNELS,
     memory={
         "bf16": EngineMemory(
-            weight=2, gradient=6, reduced=4, optimizer=12, wide_logits=5, kept_gates=2, fixed_mib=400
+            weight=2,
+            gradient=6,
+            reduced=4,
+            optimizer=12,
+            wide_logits=5,
+            kept_gates=2,
+            fixed_mib=400,
         )
     },
     step_moved={"bf16": 50},

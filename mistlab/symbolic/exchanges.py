@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 # Kernels beside which a collective can run: in a backward pass the products that make gradients of
 # weights, or those that make the gradient of a layer's input; in both passes attention.
 Beside = Literal["weights", "input", "attention"]
@@ -32,4 +32,8 @@ EXCHANGES: Mapping[str, Exchange] = {
     # Context parallelism: keys and values go round a ring, timed as a gather.
     "mistlab.ring_keys": Exchange(collective="all_gather", group="context", beside="attention"),
     "mistlab.scatter_gradient": Exchange(collective="reduce_scatter", beside="weights"),
+    # Experts: tokens go to the ranks that have their experts, and to all that have a part of them.
+    "mistlab.all_to_all": Exchange(collective="all_to_all", group="experts"),
+    "mistlab.gather_rows": Exchange(collective="all_gather", group="expert tensor"),
+    "mistlab.scatter_rows": Exchange(collective="reduce_scatter", group="expert tensor"),
 }

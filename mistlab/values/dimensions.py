@@ -108,6 +108,24 @@ DIMENSIONS: dict[str, Dimension] = {
         amount="",
         noun="sequence parallelism",
     ),
+    "expert_parallel": Dimension(
+        part="mesh",
+        symbol="ep",
+        is_size=True,
+        minimum=1,
+        default=1,
+        label="experts",
+        noun="expert parallel",
+    ),
+    "expert_tensor_parallel": Dimension(
+        part="mesh",
+        symbol="et",
+        is_size=True,
+        minimum=1,
+        default=1,
+        label="expert tensor",
+        noun="expert tensor parallel",
+    ),
     "zero": Dimension(
         part="savings", symbol="z", maximum=3, default=0, shared_by="gather", amount="ZeRO-{}"
     ),

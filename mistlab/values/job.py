@@ -145,6 +145,40 @@ def _tensor_parallel_problem(job: Job) -> FieldError | None:
     return None
 
 
+def _experts_problem(job: Job) -> FieldError | None:
+    """Why a stage's GPUs cannot divide a model's experts among them."""
+    experts = job.workload.model.experts
+    for index, stage in enumerate(job.plan.stages):
+        ranks, parts = stage.expert_parallel, stage.expert_tensor_parallel
+        where = f"plan.stages[{index}].expert"
+        if experts is None and ranks * parts > 1:
+            name, value = ("parallel", ranks) if ranks > 1 else ("tensor_parallel", parts)
+            problem = f"{value}, but the model has no experts: give 1, or a model with experts"
+            return FieldError(f"{where}_{name}", problem)
+        if experts is None:
+            continue
+        if experts.count % ranks:
+            problem = f"{ranks} does not divide experts {experts.count}: give a divisor"
+            return FieldError(f"{where}_parallel", problem)
+        if experts.ffn % parts:
+            problem = f"{parts} does not divide experts' ffn {experts.ffn}: give a divisor"
+            return FieldError(f"{where}_tensor_parallel", problem)
+        if stage.num_gpus % (ranks * parts):
+            problem = (
+                f"{ranks} x expert_tensor_parallel {parts} does not divide the stage's "
+                f"{stage.num_gpus} GPUs: give degrees whose product does"
+            )
+            return FieldError(f"{where}_parallel", problem)
+        tokens = job.workload.sequence_length
+        if tokens % stage.tensor_parallel:
+            problem = (
+                f"{stage.tensor_parallel} does not divide sequence_length {tokens}, as blocks with "
+                "experts need: give a divisor"
+            )
+            return FieldError(f"plan.stages[{index}].tensor_parallel", problem)
+    return None
+
+
 def _parts_problem(job: Job) -> FieldError | None:
     for index, stage in enumerate(job.plan.stages):
         if problem := parts_problem(job.workload, stage.degree):
@@ -239,6 +273,7 @@ _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _layers_problem,
     _batch_problem,
     _tensor_parallel_problem,
+    _experts_problem,
     _parts_problem,
     _engine_problem,
     _num_gpus_problem,

@@ -63,6 +63,8 @@ class SearchSpace:
     micro_batch: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     context_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
     sequence_parallel: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=1))
+    expert_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
+    expert_tensor_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
     zero: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=3))
     offload: OffloadRatios = field(default_factory=OffloadRatios)
     orders: tuple[str, ...] = (DEFAULT_ORDER,)
@@ -238,6 +240,31 @@ _ACESO = SearchSpace(
     unequal_meshes=True,
 )
 _ALPA = replace(_ACESO, name="alpa", engine="megatron", recomputation="none_or_all")
+# How models are trained today: with experts, by Megatron; with sharded weights, by torch; and all
+# that there is to choose on this package's own engine.
+_MOE = SearchSpace(
+    name="moe",
+    engine="megatron-core",
+    data_parallel=_POWERS,
+    tensor_parallel=_POWERS[:4],
+    micro_batch=(1, 2, 4, 8),
+    sequence_parallel=(0, 1),
+    expert_parallel=_POWERS[:7],
+    zero=(1,),
+)
+_FSDP = SearchSpace(
+    name="fsdp",
+    engine="fsdp",
+    tensor_parallel=_POWERS[:4],
+    pipeline=(1,),
+    micro_batch=_POWERS[:6],
+    sequence_parallel=(0, 1),
+    expert_parallel=_POWERS[:7],
+    zero=(2, 3),
+)
+_EVERYTHING = replace(
+    _WIDE, name="everything", sequence_parallel=(0, 1), expert_parallel=_POWERS[:7]
+)
 
 SPACES: Mapping[str, SearchSpace] = {
     **{space.name: space for space in (_3D, _ZERO, _CHECKPOINTING, _OFFLOAD, _MIST, _WIDE)},
@@ -247,6 +274,7 @@ SPACES: Mapping[str, SearchSpace] = {
         for space in (
             *(_MEGATRON, _MEGATRON_TODAY, _DEEPSPEED),
             *(*_AS_PUBLISHED, _ACESO, _ALPA),
+            *(_MOE, _FSDP, _EVERYTHING),
         )
     },
 }
