@@ -69,7 +69,7 @@ class Configuration:
 
 
 def configuration_of(row: TableRow) -> Configuration:
-    """The configuration that a row says; refuses one that contradicts itself or says too little."""
+    """The configuration of a row; refuses a row that contradicts itself or says too little."""
     cells = row.cells
     notes: list[str] = []
     remarks = text_of(cells, "notes").casefold()

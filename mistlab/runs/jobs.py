@@ -13,7 +13,7 @@ from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import DIMENSIONS
-from mistlab.values.errors import refuse
+from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan, StagePlan
@@ -25,7 +25,7 @@ MOST_IN_BOX, RACK = 16, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
-    """A run's job, the assumptions with which it was made, and why it cannot run, if it cannot."""
+    """A run's job, the assumptions with which it was made, and why it cannot run, if so."""
 
     job: Job
     notes: tuple[str, ...]
@@ -33,7 +33,7 @@ class RunJob:
 
 
 def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
-    """The job of a run, on a cluster with a profile; refuses what no plan of this package can say."""
+    """The job of a run, on a cluster with a profile; refuses what no plan here can say."""
     notes = list(run.notes)
     order = _order(run)
     workload = _workload(
@@ -98,7 +98,8 @@ def _treatments(run: Configuration, layers: int) -> dict[str, int]:
     if words.startswith("selective:") and run.attention == "flash":
         # With fused attention the core keeps nothing that could be recomputed.
         return {}
-    refuse("recompute", f"{shown(words)} cannot be said: give none or full")
+    column = "recompute"
+    raise FieldError(column, f"{shown(words)} cannot be said: give none or full")
 
 
 def _order(run: Configuration) -> str:
