@@ -14,6 +14,7 @@ from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab.cost.averages import Summary, difference_in_parts
+from mistlab.values.workload import Attention
 
 QUICK_SIZES = 2
 TERMS = {
@@ -50,10 +51,14 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     quick = options.quick
     chosen = sizes()[:QUICK_SIZES] if quick else sizes()
     families = FAMILIES[:1] if quick else FAMILIES
+    attentions: Sequence[tuple[Attention, Sequence[str]]] = (
+        ("flash", families),
+        ("math", FAMILIES[:1]),
+    )
     return [
         case_of(cluster, family, size, attention)
         for cluster in clusters(options.hardware)
-        for attention, of_attention in (("flash", families), ("math", FAMILIES[:1]))
+        for attention, of_attention in attentions
         for size, family in product(chosen, of_attention)
         if not (quick and attention == "math")
     ]
