@@ -33,6 +33,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--interference", **table, help="streams that ran together")
     parser.add_argument("--operators", **table, help="operators of GPT blocks")
     parser.add_argument("--attention", **table, help="kernels of attention, beside --operators")
+    parser.add_argument("--kernels", **table, help="single kernels by shape: products, attention")
+    parser.add_argument("--collective-tests", **table, help="bus bandwidth of collectives by size")
+    parser.add_argument("--best-products", **table, help="best products in 16 and in 8 bits")
+    parser.add_argument(
+        "--launch-us",
+        type=float,
+        default=10.0,
+        help="the host's time for a launch, beside --kernels (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sustained",
+        type=float,
+        default=1.0,
+        help="the share of rates that whole steps keep up, beside --kernels (default: %(default)s)",
+    )
     parser.add_argument("--launches", **table, help="the host's time to launch kernels")
     parser.add_argument("--runs", **table, help="whole runs, with their peaks of memory")
     parser.add_argument(

@@ -35,7 +35,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--most-tp", type=int, default=1 << 20, help="runs with more are left out")
     parser.add_argument("--most-pp", type=int, default=1 << 20, help="runs with more are left out")
     parser.add_argument(
-        "--most-tp-in-pipelines", type=int, default=1 << 20, help="the same, of runs with a pipeline"
+        "--most-tp-in-pipelines",
+        type=int,
+        default=1 << 20,
+        help="the same, of runs with a pipeline",
     )
     parser.add_argument(
         "--leave-out", nargs="+", metavar="COLUMN", default=[], help="groups to leave out: model"

@@ -22,6 +22,12 @@ def check_runnable(job: Job) -> None:
         raise InputError(message)
     check_order(job.plan)
     for number, stage in enumerate(job.plan.stages):
+        if stage.context_parallel > 1:
+            where = f"plan.stages[{number}].context_parallel"
+            message = (
+                f"{where}: {stage.context_parallel} can be predicted and not yet trained: give 1"
+            )
+            raise InputError(message)
         for name, value in stage.others:
             if name not in FOLLOWED and name not in counts_of_blocks():
                 where = f"plan.stages[{number}].{name}"
@@ -61,6 +67,21 @@ def check_model(workload: Workload) -> None:
     model = workload.model
     if model.family == "custom":
         message = "workload.model: a traced model cannot be run: give a family of the catalogue"
+        raise InputError(message)
+    if model.experts is not None or model.latent is not None or model.window is not None:
+        message = (
+            f"workload.model: blocks of {model.name or 'this model'} can be predicted and not yet "
+            "trained: give a model without experts, latent attention and windows"
+        )
+        raise InputError(message)
+    if model.qk_norm or model.sinks:
+        message = (
+            "workload.model: qk_norm and sinks can be predicted and not yet trained: give a model "
+            "without them"
+        )
+        raise InputError(message)
+    if workload.precision == "fp8":
+        message = "workload.precision: fp8 can be predicted and not yet trained: give bf16"
         raise InputError(message)
     if model.dropout:
         message = f"workload.model: dropout {model.dropout:g} cannot be run: give dropout: 0"

@@ -46,6 +46,11 @@ class SizeSpace(ShapeEnv):
         self.conditions.append((size_symbol(name), divisor))
         return of * self._symbol(size_symbol(name) / divisor, value // value_of(of))
 
+    def beyond(self, name: str, value: int, other: Size) -> Size:
+        """A size above another: a new symbol for the difference, plus the other size."""
+        difference = size_symbol(name) - expression_of(other)
+        return other + self._symbol(difference, value - value_of(other))
+
     def _symbol(self, name: sympy.Expr, value: int) -> Size:
         source = ConstantSource(str(name))
         symbol = self.create_symbol(

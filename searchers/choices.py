@@ -19,6 +19,7 @@ from searchers.meshes import (
     lies_well,
     meshes,
     micro_batch_counts,
+    orders_of,
 )
 from searchers.savings import alike, saving_names, stage_of
 
@@ -51,7 +52,13 @@ def chosen_plan(problem: Problem, space: SearchSpace, choose: Chooser) -> Plan |
     else:
         largest = _stage(0, pipeline.meshes[0], max(layers), count, space, choose)
         stages = [alike(largest, own) for own in layers]
-    return Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=tuple(stages))
+    orders = orders_of(space, count, pipeline.micro_batches, min(layers))
+    return Plan(
+        engine=space.engine,
+        micro_batches=pipeline.micro_batches,
+        order=choose("order", orders),
+        stages=tuple(stages),
+    )
 
 
 def _pipeline(problem: Problem, space: SearchSpace, choose: Chooser) -> Pipeline | None:
@@ -108,11 +115,11 @@ def _stage(
     stage: int, mesh: Mesh, layers: int, num_stages: int, space: SearchSpace, choose: Chooser
 ) -> StagePlan:
     chosen: dict[str, float] = {}
-    left = layers
+    left, counts = layers, counts_of_blocks()
     for name in saving_names():
         choices = space.choices(name, layers=layers, degree=mesh.value, in_pipeline=num_stages > 1)
-        if name in counts_of_blocks():
+        if name in counts:
             choices = tuple(count for count in choices if count <= left)
         chosen[name] = choose(f"{label_of(name)} {stage}", choices)
-        left -= int(chosen[name]) if name in counts_of_blocks() else 0
+        left -= int(chosen[name]) if name in counts else 0
     return stage_of(mesh, layers, chosen)

@@ -15,6 +15,7 @@ from searchers.meshes import (
     lies_well,
     meshes,
     micro_batch_counts,
+    orders_of,
     other_names,
 )
 from searchers.savings import alike, saving_names
@@ -41,6 +42,7 @@ class Members:
         return (
             plan.engine == self.space.engine
             and plan.overlap_communication
+            and self._allows_order(plan)
             and self._allows_meshes(plan, meshes_of)
             and self._allows_layers([stage.layers for stage in plan.stages])
             and all(
@@ -49,6 +51,10 @@ class Members:
             )
             and (self.space.unequal_stages or _is_alike(plan))
         )
+
+    def _allows_order(self, plan: Plan) -> bool:
+        layers = min(stage.layers for stage in plan.stages)
+        return plan.order in orders_of(self.space, plan.num_stages, plan.micro_batches, layers)
 
     def _allows_meshes(self, plan: Plan, chosen: Sequence[Mesh]) -> bool:
         space, cluster = self.space, self.problem.cluster

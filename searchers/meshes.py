@@ -10,8 +10,9 @@ from itertools import product
 from typing import NamedTuple
 
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
 from mistlab.values.dimensions import DIMENSIONS, names_of
-from mistlab.values.job import degree_problem
+from mistlab.values.job import degree_problem, parts_problem
 from mistlab.values.mesh import num_gpus, ranks_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -102,7 +103,8 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         for mesh in [Mesh(data, tensor, together // data, others)]
         if mesh.num_gpus <= cluster.num_gpus
         and _divides_nodes(mesh.num_gpus, cluster)
-        and _has_effect(mesh)
+        and (not others or (_has_effect(mesh) and not _parts_problem(problem, mesh)))
+        and experts_divide(problem, mesh)
     ]
 
 
@@ -127,6 +129,21 @@ def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
         for chosen in _sequences(problem, choices, 0, problem.workload.model.layers):
             if allows(space.pipeline, len(chosen)):
                 yield Pipeline(micro_batches=micro_batches, meshes=chosen)
+
+
+def orders_of(
+    space: SearchSpace, num_stages: int, micro_batches: int, layers: int
+) -> tuple[str, ...]:
+    """The orders of passes of a space that a pipeline of stages of at least so many blocks can run;
+    a single stage has one order, since none of its passes waits for another stage."""
+    if num_stages == 1:
+        return (DEFAULT_ORDER,)
+    can = [
+        order
+        for order in space.orders
+        if not order_problem(order, num_stages, micro_batches, layers)
+    ]
+    return tuple(can) or (DEFAULT_ORDER,)
 
 
 def allows(choices: tuple[int, ...] | None, value: int) -> bool:
@@ -190,10 +207,27 @@ def other_names() -> list[str]:
     return [name for name in names_of("mesh") if name not in _OWN]
 
 
+def _parts_problem(problem: Problem, mesh: Mesh) -> bool:
+    """Whether the mesh's ranks cannot split the workload's sequences as it says."""
+    return parts_problem(problem.workload, mesh.value) is not None
+
+
 def _has_effect(mesh: Mesh) -> bool:
     """Whether each choice that the ranks of a group share has a group of several ranks."""
     shared = (DIMENSIONS[name].shared_by for name, _ in mesh.others)
     return all(ranks_of(group, mesh.value) > 1 for group in shared if group)
+
+
+def experts_divide(problem: Problem, mesh: Mesh) -> bool:
+    """Whether the mesh's GPUs can divide the model's experts as it says."""
+    if not mesh.others:
+        return True
+    ranks, parts = mesh.value("expert_parallel"), mesh.value("expert_tensor_parallel")
+    experts = problem.workload.model.experts
+    if experts is None:
+        return ranks * parts == 1
+    divides = experts.count % ranks == 0 and experts.ffn % parts == 0
+    return divides and mesh.num_gpus % (ranks * parts) == 0
 
 
 def _other_degrees(space: SearchSpace) -> list[tuple[tuple[str, int], ...]]:

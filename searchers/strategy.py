@@ -11,6 +11,7 @@ from typing import final
 
 import numpy as np
 
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.symbolic.library import graph_of
 from mistlab.values.prediction import Predictor
 from mistlab.values.search import Budget, Problem, SearchResult, StageCostModel, Status
@@ -43,6 +44,11 @@ NO_STAGE_COSTS = "asks for costs of single stages, which the predictor does not 
 TAKING_TURNS = (
     "asks for costs of single stages wherever they begin, and this model's kinds of blocks take "
     "turns: ask a searcher of whole plans, such as aceso or optuna"
+)
+# The reason to refuse a search of a space with other orders than the one that has a formula.
+OTHER_ORDERS = (
+    f"joins stages of pipelines of {DEFAULT_ORDER}, and this space has other orders: ask a "
+    "searcher of whole plans, such as aceso or optuna"
 )
 
 
@@ -85,6 +91,8 @@ class StrategySearcher:
                 return ledger.result("REFUSED", seed, reason=NO_STAGE_COSTS)
             if len(graph_of(problem.workload).pattern) > 1:
                 return ledger.result("REFUSED", seed, reason=TAKING_TURNS)
+            if space.orders != (DEFAULT_ORDER,):
+                return ledger.result("REFUSED", seed, reason=OTHER_ORDERS)
         try:
             if next(pipelines(problem, space), None) is None:
                 return ledger.result("INFEASIBLE", seed, reason=_no_pipeline(problem, space))

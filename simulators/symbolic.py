@@ -22,7 +22,7 @@ from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.schedule.plan_orders import order_of_plan
+from mistlab.schedule.plan_orders import order_of_plan, shortened
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.mesh import num_gpus
 from mistlab.values.plan import Plan
@@ -128,7 +128,7 @@ class SymbolicPredictor:
             iterations = _iterations(stages, [plan.micro_batches for plan in plans])
         else:
             stages = self._ordered(mode, plans)
-            iterations = ordered_iterations_s(self._model(mode), plans, order).tolist()
+            iterations = ordered_iterations_s(self._model(mode), plans).tolist()
         flop, count = model_flop(self.workload), plans[0].num_stages
         for number, (plan, seconds) in enumerate(zip(plans, iterations, strict=True)):
             own = stages[number * count : (number + 1) * count]
@@ -238,8 +238,9 @@ def _mode_of(plan: Plan) -> EngineMode:
 
 
 def _order_of(plan: Plan) -> PipelineOrder | None:
-    """The order of a plan's passes; None for the order that has a formula."""
-    return None if plan.order == DEFAULT_ORDER else order_of_plan(plan)
+    """The order of a plan's passes, cut if it repeats itself; None for the order that has a
+    formula."""
+    return None if plan.order == DEFAULT_ORDER else order_of_plan(shortened(plan))
 
 
 def _unmeasured(plan: Plan) -> str:

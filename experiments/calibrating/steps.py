@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.calibrating import fit_links, fit_runs, fits
+from experiments.calibrating.fit_kernels import best_products, collective_tests, kernel_rates
 from experiments.calibrating.fit_operators import launch_time, operator_rates
 from experiments.cli.commandline import DONE, print_json, writable
 from mistlab.values.datafile import write_yaml
@@ -53,6 +54,11 @@ def _steps(options: argparse.Namespace) -> list[fits.Step]:
             attention=options.attention and (options.attention, options.attention_campaign),
             attention_tflops=options.attention_tflops,
         ),
+        "kernels": lambda path: kernel_rates(
+            path, of, launch_us=options.launch_us, sustained=options.sustained
+        ),
+        "collective_tests": lambda path: collective_tests(path, of),
+        "best_products": lambda path: best_products(path, of),
         "launches": lambda path: launch_time(path, of),
         "runs": fit_runs.whole_runs,
         "megatron_runs": lambda paths: fit_runs.megatron_runs(paths, options.folds.split(",")),

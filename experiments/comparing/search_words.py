@@ -97,7 +97,11 @@ def plan_words(plan: Plan) -> list[str]:
 
 
 def _stage_words(stage: StagePlan, first: int) -> str:
-    axes = (f"{stage.degree(axis.dimension)} {axis.words}" for axis in reversed(AXES.values()))
+    axes = (
+        f"{degree} {axis.words}"
+        for axis in reversed(AXES.values())
+        if (degree := stage.degree(axis.dimension)) != DIMENSIONS[axis.dimension].default
+    )
     parts = [
         f"blocks {first} to {first + stage.layers - 1}",
         f"{' x '.join(axes)} parallel",

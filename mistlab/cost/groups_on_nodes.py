@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.machine.cluster import Cluster
-from mistlab.values.mesh import AXES, GROUPS, num_gpus, ranks_of
+from mistlab.values.mesh import GROUPS, axes_of, degrees, num_gpus, ranks_of
 
 Whole = NDArray[np.int64]
 
@@ -38,8 +38,8 @@ def shape_on_nodes(
     """
     reach, apart = np.zeros_like(first_rank), np.ones_like(first_rank)
     step = np.ones_like(first_rank)
-    for name, axis in AXES.items():
-        degree = value(axis.dimension).astype(np.int64)
+    for name, ranks in degrees(axes_of(group), value).items():
+        degree = ranks.astype(np.int64)
         if name in GROUPS[group]:
             # Ranks that are at least a node apart are all in different nodes.
             is_inside = step < gpus_per_node

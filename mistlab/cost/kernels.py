@@ -4,16 +4,26 @@ from collections.abc import Sequence
 
 from mistlab.engines.kernel_rules import BATCHED_PRODUCTS, PLAIN, KernelRule
 from mistlab.machine.compute import OperatorClass
+from mistlab.symbolic.eight_bit import DTYPE
 from mistlab.symbolic.graph import LayerGraph, Operator
 
 
 def class_of(operator: Operator) -> OperatorClass:
     """The class of an operator, which has a rate in hardware files."""
     if operator.kind == "matmul":
-        return "batched_matmul" if operator.name in BATCHED_PRODUCTS else "matmul"
+        return _class_of_product(operator)
     if operator.kind == "attention":
         return "attention_forward" if operator.phase == "forward" else "attention_backward"
     return "memory"
+
+
+def _class_of_product(operator: Operator) -> OperatorClass:
+    if operator.name in BATCHED_PRODUCTS:
+        return "batched_matmul"
+    is_grouped = operator.name.startswith("mistlab.grouped_product")
+    if operator.dtype == DTYPE:
+        return "grouped_matmul_8bit" if is_grouped else "matmul_8bit"
+    return "grouped_matmul" if is_grouped else "matmul"
 
 
 def rule_of(

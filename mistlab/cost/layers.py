@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from mistlab.cost.kernels import class_of, rule_of
 from mistlab.engines.engine import Engine
 from mistlab.engines.kernel_rules import KernelRule
-from mistlab.machine.compute import OPERATOR_CLASSES, Compute
+from mistlab.machine.compute import (
+    AS_ANOTHER,
+    EIGHT_BIT,
+    OPERATOR_CLASSES,
+    Compute,
+    OperatorClass,
+)
 from mistlab.machine.hardware import PeakTflops
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.exchanges import EXCHANGES, Beside
@@ -34,6 +40,10 @@ from mistlab.values.workload import Precision
 BESIDE = "beside"
 BESIDE_INPUT = "beside input"
 BESIDES: Mapping[Beside, str] = {"weights": BESIDE, "input": BESIDE_INPUT}
+# The classes of operators of attention, beside which keys and values go round.
+OF_ATTENTION: tuple[OperatorClass, ...] = (
+    *("attention_forward", "attention_backward", "batched_matmul"),
+)
 
 # The power of the norm that joins the GPU's time and the host's time to launch kernels.
 JOIN = 8.0
@@ -70,13 +80,14 @@ class Pass:
 class LayerFigures:
     """One layer: its passes, parameters on a rank, and bytes that it keeps and passes on (C each).
 
-    ``again`` is the part of the forward pass that runs once more before its backward pass. Types of
-    layers with equal passes share them.
+    ``experts`` are the parameters of experts among all. ``again`` is the part of the forward pass
+    that runs once more before its backward pass. Types of layers with equal passes share them.
     """
 
     passes: Mapping[Phase, Pass]
     again: Pass | None
     parameters: Values
+    experts: Values
     saved_bytes: Values
     output_bytes: Values
 
@@ -152,6 +163,7 @@ def _compiled(
     for layer_type, layer in graphs_of(graph.graph, treatments).items():
         expressions |= {
             f"{layer_type} parameters": layer.parameter_count,
+            f"{layer_type} experts": layer.expert_parameter_count,
             f"{layer_type} saved": layer.saved_bytes,
             f"{layer_type} output": layer.output_bytes,
         }
@@ -193,12 +205,13 @@ class LayerModel:
     """The times of a model's layers under one engine on one GPU.
 
     ``slowdown`` is how many times slower the workload's arithmetic is than 16-bit arithmetic, for
-    which rates are given.
+    which rates are given; ``of_8_bits`` is the same of 8-bit products without a rate of their own.
     """
 
     work: LayerWork
     compute: Compute
     slowdown: float
+    of_8_bits: float = 1.0
 
     def __call__(self, columns: Mapping[str, Values]) -> Mapping[str, LayerFigures]:
         """The figures of each type of layer for columns of all sizes and choices of graphs."""
@@ -214,6 +227,7 @@ class LayerModel:
                 passes={phase: one for phase in PHASES if (one := pass_of(name, phase))},
                 again=pass_of(name, AGAIN),
                 parameters=values[f"{name} parameters"],
+                experts=values[f"{name} experts"],
                 saved_bytes=values[f"{name} saved"],
                 output_bytes=values[f"{name} output"],
             )
@@ -223,9 +237,10 @@ class LayerModel:
     def _pass(self, name: str, values: Mapping[str, Values]) -> Pass:
         s_per_flop = self.slowdown / self.compute.sustained
         seconds = {
-            operators: values[f"{name} {operators} flop"] * (rate.s_per_flop * s_per_flop)
+            operators: values[f"{name} {operators} flop"]
+            * (rate.s_per_flop * s_per_flop * self._slowdown(operators))
             + values[f"{name} {operators} bytes"] * rate.s_per_byte
-            for operators in OPERATOR_CLASSES
+            for operators in (*OPERATOR_CLASSES, *AS_ANOTHER)
             for rate in (self.compute.rate(operators),)
         }
         matmul = self.compute.rate("matmul")
@@ -241,16 +256,24 @@ class LayerModel:
         }
         return Pass(
             compute_s=_joined(np.sum([*seconds.values()], axis=0), launches_s),
-            beside_s={beside: beside_s(products) for beside, products in BESIDES.items()},
+            beside_s={
+                **{beside: beside_s(products) for beside, products in BESIDES.items()},
+                "attention": np.sum([seconds[one] for one in OF_ATTENTION], axis=0),
+            },
             exchanged={kind: one for kind, one in exchanged.items() if one[0].any()},
         )
+
+    def _slowdown(self, operators: OperatorClass) -> float:
+        """How many times slower a class is than the class whose rate it takes."""
+        takes = self.compute.given(operators)
+        return self.of_8_bits if operators in EIGHT_BIT and takes not in EIGHT_BIT else 1.0
 
 
 def compute_of(compute: Compute, engine: Engine) -> Compute:
     """The rates at which an engine's kernels compute; a host that is known needs no launches."""
+    products = ("matmul", "batched_matmul", *AS_ANOTHER)
     shares = {
-        "matmul": engine.products_share,
-        "batched_matmul": engine.products_share,
+        **dict.fromkeys(products, engine.products_share),
         "attention_forward": engine.attention_share,
         "attention_backward": engine.attention_share,
     }
@@ -270,9 +293,17 @@ def compute_of(compute: Compute, engine: Engine) -> Compute:
 
 
 def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
-    """How many times slower a precision's arithmetic is than 16-bit arithmetic."""
-    peak: float | None = getattr(peaks, precision)
+    """How many times slower a precision's arithmetic is than 16-bit arithmetic.
+
+    With 8-bit products everything else is in 16 bits.
+    """
+    peak: float | None = peaks.bf16 if precision == "fp8" else getattr(peaks, precision)
     return 1.0 if peak is None else peaks.fp16 / peak
+
+
+def slowdown_of_8_bits(peaks: PeakTflops) -> float:
+    """How many times slower 8-bit products are than 16-bit ones; below 1 where they are faster."""
+    return 1.0 if peaks.fp8 is None else peaks.fp16 / peaks.fp8
 
 
 def _work(
@@ -280,7 +311,7 @@ def _work(
 ) -> Mapping[str, sympy.Expr]:
     """Operations and bytes of each class of a layer's operators, and its number of kernels."""
     zero = sympy.Integer(0)
-    classes = (*OPERATOR_CLASSES, *BESIDES.values())
+    classes = (*OPERATOR_CLASSES, *AS_ANOTHER, *BESIDES.values())
     sums = {f"{one} {unit}": zero for one in classes for unit in ("flop", "bytes")}
     sums["kernels"] = zero
     is_batch = sympy.Piecewise((1, size_symbol("b") > 1), (0, True))

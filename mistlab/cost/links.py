@@ -93,6 +93,8 @@ class LinkTimes:
         ranks = gpus_in_node * nodes
         if ranks == 1:
             return LinkTime(latency_s=0.0, s_per_byte=0.0)
+        if kind == "all_to_all" and nodes > 1:
+            return self.to_all(gpus_in_node=gpus_in_node, nodes=nodes)
         measured = [
             one for group in self.transfers.groups if (one := _measured(group, kind)) is not None
         ]
@@ -124,6 +126,31 @@ class LinkTimes:
             tree = link(self._tree_s(gpus_in_node, nodes), of_tree)
         return link(self._ring_s(kind, gpus_in_node, nodes), s_per_byte, tree)
 
+    def to_all(self, *, gpus_in_node: int, nodes: int, copies: int = 0) -> LinkTime:
+        """The time of an all-to-all, in which each rank sends equal parts to all others.
+
+        Parts for the own node go over its links, parts for other nodes over the rank's own share of
+        the network, both at once. If rows are so many ``copies`` of tokens, a token goes to each
+        node once.
+        """
+        if nodes == 1:
+            return self.collective("all_to_all", gpus_in_node=gpus_in_node, nodes=1)
+        ranks, cluster = gpus_in_node * nodes, self.cluster
+        network = cluster.inter_node_bytes_per_s / cluster.gpus_per_node
+        across = (ranks - gpus_in_node) / ranks / network
+        if copies:
+            # The share of all nodes that a token's copies reach, over the copies for each node.
+            across *= (1 - (1 - 1 / nodes) ** copies) * nodes / copies
+        if gpus_in_node == 1:
+            return LinkTime(latency_s=nodes * NETWORK_HOP_S, s_per_byte=across)
+        inside = self.collective("all_to_all", gpus_in_node=gpus_in_node, nodes=1)
+        # The bytes that stay in the node, or are passed on in it.
+        stay = 1.0 if copies else gpus_in_node / ranks
+        return LinkTime(
+            latency_s=inside.latency_s + (nodes - 1) * NETWORK_HOP_S,
+            s_per_byte=max(across, inside.s_per_byte * stay),
+        )
+
     def inside_layer(self, kind: Collective, *, gpus_in_node: int, nodes: int) -> LinkTime:
         """The time of a collective inside a layer, whose messages are small.
 
@@ -131,7 +158,7 @@ class LinkTimes:
         too much of small ones. Half of an all-reduce, which has both, is another estimate.
         """
         own = self.collective(kind, gpus_in_node=gpus_in_node, nodes=nodes)
-        if kind == "all_reduce":
+        if kind in ("all_reduce", "all_to_all"):
             return own
         both = self.collective("all_reduce", gpus_in_node=gpus_in_node, nodes=nodes)
         half = LinkTime(latency_s=both.latency_s / 2, s_per_byte=both.s_per_byte / 2)
@@ -222,7 +249,8 @@ class LinkTimes:
 def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
     """A collective's own line, or a line derived from another collective's.
 
-    An all-reduce is a reduce-scatter and an all-gather, which move equal bytes.
+    An all-reduce is a reduce-scatter and an all-gather, which move equal bytes. An all-to-all moves
+    as many bytes past each link as an all-gather of a message as large as one rank's rows.
     """
     own: Line | None = getattr(group, kind)
     half = group.reduce_scatter or group.all_gather
@@ -230,6 +258,8 @@ def _measured(group: GroupTransfers, kind: Collective) -> _Measured | None:
         parts, share = [own], 1.0
     elif kind == "all_reduce" and half is not None:
         parts, share = [half, group.all_gather or half], 1.0
+    elif kind == "all_to_all" and half is not None:
+        parts, share = [group.all_gather or half], 1.0
     elif kind != "all_reduce" and half is not None:
         parts, share = [half], 1.0
     elif kind != "all_reduce" and group.all_reduce is not None:

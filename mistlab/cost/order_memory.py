@@ -10,7 +10,7 @@ in memory until these passes.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mistlab.schedule.plan_orders import in_flight_of_plan, passes_of_plan
+from mistlab.schedule.plan_orders import in_flight_of_plan, passes_of_plan, shortened
 from mistlab.schedule.stage_passes import StagePasses
 from mistlab.symbolic.layer import sum_name
 from mistlab.symbolic.layer_types import HEAD, graphs_of, type_of
@@ -25,6 +25,7 @@ from mistlab.values.stages import StageBatch
 def unlike_bytes(plan: Plan, model: StageModel) -> list[float]:
     """Bytes on a GPU of each stage that the closed form leaves out, or (below zero) counts too
     many."""
+    plan = shortened(plan)
     passes, stages = passes_of_plan(plan), plan.num_stages
     chunks, names = passes[0].chunks, model.types.names
     splits = any(of_stage.splits_backward for of_stage in passes)
@@ -49,7 +50,7 @@ def unlike_bytes(plan: Plan, model: StageModel) -> list[float]:
 def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
     """For each type of layers, the type whose bytes it keeps for its weights' gradients: the plain
     type for a recomputed block."""
-    if not any(of_stage.splits_backward for of_stage in passes_of_plan(plan)):
+    if not any(of_stage.splits_backward for of_stage in passes_of_plan(shortened(plan))):
         return {}
     treatments = [(name, TREATMENTS[name]) for name in model.types.treatments]
     graphs = graphs_of(graph_of(model.workload).graph, treatments)

@@ -4,7 +4,7 @@ Axes: C plans, P parts of the model in order, T types of layers.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from mistlab.cost.pipeline import StageTimes
 from mistlab.cost.stage import StageTimeModel
 from mistlab.cost.tasks import task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
-from mistlab.schedule.order_text import PipelineOrder
+from mistlab.schedule.plan_orders import order_of_plan, shortened
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.values.parts import batch_of_parts
 from mistlab.values.plan import Plan
@@ -23,10 +23,11 @@ from mistlab.values.stages import StageBatch
 Table = NDArray[np.float64]
 
 
-def ordered_iterations_s(
-    model: StageTimeModel, plans: Sequence[Plan], order: PipelineOrder
-) -> Table:
-    """Seconds (C) of an iteration of plans that have equally many stages and the same order."""
+def ordered_iterations_s(model: StageTimeModel, plans: Sequence[Plan]) -> Table:
+    """Seconds (C) of an iteration of plans that have equally many stages and the same order, cut to
+    equally many micro-batches (``shortened``)."""
+    played = shortened(plans[0])
+    order = order_of_plan(played)
     batch, passes = batch_of_parts(plans, order.chunks), passes_of(order)
     seconds = model(batch)
     shape = len(plans), order.num_stages * order.chunks
@@ -34,7 +35,15 @@ def ordered_iterations_s(
     times = StageTimes(**{name: getattr(seconds, name).reshape(shape) for name in names})
     splits = any(of_stage.splits_backward for of_stage in passes)
     split = _split_times(model, batch, shape) if splits else None
-    return order_iteration_s(times, passes, split)
+    few_s = order_iteration_s(times, passes, split)
+    beyond = np.array([plan.micro_batches - played.micro_batches for plan in plans])
+    if not beyond.any():
+        return few_s
+    # Each further group of micro-batches takes as long as the last of those that are played.
+    stages = played.num_stages
+    longer = replace(played, micro_batches=played.micro_batches + stages)
+    more_s = order_iteration_s(times, passes_of(order_of_plan(longer)), split)
+    return np.asarray(few_s + (more_s - few_s) * beyond / stages)
 
 
 def _split_times(model: StageTimeModel, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:

@@ -14,7 +14,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.expert_seconds import exchanged_s
 from mistlab.cost.groups_on_nodes import shapes_of
+from mistlab.cost.known_layers import figures_of_layers
 from mistlab.cost.layers import (
     KernelRules,
     LayerFigures,
@@ -22,12 +24,14 @@ from mistlab.cost.layers import (
     Pass,
     compute_of,
     slowdown_of,
+    slowdown_of_8_bits,
     work_of,
 )
 from mistlab.cost.links import LinkTime, LinkTimes
 from mistlab.cost.side_by_side import Factors, factors_of
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.expert_exchange import ExpertExchange
 from mistlab.engines.host_time import HostTime
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.derived_slowdowns import slowdowns_of_group
@@ -38,8 +42,6 @@ from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
 from mistlab.symbolic.graph import Phase as GraphPhase
 from mistlab.symbolic.layer_types import LayerTypes
 from mistlab.symbolic.library import graph_of, sequence_graph_of
-from mistlab.symbolic.sizes import size_columns
-from mistlab.symbolic.symbols import layer_columns
 from mistlab.values.dimensions import DIMENSIONS, names_of, states_as_changed
 from mistlab.values.errors import UncalibratedError
 from mistlab.values.mesh import ranks_of
@@ -70,6 +72,7 @@ class TaskModel:
     host: HostTime | None
     kernels: KernelRules
     step_s_a_parameter: float
+    expert_exchange: ExpertExchange
     known_layers: Known[Mapping[str, LayerFigures]] = field(
         default_factory=Known, init=False, repr=False, compare=False
     )
@@ -108,11 +111,13 @@ class TaskModel:
                 work=work_of(graph_of(workload), engine.kernels, sequence_graph_of(workload)),
                 compute=compute_of(hardware.compute, engine),
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
+                of_8_bits=slowdown_of_8_bits(hardware.gpu.peak_tflops),
             ),
             links=LinkTimes.of(cluster),
             memory=memory,
             host=engine.host,
             kernels=engine.kernels,
+            expert_exchange=engine.expert_exchange,
             step_s_a_parameter=step_moved * hardware.compute.rate("memory").s_per_byte,
         )
 
@@ -163,7 +168,7 @@ class TaskSeconds:
         self.zero = columns["zero"]
         self.memory = states_as_changed(model.memory, columns.__getitem__)
         self.shapes = shapes_of(columns, model.cluster)
-        self.layers = _layer_figures(model, columns)
+        self.layers = figures_of_layers(model.known_layers, model.layers, model.workload, columns)
         names, blocks = model.types.names, model.types.of_blocks
         self.of_type = [self.layers[name] for name in names]
         # 1 for types of blocks (T, 1), else 0.
@@ -172,6 +177,7 @@ class TaskSeconds:
         self.receive_s = self._sends(self.shapes.crosses_from_previous)
         self.tied_s = self._tied()
         self.parameters = np.stack([layer.parameters for layer in self.of_type])
+        self.experts = np.stack([layer.experts for layer in self.of_type])
         self._exchanged: dict[int, Mapping[Beside | None, Values]] = {}
         self.tensor_s: dict[str, Values] = {}
         self.hidden_s: Values = np.zeros_like(self.parameters)
@@ -215,23 +221,37 @@ class TaskSeconds:
 
     def _step(self) -> Values:
         a_parameter_s = self.model.step_s_a_parameter
-        stepped_s = self.parameters / self._share(1) * a_parameter_s
+        stepped_s = self._own_parameters(1) * a_parameter_s
         if (host := self.model.host) is not None:
             sharded = np.where(self._share(1) > 1, host.sharded_step_s, 0.0)
             stepped_s = stepped_s + self.of_blocks * (host.step_s + sharded)
         return self._factored("S", stepped_s)
 
     def _gather(self) -> Values:
-        size_bytes = self._factored("U", self.parameters * self.memory.weight)
-        return self._over("gather", "all_gather", size_bytes)
+        return self._of_states("gather", "all_gather", "U", self.memory.weight)
 
     def _reduce(self) -> Values:
-        size_bytes = self._factored("R", self.parameters * self.memory.reduced_gradient)
-        scattered, reduced = (
-            self._over("reduce", collective, size_bytes)
-            for collective in ("reduce_scatter", "all_reduce")
-        )
+        gradient = self.memory.reduced_gradient
+        scattered = self._of_states("reduce", "reduce_scatter", "R", gradient)
+        reduced = self._of_states("reduce", "all_reduce", "R", gradient)
         return np.asarray(np.where(self.zero >= 1, scattered, reduced))
+
+    def _of_states(self, group: str, collective: Collective, kind: str, bytes_each: Any) -> Values:
+        """Seconds (T, S) of a collective over all parameters of layers; those of experts go over
+        a group of their own."""
+        others = self._factored(kind, (self.parameters - self.experts) * bytes_each)
+        seconds = self._over(group, collective, others)
+        if self.experts.any():
+            experts = self._factored(kind, self.experts * bytes_each)
+            seconds = seconds + self._over(f"{group} experts", collective, experts)
+        return seconds
+
+    def _own_parameters(self, level: int) -> Values:
+        """Parameters (T, S) whose states a rank has, if a ZeRO level shards these states."""
+        if not self.experts.any():
+            return self.parameters / self._share(level)
+        others = (self.parameters - self.experts) / self._share(level)
+        return np.asarray(others + self.experts / self._share(level, "gather experts"))
 
     def _swap(self, kind: str, direction: str) -> Values:
         """Seconds of copies of a share of the blocks' local bytes; other layers are not copied."""
@@ -244,16 +264,16 @@ class TaskSeconds:
                 "G": (memory.gradient, 2),
                 "O": (memory.optimizer, 1),
             }[kind]
-            local_bytes = self.parameters * a_parameter / self._share(level)
+            local_bytes = self._own_parameters(level) * a_parameter
         moved = self._factored(kind, local_bytes) * self.of_blocks
         if not moved.any():
             return np.asarray(moved)
         copy = self.model.links.copy("host_to_device" if direction == "<" else "device_to_host")
         return copy(moved)
 
-    def _share(self, level: int) -> Whole:
+    def _share(self, level: int, group: str = "gather") -> Whole:
         """The number of ranks that share the states which a ZeRO level shards."""
-        return np.asarray(np.where(self.zero >= level, self._ranks("gather"), 1))
+        return np.asarray(np.where(self.zero >= level, self._ranks(group), 1))
 
     def _ranks(self, group: str) -> Whole:
         """The number of ranks in a group."""
@@ -284,7 +304,7 @@ class TaskSeconds:
         return seconds
 
     def _tensor_parallel(self, phase: GraphPhase) -> Values:
-        """Seconds (T, S) of the collectives over tensor-parallel ranks in one pass of a layer."""
+        """Seconds (T, S) of the collectives in one pass of a layer that nothing hides."""
         passes = [layer.passes[phase] for layer in self.of_type]
         seconds = np.stack([self._exchanged_s(one) for one in passes])
         if phase == "backward":
@@ -298,12 +318,17 @@ class TaskSeconds:
 
     def _hidden_s(self, one: Pass, beside: Beside) -> Values:
         """Seconds (S) of the collectives of a pass that run beside products."""
-        return np.minimum(self._exchanges(one).get(beside, 0.0), one.beside_s[beside])
+        return np.asarray(np.minimum(self._exchanges(one).get(beside, 0.0), one.beside_s[beside]))
 
     def _exchanged_s(self, one: Pass) -> Values:
-        """Seconds (S) of all collectives of a pass."""
-        exchanges = self._exchanges(one).values()
-        return np.sum([*exchanges], axis=0) if exchanges else np.zeros_like(one.compute_s)
+        """Seconds (S) of all collectives of a pass, but for those that attention hides."""
+        exchanges = self._exchanges(one)
+        if not exchanges:
+            return np.zeros_like(one.compute_s)
+        seconds = np.sum([*exchanges.values()], axis=0)
+        if "attention" in exchanges:
+            seconds = seconds - self._hidden_s(one, "attention")
+        return np.asarray(seconds)
 
     def _exchanges(self, one: Pass) -> Mapping[Beside | None, Values]:
         """Seconds (S) of the collectives of a pass, by the products beside which they can run."""
@@ -311,10 +336,19 @@ class TaskSeconds:
             found: dict[Beside | None, Values] = {}
             for name, (messages, size_bytes) in one.exchanged.items():
                 row = EXCHANGES[name]
-                seconds = self._over(row.group, row.collective, size_bytes, messages)
+                if row.collective == "all_to_all":
+                    seconds = self._to_experts(size_bytes, messages)
+                else:
+                    seconds = self._over(row.group, row.collective, size_bytes, messages)
                 found[row.beside] = found.get(row.beside, 0.0) + seconds
             self._exchanged[id(one)] = found
         return self._exchanged[id(one)]
+
+    def _to_experts(self, size_bytes: Values, messages: Values) -> Values:
+        """Seconds (S) of exchanges between ranks with different experts."""
+        model, shape = self.model, self.shapes.groups["experts"]
+        experts = model.workload.model.experts
+        return exchanged_s(model.links, model.expert_exchange, experts, shape)(size_bytes, messages)
 
     def factors(self) -> Iterator[tuple[NDArray[np.bool_], Factors]]:
         """For each shape of group: a mask of its strategies (S), and the streams' factors."""
@@ -359,34 +393,3 @@ class TaskSeconds:
         nodes = 2 if cluster.nodes > 1 else 1
         link = self.model.collective("all_reduce", gpus_in_node=2 // nodes, nodes=nodes)
         return link(local * self.memory.gradient)
-
-
-def _layer_figures(
-    model: TaskModel, columns: Mapping[str, NDArray[Any]]
-) -> Mapping[str, LayerFigures]:
-    """The figures of each layer for each strategy, computed once for equal sizes."""
-    names = layer_columns()
-    figures, rows = model.known_layers(
-        [columns[name] for name in names.values()],
-        lambda sizes: model.layers(
-            size_columns(model.workload, dict(zip(names, sizes, strict=True)))
-        ),
-    )
-    taken: dict[int, Pass] = {}
-
-    def pass_of(one: Pass) -> Pass:
-        # Types of layers that share a pass share its rows too.
-        if id(one) not in taken:
-            taken[id(one)] = one.taken(rows)
-        return taken[id(one)]
-
-    return {
-        name: LayerFigures(
-            passes={phase: pass_of(one) for phase, one in layer.passes.items()},
-            again=None if layer.again is None else pass_of(layer.again),
-            parameters=layer.parameters[rows],
-            saved_bytes=layer.saved_bytes[rows],
-            output_bytes=layer.output_bytes[rows],
-        )
-        for name, layer in figures.items()
-    }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mistlab.engines.engine_memory import EngineMemory
+from mistlab.engines.expert_exchange import AT_ONCE, ExpertExchange
 from mistlab.engines.host_time import HostTime
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.slot_table import Sends, Template
@@ -30,19 +31,22 @@ class Engine:
     trains in, ``step_moved`` how many bytes a parameter its optimizer's step reads and writes.
     ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
     and goes; None stands for the allocator that a hardware file describes, which is the one of this
-    package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None counts
-    launches of kernels alone. Its products, its fused attention and its kernels that move bytes keep up
-    ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the hardware
-    sustains, which were fitted to other engines' runs.
+    package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None
+    counts launches of kernels alone. Its products, its fused attention and its kernels that move
+    bytes keep up ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the
+    hardware sustains, which were fitted to other engines' runs. A run takes ``crowded_factor``
+    times as long where a GPU's memory is nearly full.
 
-    ``measured_as`` names the engine whose measured runs say how sure this one's times are; empty
-    stands for the engine itself.
+    ``expert_exchange`` is how copies of tokens get to their experts. ``measured_as`` names the
+    engine whose measured runs say how sure this one's times are; empty stands for the engine
+    itself.
 
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
-    says whether states and activations may lie in host memory, ``takes_orders`` whether its stages
-    run whatever order of passes a plan gives, not 1F1B alone, ``parts_ends`` whether the last stages
-    of a pipeline may lack blocks, ``is_for_plans`` whether plans may name it, ``runs_here``
-    whether this package's runtime executes its slot table.
+    says whether states and activations may lie in host memory. Stages run the default order of
+    passes and the named ``orders``, or with ``takes_orders`` whatever order a plan gives.
+    ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``is_for_plans``
+    whether plans may name the engine, ``runs_here`` whether this package's runtime executes its
+    slot table.
     """
 
     name: str
@@ -57,11 +61,14 @@ class Engine:
     products_share: float = 1.0
     attention_share: float = 1.0
     memory_share: float = 1.0
+    crowded_factor: float = 1.0
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
     takes_orders: bool = False
+    orders: tuple[str, ...] = ()
     parts_ends: bool = False
+    expert_exchange: ExpertExchange = AT_ONCE
     measured_as: str = ""
     is_for_plans: bool = True
     runs_here: bool = False
@@ -111,9 +118,12 @@ class Engine:
 
     def order_problem(self, order: str, *, default: str) -> str:
         """Why the engine cannot run an order of passes; empty if it can."""
-        if self.takes_orders or order == default:
+        if self.takes_orders or order in (default, *self.orders):
             return ""
-        return f"{order}, but engine {self.name} runs {default} alone here: leave it out"
+        if not self.orders:
+            return f"{order}, but engine {self.name} runs {default} alone here: leave it out"
+        known = _one_of((default, *self.orders))
+        return f"{order}, but engine {self.name} does not run it here: give {known}"
 
     def blocks_problem(self, blocks: Sequence[int]) -> FieldError | None:
         """What is wrong with the blocks of a pipeline's stages, if anything is."""

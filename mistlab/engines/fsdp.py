@@ -14,8 +14,10 @@ FSDP = Engine(
     name="fsdp",
     overlapped=OVERLAPPED,
     kernels=LOSS_IN_32_BITS,
-    memory={"bf16": EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=1)},
-    step_moved={"bf16": 50},
+    memory=dict.fromkeys(
+        ("bf16", "fp8"), EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=1)
+    ),
+    step_moved={"bf16": 50, "fp8": 50},
     cached_share=CACHED_SHARE,
     # Fitted to 256 runs of llm-foundry on A100 and H100 (docs/results/runs.md). Its attention is a
     # kernel in Triton with linear biases. Bytes are counted operator by operator, where its kernels

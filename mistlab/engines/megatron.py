@@ -11,6 +11,7 @@ from mistlab.engines.baselines import AFTERWARDS, CACHED_SHARE, KERNELS, OVERLAP
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.kernel_rules import KernelRule
+from mistlab.schedule.orders import INTERLEAVED
 
 # Gradients are added up inside the product that makes them (gradient accumulation fusion).
 _FUSED_ACCUMULATION = KernelRule(kind="accumulate", bytes_factor=0.0)
@@ -39,6 +40,7 @@ MEGATRON = Engine(
     step_moved={"fp16": 62, "bf16": 50, "fp32": 44},
     cached_share=CACHED_SHARE,
     # Its distributed optimizer shards optimizer state alone.
+    orders=tuple(INTERLEAVED),
     highest_zero=1,
     highest_zero_in_pipeline=1,
 )

@@ -5,12 +5,21 @@ from mistlab.engines.deepspeed import DEEPSPEED
 from mistlab.engines.engine import Engine
 from mistlab.engines.fsdp import FSDP
 from mistlab.engines.megatron import MEGATRON
+from mistlab.engines.megatron_core import (
+    MEGATRON_BRIDGE,
+    MEGATRON_BRIDGE_ALLTOALL,
+    MEGATRON_CORE,
+)
 from mistlab.engines.mist import MIST
 from mistlab.engines.mistlab import MISTLAB
 from mistlab.engines.nanotron import NANOTRON
 
 ENGINES: dict[str, Engine] = {
-    row.name: row for row in (MISTLAB, MEGATRON, DEEPSPEED, ACESO, NANOTRON, FSDP, MIST)
+    row.name: row
+    for row in (
+        *(MISTLAB, MEGATRON, MEGATRON_CORE, MEGATRON_BRIDGE, MEGATRON_BRIDGE_ALLTOALL),
+        *(DEEPSPEED, ACESO, NANOTRON, FSDP, MIST),
+    )
 }
 
 

@@ -5,6 +5,7 @@ practice. The sum also tells a small product, which moves many bytes for each op
 large one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,9 +14,26 @@ from mistlab.values.units import GBYTES, TFLOP
 from mistlab.values.value import bounded, check_fields
 
 OperatorClass = Literal[
-    "matmul", "batched_matmul", "attention_forward", "attention_backward", "memory"
+    "matmul",
+    "batched_matmul",
+    "attention_forward",
+    "attention_backward",
+    "memory",
+    "grouped_matmul",
+    "matmul_8bit",
+    "grouped_matmul_8bit",
 ]
-OPERATOR_CLASSES: tuple[OperatorClass, ...] = OperatorClass.__args__  # type: ignore[attr-defined]
+# Classes that every hardware file has, and those that may take their rates from another class.
+OPERATOR_CLASSES: tuple[OperatorClass, ...] = (
+    *("matmul", "batched_matmul"),
+    *("attention_forward", "attention_backward", "memory"),
+)
+AS_ANOTHER: Mapping[OperatorClass, OperatorClass] = {
+    "grouped_matmul": "matmul",
+    "matmul_8bit": "matmul",
+    "grouped_matmul_8bit": "grouped_matmul",
+}
+EIGHT_BIT = ("matmul_8bit", "grouped_matmul_8bit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +42,8 @@ class Rate:
 
     Products with weights are ``matmul``, products of written-out attention ``batched_matmul``.
     Fused attention has two classes of its own. Operators that only move bytes are ``memory``.
+    Products of experts are ``grouped_matmul``; products of 8-bit operands have classes of their
+    own, with rates in 8-bit operations.
     """
 
     operators: OperatorClass
@@ -62,14 +82,22 @@ class Compute:
     def __post_init__(self) -> None:
         check_fields(self)
         given = sorted(rate.operators for rate in self.rates)
-        if given != sorted(OPERATOR_CLASSES):
+        needed = sorted({*given, *OPERATOR_CLASSES})
+        if given != needed:
             classes = ", ".join(OPERATOR_CLASSES)
             problem = f"of {', '.join(given) or 'nothing'}: give each of {classes} once"
             refuse("rates", problem)
 
     def rate(self, operators: OperatorClass) -> Rate:
         """The rate of one class."""
-        return next(rate for rate in self.rates if rate.operators == operators)
+        return next(rate for rate in self.rates if rate.operators == self.given(operators))
+
+    def given(self, operators: OperatorClass) -> OperatorClass:
+        """The class itself if it has a rate, else the class whose rate it takes."""
+        has = {rate.operators for rate in self.rates}
+        while operators not in has:
+            operators = AS_ANOTHER[operators]
+        return operators
 
     @property
     def launch_s(self) -> float:

@@ -16,6 +16,7 @@ from mistlab.values.value import bounded, check_fields
 from mistlab.values.workload import Precision
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed"]
+_PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp32")
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
 
 
@@ -26,6 +27,7 @@ class PeakTflops:
     fp16: float = field(metadata=bounded(above=0))
     bf16: float | None = field(metadata=bounded(above=0))
     fp32: float = field(metadata=bounded(above=0))
+    fp8: float | None = field(default=None, metadata=bounded(above=0))
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -65,7 +67,9 @@ class Gpu:
     @property
     def precisions(self) -> str:
         """The precisions that this GPU computes in, in words."""
-        return "fp16, bf16 or fp32" if self.peak_tflops.bf16 is not None else "fp16 or fp32"
+        peaks = self.peak_tflops
+        *others, last = [name for name in _PRECISIONS if getattr(peaks, name) is not None]
+        return f"{', '.join(others)} or {last}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

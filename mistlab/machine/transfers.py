@@ -51,6 +51,7 @@ class GroupTransfers:
     all_gather: Line | None = None
     reduce_scatter: Line | None = None
     all_reduce: Line | None = None
+    all_to_all: Line | None = None
     host_to_device: Line | None = None
     device_to_host: Line | None = None
 

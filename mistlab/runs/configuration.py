@@ -1,8 +1,9 @@
-"""A measured run's configuration: what a row of a table says, and what is assumed where it is silent.
+"""A measured run's configuration: what a row of a table says, and what is assumed otherwise.
 
 Nothing that was measured is read. From the column ``notes`` only these phrases are: "tied
-embeddings", "first and last stage have one layer less", "unfused attention", and the network, as
-"1600 Gbps node-node" or "400 Gb/s RDMA a GPU".
+embeddings" and "untie-embeddings", "first and last stage have one layer less", "unfused attention"
+and "attention-backend=unfused", "swiglu=1", "non-overlap launch", "tokendrop", those about parts of
+models (``mistlab.runs.parts``), and the network, as "1600 Gbps node-node" or "400 Gb/s RDMA a GPU".
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from mistlab.runs.table import TableRow
 from mistlab.runs.words import (
     Gpus,
     engine_of,
+    exchange_of,
     gpus_of,
     network_of,
     precision_of,
@@ -47,6 +49,9 @@ class Configuration:
     tensor_parallel: int
     pipeline_parallel: int
     context_parallel: int
+    expert_parallel: int
+    expert_tensor_parallel: int
+    overlaps: bool
     chunks: int
     zero: int
     sequence_parallel: bool
@@ -64,7 +69,7 @@ class Configuration:
 
 
 def configuration_of(row: TableRow) -> Configuration:
-    """The configuration that a row says; refuses a row that contradicts itself or says too little."""
+    """The configuration of a row; refuses a row that contradicts itself or says too little."""
     cells = row.cells
     notes: list[str] = []
     remarks = text_of(cells, "notes").casefold()
@@ -75,13 +80,17 @@ def configuration_of(row: TableRow) -> Configuration:
     notes.append(gpus.note)
     shape, found = shape_of(cells, remarks)
     notes += found
+    if engine == "megatron-bridge" and count_of(cells, "experts"):
+        engine, note = exchange_of(text_of(cells, "dispatcher"), remarks, gpus)
+        notes.append(note)
     zero, note = zero_of(zero_text, engine)
     notes.append(note)
     precision, note = precision_of(text_of(cells, "precision"))
     notes.append(note)
     degrees = {name: _degree(cells, name, notes) for name in ("tp", "pp", "cp")}
-    _refuse_unsaid(cells)
-    num_gpus, data = _ranks(cells, degrees, notes)
+    _check_offload(cells, notes)
+    experts, parts = _expert_degrees(cells, degrees["tp"], engine)
+    num_gpus, data = _ranks(cells, degrees, experts * parts, notes)
     micro_batch = count_of(cells, "micro_batch")
     if micro_batch is None:
         refuse("micro_batch", "is empty: give the sequences of a rank's micro-batch")
@@ -106,16 +115,29 @@ def configuration_of(row: TableRow) -> Configuration:
         tensor_parallel=degrees["tp"],
         pipeline_parallel=degrees["pp"],
         context_parallel=degrees["cp"],
+        expert_parallel=experts,
+        expert_tensor_parallel=parts,
+        overlaps="non-overlap launch" not in remarks,
         chunks=count_of(cells, "vpp") or 1,
         zero=zero,
         sequence_parallel=_sequence_parallel(cells, engine, degrees["tp"], notes),
         recompute=recompute,
         precision=precision,
-        attention="math" if "unfused attention" in remarks else "flash",
+        attention=_attention(remarks, shape),
         node_gbytes_per_s=network_of(remarks, gpus_per_node or GPUS_OF_A_NODE),
         short_ends="first and last stage have one layer less" in remarks,
         notes=tuple(note for note in notes if note),
     )
+
+
+def _attention(remarks: str, shape: Shape) -> str:
+    unfused = "unfused attention" in remarks or "attention-backend=unfused" in remarks
+    is_plain = {name for name, part in shape.parts if part} <= _WRITTEN_OUT
+    return "math" if unfused and is_plain else "flash"
+
+
+# Parts of models with which attention may be written out.
+_WRITTEN_OUT = {"experts", "head_dim", "rotary_fraction", "position_embedding"}
 
 
 def _degree(cells: Mapping[str, str], name: str, notes: list[str]) -> int:
@@ -125,25 +147,44 @@ def _degree(cells: Mapping[str, str], name: str, notes: list[str]) -> int:
     return found or 1
 
 
-def _refuse_unsaid(cells: Mapping[str, str]) -> None:
-    """Refuse what no plan can say yet."""
+def _check_offload(cells: Mapping[str, str], notes: list[str]) -> None:
+    """Note what no plan of these engines can say: activations in host memory."""
+    offload = text_of(cells, "offload").casefold()
+    if offload in ("", "none"):
+        return
+    if "activations" not in offload and "act" not in offload:
+        refuse("offload", f"{shown(offload)} cannot be read: give none, or activations")
+    notes.append(f"predicted without offload ({offload})")
+
+
+def _expert_degrees(cells: Mapping[str, str], tensor: int, engine: str) -> tuple[int, int]:
+    """The ranks that share a block's experts, and those that share an expert."""
     experts = count_of(cells, "experts") or 1
-    if experts > 1:
-        refuse("experts", f"{experts} experts cannot be said yet: dense models alone can")
-    offload = text_of(cells, "offload")
-    if offload not in ("", "none"):
-        refuse("offload", f"{shown(offload)} cannot be read: give none")
+    if experts == 1:
+        return 1, 1
+    ranks = count_of(cells, "ep") or 1
+    if experts % ranks:
+        refuse("ep", f"{ranks} does not divide experts {experts}: give a divisor")
+    # Megatron's own default divides experts as it divides other weights; recipes do not.
+    own = 1 if engine.startswith("megatron-bridge") else tensor
+    return ranks, count_of(cells, "etp") or own
 
 
 def _ranks(
-    cells: Mapping[str, str], degrees: Mapping[str, int], notes: list[str]
+    cells: Mapping[str, str], degrees: Mapping[str, int], of_experts: int, notes: list[str]
 ) -> tuple[int, int]:
-    """The number of GPUs, and the degree of data parallelism; refuses unlike ones."""
+    """The number of GPUs, and the degree of data parallelism; refuses unlike ones.
+
+    Where neither is said there are as many as the experts need.
+    """
     split = degrees["tp"] * degrees["pp"] * degrees["cp"]
     product = f"tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']}"
     gpus, data = count_of(cells, "gpus"), count_of(cells, "dp")
     if gpus is None:
         named = "tp x pp x cp" if data is None else "tp x pp x cp x dp"
+        if data is None and of_experts > degrees["tp"] * degrees["cp"]:
+            data = -(-of_experts // (degrees["tp"] * degrees["cp"]))
+            named = "tp x pp x cp, as often as the experts need"
         gpus = split * (data or 1)
         notes.append(f"gpus is empty: {gpus} assumed ({named})")
     if data is None:
@@ -156,6 +197,8 @@ def _ranks(
             "dp",
             f"{product} x dp {data} = {split * data}, but gpus is {gpus}: correct one of them",
         )
+    if degrees["tp"] * degrees["cp"] * data % of_experts:
+        refuse("ep", f"ep x etp {of_experts} does not divide tp x cp x dp: correct one of them")
     return gpus, data
 
 
@@ -184,6 +227,6 @@ def _sequence_parallel(
 ) -> bool:
     found = flag_of(cells, "sequence_parallel")
     if found is None and tensor > 1:
-        found = engine in ("nanotron", "megatron", "fsdp")
+        found = engine in ("nanotron", "fsdp") or engine.startswith("megatron")
         notes.append(f"sequence_parallel is empty: {'on' if found else 'off'} assumed")
     return bool(found) and tensor > 1

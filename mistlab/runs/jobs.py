@@ -1,9 +1,11 @@
 """A measured run's configuration as a job: a workload, a cluster and a plan of this package."""
 
+import re
 from dataclasses import dataclass
 from functools import cache
 
 from mistlab import catalog
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.profile import Profile
 from mistlab.runs.configuration import Configuration
@@ -11,16 +13,19 @@ from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import DIMENSIONS
-from mistlab.values.errors import refuse
+from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.workload import Workload
 
+# A node with more GPUs is a rack, of which runs take so many.
+MOST_IN_BOX, RACK = 16, 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
-    """A run's job, the assumptions with which it was made, and why it cannot run, if it cannot."""
+    """A run's job, the assumptions with which it was made, and why it cannot run, if so."""
 
     job: Job
     notes: tuple[str, ...]
@@ -28,7 +33,7 @@ class RunJob:
 
 
 def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
-    """The job of a run, on a cluster with a profile; refuses what no plan of this package can say."""
+    """The job of a run, on a cluster with a profile; refuses what no plan here can say."""
     notes = list(run.notes)
     order = _order(run)
     workload = _workload(
@@ -46,7 +51,13 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
         StagePlan.of_values({"layers": layers, **mesh, **_treatments(run, layers)})
         for layers in blocks
     )
-    plan = Plan(engine=run.engine, micro_batches=run.micro_batches, order=order, stages=stages)
+    plan = Plan(
+        engine=run.engine,
+        micro_batches=run.micro_batches,
+        overlap_communication=run.overlaps or ENGINES[run.engine].afterwards is None,
+        order=order,
+        stages=stages,
+    )
     cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node, run.node_gbytes_per_s, profile)
     return RunJob(
         job=Job(workload=workload, cluster=cluster, plan=plan),
@@ -58,6 +69,9 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
 def _today(run: Configuration, notes: list[str]) -> dict[str, int]:
     """Sequence and context parallelism, as far as plans have these dimensions."""
     values = {}
+    if run.expert_parallel * run.expert_tensor_parallel > 1:
+        values["expert_parallel"] = run.expert_parallel
+        values["expert_tensor_parallel"] = run.expert_tensor_parallel
     if run.sequence_parallel:
         if "sequence_parallel" in DIMENSIONS:
             values["sequence_parallel"] = 1
@@ -77,12 +91,15 @@ def _treatments(run: Configuration, layers: int) -> dict[str, int]:
         return {}
     if words in ("full", "whole", "1", "true"):
         return {"checkpointed_layers": layers}
+    if found := re.match(r"full block (\d+) layers per", words):
+        return {"checkpointed_layers": min(layers, int(found[1]) * run.chunks)}
     if "core_attn" in words and "core_recomputed_layers" in DIMENSIONS:
         return {"core_recomputed_layers": layers}
     if words.startswith("selective:") and run.attention == "flash":
         # With fused attention the core keeps nothing that could be recomputed.
         return {}
-    refuse("recompute", f"{shown(words)} cannot be said: give none or full")
+    column = "recompute"
+    raise FieldError(column, f"{shown(words)} cannot be said: give none or full")
 
 
 def _order(run: Configuration) -> str:
@@ -113,7 +130,9 @@ def _cluster(
 ) -> Cluster:
     """The fewest whole nodes that hold the GPUs."""
     hardware = catalog.hardware(gpus.hardware)
-    used = min(num_gpus, gpus_per_node or hardware.node.gpus, hardware.node.gpus)
+    is_rack = hardware.node.gpus > MOST_IN_BOX
+    in_node = RACK if is_rack else gpus_per_node or hardware.node.gpus
+    used = min(num_gpus, in_node, hardware.node.gpus)
     return Cluster(
         hardware=hardware,
         nodes=-(-num_gpus // used),

@@ -1,19 +1,27 @@
 """The shape of a measured run's model, from a row's columns or from the catalogue's model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from mistlab import catalog
 from mistlab.runs.cells import count_of, text_of
+from mistlab.runs.parts import alike_of, parts_of
 from mistlab.values.errors import refuse
 from mistlab.values.model import ModelSpec
+from mistlab.values.value import to_mapping
 
 # What a model's name contains, and its family; other models are taken as Llama's.
 FAMILIES_BY_WORD: Mapping[str, str] = {
     "llama": "llama",
     "falcon": "falcon",
     "gpt-oss": "llama",
+    "gpt_oss": "llama",
+    "deepseek": "llama",
+    "mixtral": "llama",
+    "qwen": "llama",
+    "kimi": "llama",
+    "moonlight": "llama",
     "mpt": "gpt",
     "gpt": "gpt",
     "opt": "gpt",
@@ -30,7 +38,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model's family and sizes."""
+    """A model's family and sizes, and its ``parts`` beyond a plain transformer's by name."""
 
     family: str
     layers: int
@@ -40,6 +48,7 @@ class Shape:
     ffn: int
     vocab: int
     tied_embeddings: bool
+    parts: tuple[tuple[str, Any], ...] = ()
 
     @property
     def model(self) -> ModelSpec:
@@ -54,6 +63,7 @@ class Shape:
                 "ffn": self.ffn,
                 "vocab": self.vocab,
                 "tied_embeddings": self.tied_embeddings,
+                **{name: _plain(part) for name, part in self.parts},
             }
         )
 
@@ -70,7 +80,10 @@ def shape_of(cells: Mapping[str, str], remarks: str) -> tuple[Shape, list[str]]:
         if found[size] is None:
             refuse(size, f"is empty, and the catalogue has no model {name!r}: give {words}")
     family = known.family if known is not None else _family(name, found, notes)
-    tied = "tied embeddings" in remarks or family == "gpt" and _ties(name)
+    if "swiglu=1" in remarks:
+        family = "llama"
+    tied = "tied embeddings" in remarks or (family == "gpt" and _ties(name))
+    tied = tied and "untie-embeddings" not in remarks
     heads, kv_heads = found["heads"], found["kv_heads"]
     if kv_heads is None:
         notes.append("kv_heads is empty: as many as heads assumed")
@@ -82,9 +95,17 @@ def shape_of(cells: Mapping[str, str], remarks: str) -> tuple[Shape, list[str]]:
     if found["vocab"] is None:
         sizes["vocab"] = VOCAB[family]
         notes.append(f"vocab is empty: {sizes['vocab']} assumed")
-    shape = Shape(family=family, tied_embeddings=tied, **sizes)
+    parts = parts_of(cells, remarks, alike_of(name), sizes)
+    own: dict[str, Any] = {name: parts.pop(name) for name in ("ffn", "kv_heads") if name in parts}
+    sizes |= own
+    kept = tuple(sorted(parts.items()))
+    shape = Shape(family=family, tied_embeddings=tied, parts=kept, **sizes)
     _ = shape.model  # refuses sizes that do not go together
     return shape, notes
+
+
+def _plain(part: Any) -> Any:
+    return to_mapping(part) if is_dataclass(part) and not isinstance(part, type) else part
 
 
 def _catalogued(name: str) -> ModelSpec | None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mistlab.values.errors import refuse
+from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
 
 # What an engine's text contains, and the engine that it stands for; the first match counts.
@@ -19,8 +19,11 @@ ENGINES_BY_WORD: Mapping[str, str] = {
     "deepspeed": "deepspeed",
     "aceso": "aceso",
     "mistlab": "mistlab",
+    "megatron-bridge": "megatron-bridge",
+    "nemo": "megatron-core",
+    "megatron-core": "megatron-core",
+    "simumax": "megatron-core",
     "megatron": "megatron",
-    "nemo": "megatron",
 }
 
 
@@ -52,15 +55,26 @@ GPUS_BY_WORD: Mapping[str, Gpus] = {
     "h200": Gpus(hardware="h200-141gb"),
     "b200": Gpus(hardware="b200-180gb"),
     "gb200": Gpus(hardware="gb200-186gb"),
+    "b300": Gpus(hardware="b200-180gb", memory_gib=268.0, note="rates of the B200 taken"),
+    "gb300": Gpus(hardware="gb200-186gb", memory_gib=277.0, note="rates of the GB200 taken"),
 }
 DEFAULT_GPUS = "h100"
+# What a text about sharding contains, and its ZeRO level.
+_LEVELS: Mapping[str, int] = {
+    "shard_grad_op": 2,
+    "distributed optimizer": 1,
+    "fsdp": 3,
+    "params": 3,
+    "none": 0,
+    "ddp": 0,
+}
 
 
 def engine_of(text: str, zero: str) -> tuple[str, str]:
     """The engine that a text stands for, and a note where the engine is assumed."""
     words = text.casefold()
     found = next((name for word, name in ENGINES_BY_WORD.items() if word in words), "")
-    if found and not (found == "megatron" and "fsdp" in zero.casefold()):
+    if found and not (found in ("megatron", "megatron-core") and "fsdp" in zero.casefold()):
         return found, ""
     # Fully sharded weights are FSDP's, whatever runs it.
     assumed = "fsdp" if "fsdp" in zero.casefold() or "zero3" in zero.casefold() else "megatron"
@@ -68,6 +82,21 @@ def engine_of(text: str, zero: str) -> tuple[str, str]:
         return assumed, f"zero {zero} is sharded as by engine {assumed}"
     what = f"engine {shown(text)} is unknown" if text else "engine is empty"
     return assumed, f"{what}: predicted as engine {assumed}"
+
+
+def exchange_of(dispatcher: str, remarks: str, gpus: Gpus) -> tuple[str, str]:
+    """The engine of Megatron-Bridge that exchanges experts' tokens by a dispatcher, and a note
+    where the dispatcher is assumed."""
+    words = dispatcher.casefold()
+    if "tokendrop" in remarks:
+        return "megatron-bridge", "tokens are dropped: no exchange waits for its host"
+    if any(word in words for word in ("deepep", "hybridep", "flex")):
+        return "megatron-bridge", ""
+    if words:
+        return "megatron-bridge-alltoall", ""
+    if gpus.hardware.startswith("gb"):
+        return "megatron-bridge", "dispatcher is empty: hybridep assumed, as recipes have it here"
+    return "megatron-bridge-alltoall", "dispatcher is empty: alltoall assumed"
 
 
 def gpus_of(text: str) -> Gpus:
@@ -89,23 +118,17 @@ def zero_of(text: str, engine: str) -> tuple[int, str]:
     """The ZeRO level that a text says, and a note where it is assumed."""
     words = text.casefold()
     if not words:
-        level = {"fsdp": 3, "deepspeed": 1}.get(engine, 1)
+        level = 3 if engine == "fsdp" else 1
         return level, f"zero is empty: level {level} assumed"
-    if words in ("lora",):
-        refuse("zero", f"{shown(text)} trains adapters alone, which cannot be said: leave it out")
-    if "shard_grad_op" in words:
-        return 2, ""
-    if words in ("none", "no", "ddp"):
-        return 0, ""
     if match := re.fullmatch(r"(?:stage ?)?([0-3])(?:\.0)?", words):
         return int(match[1]), ""
-    if match := re.search(r"zero[- ]?([0-3])", words):
+    if "shard_grad_op" not in words and (match := re.search(r"zero[- ]?([0-3])", words)):
         return int(match[1]), ""
-    if "fsdp" in words or "params" in words:
-        return 3, ""
-    if "distributed optimizer" in words:
-        return 1, ""
-    refuse("zero", f"{shown(text)} is no ZeRO level: give 0, 1, 2 or 3, or nothing")
+    for word, level in _LEVELS.items():
+        if word in words:
+            return level, ""
+    column = "zero"
+    raise FieldError(column, f"{shown(text)} is no ZeRO level: give 0, 1, 2 or 3, or nothing")
 
 
 def precision_of(text: str) -> tuple[str, str]:
@@ -114,11 +137,13 @@ def precision_of(text: str) -> tuple[str, str]:
     if not words:
         return "bf16", "precision is empty: bf16 assumed"
     if any(word in words for word in ("fp8", "float8", "mxfp8", "fp4")):
-        refuse("precision", f"{shown(text)} cannot be said yet: give bf16, fp16 or fp32")
+        note = f"{text} is predicted as fp8" if "fp4" in words else ""
+        return "fp8", note
     for name in ("bf16", "fp16", "fp32"):
         if name in words or name.replace("fp", "float") in words:
             return name, ""
-    refuse("precision", f"{shown(text)} is unknown: give bf16, fp16 or fp32, or nothing")
+    column = "precision"
+    raise FieldError(column, f"{shown(text)} is unknown: give bf16, fp16, fp8 or fp32, or nothing")
 
 
 def network_of(remarks: str, gpus_per_node: int) -> float | None:

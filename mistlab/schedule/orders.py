@@ -1,11 +1,17 @@
 """Named pipeline orders: which passes each stage takes when, as the text that an order file holds.
 
 1F1B (Narayanan et al. 2019): each stage runs ahead by as many forwards as there are stages after
-it, then alternates. GPipe (Huang et al. 2019): all forwards, then all backwards.
+it, then alternates. GPipe (Huang et al. 2019): all forwards, then all backwards. Interleaved 1F1B
+(Narayanan et al. 2021): each stage has several chunks of the model. ZB-H1 (Qi et al. 2023): 1F1B
+in which gradients of weights fill the waits at the end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
+
+from mistlab.schedule.interleaved import interleaved_text
+from mistlab.values.errors import refuse
 
 DEFAULT_ORDER = "1f1b"
 
@@ -45,11 +51,75 @@ def all_forwards_then_backwards(num_stages: int, micro_batches: int) -> str:
     return f"{line}\n" * num_stages
 
 
+def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
+    """The text of interleaved 1F1B; refuses a number of micro-batches that stages do not divide.
+
+    >>> print(interleaved(1, 2, 2), end="")
+    F0m0 F1m0 B1m0 F0m1 B0m0 F1m1 B1m1 B0m1
+    """
+    if micro_batches % num_stages:
+        problem = (
+            f"interleaved-{chunks} takes as many micro-batches in turn as there are stages, "
+            f"{num_stages}, but there are {micro_batches}: give a multiple of {num_stages}"
+        )
+        refuse("plan.order", problem)
+    return interleaved_text(num_stages, micro_batches, chunks)
+
+
+def zero_bubble(num_stages: int, micro_batches: int) -> str:
+    """The text of ZB-H1: each stage holds as many micro-batches as the first stage of 1F1B.
+
+    >>> print(zero_bubble(2, 2), end="")
+    Fm0 Fm1 Bm0 Wm0 Bm1 Wm1
+    Fm0 Bm0 Fm1 Bm1 Wm0 Wm1
+    """
+    lines = []
+    for stage in range(num_stages):
+        ahead = min(micro_batches, num_stages - stage)
+        line = [f"Fm{m}" for m in range(ahead)]
+        for m in range(micro_batches):
+            line.append(f"Bm{m}")
+            line += [f"Wm{m - stage}"] * (m >= stage)
+            line += [f"Fm{m + ahead}"] * (m + ahead < micro_batches)
+        done = max(0, micro_batches - stage)
+        lines.append(" ".join((*line, *(f"Wm{m}" for m in range(done, micro_batches)))))
+    return "\n".join(lines) + "\n"
+
+
+# The numbers of chunks of interleaved orders, by name.
+INTERLEAVED: Mapping[str, int] = {f"interleaved-{chunks}": chunks for chunks in (2, 3, 4, 5, 6, 8)}
+
 # By name: the function that writes an order's text for numbers of stages and micro-batches.
 ORDERS: dict[str, Callable[[int, int], str]] = {
     DEFAULT_ORDER: one_forward_one_backward,
     "gpipe": all_forwards_then_backwards,
+    **{name: partial(interleaved, chunks=chunks) for name, chunks in INTERLEAVED.items()},
+    "zb-h1": zero_bubble,
 }
+# Orders whose stages repeat themselves with as many micro-batches as there are stages, between a
+# beginning and an end of a few such groups.
+REPEATING = frozenset((*INTERLEAVED, "zb-h1"))
+# Groups of an order that repeats itself which stand for any number of groups.
+GROUPS_PLAYED = 4
+
+
+def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
+    """The fewest micro-batches with which an order has the same beginning, end and repetition; all
+    of them if it does not repeat itself."""
+    beyond = micro_batches - GROUPS_PLAYED * num_stages
+    if order not in REPEATING or beyond < num_stages:
+        return micro_batches
+    return micro_batches - beyond // num_stages * num_stages
+
+
+def order_problem(order: str, num_stages: int, micro_batches: int, layers: int) -> str:
+    """Why a named order cannot run stages of at least so many blocks; empty if it can."""
+    chunks = INTERLEAVED.get(order, 1)
+    if chunks > 1 and micro_batches % num_stages:
+        return f"there are {micro_batches} micro-batches: give a multiple of {num_stages} stages"
+    if chunks > 1 and layers < chunks:
+        return f"a stage of {layers} layers has no {chunks} chunks: give an order of fewer"
+    return ""
 
 
 def is_order_path(name: str) -> bool:

@@ -5,12 +5,19 @@ one that is no order at all, is refused by its size before it is read.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from mistlab.schedule.checked_orders import named_order, order_of_text
 from mistlab.schedule.order_text import PipelineOrder
-from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, in_flight
+from mistlab.schedule.orders import (
+    DEFAULT_ORDER,
+    ORDERS,
+    fewer_micro_batches,
+    in_flight,
+    order_problem,
+)
 from mistlab.schedule.stage_chunks import blocks_of_chunks
 from mistlab.schedule.stage_passes import StagePasses, passes_of
 from mistlab.values.errors import InputError, refuse
@@ -27,6 +34,9 @@ _MARKS = 3
 def order_of_plan(plan: Plan) -> PipelineOrder:
     """The order in which a plan's stages take their passes; refuses one that cannot run."""
     if plan.order in ORDERS:
+        layers = min(stage.layers for stage in plan.stages)
+        if problem := order_problem(plan.order, plan.num_stages, plan.micro_batches, layers):
+            refuse("plan.order", f"{plan.order}, but {problem}")
         return named_order(plan.order, plan.num_stages, plan.micro_batches)
     try:
         text = _text(Path(plan.order), _most_bytes(plan))
@@ -42,6 +52,12 @@ def passes_of_plan(plan: Plan) -> tuple[StagePasses, ...]:
     return passes_of(order_of_plan(plan))
 
 
+def shortened(plan: Plan) -> Plan:
+    """The plan with fewer micro-batches, if its order repeats itself: stages hold as much."""
+    fewer = fewer_micro_batches(plan.order, plan.num_stages, plan.micro_batches)
+    return plan if fewer == plan.micro_batches else replace(plan, micro_batches=fewer)
+
+
 def in_flight_of_plan(plan: Plan) -> Sequence[float]:
     """The micro-batches whose activations each stage holds at once, at most.
 
@@ -50,7 +66,7 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
     stages, micro_batches = plan.num_stages, plan.micro_batches
     if plan.order == DEFAULT_ORDER:
         return [in_flight(stage, stages, micro_batches) for stage in range(stages)]
-    passes = passes_of_plan(plan)
+    passes = passes_of_plan(shortened(plan))
     return [
         _most_held(of_stage, blocks_of_chunks(stage.layers, of_stage.chunks))
         for stage, of_stage in zip(plan.stages, passes, strict=True)

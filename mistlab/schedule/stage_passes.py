@@ -21,7 +21,7 @@ from mistlab.schedule.slot_table import Phase
 # Stage, kind, chunk and micro-batch of a pass.
 PassKey = tuple[int, PassKind, int, int]
 # The most pipelines whose passes are kept in memory.
-_MOST_KEPT = 16
+_MOST_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.symbols import size_symbol
 
 Shape = tuple["sympy.Expr", ...]
 Phase = Literal["forward", "backward"]
@@ -125,6 +126,13 @@ class LayerGraph:
     def parameter_count(self) -> sympy.Expr:
         """Number of parameters on one rank."""
         return sympy.Add(*(parameter.count for parameter in self.parameters))
+
+    @property
+    def expert_parameter_count(self) -> sympy.Expr:
+        """Number of parameters of experts among them, which other groups of ranks share."""
+        ranks = size_symbol("ep")
+        counts = (parameter.count for parameter in self.parameters)
+        return sympy.Add(*(count for count in counts if count.has(ranks)))
 
     @property
     def saved_bytes(self) -> sympy.Expr:

@@ -31,6 +31,7 @@ class LayerExpressions:
 
     work: Mapping[tuple[Phase, Kind], OperatorWork]
     parameters: sympy.Expr
+    expert_parameters: sympy.Expr
     saved_bytes: sympy.Expr
     input_bytes: sympy.Expr
     forward_peak_bytes: sympy.Expr
@@ -64,6 +65,7 @@ def expressions_of(graph: LayerGraph) -> LayerExpressions:
     return LayerExpressions(
         work={key: _work(operators) for key, operators in grouped.items()},
         parameters=graph.parameter_count,
+        expert_parameters=graph.expert_parameter_count,
         saved_bytes=graph.saved_bytes,
         input_bytes=graph.input_bytes,
         forward_peak_bytes=largest(peaks["forward"]),
@@ -90,6 +92,7 @@ class LayerSums:
     """The sums of a layer that stages need: expressions in sizes, or symbols for them."""
 
     parameters: sympy.Expr
+    expert_parameters: sympy.Expr
     saved_bytes: sympy.Expr
     input_bytes: sympy.Expr
     forward_peak_bytes: sympy.Expr

@@ -109,6 +109,9 @@ def graphs_of(
     graph: ModelGraph, treatments: Sequence[tuple[str, Treatment]]
 ) -> dict[str, LayerGraph]:
     """The layer graph of each type of a model's layers, in the order of ``LayerTypes.names``."""
+    from mistlab.symbolic.context import split_over_context  # noqa: PLC0415 (needs SymPy)
+
+    graph = split_over_context(graph)
     found = {EMBEDDING: graph.embedding}
     for kind in dict.fromkeys(graph.pattern):
         block = graph.kinds[kind]

@@ -7,6 +7,8 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 
+from mistlab.symbolic.block_kinds import BLOCK, kinds_of
+from mistlab.symbolic.eight_bit import eight_bit
 from mistlab.symbolic.feasible import broken_at
 from mistlab.symbolic.graph import ModelGraph
 from mistlab.symbolic.stored_graph import StoredGraph
@@ -23,7 +25,8 @@ class Variant:
     """The choices besides sizes that decide a graph.
 
     ``precision`` is ``half`` (two bytes) or ``single`` (four bytes). With ``sequence_parallel``
-    tensor-parallel ranks split tokens wherever they do not split weights.
+    tensor-parallel ranks split tokens wherever they do not split weights. ``parts`` are the parts
+    of its blocks beyond those of the family, in the order of ``block_kinds.PARTS``.
     """
 
     family: str
@@ -32,19 +35,21 @@ class Variant:
     biases: bool = False
     dropout: bool = False
     sequence_parallel: bool = False
+    parts: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The variant's file name, without its ending."""
         parts = [self.family, self.attention, self.precision]
         parts += ["biases"] * self.biases + ["dropout"] * self.dropout
+        parts += [part.replace("_", "") for part in self.parts]
         parts += ["sequence"] * self.sequence_parallel
         return "-".join(parts)
 
 
 def variants() -> tuple[Variant, ...]:
-    """The variants of all shipped graphs: each family, and GPT also with biases and dropout; all of
-    them also with sequence parallelism."""
+    """The variants of all shipped graphs: each family, GPT also with biases and dropout, and models
+    of today; all of them also with sequence parallelism."""
     plain = [
         Variant(family=family, attention=attention, precision=precision)
         for family, attention, precision in product(FAMILIES, ("flash", "math"), ("half", "single"))
@@ -54,8 +59,31 @@ def variants() -> tuple[Variant, ...]:
         for attention, biases, dropout in product(("flash", "math"), (False, True), (False, True))
         if biases or dropout
     ]
-    whole = (*plain, *switched)
+    of_today = [
+        Variant(family=family, attention=attention, precision="half", biases=biases, parts=parts)
+        for family, attention, biases, parts in _OF_TODAY
+    ]
+    whole = (*plain, *switched, *of_today)
     return (*whole, *(replace(variant, sequence_parallel=True) for variant in whole))
+
+
+_EXPERTS, _LATENT = ("experts",), ("latent",)
+_SINKS = ("sinks",)
+_SHARED = (*_EXPERTS, "shared_experts")
+# Family, attention, biases and parts of blocks: Mixtral, Qwen 3, gpt-oss, DeepSeek V2 and V3; GPT
+# with experts, as Megatron trains it.
+_OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
+    ("llama", "flash", False, _EXPERTS),
+    ("llama", "flash", False, _SHARED),
+    ("llama", "flash", False, ("qk_norm",)),
+    ("llama", "flash", False, ("qk_norm", *_EXPERTS)),
+    ("llama", "flash", True, (*_SINKS, *_EXPERTS)),
+    ("llama", "flash", True, (*_SINKS, "window", *_EXPERTS)),
+    ("llama", "flash", False, _LATENT),
+    ("llama", "flash", False, (*_LATENT, *_SHARED)),
+    ("gpt", "flash", False, _EXPERTS),
+    ("gpt", "math", False, _EXPERTS),
+)
 
 
 def shipped(variant: Variant) -> ModelGraph:
@@ -74,36 +102,62 @@ def graph_of(workload: Workload) -> StoredGraph:
     model = workload.model
     precision = "single" if workload.precision == "fp32" else "half"
     if model.family == "custom":
-        return _traced(workload, precision)
-    variant = _variant_of(workload, precision)
-    if variant not in variants() or not _has_family_structure(model):
-        message = (
-            f"workload.model: no layer graph is shipped for {variant.name} with the structure of "
-            f"{model.name or 'this model'}: use the family's own structure, biases and dropout, or "
-            "trace it: python -m experiments.trace MODEL.yaml --out MODEL.json, MODEL.yaml having "
-            "the mapping"
-        )
-        raise InputError(message)
-    return _stored(variant)
+        traced = _traced(workload, precision)
+        return eight_bit(traced) if workload.precision == "fp8" else traced
+    return _of_family(workload, precision, sequence_parallel=False)
 
 
 def sequence_graph_of(workload: Workload) -> StoredGraph | None:
     """The graph of a workload with sequence parallelism; None if its model was traced without."""
     if workload.model.family == "custom":
         return None
-    whole = _variant_of(workload, "single" if workload.precision == "fp32" else "half")
-    return _stored(replace(whole, sequence_parallel=True))
+    precision = "single" if workload.precision == "fp32" else "half"
+    return _of_family(workload, precision, sequence_parallel=True)
 
 
-def _variant_of(workload: Workload, precision: str) -> Variant:
+def _of_family(workload: Workload, precision: str, *, sequence_parallel: bool) -> StoredGraph:
+    """The graph of a model of a family, with all kinds of its blocks."""
     model = workload.model
-    return Variant(
+    kinds = kinds_of(model)
+    own = Variant(
         family=model.family,
         attention=workload.attention,
         precision=precision,
         biases=model.biases,
         dropout=model.dropout > 0,
+        sequence_parallel=sequence_parallel,
     )
+    of_kinds = {name: replace(own, parts=parts) for name, parts in kinds.parts.items()}
+    for variant in of_kinds.values():
+        if variant not in variants() or not _has_family_structure(model):
+            message = (
+                f"workload.model: no layer graph is shipped for {variant.name} with the structure "
+                f"of {model.name or 'this model'}: use the family's own structure, biases and "
+                "dropout, or trace it: python -m experiments.trace MODEL.yaml --out MODEL.json, "
+                "MODEL.yaml having the mapping"
+            )
+            raise InputError(message)
+    if len(of_kinds) == 1:
+        found = _stored(of_kinds[BLOCK])
+    else:
+        found = replace(_with_kinds(tuple(of_kinds.items())), turns=kinds.pattern)
+    return eight_bit(found) if workload.precision == "fp8" else found
+
+
+@cache
+def _with_kinds(variants_of_kinds: tuple[tuple[str, Variant], ...]) -> StoredGraph:
+    """The graph of a model whose blocks are of several kinds; the kinds in order of appearance."""
+    own = dict(variants_of_kinds)
+    graph = _stored(own[BLOCK]).mapping
+    others = {name: _stored(variant).mapping for name, variant in own.items() if name != BLOCK}
+    conditions = [*graph["conditions"], *(one for g in others.values() for one in g["conditions"])]
+    mapping = {
+        **graph,
+        "further_blocks": [{**g["block"], "name": name} for name, g in others.items()],
+        "pattern": [*own],
+        "conditions": [one for i, one in enumerate(conditions) if one not in conditions[:i]],
+    }
+    return StoredGraph.of(mapping, graph["name"])
 
 
 def _has_family_structure(model: ModelSpec) -> bool:

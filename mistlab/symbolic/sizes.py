@@ -6,14 +6,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.stages import Column
 from mistlab.values.workload import Workload
 
 
-def constants_of(workload: Workload) -> Mapping[str, int]:
+def constants_of(workload: Workload) -> Mapping[str, float]:
     """The sizes of a workload that are the same for every candidate."""
     model = workload.model
     return {
+        **_sizes_of_parts(workload),
         "s": workload.sequence_length,
         "h": model.hidden,
         "n": model.heads,
@@ -24,12 +26,39 @@ def constants_of(workload: Workload) -> Mapping[str, int]:
     }
 
 
+def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
+    """The sizes of parts of the model; 1 for those of parts that it does not have."""
+    window, latent, experts = workload.model.window, workload.model.latent, workload.model.experts
+    sizes = dict.fromkeys("wumvEaAjy", 1.0)
+    if window is not None:
+        sizes["w"] = min(window.size, workload.sequence_length)
+    if latent is not None:
+        sizes |= {"u": latent.query_rank, "m": latent.key_rank, "v": latent.value_dim}
+    if experts is not None:
+        sizes |= {"E": experts.count, "a": experts.active, "j": experts.ffn}
+        sizes |= {"A": experts.active * workload.expert_imbalance, "y": experts.shared_ffn or 1}
+    return sizes
+
+
 def size_columns(workload: Workload, sizes: Mapping[str, Column]) -> dict[str, NDArray[Any]]:
-    """All sizes as columns; ``sizes`` has the candidates' own columns, such as b and tp."""
+    """All sizes as columns; ``sizes`` has the candidates' own columns, such as b and tp.
+
+    Omitted ones have the default of their dimension. Of each sequence a rank has its part: all
+    tokens if there is one context-parallel rank (cp).
+    """
     rows = len(sizes["tp"])
+    omitted = {
+        row.symbol: np.full(rows, row.default)
+        for row in DIMENSIONS.values()
+        if row.is_size and row.default is not None
+    }
     vocab = [workload.model.padded_vocab(int(degree)) for degree in sizes["tp"]]
+    ranks = sizes.get("cp", np.ones(rows))
     return {
         **{name: np.full(rows, float(size)) for name, size in constants_of(workload).items()},
+        **omitted,
         **sizes,
+        "s": workload.sequence_length / ranks,
+        "cp": ranks,
         "V": np.array(vocab),
     }

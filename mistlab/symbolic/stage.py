@@ -16,12 +16,20 @@ from mistlab.symbolic.graph import PHASES, Phase
 from mistlab.symbolic.layer import LayerSums
 from mistlab.symbolic.layer_types import type_of
 from mistlab.symbolic.maximum import largest
-from mistlab.symbolic.stage_sums import BLOCKS, LARGEST_BLOCK
-from mistlab.symbolic.states import States, gradients, optimizer, sharded, weights
+from mistlab.symbolic.stage_sums import BLOCKS, LARGEST_BLOCK, LARGEST_EXPERTS
+from mistlab.symbolic.states import (
+    Parameters,
+    States,
+    gradients,
+    optimizer,
+    ranks_that_share,
+    sharded,
+    weights,
+)
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
 from mistlab.symbolic.treatments import Treatment
-from mistlab.values.units import MIB_BYTES
 from mistlab.values.dimensions import DIMENSIONS, states_as_changed
+from mistlab.values.units import MIB_BYTES
 
 L, q = choice_symbol("L"), choice_symbol("q")
 e, t = choice_symbol("e"), choice_symbol("t")
@@ -73,21 +81,25 @@ def stage_expressions(
     treated = [_Treated.of(name, row, gates) for name, row in treatments]
     plain = _Treated(layer=block, count=L - sum(one.count for one in treated))
     every = [plain, *treated]
-    blocks = L * block.parameters
-    ends = e * embedding.parameters + t * head.parameters
+    blocks = _parameters(block).times(L)
+    ends = _parameters(embedding).times(e) + _parameters(head).times(t)
     if tied_embeddings:
         # A stage with both embedding and head has their shared table only once.
         table = size_symbol("V") * size_symbol("h") / size_symbol("tp")
-        ends -= e * t * table
-    largest_block = replace(block, parameters=sympy.Symbol(LARGEST_BLOCK, nonnegative=True))
+        ends = replace(ends, every=ends.every - e * t * table)
+    largest_block = replace(
+        block,
+        parameters=sympy.Symbol(LARGEST_BLOCK, nonnegative=True),
+        expert_parameters=sympy.Symbol(LARGEST_EXPERTS, nonnegative=True),
+    )
     step_buffer = _step_buffer(blocks + ends, largest_block, memory)
     return StageExpressions(
-        parameters=blocks + ends,
+        parameters=(blocks + ends).every,
         weights=weights(blocks, ends, memory),
         gradients=gradients(blocks, ends, memory),
         optimizer=optimizer(blocks, ends, memory),
         activations=_activations(embedding, every),
-        buffers_bytes=_buffers(blocks + ends, embedding, largest_block, head, memory)
+        buffers_bytes=_buffers((blocks + ends).every, embedding, largest_block, head, memory)
         + memory.fixed_mib * MIB_BYTES,
         step_buffer_bytes=step_buffer,
         logits_bytes=t * _logits(head),
@@ -119,6 +131,11 @@ class _Treated:
             count=choice_symbol(DIMENSIONS[row.dimension].symbol),
             peaks_as_plain=row.peaks_as_plain,
         )
+
+
+def _parameters(layer: LayerSums) -> Parameters:
+    """A layer's numbers of parameters on a rank."""
+    return Parameters(every=layer.parameters, experts=layer.expert_parameters)
 
 
 def _gates(memory: EngineMemory) -> sympy.Expr:
@@ -184,14 +201,14 @@ def _buffers(
             (2 * layer, _shards(level)), (2 * block.parameters, offloaded > 0), (0, True)
         )
 
-    sums = 2 * sharded(block.parameters, level=2)
+    sums = 2 * sharded(_parameters(block), level=2)
     sums = sympy.Piecewise((sums, sympy.And(_shards(2), wg > 0)), (0, True))
     return memory.weight * ring(3, ww) + memory.gradient * (ring(2, wg) + sums)
 
 
 def _shards(level: int) -> sympy.Basic:
     """The condition that several ranks divide states, from a ZeRO level on."""
-    return sympy.And(choice_symbol("z") >= level, choice_symbol("dp") > 1)
+    return sympy.And(choice_symbol("z") >= level, ranks_that_share() > 1)
 
 
 def _logits(head: LayerSums) -> sympy.Expr:
@@ -205,7 +222,7 @@ def _bucket(memory: EngineMemory) -> sympy.Expr:
     return sympy.Piecewise((size, choice_symbol("z") >= 1), (0, True))
 
 
-def _step_buffer(parameters: sympy.Expr, block: LayerSums, memory: EngineMemory) -> sympy.Expr:
+def _step_buffer(parameters: Parameters, block: LayerSums, memory: EngineMemory) -> sympy.Expr:
     """Bytes of the optimizer's step beside states and buffers.
 
     With rings it is offloaded optimizer state on the device: of the block that steps, and of the
@@ -213,10 +230,10 @@ def _step_buffer(parameters: sympy.Expr, block: LayerSums, memory: EngineMemory)
     before it, the bucket from which a pipeline reduces.
     """
     if not memory.rings:
-        scratch = sharded(parameters * memory.step_scratch, level=1)
+        scratch = sharded(parameters, level=1) * memory.step_scratch
         return sympy.Max(scratch, (1 - e * t) * _bucket(memory))
     blocks = sympy.Piecewise((2, L > 1), (1, True))
-    return blocks * wo * sharded(block.parameters * memory.optimizer, level=1)
+    return blocks * wo * sharded(_parameters(block), level=1) * memory.optimizer
 
 
 def _moments(

@@ -126,6 +126,7 @@ class StageModel:
         values = by_graph(self.layers, self._split_layers if self.split else None, columns)
         sums = dict(zip(self.layers.names, values, strict=True))
         feasible = divides(self.remainders, columns) & self._splits(columns)
+        feasible &= columns["s"] % 1 == 0
         if self.assumptions:
             feasible &= holds(self.assumptions, columns)
         of_blocks = sums_of_blocks(self.types, sums, stages)

@@ -23,6 +23,7 @@ Table = Mapping[str, NDArray[np.float64]]
 BLOCKS = "blocks"
 # Parameters of the largest block, for which buffers have room.
 LARGEST_BLOCK = "largest_block_parameters"
+LARGEST_EXPERTS = "largest_block_expert_parameters"
 
 _PEAKS = ("forward_peak_bytes", "backward_peak_bytes")
 _AT_ONE_MOMENT = ("output_bytes", "input_bytes")
@@ -39,15 +40,22 @@ def sums_of_blocks(types: LayerTypes, sums: Table, stages: Table) -> Table:
             for way in ways
             for name in names
         }
-        return {**found, LARGEST_BLOCK: sums[sum_name(kind, "parameters")]}
+        return {**found, **_largest(types, sums)}
     counts = _counts(types, stages)
     found = {
         sum_name(type_of(BLOCKS, way), name): _of_kinds(types, sums, counts, way, name)
         for way in ways
         for name in names
     }
-    sizes = [sums[sum_name(kind, "parameters")] for kind in types.kinds]
-    return {**found, LARGEST_BLOCK: np.max(sizes, axis=0)}
+    return {**found, **_largest(types, sums)}
+
+
+def _largest(types: LayerTypes, sums: Table) -> Table:
+    """Parameters of the largest block, and of its experts."""
+    sizes = np.stack([sums[sum_name(kind, "parameters")] for kind in types.kinds])
+    experts = np.stack([sums[sum_name(kind, "expert_parameters")] for kind in types.kinds])
+    largest, every = sizes.argmax(axis=0), np.arange(sizes.shape[1])
+    return {LARGEST_BLOCK: sizes[largest, every], LARGEST_EXPERTS: experts[largest, every]}
 
 
 def _of_kinds(
@@ -64,7 +72,8 @@ def _of_kinds(
         saved = of_each("saved_bytes")
         return np.asarray((of_each(name) - saved).max(axis=0) + saved.max(axis=0))
     # The parameters of a stage are those of all its blocks, however it treats them.
-    every = (PLAIN, *types.treatments) if name == "parameters" else (way,)
+    is_state = name in ("parameters", "expert_parameters")
+    every = (PLAIN, *types.treatments) if is_state else (way,)
     weights = np.stack([_counted(counts, kind, every) for kind in types.kinds])
     weights = np.where(weights.sum(axis=0) > 0, weights, 1.0)
     return np.asarray((weights * of_each(name)).sum(axis=0) / weights.sum(axis=0))

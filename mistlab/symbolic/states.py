@@ -8,10 +8,13 @@ device, because they are needed first and last in every pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.symbolic.lazily import sympy
-from mistlab.symbolic.symbols import choice_symbol
+from mistlab.symbolic.symbols import choice_symbol, size_symbol
+from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.mesh import AXES, GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,27 +25,61 @@ class States:
     host: sympy.Expr
 
 
-def weights(blocks: sympy.Expr, ends: sympy.Expr, memory: EngineMemory) -> States:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Numbers of parameters on one rank: all of them, and those of experts among them.
+
+    Other ranks have the same experts than those that have the same other parameters.
+    """
+
+    every: sympy.Expr
+    experts: sympy.Expr
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(every=self.every + other.every, experts=self.experts + other.experts)
+
+    def times(self, factor: sympy.Expr) -> Self:
+        """Each number, multiplied by a factor."""
+        return type(self)(every=self.every * factor, experts=self.experts * factor)
+
+
+def weights(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
     """Bytes of weights, which are sharded over data-parallel ranks from ZeRO-3 on."""
-    return _states(blocks * memory.weight, ends * memory.weight, level=3, ratio="ww")
+    return _states(blocks, ends, memory.weight, level=3, ratio="ww")
 
 
-def gradients(blocks: sympy.Expr, ends: sympy.Expr, memory: EngineMemory) -> States:
+def gradients(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
     """Bytes of accumulated gradients, which are sharded from ZeRO-2 on."""
-    return _states(blocks * memory.gradient, ends * memory.gradient, level=2, ratio="wg")
+    return _states(blocks, ends, memory.gradient, level=2, ratio="wg")
 
 
-def optimizer(blocks: sympy.Expr, ends: sympy.Expr, memory: EngineMemory) -> States:
+def optimizer(blocks: Parameters, ends: Parameters, memory: EngineMemory) -> States:
     """Bytes of optimizer state, which is sharded from ZeRO-1 on."""
-    return _states(blocks * memory.optimizer, ends * memory.optimizer, level=1, ratio="wo")
+    return _states(blocks, ends, memory.optimizer, level=1, ratio="wo")
 
 
-def sharded(whole: sympy.Expr, *, level: int) -> sympy.Expr:
-    """A rank's part of a state that data-parallel ranks divide from a ZeRO level on."""
-    data_parallel, zero = choice_symbol("dp"), choice_symbol("z")
-    return whole / sympy.Piecewise((data_parallel, zero >= level), (1, True))
+def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
+    """A rank's part of a state that data-parallel ranks divide from a ZeRO level on.
+
+    Ranks that have the same experts divide the experts' state.
+    """
+    zero, ranks = choice_symbol("z"), ranks_that_share()
+    same_experts = ranks * size_symbol("tp") / (size_symbol("ep") * size_symbol("et"))
+    parts = (whole.every - whole.experts) / ranks + whole.experts / same_experts
+    return sympy.Piecewise((parts, zero >= level), (whole.every, True))
 
 
-def _states(blocks: sympy.Expr, ends: sympy.Expr, *, level: int, ratio: str) -> States:
-    local, share = sharded(blocks, level=level), choice_symbol(ratio)
-    return States(device=local * (1 - share) + sharded(ends, level=level), host=local * share)
+def ranks_that_share() -> sympy.Expr:
+    """The number of ranks that divide states: those of group ``gather``."""
+    return sympy.Mul(*(choice_symbol(DIMENSIONS[name].symbol) for name in _axes_that_share()))
+
+
+def _axes_that_share() -> list[str]:
+    return [AXES[axis].dimension for axis in GROUPS["gather"]]
+
+
+def _states(blocks: Parameters, ends: Parameters, each: int, *, level: int, ratio: str) -> States:
+    local = sharded(blocks, level=level) * each
+    kept = sharded(ends, level=level) * each
+    share = choice_symbol(ratio)
+    return States(device=local * (1 - share) + kept, host=local * share)

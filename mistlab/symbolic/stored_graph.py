@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGraph:
-    """A graph that a file holds; ``where`` names the file in errors."""
+    """A graph that a file holds; ``where`` names the file in errors.
+
+    ``turns`` are the kinds of a model's blocks, if they are not in the file. Expressions do not
+    depend on how often kinds take turns.
+    """
 
     digest: str
     where: str = field(compare=False)
     mapping: Mapping[str, Any] = field(compare=False, repr=False)
+    turns: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any], where: str) -> StoredGraph:
@@ -56,7 +61,7 @@ class StoredGraph:
     @property
     def pattern(self) -> tuple[str, ...]:
         """The kinds of blocks, which take turns."""
-        return tuple(self.mapping.get("pattern", ("block",)))
+        return self.turns or tuple(self.mapping.get("pattern", ("block",)))
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

@@ -19,6 +19,15 @@ WORKLOAD_SIZES: Mapping[str, str] = {
     "r": "rotated_channels",  # of a head, by rotary embedding
     "f": "ffn",
     "V": "vocab",  # padded
+    "w": "window",
+    "u": "query_rank",
+    "m": "key_rank",
+    "v": "value_dim",
+    "E": "experts",
+    "a": "active",  # experts of a token
+    "A": "taken",  # copies of a token that the busiest rank's experts take
+    "j": "expert_ffn",
+    "y": "shared_ffn",
 }
 
 

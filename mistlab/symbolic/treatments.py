@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mistlab.symbolic.graph import LayerGraph, Peak, SavedTensor
+from mistlab.symbolic.graph import LayerGraph, Operator, Peak, SavedTensor
+from mistlab.symbolic.lazily import sympy
 
 PLAIN = "plain"
 
@@ -56,6 +57,55 @@ def recomputed(block: LayerGraph) -> LayerGraph:
     )
 
 
+def core_recomputed(block: LayerGraph) -> LayerGraph:
+    """The block keeps nothing of attention's core (scores, shares, masks, sums) but what enters and
+    leaves it, and runs the core forward again (Korthikanti et al. 2022).
+
+    What is dropped is missing at every moment, but those at which the core itself runs.
+    """
+    dropped = [tensor for tensor in block.saved if _is_of_core(tensor)]
+    gone = sympy.Add(*(tensor.size_bytes for tensor in dropped))
+    return replace(
+        block,
+        saved=tuple(tensor for tensor in block.saved if tensor not in dropped),
+        again=tuple(operator for operator in block.of_phase("forward") if _runs_in_core(operator)),
+        peaks=tuple(_without(peak, gone) for peak in block.peaks),
+    )
+
+
+def _is_of_core(tensor: SavedTensor) -> bool:
+    """Whether a tensor has numbers for heads and positions, and none for channels."""
+    symbols = {symbol.name for symbol in tensor.size_bytes.free_symbols}
+    return bool(symbols & {"n", "k"}) and not symbols & {"d", "h", "r", "f"}
+
+
+def _runs_in_core(operator: Operator) -> bool:
+    return operator.module == ATTENTION and operator.name != ROTATES
+
+
+def _without(peak: Peak, gone: sympy.Expr) -> Peak:
+    """A moment without the bytes that are gone, if it had them and is not of the core itself."""
+    left = sympy.expand(peak.size_bytes - gone)
+    had_all = all(share > 0 for share in left.as_coefficients_dict().values())
+    if peak.operator in OF_CORE or not had_all:
+        return peak
+    return replace(peak, size_bytes=left)
+
+
+# The module whose own operators are attention's core, but for one: rotary embedding comes before.
+ATTENTION, ROTATES = "attention", "mistlab.rotate_"
+# Operators of the core and of its backward pass whose moments may be the fullest.
+OF_CORE = frozenset(
+    (
+        *("aten.clone", "aten.baddbmm", "aten.bmm", "aten.mul", "aten.cat"),
+        "aten.new_zeros",
+        *("mistlab.causal_softmax", "mistlab.causal_softmax_backward"),
+        "aten._scaled_dot_product_flash_attention_for_cpu",
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward",
+    )
+)
+
 TREATMENTS: dict[str, Treatment] = {
     "recomputed": Treatment(dimension="checkpointed_layers", graph=recomputed, peaks_as_plain=True),
+    "core_recomputed": Treatment(dimension="core_recomputed_layers", graph=core_recomputed),
 }

@@ -94,6 +94,9 @@ DIMENSIONS: dict[str, Dimension] = {
     "layers": Dimension(part="layers", symbol="L", minimum=0),
     "data_parallel": Dimension(part="mesh", symbol="dp", minimum=1),
     "tensor_parallel": Dimension(part="mesh", symbol="tp", is_size=True, minimum=1),
+    "context_parallel": Dimension(
+        part="mesh", symbol="cp", is_size=True, minimum=1, default=1, noun="context parallel"
+    ),
     "micro_batch": Dimension(part="mesh", symbol="b", is_size=True, minimum=1),
     "sequence_parallel": Dimension(
         part="mesh",
@@ -105,11 +108,36 @@ DIMENSIONS: dict[str, Dimension] = {
         amount="",
         noun="sequence parallelism",
     ),
+    "expert_parallel": Dimension(
+        part="mesh",
+        symbol="ep",
+        is_size=True,
+        minimum=1,
+        default=1,
+        label="experts",
+        noun="expert parallel",
+    ),
+    "expert_tensor_parallel": Dimension(
+        part="mesh",
+        symbol="et",
+        is_size=True,
+        minimum=1,
+        default=1,
+        label="expert tensor",
+        noun="expert tensor parallel",
+    ),
     "zero": Dimension(
         part="savings", symbol="z", maximum=3, default=0, shared_by="gather", amount="ZeRO-{}"
     ),
     "checkpointed_layers": Dimension(
         part="layers", symbol="c", default=0, label="checkpointed", noun="blocks recomputed"
+    ),
+    "core_recomputed_layers": Dimension(
+        part="layers",
+        symbol="cc",
+        default=0,
+        label="core recomputed",
+        noun="blocks with attention's core recomputed",
     ),
     "offload_weights": _offloaded("ww", "weights", "P"),
     "offload_gradients": _offloaded("wg", "gradients", "G"),

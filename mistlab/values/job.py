@@ -145,22 +145,70 @@ def _tensor_parallel_problem(job: Job) -> FieldError | None:
     return None
 
 
-def _sequence_parallel_problem(job: Job) -> FieldError | None:
-    """Why a stage's tensor-parallel ranks cannot split its tokens."""
-    tokens, model = job.workload.sequence_length, job.workload.model
+def _experts_problem(job: Job) -> FieldError | None:
+    """Why a stage's GPUs cannot divide a model's experts among them."""
+    experts = job.workload.model.experts
     for index, stage in enumerate(job.plan.stages):
-        if not stage.sequence_parallel or stage.tensor_parallel == 1:
+        ranks, parts = stage.expert_parallel, stage.expert_tensor_parallel
+        where = f"plan.stages[{index}].expert"
+        if experts is None and ranks * parts > 1:
+            name, value = ("parallel", ranks) if ranks > 1 else ("tensor_parallel", parts)
+            problem = f"{value}, but the model has no experts: give 1, or a model with experts"
+            return FieldError(f"{where}_{name}", problem)
+        if experts is None:
             continue
-        where = f"plan.stages[{index}].sequence_parallel"
-        if model.family == "custom":
-            problem = "1, but a custom model is traced without: give 0, or a model of a family"
-            return FieldError(where, problem)
+        if experts.count % ranks:
+            problem = f"{ranks} does not divide experts {experts.count}: give a divisor"
+            return FieldError(f"{where}_parallel", problem)
+        if experts.ffn % parts:
+            problem = f"{parts} does not divide experts' ffn {experts.ffn}: give a divisor"
+            return FieldError(f"{where}_tensor_parallel", problem)
+        if stage.num_gpus % (ranks * parts):
+            problem = (
+                f"{ranks} x expert_tensor_parallel {parts} does not divide the stage's "
+                f"{stage.num_gpus} GPUs: give degrees whose product does"
+            )
+            return FieldError(f"{where}_parallel", problem)
+        tokens = job.workload.sequence_length
         if tokens % stage.tensor_parallel:
             problem = (
-                f"1, but tensor_parallel {stage.tensor_parallel} does not divide sequence_length "
-                f"{tokens}: give 0, or a degree that divides it"
+                f"{stage.tensor_parallel} does not divide sequence_length {tokens}, as blocks with "
+                "experts need: give a divisor"
             )
-            return FieldError(where, problem)
+            return FieldError(f"plan.stages[{index}].tensor_parallel", problem)
+    return None
+
+
+def _parts_problem(job: Job) -> FieldError | None:
+    for index, stage in enumerate(job.plan.stages):
+        if problem := parts_problem(job.workload, stage.degree):
+            return problem.within(f"plan.stages[{index}]")
+    return None
+
+
+def parts_problem(workload: Workload, degree: Callable[[str], int]) -> FieldError | None:
+    """Why a stage's ranks cannot split its tokens; context-parallel ranks take two parts each."""
+    tokens, context = workload.sequence_length, degree("context_parallel")
+    tensor = degree("tensor_parallel") if degree("sequence_parallel") else 1
+    if workload.model.family == "custom" and max(context, tensor) > 1:
+        name, default = ("sequence_parallel", 0) if tensor > 1 else ("context_parallel", 1)
+        problem = (
+            f"{degree(name)}, but a custom model is traced without: give {default}, or a model of "
+            "a family"
+        )
+        return FieldError(name, problem)
+    if context > 1 and tokens % (2 * context):
+        problem = (
+            f"{context} ranks take two parts each of a sequence, but {2 * context} does not "
+            f"divide sequence_length {tokens}: give half of a divisor of {tokens}"
+        )
+        return FieldError("context_parallel", problem)
+    if tokens // context % tensor:
+        problem = (
+            f"1, but tensor_parallel {tensor} does not divide sequence_length "
+            f"{tokens // context}: give 0, or a degree that divides it"
+        )
+        return FieldError("sequence_parallel", problem)
     return None
 
 
@@ -225,7 +273,8 @@ _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _layers_problem,
     _batch_problem,
     _tensor_parallel_problem,
-    _sequence_parallel_problem,
+    _experts_problem,
+    _parts_problem,
     _engine_problem,
     _num_gpus_problem,
     _order_problem,

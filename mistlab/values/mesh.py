@@ -4,11 +4,14 @@ Ranks count along the axes in the table's order, the first axis fastest; then co
 next stage. A group is a set of axes: ranks that differ only along these axes work together. An axis
 is added by its row, and by its name in the groups that contain it.
 
+The same ranks count along other axes where blocks have experts: those of ``EXPERT_AXES``, which cut
+across the first ones. The last of them has as many ranks as are left.
+
 The argument ``value`` of a function gives the degree of a dimension: ``stage.value`` for a stage of
 a plan, ``batch.value`` for columns of candidates.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -22,7 +25,10 @@ Degree = TypeVar("Degree", int, "NDArray[Any]")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Axis:
-    """An axis: the dimension that is its degree, and its name for people."""
+    """An axis: the dimension that is its degree, and its name for people.
+
+    An axis without a dimension has all ranks that the other axes of its table leave.
+    """
 
     dimension: str
     words: str
@@ -30,16 +36,49 @@ class Axis:
 
 AXES: dict[str, Axis] = {
     "tensor": Axis(dimension="tensor_parallel", words="tensor"),
+    "context": Axis(dimension="context_parallel", words="context"),
     "data": Axis(dimension="data_parallel", words="data"),
 }
 
-# By name, the axes of a group: of ranks that sum parts of activations; of ranks that divide states
-# under ZeRO, and gather weights; of ranks that reduce gradients.
+EXPERT_AXES: dict[str, Axis] = {
+    "expert tensor": Axis(dimension="expert_tensor_parallel", words="expert tensor"),
+    "expert": Axis(dimension="expert_parallel", words="expert"),
+    "expert data": Axis(dimension="", words="expert data"),
+}
+
+# By name, the axes of a group: of ranks that sum parts of activations; of ranks that exchange keys
+# and values; of ranks that divide states under ZeRO, and gather weights; of ranks that reduce
+# gradients. Then the same of experts: of ranks that have parts of the same experts; that have
+# different experts, to which tokens go; that divide the experts' states; that reduce the experts'
+# gradients.
 GROUPS: dict[str, tuple[str, ...]] = {
     "tensor": ("tensor",),
-    "gather": ("data",),
-    "reduce": ("data",),
+    "context": ("context",),
+    "gather": ("context", "data"),
+    "reduce": ("context", "data"),
+    "expert tensor": ("expert tensor",),
+    "experts": ("expert",),
+    "gather experts": ("expert data",),
+    "reduce experts": ("expert data",),
 }
+
+
+def axes_of(group: str) -> dict[str, Axis]:
+    """The table of axes that a group belongs to."""
+    return AXES if GROUPS[group][0] in AXES else EXPERT_AXES
+
+
+def degrees(axes: Mapping[str, Axis], value: Callable[[str], Degree]) -> dict[str, Degree]:
+    """The number of ranks along each axis of a table."""
+    found: dict[str, Any] = {
+        name: value(axis.dimension) for name, axis in axes.items() if axis.dimension
+    }
+    for name, axis in axes.items():
+        if not axis.dimension:
+            # A mesh that does not divide has no such groups, and is marked as infeasible.
+            left: Any = num_gpus(value) // prod(found.values())
+            found[name] = left + (left < 1)
+    return {name: found[name] for name in axes}
 
 
 def dimensions_of_axes() -> tuple[str, ...]:
@@ -59,24 +98,23 @@ def num_gpus(value: Callable[[str], Degree]) -> Degree:
 
 def ranks_of(group: str, value: Callable[[str], Degree]) -> Degree:
     """Number of ranks in a group."""
-    product: Any = prod(value(AXES[axis].dimension) for axis in GROUPS[group])
-    ranks: Degree = product
+    of_axes: Mapping[str, Any] = degrees(axes_of(group), value)
+    ranks: Degree = prod(of_axes[axis] for axis in GROUPS[group])
     return ranks
 
 
 def groups_of(group: str, value: Callable[[str], int]) -> Iterator[list[int]]:
     """The ranks of each group of this name, counted from the stage's first rank."""
-    steps = dict(zip(AXES, _steps(value), strict=True))
+    axes = axes_of(group)
+    of_axes = degrees(axes, value)
+    steps = dict(zip(axes, _steps(axes, value), strict=True))
 
-    def ranks(axes: list[str]) -> list[int]:
-        ways = (
-            [place * steps[axis] for place in range(value(AXES[axis].dimension))]
-            for axis in reversed(axes)
-        )
+    def ranks(names: list[str]) -> list[int]:
+        ways = ([place * steps[name] for place in range(of_axes[name])] for name in reversed(names))
         return [sum(way) for way in product(*ways)]
 
-    inside = ranks([axis for axis in AXES if axis in GROUPS[group]])
-    for first in ranks([axis for axis in AXES if axis not in GROUPS[group]]):
+    inside = ranks([axis for axis in axes if axis in GROUPS[group]])
+    for first in ranks([axis for axis in axes if axis not in GROUPS[group]]):
         yield [first + rank for rank in inside]
 
 
@@ -90,13 +128,13 @@ def position_of(rank: int, value: Callable[[str], int]) -> dict[str, int]:
 
 def rank_of(position: dict[str, int], value: Callable[[str], int]) -> int:
     """The rank at a position, counted from the stage's first."""
-    steps = zip(AXES, _steps(value), strict=True)
+    steps = zip(AXES, _steps(AXES, value), strict=True)
     return sum(position.get(name, 0) * step for name, step in steps)
 
 
-def _steps(value: Callable[[str], int]) -> list[int]:
+def _steps(axes: Mapping[str, Axis], value: Callable[[str], int]) -> list[int]:
     """The distance in ranks between neighbours along each axis."""
     steps = [1]
-    for axis in AXES.values():
-        steps.append(steps[-1] * value(axis.dimension))
+    for degree in degrees(axes, value).values():
+        steps.append(steps[-1] * degree)
     return steps[:-1]

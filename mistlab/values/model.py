@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from mistlab.values.errors import refuse, within
+from mistlab.values.model_parts import Experts, LatentAttention, Window
 from mistlab.values.trained import Trained
 from mistlab.values.value import bounded, check_field, check_fields, from_mapping, ratio
 
@@ -35,6 +36,10 @@ class ModelSpec:
     layers of a custom model. ``tensor_parallel_degrees`` are the degrees that its code supports;
     None stands for all degrees that divide heads and widths. ``trained`` is how the model was
     trained by those who published it.
+
+    With ``qk_norm`` each head's queries and keys are normalised. With ``sinks`` each head has one
+    more score, to which no value belongs. ``window``, ``latent`` and ``experts`` are parts that
+    some models have.
     """
 
     name: str = ""
@@ -56,6 +61,11 @@ class ModelSpec:
     tied_embeddings: bool
     biases: bool
     dropout: float = field(metadata=ratio())
+    qk_norm: bool = False
+    sinks: bool = False
+    window: Window | None = None
+    latent: LatentAttention | None = None
+    experts: Experts | None = None
     graph_file: str | None = None
     tensor_parallel_degrees: tuple[int, ...] | None = field(
         default=None, metadata=bounded(minimum=1)
@@ -67,6 +77,7 @@ class ModelSpec:
         check_fields(self)
         self._check_attention()
         self._check_rotary()
+        self._check_experts()
         if self.mlp_type == "gated_mlp" and self.activation != "silu":
             problem = f"{self.activation!r} cannot gate a gated_mlp: give silu, or mlp_type: mlp"
             refuse("activation", problem)
@@ -102,6 +113,15 @@ class ModelSpec:
         if self.heads % self.kv_heads:
             problem = f"{self.kv_heads} does not divide heads {self.heads}: give a divisor of heads"
             refuse("kv_heads", problem)
+        if self.latent is not None and self.kv_heads != self.heads:
+            problem = f"{self.kv_heads} with latent attention, which has keys for each head"
+            refuse("kv_heads", f"{problem}: give {self.heads}, or leave it out")
+
+    def _check_experts(self) -> None:
+        dense = 0 if self.experts is None else self.experts.dense_blocks
+        if dense > self.layers:
+            problem = f"{dense} is more than the model's layers: give at most {self.layers}"
+            refuse("experts.dense_blocks", problem)
 
     def _check_rotary(self) -> None:
         is_rotary = self.position_embedding == "rotary"

@@ -46,10 +46,14 @@ NO_OFFLOAD = Offload()
 class StagePlan:
     """One pipeline stage: its blocks, its GPUs and how it saves memory.
 
-    ``micro_batch`` is the number of sequences on a data-parallel rank. With ``sequence_parallel``
-    (1) tensor-parallel ranks split tokens wherever they do not split weights. ``zero`` shards
-    optimizer state (1), also gradients (2), also weights (3). The last ``checkpointed_layers``
-    blocks recompute their activations. ``others`` has values of dimensions that were added to
+    ``micro_batch`` is the number of sequences on a data-parallel rank, of whose tokens each of
+    ``context_parallel`` ranks has a part. With ``sequence_parallel``
+    (1) tensor-parallel ranks split tokens wherever they do not split weights. Experts are divided
+    among ``expert_parallel`` ranks, and each expert's width among ``expert_tensor_parallel`` ones;
+    both are neighbours among the stage's GPUs, whatever the other degrees. ``zero`` shards
+    optimizer state (1), also gradients (2), also weights (3). The last ``core_recomputed_layers``
+    blocks recompute attention's core, and ``checkpointed_layers`` before them all activations.
+    ``others`` has values of dimensions that were added to
     ``mistlab.values.dimensions.DIMENSIONS``, without default values.
     """
 
@@ -57,9 +61,17 @@ class StagePlan:
     data_parallel: int = field(metadata=DIMENSIONS["data_parallel"].numbers)
     tensor_parallel: int = field(metadata=DIMENSIONS["tensor_parallel"].numbers)
     micro_batch: int = field(metadata=DIMENSIONS["micro_batch"].numbers)
+    context_parallel: int = field(default=1, metadata=DIMENSIONS["context_parallel"].numbers)
     sequence_parallel: int = field(default=0, metadata=DIMENSIONS["sequence_parallel"].numbers)
+    expert_parallel: int = field(default=1, metadata=DIMENSIONS["expert_parallel"].numbers)
+    expert_tensor_parallel: int = field(
+        default=1, metadata=DIMENSIONS["expert_tensor_parallel"].numbers
+    )
     zero: int = field(default=0, metadata=DIMENSIONS["zero"].numbers)
     checkpointed_layers: int = field(default=0, metadata=DIMENSIONS["checkpointed_layers"].numbers)
+    core_recomputed_layers: int = field(
+        default=0, metadata=DIMENSIONS["core_recomputed_layers"].numbers
+    )
     offload: Offload = NO_OFFLOAD
     others: tuple[tuple[str, float], ...] = field(default=(), metadata=further_keys(added))
 

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Literal
 
 from mistlab.engines.table import ENGINES, names_for_plans
+from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
 from mistlab.values.dimensions import (
     BUILT_IN,
     DIMENSIONS,
@@ -40,14 +41,16 @@ class OffloadRatios:
 class SearchSpace:
     """Allowed degrees, ratios and features; None allows every degree that divides.
 
-    A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes.
-    ``recomputation`` says how many of its blocks a stage may recompute. Without ``unequal_stages``
-    all stages have the same ZeRO level, ratios and number of recomputed blocks (or all blocks, if
-    they have fewer); with it, each stage chooses for itself. Whether stages may have unequal
-    numbers of blocks is said apart: up to ``layers_off_balance`` fewer or more than an even share,
-    or any number with None. With ``unequal_meshes`` degrees may differ too. A single rank shards
-    nothing, and takes the lowest ZeRO level. ``others`` lists values of dimensions that were added
-    to the table; an added dimension that is not listed has its default.
+    A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Its
+    passes have one of the ``orders`` that its numbers allow. ``recomputation`` says how many of its
+    blocks a stage may recompute, or recompute attention's core of, as far as
+    ``core_recomputed_layers`` allows the latter (None: always). Without ``unequal_stages`` all
+    stages have the same ZeRO level, ratios and number of recomputed blocks (or all blocks, if they
+    have fewer); with it, each stage chooses for itself. Whether stages may have unequal numbers of
+    blocks is said apart: up to ``layers_off_balance`` fewer or more than an even share, or any
+    number with None. With ``unequal_meshes`` degrees may differ too. A single rank shards nothing,
+    and takes the lowest ZeRO level. ``others`` lists values of dimensions that were added to the
+    table; an added dimension that is not listed has its default.
     """
 
     name: str
@@ -58,10 +61,17 @@ class SearchSpace:
     pipeline: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     micro_batches: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     micro_batch: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
+    context_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
     sequence_parallel: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=1))
+    expert_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
+    expert_tensor_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
     zero: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=3))
     offload: OffloadRatios = field(default_factory=OffloadRatios)
+    orders: tuple[str, ...] = (DEFAULT_ORDER,)
     recomputation: Recomputation = "none_or_all"
+    core_recomputed_layers: tuple[int, ...] | None = field(
+        default=(0,), metadata=bounded(minimum=0)
+    )
     unequal_stages: bool = False
     layers_off_balance: int | None = field(default=0, metadata=bounded(minimum=0))
     unequal_meshes: bool = False
@@ -76,6 +86,11 @@ class SearchSpace:
             if not [checked_value(name, value) for value in values]:
                 refuse(name, "is empty: give at least one choice")
         engine = ENGINES[self.engine]
+        for order in self.orders:
+            if order not in ORDERS:
+                refuse("orders", f"{order!r} is unknown{near_matches(order, ORDERS)}")
+            if problem := engine.order_problem(order, default=DEFAULT_ORDER):
+                refuse("orders", problem)
         if problem := engine.zero_problem(min(self.zero), in_pipeline=True):
             refuse("zero", problem)
         if self.unequal_meshes and not self.unequal_stages:
@@ -87,7 +102,7 @@ class SearchSpace:
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
         """The values of a dimension that the space lists, sorted; None allows any value."""
-        if dimension in counts_of_blocks() and dimension in BUILT_IN:
+        if dimension == "checkpointed_layers":
             return None
         row = DIMENSIONS[dimension]
         if dimension in BUILT_IN:
@@ -108,7 +123,7 @@ class SearchSpace:
         if dimension in counts_of_blocks():
             return tuple(
                 count
-                for count in self._counts(layers, is_built_in=dimension in BUILT_IN)
+                for count in self._counts(layers, of_whole=dimension == "checkpointed_layers")
                 if listed is None or count in listed
             )
         assert listed is not None, f"{dimension} has no end"
@@ -118,17 +133,18 @@ class SearchSpace:
         shared_by = DIMENSIONS[dimension].shared_by
         return listed[:1] if shared_by and ranks_of(shared_by, degree) == 1 else listed
 
-    def _counts(self, layers: int, *, is_built_in: bool) -> Iterable[int]:
-        """How many of its ``layers`` blocks a stage may treat in one way; a treatment that was
-        added to the table is never asked of all stages."""
+    def _counts(self, layers: int, *, of_whole: bool) -> Iterable[int]:
+        """How many of its ``layers`` blocks a stage may treat in one way; only whole recomputation
+        may be asked of all stages."""
         if self.recomputation == "any":
             return range(layers + 1)
-        return (layers,) if self.recomputation == "all" and is_built_in else (0, layers)
+        return (layers,) if self.recomputation == "all" and of_whole else (0, layers)
 
 
 _READERS = {
     name: attrgetter(DIMENSIONS[name].path or name)
-    for name in (*names_of("mesh"), *names_of("savings"))
+    for name in (*names_of("mesh"), *names_of("savings"), *counts_of_blocks())
+    if name != "checkpointed_layers"
 }
 
 
@@ -195,6 +211,17 @@ _MEGATRON = SearchSpace(
     micro_batch=(1, 2, 4, 8, 16),
     zero=(0, 1),
 )
+# What Megatron-LM's users have since: tokens split over tensor-parallel ranks, sequences over
+# context-parallel ones, attention's core recomputed, chunks of stages in turn.
+_MEGATRON_TODAY = replace(
+    _MEGATRON,
+    name="megatron-today",
+    context_parallel=(1, 2, 4, 8, 16),
+    sequence_parallel=(0, 1),
+    orders=(DEFAULT_ORDER, *INTERLEAVED),
+    recomputation="any",
+    core_recomputed_layers=None,
+)
 _DEEPSPEED = replace(
     _MEGATRON, name="deepspeed", engine="deepspeed", tensor_parallel=(1,), zero=(0, 1, 2, 3)
 )
@@ -213,9 +240,41 @@ _ACESO = SearchSpace(
     unequal_meshes=True,
 )
 _ALPA = replace(_ACESO, name="alpa", engine="megatron", recomputation="none_or_all")
+# How models are trained today: with experts, by Megatron; with sharded weights, by torch; and all
+# that there is to choose on this package's own engine.
+_MOE = SearchSpace(
+    name="moe",
+    engine="megatron-core",
+    data_parallel=_POWERS,
+    tensor_parallel=_POWERS[:4],
+    micro_batch=(1, 2, 4, 8),
+    sequence_parallel=(0, 1),
+    expert_parallel=_POWERS[:7],
+    zero=(1,),
+)
+_FSDP = SearchSpace(
+    name="fsdp",
+    engine="fsdp",
+    tensor_parallel=_POWERS[:4],
+    pipeline=(1,),
+    micro_batch=_POWERS[:6],
+    sequence_parallel=(0, 1),
+    expert_parallel=_POWERS[:7],
+    zero=(2, 3),
+)
+_EVERYTHING = replace(
+    _WIDE, name="everything", sequence_parallel=(0, 1), expert_parallel=_POWERS[:7]
+)
 
 SPACES: Mapping[str, SearchSpace] = {
     **{space.name: space for space in (_3D, _ZERO, _CHECKPOINTING, _OFFLOAD, _MIST, _WIDE)},
     "+imbalance": _MIST,
-    **{space.name: space for space in (_MEGATRON, _DEEPSPEED, *_AS_PUBLISHED, _ACESO, _ALPA)},
+    **{
+        space.name: space
+        for space in (
+            *(_MEGATRON, _MEGATRON_TODAY, _DEEPSPEED),
+            *(*_AS_PUBLISHED, _ACESO, _ALPA),
+            *(_MOE, _FSDP, _EVERYTHING),
+        )
+    },
 }

@@ -7,7 +7,7 @@ from mistlab.values.model import ModelSpec
 from mistlab.values.value import bounded, check_fields
 
 Attention = Literal["flash", "math"]
-Precision = Literal["fp16", "bf16", "fp32"]
+Precision = Literal["fp16", "bf16", "fp32", "fp8"]
 Optimizer = Literal["adamw"]
 
 
@@ -15,7 +15,9 @@ Optimizer = Literal["adamw"]
 class Workload:
     """One training step: ``global_batch`` sequences of ``sequence_length`` tokens.
 
-    ``attention`` is fused in one kernel (flash) or computed product by product (math).
+    ``attention`` is fused in one kernel (flash) or computed product by product (math). The
+    precision fp8 is bf16 with 8-bit products of blocks and their weights. In blocks
+    with experts the busiest rank takes ``expert_imbalance`` times as many tokens as the mean.
     """
 
     model: ModelSpec
@@ -24,6 +26,7 @@ class Workload:
     attention: Attention
     precision: Precision
     optimizer: Optimizer = "adamw"
+    expert_imbalance: float = field(default=1.0, metadata=bounded(minimum=1))
 
     def __post_init__(self) -> None:
         check_fields(self)

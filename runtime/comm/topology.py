@@ -18,6 +18,8 @@ from runtime.comm.connecting import enter, greet
 from runtime.comm.group import Alone, Channel, Group
 
 CPU = torch.device("cpu")
+# The runtime has all experts on each rank, so it needs no groups of experts.
+GROUPS_HERE = [name for name in GROUPS if not name.endswith(("experts", "expert tensor"))]
 Direction = Literal["forward", "backward"]
 
 
@@ -28,6 +30,7 @@ class RankPosition:
     stage: int
     data: int
     tensor: int
+    context: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,9 @@ class Topology:
             yield "tied", ends
         for stage, own in enumerate(self.plan.stages):
             first = self.rank(stage, 0, 0)
-            for name in GROUPS:
+            for name in GROUPS_HERE:
+                if name == "context" and own.context_parallel == 1:
+                    continue
                 if name != "gather" or own.zero:
                     for ranks in groups_of(name, own.degree):
                         yield name, [first + rank for rank in ranks]

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from runtime.models.attention_kernel import settled_kernel
-from runtime.models.config import ModelConfig, shard
+from runtime.models.config import ModelConfig, Structure, shard
+from runtime.models.norms import RMSNorm
 from runtime.models.operators import CausalSoftmax, Rotary
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import TensorParallel
-from runtime.models.sizes import value_of
+from runtime.models.sizes import Size, value_of
+from runtime.models.wide_attention import WideAttention
 
 # Computes attention (B, S, H, D) of queries, keys and values (B, S, H + 2 K, D). A model has a
 # function of its own; the executor of a plan may put another in its place.
@@ -78,6 +80,64 @@ class Attention(nn.Module):
             qkv = Rotary.apply(qkv, *tables, shape, heads + kv_heads)
         mixed = self.attend(qkv.view(shape), self)
         return self.output(mixed.reshape(batch, sequence, heads * channels))
+
+
+class PartedAttention(Attention):
+    """Attention whose queries and keys are normalised, or whose scores have sinks or a window.
+
+    With ``sees_window`` a token attends to the last ``config.window`` tokens alone.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        structure: Structure,
+        ranks: TensorParallel,
+        rotary: RotaryTables | None,
+    ) -> None:
+        super().__init__(config, ranks, rotary)
+        self.sees_window = structure.window
+        self.query_norm = self.key_norm = self.sinks = None
+        if structure.qk_norm:
+            self.query_norm = RMSNorm(config.head_dim, config.dtype)
+            self.key_norm = RMSNorm(config.head_dim, config.dtype)
+        if structure.sinks:
+            self.sinks = nn.Parameter(torch.empty(self.heads, dtype=config.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend, as ``Attention``."""
+        batch, sequence, _ = x.shape
+        if self.ranks.splits_tokens:
+            sequence = sequence * self.ranks.size
+        channels, heads = self.config.head_dim, (self.heads, self.kv_heads, self.kv_heads)
+        qkv = self.qkv(x if self.ranks.splits_tokens else x.flatten(0, 1))
+        if self.query_norm is None:
+            qkv = self._rotated(qkv, batch, sequence, self.heads + 2 * self.kv_heads)
+        shape = (batch, sequence, self.heads + 2 * self.kv_heads, channels)
+        query, key, value = qkv.view(shape).split(heads, dim=2)
+        if self.query_norm is not None and self.key_norm is not None:
+            query = self._rotated(self.query_norm(query), batch, sequence, self.heads)
+            key = self._rotated(self.key_norm(key), batch, sequence, self.kv_heads)
+        mixed = self._mixed(query, key, value)
+        return self.output(mixed.reshape(batch, sequence, self.heads * channels))
+
+    def _rotated(self, x: Tensor, batch: Size, sequence: Size, heads: Size) -> Tensor:
+        """Rotate heads in place; the last ones are values where ``x`` has all three."""
+        if self.rotary is None:
+            return x
+        tables = self.rotary.cosine[:sequence], self.rotary.sine[:sequence]
+        values = self.kv_heads if self.query_norm is None else 0
+        shape = (batch, sequence, heads, self.config.head_dim)
+        turned: Tensor = Rotary.apply(x, *tables, shape, heads - values)
+        return turned
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.sinks is None and not self.sees_window:
+            dropout = self.config.dropout if self.training else 0.0
+            return ATTENTION[self.config.attention](query, key, value, dropout)
+        window = self.config.window if self.sees_window else 0
+        mixed: Tensor = WideAttention.apply(query, key, value, self.sinks, window)
+        return mixed
 
 
 def _attend_to_parts(qkv: Tensor, of: Attention) -> Tensor:

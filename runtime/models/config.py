@@ -25,6 +25,30 @@ class Structure:
     activation: Literal["gelu", "gelu_tanh", "silu"]
     position: Literal["absolute", "rotary", "none"]
     parallel_block: bool
+    qk_norm: bool = False
+    sinks: bool = False
+    window: bool = False
+    latent: bool = False
+    experts: bool = False
+    shared_experts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRanks:
+    """The ranks that share the experts of a block, as a trace counts them.
+
+    ``parallel`` ranks have different experts, ``tensor`` ranks parts of the same ones. The experts
+    of the busiest rank take ``taken`` copies for each token. With one rank everything runs here.
+    """
+
+    parallel: Size = 1
+    tensor: Size = 1
+    taken: Size = 1
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is only one rank."""
+        return isinstance(self.parallel, int) and self.parallel == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +57,8 @@ class ModelConfig:
 
     Sizes are those of the whole model. ``positions`` is the longest sequence. Rotary embedding
     turns ``rotated`` channels of each head, with the base ``rotary_base``. The last
-    ``unused_vocab`` tokens are padding, which the model never predicts.
+    ``unused_vocab`` tokens are padding, which the model never predicts. Sizes from ``window`` on
+    belong to parts that the structure may have.
     """
 
     hidden: Size
@@ -53,6 +78,15 @@ class ModelConfig:
     dropout: float = 0.0
     unused_vocab: int = 0
     rotary_base: float = ROTARY_BASE
+    window: Size = 0
+    query_rank: Size = 0
+    key_rank: Size = 0
+    value_dim: Size = 0
+    experts: Size = 0
+    active: Size = 0
+    expert_ffn: Size = 0
+    shared_ffn: Size = 0
+    expert_ranks: ExpertRanks = ExpertRanks()
 
 
 def config_with(
@@ -84,6 +118,7 @@ def config_of(workload: Workload, *, tensor_parallel: int = 1, layers: int = 0) 
     """The configuration of a workload's model, with ``layers`` blocks (0: all of them)."""
     spec = workload.model
     return ModelConfig(
+        **_sizes_of_parts(spec),
         hidden=spec.hidden,
         heads=spec.heads,
         kv_heads=spec.kv_heads,
@@ -104,14 +139,36 @@ def config_of(workload: Workload, *, tensor_parallel: int = 1, layers: int = 0) 
     )
 
 
+def _sizes_of_parts(spec: ModelSpec) -> dict[str, Any]:
+    """The sizes of the parts that a model has."""
+    sizes: dict[str, Any] = {}
+    if spec.window is not None:
+        sizes["window"] = spec.window.size
+    if spec.latent is not None:
+        sizes |= {name: getattr(spec.latent, name) for name in _OF_LATENT}
+    if spec.experts is not None:
+        sizes |= {"experts": spec.experts.count, "expert_ffn": spec.experts.ffn}
+        sizes |= {"active": spec.experts.active, "shared_ffn": spec.experts.shared_ffn}
+    return sizes
+
+
+_OF_LATENT = ("query_rank", "key_rank", "value_dim")
+
+
 def structure_of(spec: ModelSpec) -> Structure:
-    """The structure of a model from its description."""
+    """The structure of a model's plain blocks from its description.
+
+    Blocks with experts or windows differ from it (``mistlab.symbolic.library.kinds_of``).
+    """
     return Structure(
         norm=spec.norm,
         gated_mlp=spec.mlp_type == "gated_mlp",
         activation=spec.activation,
         position=spec.position_embedding,
         parallel_block=spec.parallel_block,
+        qk_norm=spec.qk_norm,
+        sinks=spec.sinks,
+        latent=spec.latent is not None,
     )
 
 

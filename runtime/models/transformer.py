@@ -10,9 +10,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from runtime.models.attention import Attention, RotaryTables
+from runtime.models.attention import Attention, PartedAttention, RotaryTables
 from runtime.models.config import ModelConfig, Structure
-from runtime.models.operators import rms_norm, swiglu
+from runtime.models.experts import Experts
+from runtime.models.latent_attention import LatentAttention
+from runtime.models.norms import LayerNorm, RMSNorm
+from runtime.models.operators import swiglu
 from runtime.models.parallel import (
     ColumnLinear,
     RowLinear,
@@ -22,33 +25,7 @@ from runtime.models.parallel import (
     leave,
 )
 from runtime.models.ranks import CountedRanks, OneRank, TensorParallel
-from runtime.models.sizes import Size, construction
-
-
-class LayerNorm(nn.Module):
-    """Normalisation of vectors to zero mean and unit variance, with a weight and a bias."""
-
-    def __init__(self, width: Size, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.width = width
-        self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(width, dtype=dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        return nn.functional.layer_norm(x, (self.width,), self.weight, self.bias, 1e-5)
-
-
-class RMSNorm(nn.Module):
-    """Normalisation of vectors by their root mean square, with a weight."""
-
-    def __init__(self, width: Size, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        return rms_norm(x, self.weight, 1e-5)[0]
+from runtime.models.sizes import construction
 
 
 class Dropout(nn.Module):
@@ -116,7 +93,8 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each added to the residual: one after the other or side by side.
 
-    Side by side, attention and MLP share one normalisation and one sum over ranks.
+    Side by side, attention and MLP share one normalisation and one sum over ranks. In place of the
+    MLP there may be experts, with or without an MLP for all tokens beside them.
     """
 
     def __init__(
@@ -130,26 +108,58 @@ class Block(nn.Module):
         norm = LayerNorm if structure.norm == "layernorm" else RMSNorm
         self.ranks = ranks
         self.attention_norm = norm(config.hidden, config.dtype)
-        self.attention = Attention(config, ranks, rotary)
+        self.attention = _attention(config, structure, ranks, rotary)
         self.mlp_norm = None if structure.parallel_block else norm(config.hidden, config.dtype)
-        self.mlp = MLP(config, structure, ranks)
+        self.mlp: MLP | None = None
+        self.experts: Experts | None = None
+        self.shared: MLP | None = None
+        if structure.experts:
+            self.experts = Experts(config, structure, ranks)
+        else:
+            self.mlp = MLP(config, structure, ranks)
+        if structure.shared_experts:
+            self.shared = MLP(dataclasses.replace(config, ffn=config.shared_ffn), structure, ranks)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """One layer of the model; input and output are (batch, sequence, hidden)."""
-        inner = enter(self.attention_norm(x), self.ranks)
-        biases = self.attention.output.bias, self.mlp.down.bias
-        if self.mlp_norm is None:
+        inner = self.attention_norm(x)
+        if not isinstance(self.attention, LatentAttention):
+            inner = enter(inner, self.ranks)
+        of_attention = self.attention.output.bias
+        if self.mlp is not None and self.mlp_norm is None:
+            biases = of_attention, self.mlp.down.bias
             return x + self._complete(self.attention(inner) + self.mlp(inner), *biases)
-        x = x + self._complete(self.attention(inner), biases[0])
-        inner = enter(self.mlp_norm(x), self.ranks)
-        return x + self._complete(self.mlp(inner), biases[1])
+        x = x + self._complete(self.attention(inner), of_attention)
+        assert self.mlp_norm is not None
+        inner = self.mlp_norm(x)
+        if self.mlp is not None:
+            return x + self._complete(self.mlp(enter(inner, self.ranks)), self.mlp.down.bias)
+        assert self.experts is not None
+        made = self.experts(inner)
+        if self.shared is not None:
+            made = made + leave(self.shared(enter(inner, self.ranks)), self.ranks)
+        return x + self.dropout(made)
 
     def _complete(self, part: Tensor, *biases: Tensor | None) -> Tensor:
         whole = leave(part, self.ranks)
         for bias in biases:
             whole = whole if bias is None else whole + bias
         return self.dropout(whole)
+
+
+def _attention(
+    config: ModelConfig,
+    structure: Structure,
+    ranks: TensorParallel,
+    rotary: RotaryTables | None,
+) -> Attention | LatentAttention:
+    if structure.latent:
+        assert rotary is not None, "latent attention rotates a part of its keys"
+        return LatentAttention(config, ranks, rotary)
+    if structure.qk_norm or structure.sinks or structure.window:
+        return PartedAttention(config, structure, ranks, rotary)
+    return Attention(config, ranks, rotary)
 
 
 class Head(nn.Module):

@@ -1,13 +1,20 @@
 """Traces the project's own transformers, with symbols or with numbers as sizes."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from mistlab.symbolic.graph import ModelGraph
 from mistlab.symbolic.library import Variant
 from mistlab.values.model import ModelSpec
-from runtime.models.config import TYPE_OF_PRECISION, ModelConfig, Structure, structure_of
+from runtime.models.config import (
+    TYPE_OF_PRECISION,
+    ExpertRanks,
+    ModelConfig,
+    Structure,
+    structure_of,
+)
 from runtime.models.families import STRUCTURES
 from runtime.models.ranks import CountedRanks
 from runtime.models.sizes import Size
@@ -30,31 +37,72 @@ class Sizes:
     f: Size
     V: Size
     tp: Size
+    # Of windows, latent attention and experts, where a model has them.
+    w: Size = 1
+    u: Size = 1
+    m: Size = 1
+    v: Size = 1
+    E: Size = 1
+    a: Size = 1
+    A: Size = 1
+    j: Size = 1
+    y: Size = 1
+    ep: Size = 1
+    et: Size = 1
 
 
-def symbolic_sizes(space: SizeSpace, *, splits_tokens: bool = False) -> Sizes:
+def symbolic_sizes(space: SizeSpace, variant: Variant | None = None) -> Sizes:
     """A symbol for every size; the numbers behind the symbols only have to differ."""
     tp = space.size("tp", 2)
     k = space.multiple("k", 6, tp)
+    parts = () if variant is None else variant.parts
+    splits_tokens = "experts" in parts or (variant is not None and variant.sequence_parallel)
+    sizes: dict[str, Size] = {
+        "b": space.size("b", 4),
+        "s": space.multiple("s", 128, tp) if splits_tokens else space.size("s", 128),
+        "h": space.size("h", 1024),
+        "n": space.multiple("n", 24, k),
+    }
+    if "latent" in parts:
+        # Some channels are rotated, and others are there besides.
+        r = space.multiple("r", 32, 2)
+        d = space.beyond("d", 64, r)
+    else:
+        d = space.size("d", 64)
+        r = space.multiple("r", 32, 2)
     return Sizes(
-        b=space.size("b", 4),
-        s=space.multiple("s", 128, tp) if splits_tokens else space.size("s", 128),
-        h=space.size("h", 1024),
-        n=space.multiple("n", 24, k),
+        **sizes,
         k=k,
-        d=space.size("d", 64),
-        r=space.multiple("r", 32, 2),
+        d=d,
+        r=r,
         f=space.multiple("f", 5632, tp),
         V=space.multiple("V", 50304, tp),
         tp=tp,
+        **_sizes_of_parts(space, parts, tp),
     )
+
+
+def _sizes_of_parts(space: SizeSpace, parts: tuple[str, ...], tp: Size) -> dict[str, Size]:
+    """Symbols for the sizes of the parts that a model has."""
+    sizes: dict[str, Size] = {}
+    if "window" in parts:
+        sizes |= {"w": space.size("w", 40)}
+    if "latent" in parts:
+        sizes |= {"u": space.size("u", 208), "m": space.size("m", 96), "v": space.size("v", 48)}
+    if "experts" in parts:
+        ep, et = space.size("ep", 7), space.size("et", 3)
+        sizes |= {"ep": ep, "et": et, "E": space.multiple("E", 77, ep)}
+        sizes |= {"a": space.size("a", 5), "A": space.size("A", 9)}
+        sizes |= {"j": space.multiple("j", 720, et)}
+    if "shared_experts" in parts:
+        sizes |= {"y": space.multiple("y", 1840, tp)}
+    return sizes
 
 
 def trace_variant(variant: Variant) -> ModelGraph:
     """The graph of a variant with symbols as sizes, as the package ships it."""
     space = SizeSpace()
-    sizes = symbolic_sizes(space, splits_tokens=variant.sequence_parallel)
-    return trace_sizes(variant, sizes, space)
+    return trace_sizes(variant, symbolic_sizes(space, variant), space)
 
 
 def trace_spec(spec: ModelSpec, attention: str, precision: str) -> tuple[ModelSpec, ModelGraph]:
@@ -69,6 +117,12 @@ def trace_spec(spec: ModelSpec, attention: str, precision: str) -> tuple[ModelSp
     space = SizeSpace()
     graph = trace_sizes(variant, symbolic_sizes(space), space, structure_of(spec))
     return replace(spec, family="custom"), replace(graph, name=spec.name)
+
+
+def structure_with(variant: Variant) -> Structure:
+    """The structure of a variant's blocks."""
+    parts: dict[str, Any] = dict.fromkeys(variant.parts, True)
+    return replace(STRUCTURES[variant.family], **parts)
 
 
 def trace_sizes(
@@ -92,10 +146,19 @@ def trace_sizes(
         dtype=TYPE_OF_PRECISION["bf16" if variant.precision == "half" else "fp32"],
         biases=variant.biases,
         dropout=0.1 if variant.dropout else 0.0,
+        window=sizes.w,
+        query_rank=sizes.u,
+        key_rank=sizes.m,
+        value_dim=sizes.v,
+        experts=sizes.E,
+        active=sizes.a,
+        expert_ffn=sizes.j,
+        shared_ffn=sizes.y,
+        expert_ranks=ExpertRanks(parallel=sizes.ep, tensor=sizes.et, taken=sizes.A),
     )
     ranks = CountedRanks(sizes.tp, splits_tokens=variant.sequence_parallel)
     with space.fake_mode:
-        model = Transformer(config, structure or STRUCTURES[variant.family], ranks)
+        model = Transformer(config, structure or structure_with(variant), ranks)
         tokens = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
         targets = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
     return trace(

@@ -1,6 +1,6 @@
 """The cost of each operator of a trace: its kind, its operations and the bytes that it moves."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,6 +21,11 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "aten.bmm": "matmul",
     "aten.baddbmm": "matmul",
     "aten._grouped_mm": "matmul",
+    "mistlab.grouped_product": "matmul",
+    "mistlab.grouped_product_of_rows": "matmul",
+    "mistlab.grouped_product_of_weight": "matmul",
+    "mistlab.attention": "attention",
+    "mistlab.attention_backward": "attention",
     "aten._scaled_dot_product_flash_attention_for_cpu": "attention",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": "attention",
     "aten._scaled_dot_product_flash_attention": "attention",
@@ -50,6 +55,19 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "mistlab.swiglu": "elementwise",
     "mistlab.swiglu_backward": "elementwise",
     "mistlab.rotate_": "elementwise",
+    "mistlab.weighted_swiglu": "elementwise",
+    "mistlab.weighted_swiglu_backward": "elementwise",
+    "mistlab.add_by_group": "elementwise",
+    "mistlab.sum_by_group": "reduction",
+    "mistlab.sinks_backward": "reduction",
+    "mistlab.route": "softmax",
+    "mistlab.route_backward": "softmax",
+    "mistlab.permute": "gather",
+    "mistlab.unpermute": "gather",
+    "mistlab.copies": "gather",
+    "mistlab.weights_in_place": "gather",
+    "mistlab.keys_and_values": "copy",
+    "mistlab.keys_and_values_backward": "copy",
     "aten.embedding": "gather",
     "aten.embedding_dense_backward": "gather",
     "aten.gather": "gather",
@@ -86,6 +104,9 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "mistlab.gather_again": "collective",
     "mistlab.scatter_tokens": "collective",
     "mistlab.scatter_gradient": "collective",
+    "mistlab.all_to_all": "collective",
+    "mistlab.gather_rows": "collective",
+    "mistlab.scatter_rows": "collective",
 }
 
 # Operators that do no work: they allocate, or ask about a tensor.
@@ -108,7 +129,7 @@ ROWS_OF = {
 }
 
 # Collectives whose message, which ``read_bytes`` counts, is their result.
-GATHERS = {"mistlab.gather_tokens", "mistlab.gather_again"}
+GATHERS = {"mistlab.gather_tokens", "mistlab.gather_again", "mistlab.gather_rows"}
 
 # Operators that read only past positions, which are half of each square of scores.
 READ_HALVES = {"mistlab.causal_softmax", "mistlab.causal_softmax_backward"}
@@ -173,8 +194,8 @@ def kind_of(call: Call) -> Kind:
 def flop_of(call: Call) -> Size:
     """Floating-point operations: PyTorch's formulas for products, else one for each element."""
     kind = kind_of(call)
-    if call.name == "aten._grouped_mm":
-        return _grouped_flop(call)
+    if call.name in _FLOP:
+        return _FLOP[call.name](call)
     if kind == "matmul":
         formula = flop_registry[call.operator.overloadpacket]
         count: Size = formula(*call.args, **call.kwargs, out_val=call.result)
@@ -234,6 +255,44 @@ def _grouped_flop(call: Call) -> Size:
     each = 2 * left[-2] * left[-1] * right[-1]
     # If groups have equally many rows, both arguments have the groups as their first dimension.
     return left[0] * each if len(left) == len(right) == 3 else each
+
+
+def _grouped_product_flop(call: Call) -> Size:
+    """Operations of ``mistlab::grouped_product`` and its gradients: all rows take part once."""
+    first, second, *_ = call.inputs
+    inner: Size = prod(second.shape[1:])
+    # The gradient of matrices has rows on both sides: as many as the first operand's columns.
+    return 2 * first.shape[0] * inner * (1 if second.dim() == 3 else first.shape[1])
+
+
+def _names(call: Call) -> list[str]:
+    return [argument.name for argument in call.operator._schema.arguments]
+
+
+def _wide_attention_flop(call: Call) -> Size:
+    """Operations of ``mistlab::attention`` and its gradient, of the pairs of tokens that see one
+    another (half of a pair's products are counted at the diagonal)."""
+    batch, sequence, heads, channels = call.argument("query").shape
+    values, window = call.argument("value").shape[-1], call.argument("window")
+    # Scores and mixture forward; backward scores again, and gradients of shares, values, queries
+    # and keys.
+    products = 3 * channels + 2 * values if "gradient" in _names(call) else channels + values
+    pairs = 2 * sequence * window - window * window if _is_given(window) else sequence * sequence
+    return products * batch * heads * pairs
+
+
+def _is_given(window: Size) -> bool:
+    return not isinstance(window, int) or window > 0
+
+
+_FLOP: Mapping[str, Callable[[Call], Size]] = {
+    "aten._grouped_mm": _grouped_flop,
+    "mistlab.grouped_product": _grouped_product_flop,
+    "mistlab.grouped_product_of_rows": _grouped_product_flop,
+    "mistlab.grouped_product_of_weight": _grouped_product_flop,
+    "mistlab.attention": _wide_attention_flop,
+    "mistlab.attention_backward": _wide_attention_flop,
+}
 
 
 def _attention_flop(call: Call) -> Size:

@@ -14,7 +14,7 @@ from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.ledger import Ledger
-from searchers.meshes import Pipeline, even_layers, layer_counts, pipelines
+from searchers.meshes import Pipeline, even_layers, layer_counts, orders_of, pipelines
 from searchers.savings import alike, number_of_ways, ways_to_save
 from searchers.strategy import Ending
 
@@ -43,10 +43,13 @@ def exhaustive(
 
 
 def count_plans(problem: Problem, space: SearchSpace, most: int | None = None) -> int:
-    """The number of plans in a space; counting stops above ``most``."""
+    """The number of plans in a space; counting stops above ``most``. Where a space has several
+    orders, stages are taken to have even shares of the blocks."""
     total = 0
     for pipeline in pipelines(problem, space):
-        total += _ways(problem, space, pipeline)
+        fewest = problem.workload.model.layers // pipeline.num_stages
+        orders = orders_of(space, pipeline.num_stages, pipeline.micro_batches, fewest)
+        total += len(orders) * _ways(problem, space, pipeline)
         if most is not None and total > most:
             break
     return total
@@ -57,7 +60,14 @@ def all_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
     layers = problem.workload.model.layers
     for pipeline in pipelines(problem, space):
         for stages in _stages(layers, space, pipeline):
-            yield Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=stages)
+            fewest = min(stage.layers for stage in stages)
+            for order in orders_of(space, len(stages), pipeline.micro_batches, fewest):
+                yield Plan(
+                    engine=space.engine,
+                    micro_batches=pipeline.micro_batches,
+                    order=order,
+                    stages=stages,
+                )
 
 
 def _stages(layers: int, space: SearchSpace, pipeline: Pipeline) -> Iterator[tuple[StagePlan, ...]]:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from mistlab.values.dimensions import OFFLOADS, added, counts_of_blocks, names_of
+from mistlab.values.dimensions import DIMENSIONS, OFFLOADS, added, counts_of_blocks, names_of
+from mistlab.values.mesh import dimensions_of_axes, ranks_of
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.space import SearchSpace
+from searchers.meshes import other_names
 from searchers.savings import alike
 
 Resource = Literal["compute", "communication", "memory", "host"]
@@ -88,6 +90,30 @@ def _change(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
             for value in space.listed(name) or ():
                 if value != own.value(name):
                     yield _saving(plan, stage, own.with_values({name: value}), space)
+
+
+def _change_mesh(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
+    """Take another value of a dimension of the mesh that is no degree, such as sequence
+    parallelism."""
+    for name in other_names():
+        if name in dimensions_of_axes():
+            continue
+        for value in space.listed(name) or ():
+            if value != plan.stages[stage].value(name):
+                changes = {name: value}
+                if space.unequal_meshes:
+                    yield _with_stages(plan, {stage: plan.stages[stage].with_values(changes)})
+                else:
+                    stages = tuple(own.with_values(changes) for own in plan.stages)
+                    yield replace(plan, stages=stages)
+
+
+def _reorder(plan: Plan, stage: int, space: SearchSpace) -> Iterator[Plan]:
+    """Let all stages run their passes in another order."""
+    del stage
+    for order in space.orders:
+        if order != plan.order:
+            yield replace(plan, order=order)
 
 
 def _give_layers(plan: Plan, stage: int, _: SearchSpace) -> Iterator[Plan]:
@@ -181,12 +207,18 @@ def _remeshed(
     whole."""
     micro_batch = stage.micro_batch * stage.data_parallel / (data * micro_batches)
     if all(map(_is_count, (data, tensor, micro_batch))):
-        yield replace(
+        changed = replace(
             stage,
             data_parallel=int(data),
             tensor_parallel=int(tensor),
             micro_batch=int(micro_batch),
         )
+        alone = {
+            name: DIMENSIONS[name].default
+            for name in other_names()
+            if (group := DIMENSIONS[name].shared_by) and ranks_of(group, changed.degree) == 1
+        }
+        yield changed.with_values(alone)
 
 
 def _is_count(number: float) -> bool:
@@ -196,15 +228,17 @@ def _is_count(number: float) -> bool:
 _MOVES: Mapping[Resource, tuple[Move, ...]] = {
     "compute": (
         *(_recompute(-1), _give_layers, _take_gpus, _micro_batch(2), _split(2), _split(0.5)),
-        _change,
+        *(_change, _change_mesh, _reorder),
     ),
     "communication": (
         *(_offload(-1), _shard(-1), _split(0.5), _split(2)),
         *(_micro_batch(2), _micro_batch(0.5), _give_layers, _take_gpus, _change),
+        *(_change_mesh, _reorder),
     ),
     "memory": (
         *(_recompute(1), _shard(1), _offload(1), _micro_batch(0.5)),
         *(_split(2), _split(0.5), _give_layers, _take_gpus, _change),
+        *(_change_mesh, _reorder),
     ),
     "host": (_offload(-1), _shard(1), _give_layers, _change),
 }

@@ -1,10 +1,17 @@
 from dataclasses import replace
+from math import prod
+from typing import Any
 
+import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.symbolic.library import graph_of
+from mistlab.symbolic.sizes import size_columns
+from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.values.errors import InputError
 from mistlab.values.trained import Trained
+from mistlab.values.workload import Workload
 
 SIZES = {
     "gpt3": "125m 350m 760m 1.3b 2.7b 7b 8b 13b 20b 22b 40b 175b",
@@ -13,6 +20,23 @@ SIZES = {
     "falcon": "1.3b 2.7b 7b 13b 20b 22b 40b",
 }
 MODELS = {f"{family}-{size}" for family, sizes in SIZES.items() for size in sizes.split()}
+# Models of today, by billions of parameters: all of them, and those that a token uses (the figures
+# of their papers).
+TODAY = {
+    "mixtral-8x7b": (46.7, 12.9),
+    "mixtral-8x22b": (141.0, 39.0),
+    "qwen3-1.7b": (1.7, 1.7),
+    "qwen3-4b": (4.0, 4.0),
+    "qwen3-8b": (8.2, 8.2),
+    "qwen3-14b": (14.8, 14.8),
+    "qwen3-32b": (32.8, 32.8),
+    "qwen3-30b-a3b": (30.5, 3.3),
+    "qwen3-235b-a22b": (235.0, 22.0),
+    "deepseek-v2": (236.0, 21.0),
+    "deepseek-v3": (671.0, 37.0),
+    "gpt-oss-20b": (20.9, 3.6),
+    "gpt-oss-120b": (116.8, 5.1),
+}
 HARDWARE = {
     "l4-24gb",
     "a100-40gb",
@@ -22,15 +46,53 @@ HARDWARE = {
     "v100-32gb",
     "h100-80gb",
     "h200-141gb",
+    "b200-180gb",
+    "gb200-186gb",
 }
 
 
 def test_the_catalogue_has_the_models_of_the_design() -> None:
-    assert set(catalog.model_names()) == MODELS
+    assert set(catalog.model_names()) == MODELS | TODAY.keys()
 
 
 def test_the_catalogue_has_the_hardware_of_the_design() -> None:
     assert set(catalog.hardware_names()) == HARDWARE
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_a_model_of_today_has_its_published_parameters(name: str) -> None:
+    spec = catalog.model(name)
+    work = Workload(
+        model=spec, sequence_length=4096, global_batch=1, attention="flash", precision="bf16"
+    )
+    graph = graph_of(work)
+    sizes = {letter: int(column[0]) for letter, column in size_columns(work, ONE_RANK).items()}
+    mapping = {one["name"]: one for one in (graph.mapping["block"], *further(graph))}
+    pattern = [graph.pattern[block % len(graph.pattern)] for block in range(spec.layers)]
+    layers = [mapping[kind] for kind in pattern]
+    layers += [graph.mapping["embedding"], graph.mapping["head"]]
+    every = sum(prod(eval(size, {}, sizes) for size in shape) for shape in shapes_of(layers))
+    every -= spec.tied_embeddings * spec.vocab * spec.hidden
+    used, experts = every, spec.experts
+    if experts is not None:
+        blocks = spec.layers - experts.dense_blocks
+        used -= blocks * (experts.count - experts.active) * 3 * spec.hidden * experts.ffn
+    if name.startswith("gpt-oss"):
+        # Its published figure leaves the table of tokens out.
+        used -= spec.vocab * spec.hidden
+    assert every / 1e9 == pytest.approx(TODAY[name][0], rel=0.03)
+    assert used / 1e9 == pytest.approx(TODAY[name][1], rel=0.05)
+
+
+ONE_RANK = {"b": np.array([1]), "tp": np.array([1])}
+
+
+def further(graph: StoredGraph) -> list[dict[str, Any]]:
+    return list(graph.mapping.get("further_blocks", ()))
+
+
+def shapes_of(layers: list[dict[str, Any]]) -> list[list[str]]:
+    return [parameter["shape"] for layer in layers for parameter in layer["parameters"]]
 
 
 def billions(name: str) -> float:
@@ -64,7 +126,8 @@ def test_hardware_bears_its_name_and_memory(name: str) -> None:
     nominal_gb = int(name.split("-")[1].removesuffix("gb"))
     assert hardware.name == name
     assert 0.9 * nominal_gb < hardware.gpu.memory_gib < nominal_gb
-    assert hardware.node.gpus == 8
+    # A rack of GB200 is one node, because NVLink joins all of its GPUs.
+    assert hardware.node.gpus == (72 if name.startswith("gb200") else 8)
 
 
 @pytest.mark.parametrize("name", ["gpt3-20b", "llama-22b", "falcon-20b"])
@@ -121,6 +184,8 @@ def test_boards_draw_what_datasheets_say() -> None:
         "a100-40gb": 400,
         "a100-80gb": 400,
         "a10g-24gb": 300,
+        "b200-180gb": 1000,
+        "gb200-186gb": 1200,
         "h100-80gb": 700,
         "h200-141gb": 700,
         "l4-24gb": 72,

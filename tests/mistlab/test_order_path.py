@@ -6,8 +6,9 @@ import pytest
 from mistlab.cost.order_path import SplitTimes, order_bound_s, order_iteration_s
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.schedule.checked_orders import named_order, order_of_text
+from mistlab.schedule.orders import interleaved, zero_bubble
 from mistlab.schedule.stage_passes import passes_of
-from tests.pipeline_orders import all_forwards_first, interleaved, zero_bubble
+from tests.pipeline_orders import all_forwards_first
 
 CANDIDATES = 20
 

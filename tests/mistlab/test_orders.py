@@ -1,22 +1,29 @@
 """Pipeline orders: their text, what is refused in it, and the passes that follow from it."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mistlab.schedule.checked_orders import named_order, order_of_text
 from mistlab.schedule.order_text import StageChunk
-from mistlab.schedule.orders import ORDERS, in_flight, one_forward_one_backward
+from mistlab.schedule.orders import (
+    ORDERS,
+    in_flight,
+    interleaved,
+    one_forward_one_backward,
+    order_problem,
+    zero_bubble,
+)
 from mistlab.schedule.plan_orders import in_flight_of_plan, order_of_plan
 from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.schedule.stage_passes import StagePass, passes_of
 from mistlab.values.errors import FieldError, InputError
 from mistlab.values.plan import Plan, StagePlan
-from tests.pipeline_orders import interleaved, zero_bubble
 
 stage_counts = st.integers(1, 8)
 micro_batch_counts = st.integers(1, 12)
@@ -27,14 +34,17 @@ names = st.sampled_from(sorted(ORDERS))
 def test_every_micro_batch_goes_forward_and_back_once_on_every_stage(
     stages: int, micro_batches: int, name: str
 ) -> None:
-    for passes in named_order(name, stages, micro_batches).stages:
-        for kind in "FB":
-            of_kind = [one.micro_batch for one in passes if one.kind == kind]
-            assert of_kind == list(range(micro_batches))
+    assume(not order_problem(name, stages, micro_batches, layers=8))
+    order = named_order(name, stages, micro_batches)
+    for passes in order.stages:
+        for kind, chunk in product("FB", range(order.chunks)):
+            found = [one for one in passes if (one.kind, one.chunk) == (kind, chunk)]
+            assert [one.micro_batch for one in found] == list(range(micro_batches))
 
 
 @given(stage_counts, micro_batch_counts, names)
 def test_an_order_comes_back_from_its_text(stages: int, micro_batches: int, name: str) -> None:
+    assume(not order_problem(name, stages, micro_batches, layers=8))
     order = named_order(name, stages, micro_batches)
     assert order_of_text(str(order), stages, micro_batches) == order
 

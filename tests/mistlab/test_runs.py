@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mistlab import catalog
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import job_of
 from mistlab.runs.table import TableRow, rows_of_table
@@ -132,7 +133,9 @@ def test_a_model_without_a_shape_is_the_catalogues() -> None:
     [
         ("torchtitan", "fsdp2 zero3", "fsdp", 3),
         ("llm-foundry (composer FSDP1)", "fsdp zero2 (SHARD_GRAD_OP)", "fsdp", 2),
-        ("NeMo/Megatron-Core 24.07", "zero1 (distributed optimizer)", "megatron", 1),
+        ("NeMo/Megatron-Core 24.07", "zero1 (distributed optimizer)", "megatron-core", 1),
+        ("Megatron-Bridge 26.04", "zero1 (distributed optimizer)", "megatron-bridge", 1),
+        ("Megatron-LM", "none", "megatron", 0),
         ("Megatron-DeepSpeed", "none", "deepspeed", 0),
         ("Megatron-Core", "megatron-fsdp optim_grads_params", "fsdp", 3),
         ("something new", "fsdp 256 (zero3)", "fsdp", 3),
@@ -141,6 +144,64 @@ def test_a_model_without_a_shape_is_the_catalogues() -> None:
 def test_engines_and_levels_are_recognised(engine: str, zero: str, name: str, level: int) -> None:
     found = run(engine=engine, zero=zero)
     assert (found.engine, found.zero) == (name, level)
+
+
+OF_TODAY = {
+    "engine": "Megatron-Bridge 26.04",
+    "model": "deepseek-v3",
+    "hardware": "B200",
+    "gpus": "16",
+    "dp": "8",
+    "tp": "1",
+    "pp": "2",
+    "layers": "8",
+    "hidden": "7168",
+    "heads": "128",
+    "kv_heads": "128",
+    "ffn": "2048",
+    "experts": "256",
+    "topk": "8",
+    "ep": "8",
+    "sequence_parallel": "0",
+    "precision": "MXFP8",
+    "notes": "",
+}
+
+
+def test_a_row_with_experts_is_built_like_its_namesake() -> None:
+    found = job(**OF_TODAY)
+    model, stage = found.workload.model, found.plan.stages[0]
+    v3 = catalog.model("deepseek-v3")
+    assert (model.latent, model.head_dim, model.ffn) == (v3.latent, 192, 18432)
+    assert model.experts == v3.experts
+    assert (stage.expert_parallel, stage.expert_tensor_parallel) == (8, 1)
+    assert found.workload.precision == "fp8"
+    assert found.plan.engine == "megatron-bridge-alltoall"
+    assert job(**OF_TODAY, dispatcher="deepep").plan.engine == "megatron-bridge"
+
+
+def test_notes_say_what_of_a_model_is_different() -> None:
+    notes = "MLA, 2 dense layer first; shared expert ffn 3072; non-overlap launch"
+    found = job(**{**OF_TODAY, "engine": "Megatron-LM (SimuMax validation)", "notes": notes})
+    experts = found.workload.model.experts
+    assert experts is not None
+    assert (experts.dense_blocks, experts.shared_ffn) == (2, 3072)
+    assert (found.plan.engine, found.plan.overlap_communication) == ("megatron-core", False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"topk": ""}, "topk: is empty: give how many of 256 experts a token takes"),
+        ({"topk": "300"}, "topk: 300 is more than experts 256"),
+        ({"ep": "3"}, "ep: 3 does not divide experts 256"),
+        ({"ep": "16"}, "ep: ep x etp 16 does not divide tp x cp x dp"),
+    ],
+)
+def test_experts_that_contradict_are_refused(changes: dict[str, str], problem: str) -> None:
+    with pytest.raises(InputError) as caught:
+        run(**{**OF_TODAY, **changes})
+    assert str(caught.value).startswith(problem)
 
 
 def test_rows_count_from_one_and_name_their_line(tmp_path: Path) -> None:

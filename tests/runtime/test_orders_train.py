@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule import receipts
+from mistlab.schedule.orders import interleaved, zero_bubble
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.stage_shape import RING, StageShape
 from mistlab.values.errors import InputError
@@ -22,7 +23,7 @@ from runtime.checks.races.judge import Judge
 from runtime.checks.races.one_rank import trace_of
 from runtime.checks.unlike import unlike_ranks
 from runtime.runnable import check_runnable
-from tests.pipeline_orders import all_forwards_first, interleaved, zero_bubble
+from tests.pipeline_orders import all_forwards_first
 from tests.runtime.worlds import (
     MIXED,
     ON_HOST,

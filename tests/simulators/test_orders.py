@@ -10,6 +10,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.orders import interleaved, zero_bubble
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
@@ -17,7 +18,7 @@ from simulators.events import EventSimulator, Simulation
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor
 from simulators.timeline import trace_of
-from tests.pipeline_orders import all_forwards_first, interleaved, zero_bubble
+from tests.pipeline_orders import all_forwards_first
 
 WORK = Workload(
     model=replace(catalog.model("gpt3-1.3b"), layers=16),

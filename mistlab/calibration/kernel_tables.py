@@ -1,0 +1,158 @@
+"""Reads tables of single kernels and collectives, and fits rates and lines to them.
+
+A table of kernels has products by shape (columns ``m``, ``k``, ``n``, ``groups``, ``time_us``),
+fused attention (``sequence``, ``heads``, ``tflops``) and the bandwidth of memory, each in rows of
+its own (docs/reference/measurement-tables.md). Rates are fitted by least squares.
+
+Axes: C rows.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from mistlab.calibration.rows import Origin, Row, read_rows
+from mistlab.machine.compute import OperatorClass, Rate
+from mistlab.values.errors import InputError
+from mistlab.values.units import GBYTES, MICROSECONDS, TFLOP
+
+NEEDED = ("hardware", "op", "m", "k", "n", "groups", "time_us", "efficiency", "tflops", "notes")
+# Products with fewer operations end before a GPU is at its rate; layers have few of them.
+SMALLEST_PRODUCT = 1e11
+# A table counts the whole square of scores, of which causal attention computes half.
+CAUSAL = 0.5
+HEADS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelRows:
+    """Products of one class: operations, bytes and seconds (C each)."""
+
+    flop: NDArray[np.float64]
+    moved_bytes: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def every_second(self, start: int) -> "KernelRows":
+        """Every second row in order of operations, beginning with row ``start`` (0 or 1)."""
+        order = np.argsort(self.flop, kind="stable")[start::2]
+        return KernelRows(
+            flop=self.flop[order],
+            moved_bytes=self.moved_bytes[order],
+            seconds=self.seconds[order],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelTable:
+    """The rows of one machine: products by class, and all rows by operator."""
+
+    origin: Origin
+    products: dict[OperatorClass, KernelRows]
+    rows: Sequence[Row]
+
+
+def read_kernel_table(path: Path, hardware: str | None) -> KernelTable:
+    """The kernels of one machine of a table."""
+    origin, rows = read_rows(path, NEEDED, hardware=hardware)
+    plain = [row for _, row in rows]
+    products: dict[OperatorClass, KernelRows] = {
+        "matmul": _products([row for row in plain if row["op"] == "matmul"]),
+        "grouped_matmul": _products([row for row in plain if row["op"] == "group_matmul"]),
+    }
+    if not all(map(len, products.values())):
+        message = f"{path}: no products of {hardware}: give rows of matmul and group_matmul"
+        raise InputError(message)
+    return KernelTable(origin=origin, products=products, rows=plain)
+
+
+def _products(rows: Sequence[Row]) -> KernelRows:
+    m, k, n, groups, batch = (_numbers(rows, name) for name in ("m", "k", "n", "groups", "batch"))
+    each = 2 * (m * k + k * n) + 2 * m * n
+    flop = 2 * m * k * n * groups * batch
+    large = flop > SMALLEST_PRODUCT
+    return KernelRows(
+        flop=flop[large],
+        moved_bytes=(each * groups * batch)[large],
+        seconds=_numbers(rows, "time_us")[large] * MICROSECONDS,
+    )
+
+
+def _numbers(rows: Sequence[Row], name: str) -> NDArray[np.float64]:
+    return np.array([float(row.get(name) or 1) for row in rows])
+
+
+def rate_of(rows: KernelRows, operators: OperatorClass) -> Rate:
+    """The rate of a class of products, in operations and in bytes.
+
+    Errors count by the square root of a product's time, so that sums over products are right.
+    """
+    terms = np.stack([rows.flop / TFLOP, rows.moved_bytes / GBYTES], axis=1)
+    weights = rows.seconds**0.5
+    (a_tflop, a_gbyte), _ = nnls(terms / weights[:, None], weights)
+    return Rate(
+        operators=operators,
+        tflops=round(float(1 / a_tflop), 1) if a_tflop else None,
+        gbytes_per_s=round(float(1 / a_gbyte), 1) if a_gbyte else None,
+    )
+
+
+def error_of_rate(rows: KernelRows, rate: Rate) -> float:
+    """The mean absolute relative error of a rate for some rows."""
+    seconds = rows.flop * rate.s_per_flop + rows.moved_bytes * rate.s_per_byte
+    return float(np.abs(seconds / rows.seconds - 1).mean())
+
+
+def held_out_error(rows: KernelRows, operators: OperatorClass) -> float:
+    """The mean error of each half of the rows under the rate of the other half."""
+    halves = rows.every_second(0), rows.every_second(1)
+    errors = [
+        error_of_rate(left_out, rate_of(fitted, operators))
+        for fitted, left_out in (halves, halves[::-1])
+    ]
+    return float(np.mean(errors))
+
+
+def attention_rows(table: KernelTable, operators: OperatorClass) -> KernelRows:
+    """Fused causal attention of many heads, as products are."""
+    op = {"attention_forward": "sdp_fwd", "attention_backward": "sdp_bwd"}[operators]
+    rows = [row for row in table.rows if row["op"] == op and float(row["heads"]) >= HEADS]
+    sequence, heads, keys = (_numbers(rows, name) for name in ("sequence", "heads", "kv_heads"))
+    wide, values = _numbers(rows, "qk_dim"), _numbers(rows, "v_dim")
+    batch = _numbers(rows, "batch")
+    products, passes = _PRODUCTS[operators]
+    square = batch * heads * sequence**2
+    each = products[0] * wide + products[1] * values
+    # Operands and results of 16 bits; the backward pass reads them, and writes as many gradients.
+    operands = batch * sequence * (heads + keys) * (wide + values) * 2
+    rates = _numbers(rows, "tflops") * CAUSAL * TFLOP
+    flop = square * each
+    # Long sequences take most of the time of a table, and little of that of training: all shapes
+    # count alike.
+    scale = rates / flop
+    return KernelRows(
+        flop=flop * scale, moved_bytes=operands * passes * scale, seconds=flop / rates * scale
+    )
+
+
+# Operations for each channel of queries and keys, and of values; passes over operands and results.
+_PRODUCTS = {"attention_forward": ((1.0, 1.0), 1.0), "attention_backward": ((3.0, 2.0), 2.0)}
+
+
+def memory_rate(table: KernelTable) -> Rate:
+    """The bandwidth of operators that only move bytes."""
+    row = next(row for row in table.rows if row["op"] == "memory bandwidth default")
+    base = _number_after("base", row)
+    return Rate(operators="memory", gbytes_per_s=round(base * float(row["efficiency"]), 1))
+
+
+def _number_after(word: str, row: Row) -> float:
+    found = re.search(rf"(?:^|, ){word} ([0-9.]+)", row["notes"])
+    return float(found[1]) if found else 0.0

@@ -1,0 +1,19 @@
+"""How an engine sends copies of tokens to the ranks that have their experts."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertExchange:
+    """The exchanges of an engine between ranks with different experts.
+
+    At each exchange the GPU waits ``wait_s`` for its host, which has to know how many rows come.
+    With ``once_a_node`` a token goes to each node once, however many of its experts are there, and
+    is passed on inside the node.
+    """
+
+    wait_s: float = 0.0
+    once_a_node: bool = False
+
+
+AT_ONCE = ExpertExchange()

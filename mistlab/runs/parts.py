@@ -1,0 +1,100 @@
+"""The parts of a measured run's model beyond a plain transformer's: experts, latent attention,
+windows.
+
+A row says how many experts there are and how many a token takes; the rest follows from the model's
+name, by the models of the catalogue that are built alike, and from these phrases of the column
+``notes``: "shared expert ffn N", "N dense layer", "moe-shared-expert-intermediate-size=N",
+"moe-layer-freq=([0]*N", "multi-latent-attention=1" and "kv-channels=N".
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mistlab import catalog
+from mistlab.runs.cells import count_of
+from mistlab.values.errors import refuse
+from mistlab.values.model import ModelSpec
+from mistlab.values.model_parts import Experts
+
+# What a model's name contains, and the model of the catalogue that is built alike; the first match
+# counts.
+ALIKE_BY_WORD: Mapping[str, str] = {
+    "deepseekv2": "deepseek-v2",
+    "deepseek-v2": "deepseek-v2",
+    "deepseek": "deepseek-v3",
+    "kimi": "deepseek-v3",
+    "moonlight": "deepseek-v3",
+    "qwen3-235b": "qwen3-235b-a22b",
+    "qwen3": "qwen3-30b-a3b",
+    "gpt-oss": "gpt-oss-120b",
+    "gpt_oss": "gpt-oss-120b",
+    "mixtral": "mixtral-8x7b",
+}
+# Head dimension, share of rotated channels and sizes of heads that a model built alike passes on.
+_STRUCTURE = ("qk_norm", "sinks", "window", "latent", "biases")
+
+
+def alike_of(name: str) -> ModelSpec | None:
+    """The model of the catalogue that is built like a model of this name."""
+    words = name.casefold()
+    return next((catalog.model(own) for word, own in ALIKE_BY_WORD.items() if word in words), None)
+
+
+def parts_of(
+    cells: Mapping[str, str], remarks: str, alike: ModelSpec | None, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """The fields of the model's description that differ from a plain transformer's.
+
+    ``sizes`` are those of the row, whose ``ffn`` is the experts' if there are experts.
+    """
+    found: dict[str, Any] = {}
+    if alike is None and "multi-latent-attention=1" in remarks:
+        alike = catalog.model("deepseek-v3")
+    if alike is not None:
+        found |= {name: getattr(alike, name) for name in _STRUCTURE}
+        found["head_dim"] = alike.head_dim
+        found["rotary_fraction"] = alike.rotary_fraction
+        found["position_embedding"] = alike.position_embedding
+        if alike.latent is not None:
+            found["kv_heads"] = sizes["heads"]
+    experts = count_of(cells, "experts") or 1
+    if experts > 1:
+        own = None if alike is None else alike.experts
+        found["experts"] = _experts(cells, remarks, own, sizes, experts)
+        # The row's width is that of experts; dense blocks are as much wider as published.
+        wider = 1.0 if alike is None or own is None else alike.ffn / own.ffn
+        found["ffn"] = round(sizes["ffn"] * wider)
+    return found
+
+
+def _experts(
+    cells: Mapping[str, str],
+    remarks: str,
+    own: Experts | None,
+    sizes: Mapping[str, int],
+    experts: int,
+) -> Experts:
+    active = count_of(cells, "topk")
+    if active is None:
+        refuse("topk", f"is empty: give how many of {experts} experts a token takes")
+    if active > experts:
+        refuse("topk", f"{active} is more than experts {experts}: correct one of them")
+    shared = _number_in(r"shared expert ffn (\d+)", remarks)
+    if shared is None:
+        shared = _number_in(r"moe-shared-expert-intermediate-size=(\d+)", remarks)
+    if shared is None:
+        shared = 0 if own is None else own.shared_ffn * sizes["ffn"] // own.ffn
+    dense = _number_in(r"(\d+) dense layer", remarks)
+    if dense is None:
+        dense = _number_in(r"moe-layer-freq=\(\[0\]\*(\d+)", remarks)
+    if dense is None:
+        dense = 0 if own is None else own.dense_blocks
+    plain = Experts(count=experts, active=active, ffn=sizes["ffn"])
+    return replace(plain, shared_ffn=shared, dense_blocks=min(dense, sizes["layers"] - 1))
+
+
+def _number_in(pattern: str, remarks: str) -> int | None:
+    found = re.search(pattern, remarks)
+    return int(found[1]) if found else None

@@ -1,0 +1,54 @@
+"""The kinds of blocks that a model has: which parts each kind has, and which block is of which
+kind."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mistlab.values.model import ModelSpec
+
+# Parts that a block may have beyond those of its family, in the order of graphs' names.
+PARTS = ("qk_norm", "sinks", "window", "latent", "experts", "shared_experts")
+
+# The kind of a model's last block; most models have no other.
+BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockKinds:
+    """The kinds of a model's blocks, which follow a ``pattern``; the ``parts`` of each kind."""
+
+    pattern: tuple[str, ...]
+    parts: Mapping[str, tuple[str, ...]]
+
+
+def kinds_of(model: ModelSpec) -> BlockKinds:
+    """The kinds of a model of a family."""
+    dense = 0 if model.experts is None else model.experts.dense_blocks
+    turns = 1 if model.window is None else model.window.full_every
+    # Without dense blocks at the start, kinds take turns from the first block on.
+    blocks = [_parts_of(model, block) for block in range(model.layers if dense else turns)]
+    names = [_name(parts, blocks[-1]) for parts in blocks]
+    return BlockKinds(pattern=tuple(names), parts=dict(zip(names, blocks, strict=True)))
+
+
+def _parts_of(model: ModelSpec, block: int) -> tuple[str, ...]:
+    """The parts of a block, counted from the model's first."""
+    experts, window = model.experts, model.window
+    has_experts = experts is not None and block >= experts.dense_blocks
+    has = {
+        "qk_norm": model.qk_norm,
+        "sinks": model.sinks,
+        "window": window is not None and block % window.full_every < window.full_every - 1,
+        "latent": model.latent is not None,
+        "experts": has_experts,
+        "shared_experts": has_experts and experts is not None and experts.shared_ffn > 0,
+    }
+    return tuple(part for part in PARTS if has[part])
+
+
+def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:
+    if parts == last:
+        return BLOCK
+    differs = {*parts} ^ {*last}
+    words = ["dense"] * ("experts" in differs) + ["windowed"] * ("window" in differs)
+    return " ".join(words)

@@ -1,0 +1,102 @@
+"""Splits sequences over context-parallel ranks: makes the layer graphs that they run.
+
+A rank has s tokens of each sequence, of s cp. Attention alone looks at other ranks' tokens: keys
+and values go round a ring of the ranks while each rank attends to those that it has (Liu et al.
+2023). Of a causal sequence each rank takes one part of the first half and one of the second, so
+that all have as much to do.
+
+With one rank (cp is 1) the graphs count what they counted before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from mistlab.symbolic.graph import LayerGraph, ModelGraph, Operator, Phase
+from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.symbols import size_symbol
+
+RING = "mistlab.ring_keys"
+# Bytes of a number in each precision of graphs.
+_WIDTHS = {"half": 2, "single": 4}
+
+
+def split_over_context(graph: ModelGraph) -> ModelGraph:
+    """The graphs of a rank that has s tokens of each sequence, of s cp."""
+    width = _WIDTHS[graph.precision]
+
+    def split(layer: LayerGraph) -> LayerGraph:
+        return _with_ring(_with_wide_scores(layer), width)
+
+    return replace(
+        graph,
+        embedding=_with_whole_tables(graph.embedding),
+        block=split(graph.block),
+        further_blocks=tuple(map(split, graph.further_blocks)),
+        head=_with_whole_tables(graph.head),
+    )
+
+
+def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
+    """Every rank has the whole table of learned positions."""
+    s, cp = size_symbol("s"), size_symbol("cp")
+    parameters = (
+        replace(one, shape=tuple(sympy.sympify(size).subs(s, s * cp) for size in one.shape))
+        for one in layer.parameters
+    )
+    return replace(layer, parameters=tuple(parameters))
+
+
+def _with_wide_scores(layer: LayerGraph) -> LayerGraph:
+    """Scores are of a rank's queries with all keys, so they grow with s times s cp."""
+    return replace(
+        layer,
+        operators=tuple(
+            replace(
+                one,
+                flop=_wide(one.flop),
+                read_bytes=_wide(one.read_bytes),
+                written_bytes=_wide(one.written_bytes),
+            )
+            for one in layer.operators
+        ),
+        saved=tuple(replace(one, size_bytes=_wide(one.size_bytes)) for one in layer.saved),
+        peaks=tuple(replace(one, size_bytes=_wide(one.size_bytes)) for one in layer.peaks),
+    )
+
+
+def _wide(expression: sympy.Expr) -> sympy.Expr:
+    s, cp = size_symbol("s"), size_symbol("cp")
+    return sympy.sympify(expression).xreplace({s**2: s**2 * cp})
+
+
+def _with_ring(layer: LayerGraph, width: int) -> LayerGraph:
+    """Keys and values go round, and in the backward pass again with their gradients. A rank has
+    room for those that it attends to and for those that come."""
+    b, s, k, d, tp = (size_symbol(name) for name in ("b", "s", "k", "d", "tp"))
+    is_split = size_symbol("cp") > 1
+    own_bytes = 2 * width * b * s * k * d / tp
+    room = sympy.Piecewise((2 * own_bytes, is_split), (0, True))
+    message = sympy.Piecewise((own_bytes * size_symbol("cp"), is_split), (0, True))
+
+    def ring(phase: Phase) -> Operator:
+        return Operator(
+            name=RING,
+            kind="collective",
+            phase=phase,
+            module="attention",
+            dtype="bfloat16" if width == _WIDTHS["half"] else "float32",
+            inputs=((b, s, k / tp, d),),
+            outputs=((b, s, k / tp, d),),
+            flop=sympy.Integer(0),
+            read_bytes=message,
+            written_bytes=message,
+        )
+
+    rounds: tuple[Literal["forward", "backward"], ...] = ("forward", "backward", "backward")
+    return replace(
+        layer,
+        operators=(*layer.operators, *map(ring, rounds)),
+        peaks=tuple(replace(one, size_bytes=one.size_bytes + room) for one in layer.peaks),
+    )

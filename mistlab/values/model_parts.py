@@ -1,0 +1,62 @@
+"""Parts of models beyond a plain transformer's: experts, latent attention, sliding windows.
+
+A model's description has each part that the model has, and None for the others.
+"""
+
+from dataclasses import dataclass, field
+
+from mistlab.values.errors import refuse
+from mistlab.values.value import bounded, check_fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Feed-forward networks of which each token takes a few.
+
+    There are ``count`` experts of the inner width ``ffn``, and a token goes to ``active`` of them.
+    Experts that every token takes are one network of the width ``shared_ffn``. The first
+    ``dense_blocks`` blocks of the model have a plain network instead, of the model's own width.
+    """
+
+    count: int = field(metadata=bounded(minimum=2))
+    active: int = field(metadata=bounded(minimum=1))
+    ffn: int = field(metadata=bounded(minimum=1))
+    shared_ffn: int = field(default=0, metadata=bounded(minimum=0))
+    dense_blocks: int = field(default=0, metadata=bounded(minimum=0))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.active > self.count:
+            problem = f"{self.active} is more than the experts: give at most {self.count}"
+            refuse("active", problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Attention whose queries, and keys with values, are made of short latent vectors.
+
+    ``query_rank`` and ``key_rank`` are the lengths of these vectors. A head has ``value_dim``
+    channels of values. Its channels of queries and keys are the model's ``head_dim``; the rotated
+    ones among them are the same for the keys of all heads.
+    """
+
+    query_rank: int = field(metadata=bounded(minimum=1))
+    key_rank: int = field(metadata=bounded(minimum=1))
+    value_dim: int = field(metadata=bounded(minimum=1))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A sliding window: in some blocks a token attends to the last ``size`` tokens alone.
+
+    Every ``full_every``-th block attends to all tokens; the blocks before it have windows.
+    """
+
+    size: int = field(metadata=bounded(minimum=1))
+    full_every: int = field(default=2, metadata=bounded(minimum=2))
+
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -1,0 +1,183 @@
+"""Latent attention: queries, and keys with values, made of short vectors (DeepSeek-V2).
+
+Axes: B batch, S sequence, H the rank's heads, D channels of queries and keys, R rotated ones among
+them, C channels of values.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.models.attention import RotaryTables
+from runtime.models.config import ModelConfig, shard
+from runtime.models.norms import RMSNorm
+from runtime.models.operators import Rotary, rotate_
+from runtime.models.parallel import ColumnLinear, RowLinear, enter, product
+from runtime.models.ranks import TensorParallel
+from runtime.models.sizes import Size
+from runtime.models.wide_attention import WideAttention
+
+
+@torch.library.custom_op("mistlab::keys_and_values", mutates_args=())
+def keys_and_values(
+    made: Tensor, shared: Tensor, cosine: Tensor, sine: Tensor, values: int
+) -> tuple[Tensor, Tensor]:
+    """Keys (B, S, H, D) and values (B, S, H, C) from ``made`` (B, S, H, D - R + C).
+
+    The first R channels of every head's key are those of ``shared`` (B, S, R), rotated.
+    """
+    key, value = made.split([made.shape[-1] - values, values], dim=-1)
+    turned = shared[:, :, None].clone()
+    rotate_(turned, cosine, sine)
+    return torch.cat([turned.expand(*key.shape[:3], -1), key], dim=-1), value.contiguous()
+
+
+@keys_and_values.register_fake
+def _(
+    made: Tensor, shared: Tensor, cosine: Tensor, sine: Tensor, values: int
+) -> tuple[Tensor, Tensor]:
+    batch, sequence, heads, width = made.shape
+    keys = width - values + shared.shape[-1]
+    return (
+        made.new_empty((batch, sequence, heads, keys)),
+        made.new_empty((batch, sequence, heads, values)),
+    )
+
+
+@torch.library.custom_op("mistlab::keys_and_values_backward", mutates_args=())
+def keys_and_values_backward(
+    of_keys: Tensor, of_values: Tensor, cosine: Tensor, sine: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``made`` and ``shared``."""
+    rotated = 2 * cosine.shape[-1]
+    of_shared = of_keys[..., :rotated].sum(2, keepdim=True)
+    rotate_(of_shared, cosine, -sine)
+    return torch.cat([of_keys[..., rotated:], of_values], dim=-1), of_shared[:, :, 0]
+
+
+@keys_and_values_backward.register_fake
+def _(of_keys: Tensor, of_values: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+    batch, sequence, heads, keys = of_keys.shape
+    rotated = 2 * cosine.shape[-1]
+    width = keys - rotated + of_values.shape[-1]
+    return (
+        of_keys.new_empty((batch, sequence, heads, width)),
+        of_keys.new_empty((batch, sequence, rotated)),
+    )
+
+
+class KeysAndValues(torch.autograd.Function):
+    """Keys and values of all heads from the latent vectors' product; keeps nothing."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, made: Tensor, shared: Tensor, cosine: Tensor, sine: Tensor, values: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values."""
+        ctx.save_for_backward(cosine, sine)
+        return keys_and_values(made, shared, cosine, sine, values)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, of_keys: Tensor, of_values: Tensor
+    ) -> tuple[Tensor, Tensor, None, None, None]:
+        """Gradients of both operands."""
+        made = keys_and_values_backward(of_keys, of_values, *ctx.saved_tensors)
+        return *made, None, None, None
+
+
+class LatentAttention(nn.Module):
+    """Two products down to latent vectors, two up to heads, attention, and the output product.
+
+    Every rank makes all latent vectors; heads are split. The output is this rank's summand, as that
+    of ``runtime.models.attention.Attention``; gradients of latent vectors are summed inside.
+    """
+
+    def __init__(self, config: ModelConfig, ranks: TensorParallel, rotary: RotaryTables) -> None:
+        super().__init__()
+        self.config, self.ranks, self.rotary = config, ranks, rotary
+        self.heads = shard(config.heads, ranks.size, "a number of heads of")
+        plain = config.head_dim - config.rotated
+        self.query_down = Down(config.hidden, config.query_rank, config.dtype)
+        self.query_norm = RMSNorm(config.query_rank, config.dtype)
+        self.key_down = Down(config.hidden, config.key_rank + config.rotated, config.dtype)
+        self.key_norm = RMSNorm(config.key_rank, config.dtype)
+        self.query_up = ColumnLinear(
+            config.query_rank,
+            (config.heads * config.head_dim,),
+            ranks,
+            biases=False,
+            dtype=config.dtype,
+        )
+        self.key_up = ColumnLinear(
+            config.key_rank,
+            (config.heads * (plain + config.value_dim),),
+            ranks,
+            biases=False,
+            dtype=config.dtype,
+        )
+        self.output = RowLinear(
+            config.heads * config.value_dim,
+            config.hidden,
+            ranks,
+            biases=False,
+            dtype=config.dtype,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend; input and output are (B, S, hidden), the input with this rank's tokens alone if
+        the ranks split tokens."""
+        config, batch, sequence = self.config, x.shape[0], x.shape[1]
+        if self.ranks.splits_tokens:
+            sequence = sequence * self.ranks.size
+        tables = self.rotary.cosine[:sequence], self.rotary.sine[:sequence]
+        queries = self._up(self.query_up, self.query_norm(self.query_down(x)))
+        shape = (batch, sequence, self.heads, config.head_dim)
+        queries = Rotary.apply(queries, *tables, shape, self.heads)
+        latent, shared = self.key_down(x).split([config.key_rank, config.rotated], dim=-1)
+        made = self._up(self.key_up, self.key_norm(latent)).view(
+            batch, sequence, self.heads, config.head_dim - config.rotated + config.value_dim
+        )
+        if self.ranks.splits_tokens:
+            shared = gathered(shared, self.ranks)
+        else:
+            shared = enter(shared, self.ranks)
+        keys, values = KeysAndValues.apply(made, shared, *tables, config.value_dim)
+        mixed = WideAttention.apply(queries.view(shape), keys, values, None, 0)
+        return self.output(mixed.reshape(batch, sequence, self.heads * config.value_dim))
+
+    def _up(self, product_up: ColumnLinear, latent: Tensor) -> Tensor:
+        """Heads made of latent vectors, which may be changed in place."""
+        if self.ranks.splits_tokens:
+            return product_up(latent)
+        return product_up(enter(latent, self.ranks).flatten(0, 1))
+
+
+class Down(nn.Module):
+    """A product with a weight that every rank has whole."""
+
+    def __init__(self, inputs: Size, outputs: Size, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product (B, S, outputs)."""
+        return product(x, self.weight, None)
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: TensorParallel) -> Tensor:
+        ctx.ranks = ranks
+        return ranks.gather_tokens(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.ranks.scatter_tokens(gradient), None
+
+
+def gathered(x: Tensor, ranks: TensorParallel) -> Tensor:
+    """Whole sequences of parts (B, S / ranks, ..); gradients are summed and scattered."""
+    whole: Tensor = _Gathered.apply(x, ranks)
+    return whole

@@ -1,0 +1,150 @@
+"""Context parallelism: ranks split sequences, and keys and values go round a ring."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.cost.layers import LayerModel, work_of
+from mistlab.engines.table import ENGINES
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.compute import OPERATOR_CLASSES, Compute, Rate
+from mistlab.symbolic.context import RING
+from mistlab.symbolic.library import graph_of
+from mistlab.symbolic.sizes import size_columns
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job, dump_job, load_job
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.prediction import Prediction
+from mistlab.values.stages import StageBatch
+from mistlab.values.workload import Attention, Workload
+from simulators.events import EventSimulator
+from simulators.symbolic import SymbolicPredictor
+
+WORK = Workload(
+    model=catalog.model("llama3-8b"),
+    sequence_length=16384,
+    global_batch=8,
+    attention="flash",
+    precision="bf16",
+)
+CLUSTER = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=2, gpus_per_node=8)
+
+
+def plan(data: int, context: int, *, zero: int = 1, split: int = 0) -> Plan:
+    stage = StagePlan(
+        layers=16,
+        data_parallel=data,
+        context_parallel=context,
+        tensor_parallel=2,
+        micro_batch=1,
+        sequence_parallel=split,
+        zero=zero,
+    )
+    return Plan(engine="megatron", micro_batches=8 // data, stages=(stage, stage))
+
+
+def predicted(*plans: Plan, kind: type = SymbolicPredictor) -> list[Prediction]:
+    return list(kind(workload=WORK, cluster=CLUSTER).predict_many(plans))
+
+
+@pytest.mark.parametrize("attention", ["flash", "math"])
+def test_ranks_together_do_what_one_does(attention: Attention) -> None:
+    """All operations and all activations of a block are divided, the squares of attention too."""
+    model = StageModel.of(replace(WORK, attention=attention), "megatron")
+    figures = model.figures(
+        StageBatch(
+            layers=8,
+            data_parallel=1,
+            tensor_parallel=1,
+            micro_batch=2,
+            context_parallel=np.array([1, 2, 4]),
+        )
+    )
+    # Gradients of weights are added up on every rank.
+    within = {"forward_flop": 1e-12, "backward_flop": 1e-4, "activations_bytes": 1e-12}
+    for name, rel in within.items():
+        one, two, four = getattr(figures, name)
+        assert two * 2 == pytest.approx(one, rel=rel)
+        assert four * 4 == pytest.approx(one, rel=rel)
+    assert len(set(figures.parameters)) == 1
+    # Keys and values of all ranks, there and (with their gradients) twice back.
+    keys = 2 * 2 * 2 * WORK.sequence_length * WORK.model.kv_heads * WORK.model.head_dim
+    for phase, rounds in (("forward", 1), ("backward", 2)):
+        of_phase = getattr(figures, f"{phase}_collective_bytes")
+        of_tensor = of_phase[0] / np.array([1, 2, 4])
+        assert (of_phase - of_tensor).tolist() == [0, 8 * rounds * keys, 8 * rounds * keys]
+
+
+def test_states_are_shared_over_data_and_context() -> None:
+    """Which of the two divides states makes no difference to them."""
+    for zero in (0, 1):
+        wide, deep = predicted(plan(4, 1, zero=zero), plan(1, 4, zero=zero))
+        assert wide.stages[0].memory.optimizer == deep.stages[0].memory.optimizer
+        assert wide.stages[0].memory.gradients == deep.stages[0].memory.gradients
+        assert deep.stages[0].memory.activations < wide.stages[0].memory.activations
+
+
+def test_attention_hides_the_ring() -> None:
+    """A fast ring takes no time, and a slow one takes what it takes beyond attention."""
+    rates = tuple(
+        Rate(operators=one, tflops=None if one == "memory" else 100.0, gbytes_per_s=1000.0)
+        for one in OPERATOR_CLASSES
+    )
+    work = work_of(graph_of(WORK), ENGINES["megatron"].kernels)
+    model = LayerModel(work=work, compute=Compute(rates=rates, launch_us=0.0), slowdown=1.0)
+    two = {name: np.array([size]) for name, size in {"b": 1, "tp": 2, "cp": 2}.items()}
+    block = model(size_columns(WORK, two))["block"]
+    for phase, rounds in (("forward", 1), ("backward", 2)):
+        one = block.passes[phase]
+        messages, _ = one.exchanged[RING]
+        assert messages.tolist() == [rounds]
+        assert 0 < one.beside_s["attention"][0] < one.compute_s[0]
+    # Beside attention of long sequences everything hides, and of short ones not.
+    sequences = {}
+    for tokens in (1024, 65536):
+        work_of_length = replace(WORK, sequence_length=tokens)
+        predictor = SymbolicPredictor(workload=work_of_length, cluster=CLUSTER)
+        (found,) = predictor.predict_many([plan(1, 4)])
+        sequences[tokens] = found.stages[0]
+    shares = {
+        tokens: stage.exposed_communication_s / stage.stable_s
+        for tokens, stage in sequences.items()
+    }
+    assert shares[65536] < shares[1024] / 2
+
+
+def test_a_played_plan_is_a_predicted_one() -> None:
+    plans = [plan(4, 1), plan(2, 2), plan(1, 4), plan(1, 4, split=1)]
+    for one, other in zip(predicted(*plans), predicted(*plans, kind=EventSimulator), strict=True):
+        assert one.iteration_s == pytest.approx(other.iteration_s, rel=5e-3)
+        for stage, twin in zip(one.stages, other.stages, strict=True):
+            assert stage.memory == twin.memory
+
+
+def test_a_plan_file_says_it(tmp_path: Path) -> None:
+    job = Job(workload=WORK, cluster=CLUSTER, plan=plan(1, 4))
+    dump_job(job, tmp_path / "plan.yaml")
+    assert (tmp_path / "plan.yaml").read_text("utf-8").count("context_parallel: 4") == 2
+    assert load_job(tmp_path / "plan.yaml") == job
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ours", "problem"),
+    [
+        (16388, plan(1, 4), "8 does not divide sequence_length 16388"),
+        (24, plan(1, 4, split=1), None),
+        (40, plan(1, 4, split=1), None),
+        (16384, plan(2, 4), "take 32 GPUs, the cluster has 16"),
+    ],
+)
+def test_what_does_not_divide_is_refused(tokens: int, ours: Plan, problem: str | None) -> None:
+    work = replace(WORK, sequence_length=tokens)
+    if problem is None:
+        Job(workload=work, cluster=CLUSTER, plan=ours)
+    else:
+        with pytest.raises(InputError, match=problem):
+            Job(workload=work, cluster=CLUSTER, plan=ours)
