@@ -205,11 +205,11 @@ class _Player:
     def _stream(self, lane: int, count: int) -> Generator[Event, None, None]:
         """Run the ``count`` tasks of a stream, each when it is ready, in order of their numbers."""
         environment, starts, ends = self.environment, self.starts, self.ends
-        seconds, ready = self.graph.seconds, self.ready[lane]
+        seconds, ready, issues = self.graph.seconds, self.ready[lane], self.graph.issues
         after_start, after_end = self.graph.after_start, self.graph.after_end
-        network, uses_of, issues = self.network, self.graph.networks, self.graph.issues
-        stream = lane % len(STREAMS)
-        contention = self.contention[lane // len(STREAMS)]
+        network, uses_of = self.network, self.graph.networks
+        stage, stream = divmod(lane, len(STREAMS))
+        contention = self.contention[stage]
         running, now = False, 0.0
         for _ in range(count):
             if not ready:
@@ -222,19 +222,16 @@ class _Player:
             task = heappop(ready)
             issued_s = self._issued(task, lane) if task in issues else now
             if issued_s > now:
-                if running:
-                    contention.await_next()
-                    running = False
+                contention.await_next()
+                running = False
                 yield environment.timeout(issued_s - now)
                 now = environment.now
             starts[task] = now
             self.unstarted -= 1
-            waiting = after_start[task]
-            if waiting:
+            if waiting := after_start[task]:
                 self._release(task, waiting)
             event = contention.begin(stream, seconds[task], now)
-            uses = uses_of.get(task)
-            if uses:
+            if uses := uses_of.get(task):
                 network.enter(contention, stream, uses, now)
                 event = contention.ending(stream)
             yield event
@@ -243,8 +240,7 @@ class _Player:
             if uses:
                 network.leave(contention, stream, uses, now)
             running = True
-            waiting = after_end[task]
-            if waiting:
+            if waiting := after_end[task]:
                 self._release(task, waiting)
         contention.await_next()
 

@@ -22,11 +22,12 @@ HEAD = (
 INTRODUCTION = """\
 # Predicted beside measured runs
 
-Made by `python -m experiments.report_runs TABLE.csv... --out docs/results`. Each row of each table is predicted as a
-plan of its own ([columns](../reference/measured-runs.md)), and held against the seconds and the memory that its row
-names. Errors are raw: a prediction that is 10 % too long and one that is 10 % too short both count 10 %. The *bias* is
-the median error with its sign; *in bounds* is the share of measurements between the predicted bounds; *memory* is the
-mean error of the peak. Rows that are refused have no error here; they are counted and listed.
+Made by `python -m experiments.report_runs TABLE.csv... --out docs/results`. Each row of each table
+is predicted as a plan of its own ([columns](../reference/measured-runs.md)), and held against the
+seconds and the memory that its row names. Errors are raw: a prediction that is 10 % too long and
+one that is 10 % too short both count 10 %. The *bias* is the median error with its sign; *in
+bounds* is the share of measurements between the predicted bounds; *memory* is the mean error of
+the peak. Rows that are refused have no error; they are counted and listed.
 
 ![Predicted over measured seconds of all tables](runs.svg)
 """
@@ -84,13 +85,14 @@ def _details(title: str, rows: Sequence[Judged]) -> Iterator[str]:
     if any(one.failed for one in rows):
         told = separation(rows)
         yield (
-            f"Run and failed told apart in {told.share:.1%}: of {told.ran} runs {told.ran_right} are "
-            f"said to fit, of {told.failed} that failed {told.failed_right} are said not to.\n"
+            f"Run and failed told apart in {told.share:.1%}: of {told.ran} runs "
+            f"{told.ran_right} are said to fit, of {told.failed} that failed "
+            f"{told.failed_right} are said not to.\n"
         )
     if repeated := spreads(rows):
         yield (
-            f"Repeated configurations: {len(repeated)}, whose times lie {median(repeated):.1%} from "
-            f"their median (the median configuration), {max(repeated):.1%} at most.\n"
+            f"Repeated configurations: {len(repeated)}, whose times lie {median(repeated):.1%} "
+            f"from their median (the median configuration), {max(repeated):.1%} at most.\n"
         )
     yield HEAD
     for column in COLUMNS:
@@ -107,9 +109,9 @@ def _ranking(rows: Sequence[Judged]) -> Iterator[str]:
     if found:
         regrets = [one.regret for one in found]
         yield (
-            f"Order of a model's runs on one number of GPUs ({len(found)} groups): rank correlation "
-            f"{median(one.correlation for one in found):.2f} in the median; the run predicted best "
-            f"takes {median(regrets):.2f} times the measured best in the median, "
+            f"Order of a model's runs on one number of GPUs ({len(found)} groups): rank "
+            f"correlation {median(one.correlation for one in found):.2f} in the median; the run "
+            f"predicted best takes {median(regrets):.2f} times the measured best in the median, "
             f"{max(regrets):.2f} times in the worst group.\n"
         )
 

@@ -34,7 +34,8 @@ class Engine:
     package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None
     counts launches of kernels alone. Its products, its fused attention and its kernels that move
     bytes keep up ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the
-    hardware sustains, which were fitted to other engines' runs.
+    hardware sustains, which were fitted to other engines' runs. A run takes ``crowded_factor``
+    times as long where a GPU's memory is nearly full.
 
     ``expert_exchange`` is how copies of tokens get to their experts. ``measured_as`` names the
     engine whose measured runs say how sure this one's times are; empty stands for the engine
@@ -60,6 +61,7 @@ class Engine:
     products_share: float = 1.0
     attention_share: float = 1.0
     memory_share: float = 1.0
+    crowded_factor: float = 1.0
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
     offloads: bool = False

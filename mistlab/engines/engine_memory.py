@@ -10,11 +10,12 @@ class EngineMemory:
     ``weight``, ``gradient`` and ``optimizer`` are kept all the time, ``step_scratch`` only while
     the rank's part is stepped. With ``rings`` layers come and go through rings of two buffers.
     Without rings, gradients are reduced through a bucket of ``bucket_elements``, and at most
-    ``gathered_elements`` sharded weights stay gathered. The head needs ``wide_logits`` times
-    the bytes of its logits more: one where a 32-bit copy takes the place of the 16-bit gradient. Data-parallel ranks reduce ``reduced`` bytes a
-    parameter, if this is not as wide as the gradients that are kept. Blocks keep ``kept_gates``
-    tensors of the feed-forward network's width more than their graphs do. Workspaces and buckets
-    take ``fixed_mib`` whatever the plan.
+    ``gathered_elements`` sharded weights stay gathered. The head needs ``wide_logits`` times the
+    bytes of its logits more: one where a 32-bit copy takes the place of their 16-bit gradient.
+
+    Data-parallel ranks reduce ``reduced`` bytes a parameter, if this is not as wide as the
+    gradients that are kept. Blocks keep ``kept_gates`` tensors of the feed-forward network's width
+    more than their graphs do. Workspaces and buckets take ``fixed_mib`` whatever the plan.
     """
 
     weight: int

@@ -16,8 +16,8 @@ class Cluster:
     """Nodes of one hardware, with ``gpus_per_node`` GPUs used in each.
 
     The optional fields replace numbers of the hardware: ``memory_gib`` is the memory of a GPU,
-    ``host_memory_gib`` that of a node, and the bandwidths are those of ``Node``. ``profile`` has the
-    peculiarities of one such cluster.
+    ``host_memory_gib`` that of a node, and the bandwidths are those of ``Node``. ``profile`` has
+    the peculiarities of one such cluster.
     """
 
     hardware: Hardware

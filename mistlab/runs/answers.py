@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mistlab.engines.table import ENGINES
 from mistlab.runs.jobs import RunJob
 from mistlab.values.prediction import Prediction, StagePrediction
 from mistlab.values.units import GIB_BYTES
@@ -40,15 +41,30 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     """The answer with the prediction of a run; a GPU that is nearly full is a note."""
     cluster = found.job.cluster
     fullest = stage_of(prediction, "").peak_allocated_bytes
-    more: tuple[str, ...] = ()
-    if prediction.fits and fullest > NEARLY_FULL * cluster.memory_bytes:
-        more = (
+    notes, more = found.notes, list[str]()
+    if fullest > NEARLY_FULL * cluster.memory_bytes:
+        factor = ENGINES[found.job.plan.engine].crowded_factor
+        prediction = slowed(prediction, factor)
+        more.append(
             f"memory is nearly full ({fullest / GIB_BYTES:.1f} of "
-            f"{cluster.memory_bytes / GIB_BYTES:.1f} GiB): such runs are often slow",
+            f"{cluster.memory_bytes / GIB_BYTES:.1f} GiB): runs are slow"
+            + (f", {factor:g} times as long assumed" if factor > 1 else "")
         )
     if found.unrunnable:
-        prediction, more = replace(prediction, fits=False), (found.unrunnable,)
-    return RunAnswer(prediction=prediction, notes=(*found.notes, *prediction.notes, *more))
+        prediction = replace(prediction, fits=False)
+        more.append(found.unrunnable)
+    return RunAnswer(prediction=prediction, notes=(*notes, *prediction.notes, *more))
+
+
+def slowed(prediction: Prediction, factor: float) -> Prediction:
+    """A prediction that takes several times as long; the shortest time stays within its bounds."""
+    return replace(
+        prediction,
+        iteration_s=prediction.iteration_s * factor,
+        iteration_s_high=prediction.iteration_s_high * factor * factor**0.5,
+        tokens_per_s=prediction.tokens_per_s / factor,
+        mfu=prediction.mfu / factor,
+    )
 
 
 def stage_of(prediction: Prediction, memory_kind: str) -> StagePrediction:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from mistlab.values.errors import refuse
+from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
 
 # Texts that stand for nothing.
@@ -58,4 +58,4 @@ def flag_of(row: Mapping[str, str], column: str) -> bool | None:
         return True
     if text in ("0", "0.0", "false", "no", "off"):
         return False
-    refuse(column, f"{shown(text)} is neither yes nor no: give 1 or 0")
+    raise FieldError(column, f"{shown(text)} is neither yes nor no: give 1 or 0")

@@ -1,4 +1,4 @@
-"""A measured run's configuration: what a row of a table says, and what is assumed otherwise.
+"""A measured run's configuration: what a row of a table says, and what is assumed beyond.
 
 Nothing that was measured is read. From the column ``notes`` only these phrases are: "tied
 embeddings" and "untie-embeddings", "first and last stage have one layer less", "unfused attention"
@@ -69,7 +69,7 @@ class Configuration:
 
 
 def configuration_of(row: TableRow) -> Configuration:
-    """The configuration that a row says; refuses one that contradicts itself or says too little."""
+    """The configuration of a row; refuses a row that contradicts itself or says too little."""
     cells = row.cells
     notes: list[str] = []
     remarks = text_of(cells, "notes").casefold()

@@ -38,8 +38,8 @@ def ranked(rows: Iterable[Judged]) -> Iterator[Ranked]:
             group = tuple(text_of(one.row.cells, name) for name in ("model", "gpus"))
             groups[group].append((one.predicted_s, one.measured_s))
     for group, pairs in sorted(groups.items()):
-        if len(pairs) >= FEWEST:
-            predicted, measured = zip(*pairs, strict=True)
+        predicted, measured = zip(*pairs, strict=True)
+        if len(pairs) >= FEWEST and len({*predicted}) > 1 < len({*measured}):
             yield Ranked(
                 group=group,
                 runs=len(pairs),

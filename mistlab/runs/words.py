@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mistlab.values.errors import refuse
+from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
 
 # What an engine's text contains, and the engine that it stands for; the first match counts.
@@ -59,6 +59,15 @@ GPUS_BY_WORD: Mapping[str, Gpus] = {
     "gb300": Gpus(hardware="gb200-186gb", memory_gib=277.0, note="rates of the GB200 taken"),
 }
 DEFAULT_GPUS = "h100"
+# What a text about sharding contains, and its ZeRO level.
+_LEVELS: Mapping[str, int] = {
+    "shard_grad_op": 2,
+    "distributed optimizer": 1,
+    "fsdp": 3,
+    "params": 3,
+    "none": 0,
+    "ddp": 0,
+}
 
 
 def engine_of(text: str, zero: str) -> tuple[str, str]:
@@ -109,23 +118,17 @@ def zero_of(text: str, engine: str) -> tuple[int, str]:
     """The ZeRO level that a text says, and a note where it is assumed."""
     words = text.casefold()
     if not words:
-        level = {"fsdp": 3, "deepspeed": 1}.get(engine, 1)
+        level = 3 if engine == "fsdp" else 1
         return level, f"zero is empty: level {level} assumed"
-    if words in ("lora",):
-        refuse("zero", f"{shown(text)} trains adapters alone, which cannot be said: leave it out")
-    if "shard_grad_op" in words:
-        return 2, ""
-    if words in ("none", "no", "ddp"):
-        return 0, ""
     if match := re.fullmatch(r"(?:stage ?)?([0-3])(?:\.0)?", words):
         return int(match[1]), ""
-    if match := re.search(r"zero[- ]?([0-3])", words):
+    if "shard_grad_op" not in words and (match := re.search(r"zero[- ]?([0-3])", words)):
         return int(match[1]), ""
-    if "fsdp" in words or "params" in words:
-        return 3, ""
-    if "distributed optimizer" in words:
-        return 1, ""
-    refuse("zero", f"{shown(text)} is no ZeRO level: give 0, 1, 2 or 3, or nothing")
+    for word, level in _LEVELS.items():
+        if word in words:
+            return level, ""
+    column = "zero"
+    raise FieldError(column, f"{shown(text)} is no ZeRO level: give 0, 1, 2 or 3, or nothing")
 
 
 def precision_of(text: str) -> tuple[str, str]:
@@ -139,7 +142,8 @@ def precision_of(text: str) -> tuple[str, str]:
     for name in ("bf16", "fp16", "fp32"):
         if name in words or name.replace("fp", "float") in words:
             return name, ""
-    refuse("precision", f"{shown(text)} is unknown: give bf16, fp16, fp8 or fp32, or nothing")
+    column = "precision"
+    raise FieldError(column, f"{shown(text)} is unknown: give bf16, fp16, fp8 or fp32, or nothing")
 
 
 def network_of(remarks: str, gpus_per_node: int) -> float | None:
