@@ -19,7 +19,15 @@ from mistlab.values.errors import FieldError, InputError
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 # What a command may need beyond the base, and the extra that brings it.
-EXTRAS: Mapping[str, str] = {"cbcbox": "cbc", "torch": "runtime", "transformers": "huggingface"}
+EXTRAS: Mapping[str, str] = {
+    "accelerate": "baselines",
+    "cbcbox": "cbc",
+    "deepspeed": "baselines",
+    "megatron": "baselines",
+    "torch": "runtime",
+    "torchtitan": "baselines",
+    "transformers": "huggingface",
+}
 # What the base brings, and a machine that only trains may lack.
 BASE = frozenset(
     ("cmaes", "highspy", "joblib", "matplotlib", "optuna", "pulp", "scipy", "simpy", "sqlalchemy")

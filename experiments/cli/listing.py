@@ -10,6 +10,9 @@ FOLDER = Path(__file__).parents[1]
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Plans": ("predict", "analyse", "survey", "export", "import_plan"),
     "Searches": ("tune", "compare_searchers", "speedups"),
+    "Figures of the evaluation": (
+        *("end_to_end", "speedup_breakdown", "overlap", "tuning_time", "motivation"),
+    ),
     "What if": ("ladder", "partitions", "space_size", "analysis_speed", "scaling", "sensitivity"),
     "What a run takes in all": ("will_it_fit", "estimate", "reliability"),
     "Training": ("run_plan", "run_plans", "sanitize"),

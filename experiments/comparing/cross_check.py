@@ -49,6 +49,8 @@ STRATA = {
     "megatron, nothing overlapped": 0.05,
     "deepspeed": 0.05,
     "deepspeed, nothing overlapped": 0.05,
+    # As the searcher of the same name proposes them.
+    "aceso": 0.005,
     "proposed by a searcher": 0.03,
     "the default problem": 0.03,
     **dict.fromkeys(catalog.hardware_names(), 0.1),
@@ -231,9 +233,9 @@ def _words(summary: Mapping[str, Any], wanted: int) -> Iterator[str]:
         f"whose peaks are within 1 % on every stage: {memory['within_1_percent']:.1%}."
     )
     yield "The largest differences:"
-    head = ("plan", "difference", "stages", "micro-batches", "first and last", "problem", "plans")
+    worst = ("plan", "difference", "stages", "micro-batches", "first and last", "problem", "plans")
     yield table(
-        head,
+        worst,
         [
             (
                 row["plan"],

@@ -28,7 +28,7 @@ GRIDS = ("megatron", "deepspeed")
 BUDGET = Budget(seconds=120)
 # Sizes that are looked at in haste.
 QUICK = 2
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 def speedups(options: argparse.Namespace) -> int:

@@ -5,10 +5,12 @@ of the mesh. Each has values from mild to strong, and changes all stages alike.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import chain, combinations, product
 
 from mistlab.engines.table import ENGINES
+from mistlab.machine.cluster import Cluster
 from mistlab.values.dimensions import DIMENSIONS, OFFLOADS, counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
@@ -55,6 +57,29 @@ def together(job: Job, number: int) -> Iterator[Changed]:
     for kinds in combinations(by_kind.values(), number):
         for changes in product(*kinds):
             yield from _changed(job, changes)
+
+
+def spread(job: Job, cluster: Cluster, times: int) -> Iterator[Job]:
+    """The job on a cluster of so many times the GPUs: more replicas, more stages, or more
+    tensor parallelism."""
+    plan = job.plan
+    plans = [
+        replace(plan, stages=_with_times(plan, "data_parallel", times), micro_batches=count)
+        for count, rest in (divmod(plan.micro_batches, times),)
+        if count and not rest
+    ]
+    if times > 1:
+        plans.append(replace(plan, stages=_with_times(plan, "tensor_parallel", times)))
+        if all(stage.layers >= times for stage in plan.stages):
+            parts = (_parts(stage, times, stage.data_parallel) for stage in plan.stages)
+            plans.append(replace(plan, stages=tuple(chain.from_iterable(parts))))
+    for other in plans:
+        with suppress(InputError):
+            yield replace(job, cluster=cluster, plan=other)
+
+
+def _with_times(plan: Plan, name: str, times: int) -> tuple[StagePlan, ...]:
+    return tuple(stage.with_values({name: times * stage.degree(name)}) for stage in plan.stages)
 
 
 def _changed(job: Job, changes: Sequence[Change]) -> Iterator[Changed]:
@@ -179,13 +204,17 @@ def _pipeline(degree: int) -> Callable[[Plan], Plan | None]:
     def made(plan: Plan) -> Plan | None:
         if any(stage.data_parallel % degree or stage.layers < degree for stage in plan.stages):
             return None
-        stages = tuple(part for stage in plan.stages for part in _parts(stage, degree))
+        stages = tuple(
+            part
+            for stage in plan.stages
+            for part in _parts(stage, degree, stage.data_parallel // degree)
+        )
         return replace(plan, micro_batches=degree * plan.micro_batches, stages=stages)
 
     return made
 
 
-def _parts(stage: StagePlan, degree: int) -> Iterator[StagePlan]:
+def _parts(stage: StagePlan, degree: int, replicas: int) -> Iterator[StagePlan]:
     """A stage's blocks over several stages of equal choices."""
     least, more = divmod(stage.layers, degree)
     for place in range(degree):
@@ -194,6 +223,4 @@ def _parts(stage: StagePlan, degree: int) -> Iterator[StagePlan]:
             name: min(layers, -(-stage.degree(name) * layers // stage.layers))
             for name in counts_of_blocks()
         }
-        yield stage.with_values(
-            {"layers": layers, "data_parallel": stage.data_parallel // degree, **counts}
-        )
+        yield stage.with_values({"layers": layers, "data_parallel": replicas, **counts})

@@ -8,12 +8,13 @@ from typing import Any
 from experiments.cli.commandline import DONE, as_options, progress
 from experiments.cli.problem import problem_of
 from experiments.comparing.bench import fullest_bytes
-from experiments.costing.changes import Changed, single, together
+from experiments.costing.changes import Changed, single, spread, together
 from experiments.costing.fitting_words import report_of
 from experiments.costing.tried import Tried
 from experiments.frame.study import Study
 from mistlab import catalog
 from mistlab.cost.memory import allocator_of, host_bytes_of, room_bytes
+from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, dump_job, load_job
 from mistlab.values.plan import Plan, StagePlan
@@ -156,30 +157,23 @@ def _elsewhere(asked: Tried) -> Iterator[Tried]:
     progress("more GPUs, and GPUs with more memory")
     for times in MORE_NODES:
         nodes = replace(cluster, nodes=times * cluster.nodes)
-        found = [*_best_there(replace(asked.job, cluster=nodes), times)]
+        found = [*_best_there(asked.job, nodes, times)]
         yield from found
         if found:
             break
     for name in catalog.hardware_names():
         hardware = catalog.hardware(name)
         if hardware.gpu.memory_bytes > cluster.memory_bytes and not cluster.memory_gib:
-            other = replace(cluster, hardware=hardware)
-            yield from _best_there(replace(asked.job, cluster=other), 1)
+            yield from _best_there(asked.job, replace(cluster, hardware=hardware), 1)
 
 
-def _best_there(job: Job, times: int) -> Iterator[Tried]:
-    """The fastest plan that fits elsewhere, with so many times the replicas."""
-    stages = tuple(
-        stage.with_values({"data_parallel": times * stage.data_parallel})
-        for stage in job.plan.stages
-    )
-    count, rest = divmod(job.plan.micro_batches, times)
-    if rest:
-        return
-    there = replace(job, plan=replace(job.plan, stages=stages, micro_batches=count))
-    where = f"on {there.plan.num_gpus} {there.cluster.hardware.name}"
-    changed = [Changed(changes=(), job=there), *single(there), *together(there, 2)]
-    fitting = [one for one in _predicted(changed, "elsewhere") if one.prediction.fits]
+def _best_there(asked: Job, cluster: Cluster, times: int) -> Iterator[Tried]:
+    """The fastest plan that fits on another cluster, with so many times the GPUs."""
+    where = f"on {times * asked.plan.num_gpus} {cluster.hardware.name}"
+    fitting = []
+    for job in spread(asked, cluster, times):
+        changed = [Changed(changes=(), job=job), *single(job), *together(job, 2)]
+        fitting += [one for one in _predicted(changed, "elsewhere") if one.prediction.fits]
     if fitting:
         best = min(fitting, key=_price)
         yield replace(best, words=", ".join(filter(None, (where, best.words))))

@@ -71,9 +71,11 @@ def _changes(rows: Sequence[Row]) -> str:
 
 def _cheapest(study: Study, cheapest: Tried | None) -> Iterator[str]:
     if cheapest is None:
+        most = "two" if study.options.quick else "four"
         yield (
-            "Nothing that was tried makes it fit: up to four changes at once, 32 times the nodes, "
-            "other hardware of the catalogue. Search for another plan: python -m experiments.tune."
+            f"Nothing that was tried makes it fit: up to {most} changes at once, and two on up to "
+            "32 times the GPUs and on other hardware of the catalogue. Search for another plan: "
+            "python -m experiments.tune."
         )
         return
     row = study.rows[-1]

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib.resources import files
-from pathlib import Path
 
 from experiments.calibrating.published import carried
 from experiments.calibrating.published_run import PublishedRun
@@ -12,7 +11,6 @@ from experiments.frame.tables import Row
 from mistlab import catalog
 from mistlab.cost.arithmetic import megatron_flop
 from mistlab.machine.cluster import Cluster
-from mistlab.schedule.interleaved import interleaved_text
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.mesh import num_gpus
 from mistlab.values.plan import Plan, StagePlan
@@ -76,9 +74,8 @@ def _weak_scaling_row(name: str, run: PublishedRun, seconds: float) -> Row:
     }
 
 
-def llama3_405b(folder: Path) -> Iterator[Row]:
-    """Llama 3 405B on 16,384 H100 by its published degrees, with ever more chunks a stage; orders
-    of passes are written into a folder."""
+def llama3_405b() -> Iterator[Row]:
+    """Llama 3 405B on 16,384 H100 by its published degrees, with ever more chunks a stage."""
     cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=2048, gpus_per_node=8)
     workload = Workload(
         model=catalog.model("llama3-405b"),
@@ -92,7 +89,7 @@ def llama3_405b(folder: Path) -> Iterator[Row]:
     micro_batches = workload.global_batch // data
     for chunks in CHUNKS:
         plan = Plan(
-            order=_order(folder, stages, micro_batches, chunks),
+            order=f"interleaved-{chunks}" if chunks > 1 else DEFAULT_ORDER,
             micro_batches=micro_batches,
             stages=tuple(
                 StagePlan(
@@ -120,12 +117,3 @@ def llama3_405b(folder: Path) -> Iterator[Row]:
             "fits": found.fits,
             "peak_reserved_bytes": max(one.peak_reserved_bytes for one in found.stages),
         }
-
-
-def _order(folder: Path, stages: int, micro_batches: int, chunks: int) -> str:
-    """The order of a plan's passes: a name, or the path of a file that is written here."""
-    if chunks == 1:
-        return DEFAULT_ORDER
-    path = folder / f"interleaved-{chunks}.txt"
-    path.write_text(interleaved_text(stages, micro_batches, chunks), encoding="utf-8")
-    return str(path)

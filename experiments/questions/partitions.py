@@ -183,5 +183,8 @@ where norms and residual sums are split by tokens, it is the same path: each all
 reduce-scatter where it was and an all-gather before the next product, with equal bytes.
 
 A ring's share of (n - 1) / n is taken as 1 in M / B, not in the times. Times add what a message
-costs however small it is, so a partition with fewer messages wins among equals. Work that ranks
-repeat (norms of whole activations) is not counted."""
+costs however small it is, so a partition with fewer messages wins among equals. On A100
+all-gathers and reduce-scatters were measured from 64 and from 2 MiB on, by another benchmark than
+all-reduces, and the time of smaller messages is a line drawn on: it is too long, and sequence
+parallelism looks slower in microseconds than it can be (an all-reduce does all that an all-gather
+does). Work that ranks repeat (norms of whole activations) is not counted."""

@@ -60,7 +60,7 @@ def scaling(options: argparse.Namespace) -> int:
         workload = _workload(model, options.sequence_length, _batch(chapter, count, hardware))
         study.add(_searched(chapter, workload, _slower(hardware, count, factor), factor, options))
     study.add(_largest(hardware, options))
-    for row in (*llama3_405b(study.path), *latencies(hardware)):
+    for row in (*llama3_405b(), *latencies(hardware)):
         study.add(row)
     return study.end(_report(study.rows, options), DONE)
 

@@ -276,8 +276,8 @@ hides what comes once an iteration and shortens the bubble; deeper models leave 
 so need more of what saves it; and the speedup over plans without such savings grows where memory
 is short.
 
-A dash is a problem for which nothing fits. Speedups that were published belong to the baseline
-that recomputes every block. Over the tuned grid, which also tries to recompute nothing, they are
+A dash is where nothing of a grid fits. Speedups that were published belong to the baseline that
+recomputes every block. Over the tuned grid, which also tries to recompute nothing, they are
 smaller wherever memory is plenty, since its best plan then has little to save; and so they are
 with faster links in a node, which make the grids' tensor parallelism cheap. Links between nodes
 hardly matter here, since plans put pipelines across nodes."""

@@ -144,5 +144,5 @@ in eighths. Sums are exact: pipelines are counted by a walk over GPUs and blocks
 listing them one by one where there are few.
 
 Most of the plans have many stages: 32 stages of one GPU choose 32 times. So equal meshes and
-nearly even blocks hardly make a space smaller (`mist` against `wide`), while stages that choose
-alike (`+offload`) make it small enough to list."""
+nearly even blocks hardly make a space smaller (`mist` against `wide`); only where all stages
+choose alike (`3d`) are plans few enough to list."""

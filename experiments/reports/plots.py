@@ -181,7 +181,7 @@ def timeline(simulation: Simulation, path: Path, title: str) -> None:
     seen: dict[Kind, str] = {}
     for stage, row in enumerate(panels):
         for axes, span in zip(row, spans, strict=True):
-            _lanes(axes, [t for t in tasks if t.action.stage == stage], span, seen)
+            lanes(axes, [t for t in tasks if t.action.stage == stage], span, seen)
         row[0].set_ylabel(f"stage {stage}", rotation=0, ha="right", va="center")
         row[0].set_yticks(range(len(STREAMS)), [name.replace("_", " ") for name in STREAMS])
         row[0].tick_params(axis="y", labelsize="xx-small")
@@ -208,9 +208,10 @@ def _spans(tasks: Sequence[PlayedTask], end: float) -> list[tuple[float, float]]
     return [(0.0, share * end), ((1 - share) * end, end)]
 
 
-def _lanes(
+def lanes(
     axes: Axes, tasks: Sequence[PlayedTask], span: tuple[float, float], seen: dict[Kind, str]
 ) -> None:
+    """Draw a bar for each task within a span, in four lanes; ``seen`` gathers their kinds."""
     start, end = span
     for lane, stream in enumerate(STREAMS):
         bars: dict[Kind, list[tuple[float, float]]] = {}

@@ -15,7 +15,7 @@ from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, table
 from experiments.running.launcher import Launcher
 from experiments.running.run_results import WARM_UP
-from mistlab.values.errors import InputError
+from mistlab.values.errors import InputError, near_matches
 from mistlab.values.job import Job, load_job
 from mistlab.values.units import GIB_BYTES
 
@@ -59,7 +59,7 @@ def _launcher(options: argparse.Namespace) -> Launcher:
 def _found(folder: Path) -> list[Path | Row]:
     """The plans of a folder; of a folder of results its rows."""
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "is not there"
+        what = "is a file" if folder.exists() else f"is not there{_near(folder)}"
         message = f"{folder}: {what}: give a folder of plan files, or of results of run_plans"
         raise InputError(message)
     if (folder / "rows.jsonl").is_file():
@@ -69,6 +69,14 @@ def _found(folder: Path) -> list[Path | Row]:
         message = f"{folder}: has no plan files: give a folder that has some (*.yaml)"
         raise InputError(message)
     return [*plans]
+
+
+def _near(folder: Path) -> str:
+    """The folders beside it that have a similar name, if any, in words."""
+    beside = folder.resolve().parent
+    names = [one.name for one in beside.iterdir() if one.is_dir()] if beside.is_dir() else []
+    words = near_matches(folder.name, names)
+    return words if "did you mean" in words else ""
 
 
 def _key_of(plan: Path) -> Key:

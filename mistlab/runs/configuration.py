@@ -1,4 +1,4 @@
-"""A measured run's configuration: what a row of a table says, and what is assumed beyond.
+"""A measured run's configuration: what a row of a table says, and what is assumed otherwise.
 
 Nothing that was measured is read. From the column ``notes`` only these phrases are: "tied
 embeddings" and "untie-embeddings", "first and last stage have one layer less", "unfused attention"

@@ -148,6 +148,7 @@ def test_speedups_are_collected_from_folders_of_plans_and_of_results(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([str(TINY.with_name("tinny"))], "tinny: is not there: did you mean 'tiny'?: give a"),
         (["nowhere"], "nowhere: is not there: give a folder of plan files"),
         ([str(TINY / "plain.yaml")], "plain.yaml: is a file: give a folder"),
         ([str(TINY.parents[1] / "cli")], "cli: has no plan files"),

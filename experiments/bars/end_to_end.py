@@ -1,0 +1,187 @@
+"""The published evaluation: every case searched, beside what was published."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from experiments.bars.cases import FAMILIES, Case, case_of, clusters, evaluation, sizes
+from experiments.bars.in_order import answers
+from experiments.bars.pages import beside
+from experiments.bars.systems import BASELINES, OURS, Asked, searched
+from experiments.cli.commandline import DONE, NO_ANSWER
+from experiments.frame.charts import Bars
+from experiments.frame.study import Report, Study
+from experiments.frame.tables import Row, table
+from mistlab.cost.averages import Summary, difference_in_parts
+
+QUICK_SIZES = 2
+TERMS = {
+    "computation_s": "computation",
+    "exposed_communication_s": "exposed communication",
+    "other_stages_s": "passing other stages",
+    "rest_s": "first, last and step",
+}
+HEADS = {
+    "megatron:published": "Megatron",
+    "deepspeed:published": "DeepSpeed",
+    "megatron": "Megatron tuned",
+    "deepspeed": "DeepSpeed tuned",
+    "aceso": "Aceso",
+}
+PUBLISHED = "megatron:published"
+
+
+def evaluated(options: argparse.Namespace) -> int:
+    """Search every case, print and write what came out."""
+    cases = _cases(options)
+    study = Study.begin("end_to_end", options)
+    asked = [Asked(case=case, quick=options.quick, seed=options.seed) for case in cases]
+    for _, row in answers(study, searched, asked, "cases"):
+        study.add(row)
+    status = DONE if all(row["seconds"][OURS] for row in study.rows) else NO_ANSWER
+    return study.end(report(study.rows), status)
+
+
+def _cases(options: argparse.Namespace) -> list[Case]:
+    """GPT written out follows each cluster's fused cases."""
+    quick = options.quick
+    chosen = sizes()[:QUICK_SIZES] if quick else sizes()
+    families = FAMILIES[:1] if quick else FAMILIES
+    return [
+        case_of(cluster, family, size, attention)
+        for cluster in clusters(options.hardware)
+        for attention, of_attention in (("flash", families), ("math", FAMILIES[:1]))
+        for size, family in product(chosen, of_attention)
+        if not (quick and attention == "math")
+    ]
+
+
+def report(rows: Sequence[Row]) -> Report:
+    """What the rows say."""
+    summaries = [*_summaries(rows)]
+    return Report(
+        title="The evaluation: over baselines as published, and over tuned ones",
+        words=[
+            (
+                "How many times as long as ours each system takes, as predicted; in brackets as "
+                "played by the event simulator. Beside it the published measurements, which are "
+                "over the baselines as published."
+            ),
+            _cases_table(rows),
+            _summaries_table(summaries),
+            (
+                "Where the difference lies: what each baseline takes longer in a term than ours, "
+                "as a share of our iteration, on average over the cases."
+            ),
+            _terms_table(rows),
+        ],
+        summary={"averages": summaries},
+        pictures=[*_pictures(rows)],
+        beside=beside("end_to_end"),
+    )
+
+
+def _cases_table(rows: Sequence[Row]) -> str:
+    head = ["case", "GPUs", "ours s", *HEADS.values(), "published: Megatron", "DeepSpeed"]
+    return table(
+        head,
+        [
+            [
+                row["case"],
+                row["gpus"],
+                _number(row["seconds"][OURS]),
+                *(_both(row, name) for name in HEADS),
+                _number(row["published_over"].get("megatron"), 3),
+                _number(row["published_over"].get("deepspeed"), 3),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _both(row: Row, name: str) -> str:
+    if row["over"][name] is None:
+        return "-"
+    return f"{row['over'][name]:.3f} ({row['over_played'][name]:.3f})"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _summaries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Averages over each cluster and attention, and over all, over each baseline."""
+    published = {(p["hardware"], p["attention"]): p for p in evaluation()["averages"]}
+    places = dict.fromkeys((row["hardware"], row["attention"]) for row in rows)
+    for hardware, attention in (*places, (None, None)):
+        some = [
+            row
+            for row in rows
+            if (row["hardware"], row["attention"]) == (hardware, attention) or hardware is None
+        ]
+        for name in BASELINES:
+            ratios = [row["over"][name] for row in some if row["over"][name]]
+            played = [row["over_played"][name] for row in some if row["over_played"][name]]
+            if not ratios:
+                continue
+            known = published.get((hardware, attention), {}) if name == PUBLISHED else {}
+            if name == "aceso" and hardware is None:
+                known = evaluation()["aceso"]
+            yield {
+                "hardware": hardware,
+                "attention": attention,
+                "over": name,
+                "cases": len(ratios),
+                **Summary.of(ratios).mapping(),
+                "mean_played": Summary.of(played).mean,
+                "published_mean": known.get("mean"),
+                "published_most": known.get("most"),
+            }
+
+
+def _summaries_table(summaries: Sequence[Mapping[str, Any]]) -> str:
+    head = ("over", "where", "cases", "mean", "least", "most", "played", "published", "most of it")
+    return table(
+        head,
+        [
+            (
+                BASELINES[one["over"]],
+                " ".join(filter(None, (one["hardware"], one["attention"]))) or "all",
+                one["cases"],
+                *(_number(one[name], 3) for name in ("mean", "least", "most", "mean_played")),
+                _number(one["published_mean"]),
+                _number(one["published_most"]),
+            )
+            for one in summaries
+        ],
+    )
+
+
+def _terms_table(rows: Sequence[Row]) -> str:
+    parts = [
+        (name, difference_in_parts([(r["terms_s"][OURS], r["terms_s"][name]) for r in some]))
+        for name in BASELINES
+        if (some := [row for row in rows if {OURS, name} <= row["terms_s"].keys()])
+    ]
+    return table(
+        ["baseline", *TERMS.values()],
+        [[BASELINES[name], *(f"{shares[term]:+.1%}" for term in TERMS)] for name, shares in parts],
+    )
+
+
+def _pictures(rows: Sequence[Row]) -> Iterator[Bars]:
+    for hardware in dict.fromkeys(row["hardware"] for row in rows):
+        some = [row for row in rows if row["hardware"] == hardware]
+        short = hardware.partition("-")[0]
+        yield Bars(
+            name=f"end_to_end-{short}",
+            caption=f"Times as long as ours on {hardware}, predicted.",
+            groups=[row["case"].partition(" ")[2] for row in some],
+            series={
+                HEADS[name]: [row["over"][name] for row in some]
+                for name in ("megatron:published", "megatron", "aceso")
+            },
+            y="times as long as ours",
+            marks={"ours": 1.0},
+        )

@@ -1,0 +1,145 @@
+"""The motivating case: two plans side by side, and what the spaces' best plans are."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.bars.desk import Desk
+from experiments.bars.pages import beside
+from experiments.bars.short_words import in_short
+from experiments.cli.commandline import DONE
+from experiments.frame.charts import Drawn
+from experiments.frame.study import Report, Study
+from experiments.frame.tables import Row, table
+from mistlab import catalog
+from mistlab.cost.iteration_terms import Terms
+from mistlab.engines.mist import MIST
+from mistlab.machine.cluster import Cluster
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.references import hardware_from
+from mistlab.values.search import Problem
+from mistlab.values.space import space_of
+from mistlab.values.workload import Workload
+from simulators.events import EventSimulator
+
+SPACES = ("3d", "+zero", "+checkpointing", "+offload", "mist")
+QUICK_SPACES = ("3d", "+zero", "+checkpointing")
+# The space that should find the second plan.
+FINDING = "+checkpointing"
+TERMS = {
+    "computation_s": "computation",
+    "exposed_communication_s": "exposed communication",
+    "other_stages_s": "passing other stages",
+    "rest_s": "first, last and step",
+}
+
+_HALF = StagePlan(
+    layers=16, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1, checkpointed_layers=16
+)
+_WHOLE = StagePlan(
+    layers=32, data_parallel=4, tensor_parallel=1, micro_batch=2, zero=2, checkpointed_layers=28
+)
+PLANS: Mapping[str, Plan] = {
+    "two stages, all recomputed": Plan(micro_batches=4, stages=(_HALF, _HALF)),
+    "ZeRO-2, 28 of 32 recomputed": Plan(micro_batches=1, stages=(_WHOLE,)),
+}
+
+
+def motivated(options: argparse.Namespace) -> int:
+    """Predict and play both plans, search the spaces, print and draw."""
+    study = Study.begin("motivation", options)
+    problem = Problem(
+        workload=Workload(
+            model=catalog.model("gpt3-2.7b"),
+            sequence_length=4096,
+            global_batch=8,
+            attention="flash",
+            precision="fp16",
+        ),
+        cluster=Cluster(hardware=hardware_from(options.hardware, Path()), nodes=1, gpus_per_node=4),
+    )
+    desk = Desk(problem)
+    for name, plan in PLANS.items():
+        study.add(_row(desk, name, plan))
+    for name in study.counted(QUICK_SPACES if options.quick else SPACES, "spaces"):
+        found = desk.found("mist", space_of(name), seed=options.seed)
+        study.add(
+            {"what": f"space {name}", **({} if found is None else _figures(desk, found.plan))}
+        )
+    simulator = EventSimulator(workload=problem.workload, cluster=problem.cluster)
+
+    def draw() -> Any:
+        from experiments.bars.timelines import timelines  # noqa: PLC0415 (needs matplotlib)
+
+        return timelines({name: simulator.simulate(plan) for name, plan in PLANS.items()})
+
+    picture = Drawn(
+        name="motivation",
+        caption="One iteration of each plan, as played: four streams of each stage.",
+        draw=draw,
+    )
+    report = _report(study.rows, picture)
+    return study.end(report, DONE)
+
+
+def _row(desk: Desk, name: str, plan: Plan) -> dict[str, Any]:
+    return {"what": name, **_figures(desk, plan)}
+
+
+def _figures(desk: Desk, plan: Plan) -> dict[str, Any]:
+    prediction = desk.predictor().predict(plan)
+    return {
+        "plan": in_short(plan),
+        "iteration_s": prediction.iteration_s,
+        "fits": prediction.fits,
+        "played_s": desk.played_s(plan),
+        "by_published_runtime_s": desk.run_by_s(MIST, plan),
+        "terms_s": asdict(Terms.of(plan, prediction)),
+    }
+
+
+def _report(rows: Sequence[Row], picture: Drawn) -> Report:
+    first, second, *_ = rows
+    kinds = ("iteration_s", "played_s", "by_published_runtime_s")
+    ratios = {kind: first[kind] / second[kind] for kind in kinds}
+    (finding,) = (row for row in rows if row["what"] == f"space {FINDING}")
+    finds = finding.get("plan") == second["plan"]
+    return Report(
+        title="The motivating case",
+        words=[
+            _plans_table(rows, first),
+            (
+                f"The second plan is {ratios['iteration_s']:.3f}x as fast as the first, "
+                f"{ratios['played_s']:.3f}x as played, and {ratios['by_published_runtime_s']:.3f}x "
+                "if the published runtime ran both. The best plan of space "
+                f"{FINDING} is {'the second plan' if finds else 'ANOTHER plan'}."
+            ),
+            "Where the first plan's time goes beyond the second's, in seconds:",
+            table(
+                TERMS.values(),  # type: ignore[arg-type]
+                [[f"{first['terms_s'][name] - second['terms_s'][name]:+.3f}" for name in TERMS]],
+            ),
+        ],
+        summary={"speedup": ratios, "finds_the_second": finds},
+        pictures=[picture],
+        beside=beside("motivation"),
+    )
+
+
+def _plans_table(rows: Sequence[Row], first: Row) -> str:
+    def lines() -> Iterator[Sequence[object]]:
+        for row in rows:
+            if "plan" not in row:
+                yield (row["what"], "nothing fits", *[""] * 4)
+                continue
+            yield (
+                row["what"],
+                row["plan"],
+                *(f"{row[k]:.3f}" for k in ("iteration_s", "played_s", "by_published_runtime_s")),
+                f"{first['iteration_s'] / row['iteration_s']:.3f}",
+            )
+
+    head = ("what", "plan", "predicted s", "played s", "by published runtime s", "over the first")
+    return table(head, lines())

@@ -1,0 +1,225 @@
+"""Views compared: in which order their times are, and what their winners are worth."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.bars.cases import Case, case_of, clusters
+from experiments.bars.desk import Desk
+from experiments.bars.in_order import answers
+from experiments.bars.ordered import ordered
+from experiments.bars.pages import beside
+from experiments.bars.short_words import in_short
+from experiments.cli.commandline import DONE, NO_ANSWER
+from experiments.frame.charts import Bars
+from experiments.frame.study import Report, Study
+from experiments.frame.tables import Row, table
+from mistlab.cost.averages import Summary
+from mistlab.cost.named_views import FULL, VIEWS
+from mistlab.values.errors import InputError
+from mistlab.values.space import space_of
+from searchers.strategies.published import published
+
+SIZES, QUICK_SIZES = ("1.3b", "2.7b", "7b"), ("1.3b",)
+QUICK_PLANS = 100
+# The published search, and what is changed in it.
+VARIANTS: Mapping[str, Mapping[str, bool]] = {
+    "published": {},
+    "true frontiers": {"weighted": False},
+    "longest chain": {"by_chains": True},
+    "both": {"weighted": False, "by_chains": True},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A case, and how many random plans of it to order."""
+
+    case: Case
+    plans: int
+    seed: int
+
+
+def overlapped(options: argparse.Namespace) -> int:
+    """Compare the views on every case, print and write the tables."""
+    if options.plans < 1:
+        message = f"--plans {options.plans}: there is nothing to order: give at least 1"
+        raise InputError(message)
+    chosen = QUICK_SIZES if options.quick else SIZES
+    places = clusters(options.hardware)[: 1 if options.quick else None]
+    cases = [case_of(place, "gpt3", size, "flash") for size in chosen for place in places]
+    count = min(options.plans, QUICK_PLANS) if options.quick else options.plans
+    shares = [count * (n + 1) // len(cases) - count * n // len(cases) for n in range(len(cases))]
+    asked = [
+        Asked(case=case, plans=max(1, share), seed=options.seed)
+        for case, share in zip(cases, shares, strict=True)
+    ]
+    study = Study.begin("overlap", options)
+    for _, rows in answers(study, compared, asked, "cases"):
+        for row in rows:
+            study.add(row)
+    return study.end(report(study.rows), DONE if _holds(study.rows) else NO_ANSWER)
+
+
+def compared(asked: Asked) -> list[dict[str, Any]]:
+    """The rows of a case: the order of random plans, each view's winner, each search's winner."""
+    desk = Desk(asked.case.problem())
+    return [
+        ordered(asked.case, asked.plans, asked.seed),
+        *(_winner(desk, asked, view) for view in VIEWS),
+        *(_published(desk, asked, name) for name in VARIANTS),
+    ]
+
+
+def _winner(desk: Desk, asked: Asked, view: str) -> dict[str, Any]:
+    found = desk.found("mist", space_of("mist"), view=view, seed=asked.seed)
+    row = {"chapter": "winners", "case": asked.case.name, "view": view}
+    if found is None:
+        return row
+    return {
+        **row,
+        "seen_s": found.seen_s,
+        "full_s": found.seconds,
+        "played_s": desk.played_s(found.plan),
+        "plan": in_short(found.plan),
+        "timing": {"search_s": found.wall_s},
+    }
+
+
+def _published(desk: Desk, asked: Asked, name: str) -> dict[str, Any]:
+    found = desk.found(published(**VARIANTS[name]), space_of("mist"), seed=asked.seed)
+    row = {"chapter": "published search", "case": asked.case.name, "search": name}
+    if found is None:
+        return row
+    return {
+        **row,
+        "full_s": found.seconds,
+        "plan": in_short(found.plan),
+        "timing": {"search_s": found.wall_s},
+    }
+
+
+def _of(rows: Sequence[Row], chapter: str, key: str) -> dict[tuple[str, str], Row]:
+    return {
+        (row["case"], row[key]): row
+        for row in rows
+        if row["chapter"] == chapter and "full_s" in row
+    }
+
+
+def _holds(rows: Sequence[Row]) -> bool:
+    """Whether no random plan breaks the order, and no view's winner beats the whole's own."""
+    winners = _of(rows, "winners", "view")
+    in_order = not any(sum(row["broken"].values()) for row in rows if row["chapter"] == "order")
+    return in_order and all(
+        row["full_s"] >= winners[case, FULL]["full_s"] * (1 - 1e-9)
+        for (case, _), row in winners.items()
+        if (case, FULL) in winners
+    )
+
+
+def report(rows: Sequence[Row]) -> Report:
+    """What the rows say."""
+    orders = [row for row in rows if row["chapter"] == "order"]
+    winners, searches = _of(rows, "winners", "view"), _of(rows, "published search", "search")
+    cases = [*dict.fromkeys(case for case, view in winners if view == FULL)]
+    slower = {
+        (case, view): winners[case, view]["full_s"] / winners[case, FULL]["full_s"] - 1
+        for case, view in winners
+        if (case, FULL) in winners
+    }
+    count = sum(row["plans"] for row in orders)
+    broken = sum(sum(row["broken"].values()) for row in orders)
+    beaten = [key for key, share in slower.items() if share < -1e-9]
+    return Report(
+        title="What it costs not to know",
+        words=[
+            (
+                f"Of {count:,} random plans {broken} break the order serial >= full >= ideal. How "
+                "many times as long plans take in a view as they do:"
+            ),
+            table(("view", "least", "median of cases", "most"), _spreads(orders)),
+            (
+                "What searches find in each view, by the whole predictor: how much slower than "
+                "the plan that is found with it (as played in brackets). "
+                f"{len(beaten)} of {len(slower)} beat it."
+            ),
+            table(
+                ("case", "full s", *(view for view in VIEWS if view != FULL)),
+                [
+                    (
+                        case,
+                        f"{winners[case, FULL]['full_s']:.3f}",
+                        *(_slower(winners, case, view) for view in VIEWS if view != FULL),
+                    )
+                    for case in cases
+                ],
+            ),
+            (
+                "The published search, and what is gained by true frontiers in place of weighted "
+                "sums, by the longest chain in place of the published objective, and by both: "
+                "how much slower each one's plan is than that of `mist`."
+            ),
+            table(
+                ("case", *VARIANTS),
+                [
+                    (
+                        case,
+                        *(
+                            "-"
+                            if (case, name) not in searches
+                            else _percent(
+                                searches[case, name]["full_s"] / winners[case, FULL]["full_s"] - 1
+                            )
+                            for name in VARIANTS
+                        ),
+                    )
+                    for case in cases
+                ],
+            ),
+        ],
+        summary={"plans": count, "broken": broken, "beaten": len(beaten)},
+        pictures=[
+            Bars(
+                name="overlap",
+                caption="How much slower the plan is that a search finds in a view, in percent.",
+                groups=cases,
+                series={
+                    view: [
+                        None if (share := slower.get((case, view))) is None else 100 * share
+                        for case in cases
+                    ]
+                    for view in VIEWS
+                    if view != FULL
+                },
+                y="slower than with the whole predictor (%)",
+            )
+        ],
+        beside=beside("overlap"),
+    )
+
+
+def _spreads(orders: Sequence[Row]) -> list[tuple[str, ...]]:
+    return [
+        (
+            view,
+            f"{min(row['over_full'][view]['least'] for row in orders):.3f}",
+            f"{Summary.of([row['over_full'][view]['median'] for row in orders]).mean:.3f}",
+            f"{max(row['over_full'][view]['most'] for row in orders):.3f}",
+        )
+        for view in VIEWS
+        if view != FULL
+    ]
+
+
+def _slower(winners: Mapping[tuple[str, str], Row], case: str, view: str) -> str:
+    if (case, view) not in winners:
+        return "-"
+    own, whole = winners[case, view], winners[case, FULL]
+    shares = (own[name] / whole[name] - 1 for name in ("full_s", "played_s"))
+    return "{} ({})".format(*map(_percent, shares))
+
+
+def _percent(share: float) -> str:
+    return f"{share:+.2%}"

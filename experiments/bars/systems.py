@@ -1,0 +1,72 @@
+"""One case of the evaluation, searched as each system would: times, plans, and what times are made
+of."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from experiments.bars.cases import Case, measured
+from experiments.bars.desk import BUDGET, Desk, Found
+from experiments.bars.short_words import in_short
+from mistlab.engines.mist import MIST
+from mistlab.values.search import Budget
+from mistlab.values.space import space_of
+
+OURS = "mist"
+# Searchers of the systems that are compared with ours, in spaces of the same names.
+BASELINES = {
+    "megatron:published": "Megatron-LM as published",
+    "deepspeed:published": "DeepSpeed as published",
+    "megatron": "Megatron-LM, tuned",
+    "deepspeed": "DeepSpeed, tuned",
+    "aceso": "Aceso",
+}
+# Aceso's search is ended after so many plans: more than this changed a time by 2 % at most.
+ACESO_PLANS, QUICK_ACESO_PLANS = 1000, 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A case, and how thoroughly to search it."""
+
+    case: Case
+    quick: bool
+    seed: int
+
+
+def searched(asked: Asked) -> dict[str, Any]:
+    """The row of a case."""
+    desk = Desk(asked.case.problem())
+    found = {name: _found(desk, name, asked) for name in (OURS, *BASELINES)}
+    ours = found[OURS]
+    seconds = {name: one.seconds if one else None for name, one in found.items()}
+    played = {name: desk.played_s(one.plan) if one else None for name, one in found.items()}
+    return {
+        "case": asked.case.name,
+        **asdict(asked.case),
+        "gpus": asked.case.num_gpus,
+        "seconds": seconds,
+        "played_s": played,
+        "over": _ratios(seconds),
+        "over_played": _ratios(played),
+        "by_published_runtime_s": desk.run_by_s(MIST, ours.plan) if ours else None,
+        "published_over": dict(measured(asked.case)),
+        "terms_s": {name: asdict(one.terms) for name, one in found.items() if one},
+        "plans": {name: in_short(one.plan) for name, one in found.items() if one},
+        "timing": {name: one.wall_s for name, one in found.items() if one},
+    }
+
+
+def _found(desk: Desk, name: str, asked: Asked) -> Found | None:
+    plans = QUICK_ACESO_PLANS if asked.quick else ACESO_PLANS
+    budget = Budget(evaluations=plans) if name == "aceso" else BUDGET
+    return desk.found(name, space_of(name), budget=budget, seed=asked.seed)
+
+
+def _ratios(seconds: Mapping[str, float | None]) -> dict[str, float | None]:
+    """How many times as long each baseline takes as ours."""
+    ours = seconds[OURS]
+    return {
+        name: None if ours is None or seconds[name] is None else seconds[name] / ours
+        for name in BASELINES
+    }

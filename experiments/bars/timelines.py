@@ -1,0 +1,44 @@
+"""Iterations drawn one below the other, on one axis of time."""
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiments.reports.plots import TASK_COLOURS, lanes
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slot_table import Kind
+from simulators.events import Simulation
+
+
+def timelines(played: Mapping[str, Simulation]) -> Figure:
+    """Every stage of every iteration as four lanes; each iteration has its name and its length."""
+    rows = [
+        (name, one, stage)
+        for name, one in played.items()
+        for stage in sorted({task.action.stage for task in one.tasks()})
+    ]
+    longest_s = max(one.iteration_s for one in played.values())
+    figure = Figure(figsize=(12, 1.2 + 1.2 * len(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), 1, sharex="col", squeeze=False)
+    seen: dict[Kind, str] = {}
+    for axes, (name, one, stage) in zip(panels[:, 0], rows, strict=True):
+        tasks = [task for task in one.tasks() if task.action.stage == stage]
+        lanes(axes, tasks, (0.0, longest_s), seen)
+        axes.set_ylabel(f"stage {stage}", rotation=0, ha="right", va="center")
+        axes.set_yticks(range(len(STREAMS)), [stream.replace("_", " ") for stream in STREAMS])
+        axes.tick_params(axis="y", labelsize="xx-small")
+        if stage == 0:
+            axes.set_title(f"{name}: {one.iteration_s:.3f} s", loc="left", fontsize="small")
+        axes.axvline(one.iteration_s, color="black", linewidth=0.8, linestyle=":")
+    panels[-1, 0].set_xlabel("seconds")
+    handles = [Line2D([], [], color=TASK_COLOURS[kind], linewidth=6) for kind in seen]
+    figure.legend(
+        handles,
+        [*seen.values()],
+        loc="outside lower center",
+        ncols=8,
+        frameon=False,
+        fontsize="x-small",
+    )
+    return figure

@@ -1,0 +1,228 @@
+"""Tuning time: every searcher on every space, by the processor's clock."""
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.bars.cases import Case, case_of, clusters
+from experiments.bars.desk import Desk
+from experiments.bars.in_order import answers
+from experiments.bars.pages import beside
+from experiments.cli.commandline import DONE, NO_ANSWER
+from experiments.frame.charts import Lines
+from experiments.frame.study import Report, Study
+from experiments.frame.tables import Row, table
+from mistlab.values.errors import InputError
+from mistlab.values.quality import seconds_until, to_equal_quality
+from mistlab.values.search import Budget, Improvement
+from mistlab.values.space import SearchSpace, space_of
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+
+SIZE, QUICK_SIZE = "22b", "2.7b"
+QUICK_PLANS = 500
+# What is published of tuning GPT-22B on 32 GPUs: times as fast.
+PUBLISHED = {"aceso": 1.97, "alpa": 9.33}
+# A plan within this share of the last one is nearly as good.
+NEARLY = 0.01
+SEARCHERS_ASKED = ("mist", "aceso")
+OFFLOADED = {"+OO": "optimizer", "+AO": "activations", "+GO": "gradients", "+WO": "weights"}
+
+
+def spaces() -> dict[str, SearchSpace]:
+    """The spaces, each with a kind of saving more than the one before."""
+    full = space_of("mist").offload
+    space = replace(space_of("3d"), unequal_stages=True, layers_off_balance=2)
+    found = {"3D": space}
+    space = replace(space, recomputation="any")
+    found["+CKPT"] = space
+    space = replace(space, zero=(1, 2, 3))
+    found["+ZeRO"] = space
+    for name, kind in OFFLOADED.items():
+        ratios = getattr(full, kind)
+        space = replace(space, offload=replace(space.offload, **{kind: ratios}))
+        found[name] = space
+    return {name: replace(one, name=name) for name, one in found.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A search: who, in which space, for how many plans."""
+
+    case: Case
+    searcher: str
+    step: str
+    space: SearchSpace
+    plans: int
+    seed: int
+
+
+def timed(options: argparse.Namespace) -> int:
+    """Search every space by each searcher, print and write the times."""
+    if options.plans < 1:
+        message = f"--plans {options.plans}: a search needs plans to ask about: give at least 1"
+        raise InputError(message)
+    (place,) = clusters(options.hardware)
+    case = case_of(place, "gpt3", QUICK_SIZE if options.quick else SIZE, "flash")
+    plans = min(options.plans, QUICK_PLANS) if options.quick else options.plans
+    steps = spaces()
+    chosen = {name: steps[name] for name in ("+CKPT", "+WO")} if options.quick else steps
+    asked = [
+        Asked(
+            case=case,
+            searcher=searcher,
+            step=step,
+            space=space,
+            plans=plans,
+            seed=options.seed,
+        )
+        for step, space in chosen.items()
+        for searcher in SEARCHERS_ASKED
+    ]
+    alone = (("aceso", "its own"), ("alpa", "its own"))
+    asked += [
+        replace(asked[0], searcher=searcher, step=step, space=space_of(searcher))
+        for searcher, step in alone
+    ]
+    study = Study.begin("tuning_time", options)
+    for _, row in answers(study, searched, asked, "searches"):
+        study.add(row)
+    status = DONE if any(row["iteration_s"] for row in study.rows) else NO_ANSWER
+    return study.end(report(study.rows, case), status)
+
+
+def searched(asked: Asked) -> dict[str, Any]:
+    """The row of a search. Only the processor's time counts, without the compiling of
+    expressions."""
+    desk = Desk(asked.case.problem())
+    predictor = desk.predictor()
+    desk.found(asked.searcher, asked.space, budget=Budget(evaluations=1))
+    searcher = StrategySearcher(
+        strategy=SEARCHERS[asked.searcher], predictor=predictor, clock=time.process_time
+    )
+    budget = Budget(evaluations=asked.plans)
+    result = searcher.search(asked.case.problem(), asked.space, budget, asked.seed)
+    return {
+        "case": asked.case.name,
+        "searcher": asked.searcher,
+        "space": asked.step,
+        "status": result.status,
+        "iteration_s": result.prediction.iteration_s if result.prediction else None,
+        "plans": result.plan_evaluations,
+        "stage_candidates": result.stage_evaluations,
+        "timing": {
+            "search_s": result.wall_s,
+            "nearly_s": seconds_until(result.history, _nearly(result.history)),
+            "history": [[one.iteration_s, one.wall_s] for one in result.history],
+        },
+    }
+
+
+def _nearly(history: Sequence[Improvement]) -> float:
+    return history[-1].iteration_s * (1 + NEARLY) if history else 0.0
+
+
+def report(rows: Sequence[Row], case: Case) -> Report:
+    """How long searches took, and how many times as fast ours was."""
+    by = {(row["searcher"], row["space"]): row for row in rows}
+    faster = {
+        f"aceso, {step}": _faster(by["mist", step], by["aceso", step])
+        for searcher, step in by
+        if searcher == "mist"
+    }
+    last = [step for searcher, step in by if searcher == "mist"][-1]
+    ours, alpa = (by[key]["timing"]["search_s"] for key in (("mist", last), ("alpa", "its own")))
+    over_alpa = alpa / ours
+    known = [one for one in faster.values() if one is not None]
+    return Report(
+        title=f"Tuning time: {case.name} on {case.num_gpus} GPUs",
+        words=[
+            (
+                "Seconds of one processor core until a search ends by itself or has asked about so "
+                "many plans, and until its plan is within 1 % of its last one."
+            ),
+            _table(rows),
+            (
+                "How many times as fast `mist` is as `aceso` on an equal space, until both have a "
+                "plan as good as the worse of their two last ones:"
+            ),
+            table(("space", "times as fast"), _times(faster)),
+            (
+                f"At least {min(known):.2f}x, published {PUBLISHED['aceso']}x. "
+                if known
+                else "No plan fits in any space. "
+            )
+            + f"`alpa` on its own space takes {over_alpa:.2f} times as long as `mist` with all "
+            f"ratios on ({last}), published {PUBLISHED['alpa']}. All of these searchers are this "
+            "project's: `aceso` and `alpa` are written after their papers.",
+        ],
+        summary={"timing": {"faster_than_aceso": faster, "alpa_over_mist": over_alpa}},
+        pictures=[_picture(rows)],
+        beside=beside("tuning_time"),
+    )
+
+
+def _faster(ours: Row, other: Row) -> float | None:
+    """How many times as fast ours was to equal quality."""
+    seconds = to_equal_quality(*map(_history, (ours, other)))
+    return None if seconds is None else seconds[1] / max(seconds[0], 1e-9)
+
+
+def _history(row: Row) -> list[Improvement]:
+    return [
+        Improvement(iteration_s=s, wall_s=wall_s, plan_evaluations=0, stage_evaluations=0)
+        for s, wall_s in row["timing"]["history"]
+    ]
+
+
+def _times(faster: Mapping[str, float | None]) -> Iterator[tuple[str, str]]:
+    for name, times in faster.items():
+        yield name.partition(", ")[2], "-" if times is None else f"{times:.2f}"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    head = ("searcher", "space", "iteration s", "to the end s", "within 1 % s", "plans", "stages")
+    return table(
+        head,
+        [
+            (
+                row["searcher"],
+                row["space"],
+                _number(row["iteration_s"]),
+                _number(row["timing"]["search_s"]),
+                _number(row["timing"]["nearly_s"]),
+                f"{row['plans']:,}",
+                f"{row['stage_candidates']:,}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _picture(rows: Sequence[Row]) -> Lines:
+    steps = list(dict.fromkeys(row["space"] for row in rows if row["searcher"] == "mist"))
+    curves = {
+        f"{searcher}, {words}": [
+            (float(steps.index(row["space"])), row["timing"][name])
+            for row in rows
+            if row["searcher"] == searcher
+            and row["space"] in steps
+            and row["timing"][name] is not None
+        ]
+        for searcher in SEARCHERS_ASKED
+        for name, words in (("search_s", "to the end"), ("nearly_s", "within 1 %"))
+    }
+    return Lines(
+        name="tuning_time",
+        caption="Seconds of searches on spaces that grow from left to right.",
+        curves=curves,
+        x=f"space: {', '.join(f'{place} {name}' for place, name in enumerate(steps))}",
+        y="seconds of one core",
+        log_y=True,
+    )

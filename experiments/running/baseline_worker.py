@@ -1,0 +1,74 @@
+"""One process of a run of another system: trains a plan file in it, and tells how that went.
+
+The argument is a JSON object: ``plan``, ``system``, ``steps``, ``device``, ``seed``, ``cap_gib``
+(null for no cap) and ``out``, the file for losses, seconds of steps and peaks of memory. Running
+out of memory is a result too.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from mistlab.values.errors import InputError
+from mistlab.values.job import load_job
+from mistlab.values.units import GIB_BYTES
+
+# By system: where its driver is.
+DRIVERS = {
+    "megatron": ("runtime.baselines.megatron_run", "MegatronRun"),
+    "deepspeed": ("runtime.baselines.deepspeed_run", "DeepSpeedRun"),
+    "fsdp": ("runtime.baselines.fsdp_run", "FsdpRun"),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train, and write what was measured; the first process writes."""
+    said = json.loads(arguments[0])
+    try:
+        result = _trained(said)
+    except InputError as error:
+        result = {"error": str(error)}
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "out of memory" not in str(error):
+            raise
+        result = {"error": "out of memory"}
+    if int(os.environ.get("RANK", "0")) == 0:
+        Path(said["out"]).write_text(json.dumps(result), encoding="utf-8")
+    return 1 if "error" in result else 0
+
+
+def _trained(said: dict[str, Any]) -> dict[str, Any]:
+    import torch  # noqa: PLC0415 (not for imports of this file)
+
+    from runtime.baselines.run import BaselineSettings  # noqa: PLC0415 (needs torch)
+
+    on_gpu = said["device"] == "cuda"
+    if on_gpu and said.get("cap_gib"):
+        total = torch.cuda.get_device_properties(0).total_memory
+        share = min(1.0, said["cap_gib"] * GIB_BYTES / total)
+        torch.cuda.set_per_process_memory_fraction(share)
+    module, name = DRIVERS[said["system"]]
+    settings = BaselineSettings(device=said["device"], seed=said["seed"])
+    run = getattr(import_module(module), name)(load_job(said["plan"]), settings)
+    losses, seconds = [], []
+    for number in range(said["steps"]):
+        begin = perf_counter()
+        losses.append(run.step(number))
+        seconds.append(perf_counter() - begin)
+    run.close()
+    peaks = {}
+    if on_gpu:
+        peaks = {
+            "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+            "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        }
+    return {"losses": losses, "seconds": seconds, **peaks}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

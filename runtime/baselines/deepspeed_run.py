@@ -1,0 +1,91 @@
+"""Trains a job in DeepSpeed: this package's torch model under DeepSpeed's engine.
+
+The configuration is the job's export. Recomputed blocks run under torch's own checkpointing.
+"""
+
+import json
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from mistlab.export.table import TARGETS
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from runtime.baselines.run import BaselineSettings, batches_of, sequences_of
+from runtime.baselines.weights import FirstWeights
+from runtime.comm.processes import world_of_launcher
+from runtime.models.families import model_of
+from runtime.models.recomputed import Recomputed
+
+
+class DeepSpeedRun:
+    """One rank's part of a run in DeepSpeed."""
+
+    def __init__(self, job: Job, settings: BaselineSettings) -> None:
+        if job.plan.num_stages > 1 or job.plan.stages[0].tensor_parallel > 1:
+            message = (
+                "plan: DeepSpeed is driven without pipeline and tensor parallelism here: give one "
+                "stage with tensor_parallel: 1"
+            )
+            raise InputError(message)
+        # Read while DeepSpeed is imported.
+        os.environ["DS_ACCELERATOR"] = settings.device
+        import deepspeed  # noqa: PLC0415 (its package)
+
+        self._job, self._settings = job, settings
+        self._world = world_of_launcher()
+        self._sequences = sequences_of(job, settings.seed)
+        deepspeed.init_distributed("nccl" if settings.device == "cuda" else "gloo")
+        model = self._model()
+        self._engine, *_ = deepspeed.initialize(
+            model=model, optimizer=self._optimizer(model), config=self._config()
+        )
+
+    def step(self, number: int) -> float:
+        """Train a step; return its loss, the mean over the whole batch."""
+        device, losses = self._engine.device, []
+        for tokens, targets in batches_of(self._job, self._sequences, number, self._world.rank):
+            loss = self._engine(tokens.to(device), targets.to(device))
+            self._engine.backward(loss)
+            self._engine.step()
+            losses.append(loss.detach().float())
+        mean = torch.stack(losses).mean()
+        if self._world.size > 1:
+            torch.distributed.all_reduce(mean)
+            mean /= self._world.size
+        return float(mean)
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        torch.distributed.destroy_process_group()
+
+    def _config(self) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads(TARGETS["deepspeed"].write(self._job))
+        config["zero_force_ds_cpu_optimizer"] = self._settings.device == "cuda"
+        config["zero_allow_untested_optimizer"] = True
+        return config
+
+    def _model(self) -> nn.Module:
+        workload, stage = self._job.workload, self._job.plan.stages[0]
+        model = model_of(workload)
+        model.load_state_dict(FirstWeights(workload, self._settings.seed).all())
+        for place in range(stage.checkpointed_layers):
+            model.blocks[place] = Recomputed(model.blocks[place])
+        return model
+
+    def _optimizer(self, model: nn.Module) -> Any:
+        settings = self._settings
+        values: dict[str, Any] = {
+            "lr": settings.learning_rate,
+            "betas": (settings.beta1, settings.beta2),
+            "eps": settings.epsilon,
+            "weight_decay": 0.0,
+        }
+        parameters = list(model.parameters())
+        if settings.device == "cuda" and self._job.plan.stages[0].offload.optimizer:
+            from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: PLC0415 (compiles itself)
+
+            return DeepSpeedCPUAdam(parameters, **values)
+        return torch.optim.AdamW(parameters, **values)

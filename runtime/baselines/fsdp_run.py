@@ -1,0 +1,91 @@
+"""Trains a job in PyTorch's FSDP2: this package's torch model, each block sharded by itself.
+
+ZeRO-3 gathers weights again for the backward pass, ZeRO-2 keeps them. Offloading takes all states
+to the host. Recomputed blocks run under torch's own checkpointing.
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from runtime.baselines.run import BaselineSettings, batches_of, sequences_of
+from runtime.baselines.weights import FirstWeights
+from runtime.comm.processes import world_of_launcher
+from runtime.models.config import TYPE_OF_PRECISION
+from runtime.models.families import model_of
+from runtime.models.recomputed import Recomputed
+
+
+class FsdpRun:
+    """One rank's part of a run in FSDP2."""
+
+    def __init__(self, job: Job, settings: BaselineSettings) -> None:
+        stage = job.plan.stages[0]
+        if job.plan.num_stages > 1 or stage.tensor_parallel > 1:
+            message = (
+                "plan: FSDP2 is driven without pipeline and tensor parallelism here: give one "
+                "stage with tensor_parallel: 1"
+            )
+            raise InputError(message)
+        self._job, self._world = job, world_of_launcher()
+        self._sequences = sequences_of(job, settings.seed)
+        is_cpu = settings.device == "cpu"
+        self._device = torch.device("cpu" if is_cpu else f"cuda:{self._world.local_rank}")
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29512")
+        torch.distributed.init_process_group(
+            "gloo" if is_cpu else "nccl", rank=self._world.rank, world_size=self._world.size
+        )
+        self._model = self._sharded(settings)
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(),
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            weight_decay=0.0,
+            fused=not is_cpu,
+        )
+
+    def step(self, number: int) -> float:
+        """Train a step; return its loss, the mean over the whole batch."""
+        batches = batches_of(self._job, self._sequences, number, self._world.rank)
+        total = torch.zeros((), device=self._device)
+        for tokens, targets in batches:
+            loss = self._model(tokens.to(self._device), targets.to(self._device)) / len(batches)
+            loss.backward()
+            total += loss.detach().float()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if self._world.size > 1:
+            torch.distributed.all_reduce(total)
+            total /= self._world.size
+        return float(total)
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        torch.distributed.destroy_process_group()
+
+    def _sharded(self, settings: BaselineSettings) -> nn.Module:
+        workload, stage = self._job.workload, self._job.plan.stages[0]
+        # Masters are 32-bit, as in the other systems; passes take copies in the run's precision.
+        model = model_of(workload).float()
+        model.load_state_dict(FirstWeights(workload, settings.seed).all())
+        model.to(self._device)
+        dtype = TYPE_OF_PRECISION[workload.precision]
+        how: dict[str, Any] = {
+            "reshard_after_forward": stage.zero == 3,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        }
+        if stage.offload.optimizer:
+            how["offload_policy"] = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+        for place, block in enumerate(model.blocks):
+            if place < stage.checkpointed_layers:
+                model.blocks[place] = Recomputed(block)
+            fully_shard(model.blocks[place], **how)
+        fully_shard(model, **how)
+        return model

@@ -1,0 +1,173 @@
+"""Trains a job in Megatron-core: its GPT model, schedules, data parallelism and optimizer.
+
+The configurations are those of the job's export. On CPUs, CUDA devices that Megatron-core names are
+taken for the CPU.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from mistlab.export.table import TARGETS
+from mistlab.values.job import Job
+from runtime.baselines.megatron_configs import MegatronConfigs, configs_of
+from runtime.baselines.on_cpu import on_cpu
+from runtime.baselines.run import BaselineSettings, batches_of, sequences_of
+from runtime.baselines.weights import FirstWeights, megatron_weights
+from runtime.comm.processes import world_of_launcher
+
+Batch = tuple[Tensor, Tensor]
+
+
+class MegatronRun:
+    """One rank's part of a run in Megatron-core."""
+
+    def __init__(self, job: Job, settings: BaselineSettings) -> None:
+        self._job, self._settings = job, settings
+        self._sequences = sequences_of(job, settings.seed)
+        world = world_of_launcher()
+        is_cpu = settings.device == "cpu"
+        self._place: Any = on_cpu if is_cpu else nullcontext
+        self._device = torch.device("cpu" if is_cpu else f"cuda:{world.local_rank}")
+        if not is_cpu:
+            torch.cuda.set_device(self._device)
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29511")
+        torch.distributed.init_process_group(
+            "gloo" if is_cpu else "nccl", rank=world.rank, world_size=world.size
+        )
+        with self._placed():
+            self._start(configs_of(TARGETS["megatron"].write(job), **self._overrides()))
+
+    def step(self, number: int) -> float:
+        """Train a step; return its loss, the mean over the whole batch."""
+        with self._placed():
+            return self._step(number)
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+
+    def _placed(self) -> AbstractContextManager[None]:
+        placed: AbstractContextManager[None] = self._place()
+        return placed
+
+    def _overrides(self) -> dict[str, Any]:
+        model = self._job.workload.model
+        own: dict[str, Any] = {"use_cpu_initialization": self._settings.device == "cpu"}
+        own |= {"perform_initialization": False, "gradient_accumulation_fusion": False}
+        if model.activation == "gelu_tanh":
+            own["activation_func"] = partial(gelu, approximate="tanh")
+        return own
+
+    def _start(self, configs: MegatronConfigs) -> None:
+        made, others, workload = configs.transformer, configs.others, self._job.workload
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=made.tensor_model_parallel_size,
+            pipeline_model_parallel_size=made.pipeline_model_parallel_size,
+        )
+        model_parallel_cuda_manual_seed(self._settings.seed)
+        stage = self._job.plan.stages[0]
+        init_num_microbatches_calculator(
+            torch.distributed.get_rank(),
+            None,
+            workload.global_batch,
+            stage.micro_batch,
+            stage.data_parallel,
+        )
+        model = GPTModel(
+            config=made,
+            transformer_layer_spec=get_gpt_layer_local_spec(normalization=made.normalization),
+            vocab_size=others["vocab"],
+            max_sequence_length=workload.sequence_length,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=others["tied_embeddings"],
+            position_embedding_type=others["position_embedding"],
+            rotary_percent=others["rotary_percent"],
+            rotary_base=others["rotary_base"],
+        )
+        self._load(model)
+        model.to(device=self._device, dtype=made.params_dtype)
+        self._model = DistributedDataParallel(
+            config=made, ddp_config=configs.data_parallel, module=model
+        )
+        self._model.broadcast_params()
+        optimizer = configs.optimizer
+        settings = self._settings
+        optimizer.lr, optimizer.adam_eps = settings.learning_rate, settings.epsilon
+        optimizer.adam_beta1, optimizer.adam_beta2 = settings.beta1, settings.beta2
+        optimizer.weight_decay, optimizer.clip_grad = 0.0, 0.0
+        self._optimizer = get_megatron_optimizer(optimizer, [self._model])
+        made.finalize_model_grads_func = finalize_model_grads
+        made.grad_scale_func = self._optimizer.scale_loss
+        made.no_sync_func = self._model.no_sync
+
+    def _load(self, model: GPTModel) -> None:
+        workload = self._job.workload
+        own = dict(model.named_parameters())
+        stages = [stage.layers for stage in self._job.plan.stages]
+        place = parallel_state.get_pipeline_model_parallel_rank()
+        first = sum(stages[:place])
+        weights = megatron_weights(
+            FirstWeights(workload, self._settings.seed),
+            workload.model,
+            blocks=range(first, first + stages[place]),
+            rank=parallel_state.get_tensor_model_parallel_rank(),
+            ranks=parallel_state.get_tensor_model_parallel_world_size(),
+        )
+        for name, tensor in weights:
+            if name in own:
+                own.pop(name).data.copy_(tensor)
+        assert not own, f"no first weights for {', '.join(own)}"
+
+    def _step(self, number: int) -> float:
+        self._model.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        replica = parallel_state.get_data_parallel_rank()
+        batches = batches_of(self._job, self._sequences, number, replica)
+        losses = get_forward_backward_func()(
+            forward_step_func=self._forward,
+            data_iterator=iter(batches),
+            model=[self._model],
+            num_microbatches=self._job.plan.micro_batches,
+            seq_length=self._job.workload.sequence_length,
+            micro_batch_size=self._job.plan.stages[0].micro_batch,
+            forward_only=False,
+        )
+        self._optimizer.step()
+        return self._mean([found["loss"] for found in losses])
+
+    def _forward(self, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
+        tokens, targets = (part.to(self._device) for part in next(batches))
+        places = torch.arange(tokens.shape[1], device=self._device).expand_as(tokens)
+        output = model(tokens, places, None, labels=targets)
+
+        def loss_of(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            loss = losses.float().mean()
+            return loss, {"loss": loss.detach().clone()}
+
+        return output, loss_of
+
+    def _mean(self, losses: list[Tensor]) -> float:
+        """The mean loss of all replicas, which the last stage knows, on every rank."""
+        total = torch.stack(losses).mean() if losses else torch.zeros((), device=self._device)
+        last = self._job.plan.stages[-1]
+        # Every rank of the last stage has its replica's mean.
+        torch.distributed.all_reduce(total)
+        return float(total) / (last.data_parallel * last.tensor_parallel)

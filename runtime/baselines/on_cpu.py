@@ -1,0 +1,87 @@
+"""Lets Megatron-core run on CPUs, though its code names CUDA devices.
+
+Inside, whatever is made on a CUDA device is made on the CPU, the random state of a GPU is that of
+the CPU, and waiting for a GPU does nothing. Functions of torch are replaced one by one, because
+modes of torch end where backward passes begin.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+_CPU = torch.device("cpu")
+
+
+def _device(value: Any) -> Any:
+    """The CPU in place of a CUDA device; anything else as it is."""
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return _CPU
+    return _CPU if isinstance(value, str) and value.startswith("cuda") else value
+
+
+def _sent_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch that takes the CPU for CUDA devices among its arguments."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {name: _device(value) for name, value in kwargs.items()}
+        return function(*map(_device, args), **named)
+
+    return call
+
+
+def _type(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Names of types are those on GPUs: Megatron-core tells types of parameters by them."""
+    found = _TYPE(tensor, *args, **kwargs)
+    return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+_TYPE = torch.Tensor.type
+# What makes tensors on a device that is named.
+_MAKERS = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
+
+# What stands in place of functions of torch.cuda.
+_PATCHES: Mapping[str, Callable[..., Any]] = {
+    "current_device": lambda: _CPU,
+    "synchronize": _nothing,
+    "manual_seed": torch.manual_seed,
+    "get_rng_state": lambda *_: torch.get_rng_state(),
+    "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+    "current_stream": _nothing,
+    "stream": lambda *_: nullcontext(),
+    "empty_cache": _nothing,
+}
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Take the CPU for every CUDA device in the ``with`` block."""
+    from megatron.core.tensor_parallel import random  # noqa: PLC0415 (its package)
+
+    with ExitStack() as stack:
+        for name, stand_in in _PATCHES.items():
+            stack.enter_context(patch.object(torch.cuda, name, stand_in))
+        states = {
+            "_get_cuda_rng_state": lambda *_, **__: torch.get_rng_state(),
+            "_set_cuda_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
+        }
+        for name, stand_in in states.items():
+            stack.enter_context(patch.object(random, name, stand_in))
+        for name in _MAKERS:
+            stack.enter_context(patch.object(torch, name, _sent_to_cpu(getattr(torch, name))))
+        of_tensors = {
+            "cuda": lambda tensor, *_, **__: tensor,
+            "to": _sent_to_cpu(torch.Tensor.to),
+            "type": _type,
+        }
+        for name, stand_in in of_tensors.items():
+            stack.enter_context(patch.object(torch.Tensor, name, stand_in))
+        yield
