@@ -104,8 +104,12 @@ def _treatments(run: Configuration, layers: int) -> dict[str, int]:
 
 
 def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
-    """The order of the run's passes: interleaved, with as many chunks as can be said."""
-    if run.chunks == 1 or run.pipeline_parallel == 1:
+    """The order of the run's passes; where it cannot be said, the nearest one is noted."""
+    if run.pipeline_parallel == 1:
+        return DEFAULT_ORDER
+    if run.engine == "zero-bubble":
+        return "zb-h1"
+    if run.chunks == 1:
         return DEFAULT_ORDER
     engine, fewest = ENGINES[run.engine], min(blocks)
     for name, chunks in sorted(INTERLEAVED.items(), key=lambda one: -one[1]):
