@@ -15,7 +15,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "What if": ("ladder", "partitions", "space_size", "analysis_speed", "scaling", "sensitivity"),
     "What a run takes in all": ("will_it_fit", "estimate", "reliability"),
-    "Training": ("run_plan", "run_plans", "sanitize"),
+    "Training": ("measure_speedup", "run_plan", "run_plans", "sanitize"),
     "Machines": ("profile_hardware", "calibrate", "calibrate_runs", "gpu_report"),
     "Models": ("trace", "build_graphs"),
     "How good predictions are": ("predictor_error", "predict_runs", "report_runs", "cross_check"),

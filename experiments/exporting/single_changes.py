@@ -16,6 +16,7 @@ from mistlab.schedule.orders import ORDERS
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
+from mistlab.values.mesh import dimensions_of_axes
 from mistlab.values.plan import Plan, StagePlan
 from searchers.meshes import divisors
 
@@ -56,13 +57,13 @@ def _plans(job: Job) -> Iterator[tuple[str, str, Plan]]:
 def _choices(job: Job) -> Iterator[tuple[str, str, Plan]]:
     """One choice of savings or of treated blocks, changed on all stages."""
     stages = job.plan.stages
-    for name, row in DIMENSIONS.items():
+    for name in DIMENSIONS:
         now = [stage.value(name) for stage in stages]
         if name in counts_of_blocks():
             for share in EIGHTHS:
                 counts = [round(share * stage.layers) for stage in stages]
                 yield from _with(job, name, now, counts)
-        elif row.part == "savings" or name not in _DEGREES:
+        elif name not in (*_DEGREES, *dimensions_of_axes()):
             for value in _values(name, now):
                 yield from _with(job, name, now, [value] * len(now))
 

@@ -25,6 +25,7 @@ from mistlab.export.rules import (
     equal_meshes,
     equal_nodes,
     highest,
+    none_or_all_blocks,
     same,
     same_if_any,
     shares,
@@ -47,10 +48,18 @@ def _zero(job: Job) -> Job:
     return with_values(job, {"zero": level})
 
 
+def _core_recomputed(job: Job) -> Job:
+    """Attention's core of all blocks or none, and none where whole blocks are recomputed."""
+    if highest(job, "checkpointed_layers"):
+        return dropped("core_recomputed_layers")(job)
+    return none_or_all_blocks("core_recomputed_layers")(job)
+
+
 def _activations_offloaded(job: Job) -> Job:
     """Whole blocks' activations, where nothing is recomputed and there is no pipeline."""
     layers, ratio = job.workload.model.layers, highest(job, "offload_activations")
-    keeps = job.plan.num_stages > 1 or highest(job, "checkpointed_layers") > 0
+    recomputes = any(highest(job, f"{what}_layers") for what in ("checkpointed", "core_recomputed"))
+    keeps = job.plan.num_stages > 1 or recomputes
     blocks = 0 if keeps else min(math.ceil(ratio * layers), layers - 1)
     return with_values(job, {"offload_activations": blocks / layers})
 
@@ -82,6 +91,11 @@ ROWS = (
         choices=("layers", "checkpointed_layers"),
         nearest=equal_blocks("checkpointed_layers"),
         because="recomputes equally many blocks on every stage",
+    ),
+    Row(
+        choices=("core_recomputed_layers",),
+        nearest=_core_recomputed,
+        because="recomputes attention's core of all blocks or none, and nothing else then",
     ),
     Row(
         choices=tuple(SWITCHES),
@@ -177,6 +191,8 @@ def _activations(job: Job) -> Iterator[str]:
         yield (
             f"--recompute-granularity full --recompute-method block --recompute-num-layers {most}"
         )
+    elif stages[0].value("core_recomputed_layers"):
+        yield "--recompute-granularity selective --recompute-modules core_attn"
     ratio = stages[0].offload.activations
     if ratio:
         yield f"--cpu-offloading-num-layers {round(ratio * job.workload.model.layers)}"

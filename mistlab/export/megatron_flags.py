@@ -23,7 +23,7 @@ RENAMED: Mapping[str, str] = {
 TELLING = names_in(
     """
     --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
-    --expert-model-parallel-size --expert-tensor-parallel-size --sequence-parallel
+    --sequence-parallel --qk-layernorm
     --pipeline-model-parallel-layout --decoder-first-pipeline-num-layers
     --decoder-last-pipeline-num-layers --num-layers-per-virtual-pipeline-stage
     --num-virtual-stages-per-pipeline-rank --micro-batch-size --global-batch-size
@@ -44,13 +44,14 @@ TELLING = names_in(
 # Options that change cost in ways that plans cannot say, and what a prediction takes instead.
 UNSAID: Mapping[str, str] = {
     "--num-experts": "the model is taken without experts",
+    "--expert-model-parallel-size": "the model is taken without experts",
+    "--expert-tensor-parallel-size": "the model is taken without experts",
     "--multi-latent-attention": "attention is taken as plain attention",
     "--mtp-num-layers": "the model is taken without further token heads",
     "--fp8-format": "products are taken in 16 bits",
     "--fp4-format": "products are taken in 16 bits",
     "--window-size": "attention is taken over the whole sequence",
     "--add-qkv-bias": "queries, keys and values are taken without biases of their own",
-    "--qk-layernorm": "queries and keys are taken without norms",
     "--squared-relu": "the activation is taken as GELU",
     "--grad-reduce-in-bf16": "gradients are taken in the engine's own width",
     "--accumulate-allreduce-grads-in-fp32": "gradients are taken in the engine's own width",

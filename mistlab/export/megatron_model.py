@@ -31,6 +31,9 @@ def sayable_model(job: Job) -> Job:
             "the catalogue, or of a mapping"
         )
         refuse("workload.model", problem)
+    for name in ("experts", "latent", "window", "sinks"):
+        if getattr(model, name):
+            refuse(f"workload.model.{name}", "has no row in this export: leave it out")
     if model.parallel_block:
         model = replace(model, name="", family="gpt", parallel_block=False)
     if model.mlp_type == "mlp" and model.activation != "gelu_tanh":
@@ -48,6 +51,18 @@ def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
         yield f"--group-query-attention --num-query-groups {model.kv_heads}"
     if model.head_dim * model.heads != model.hidden:
         yield f"--kv-channels {model.head_dim}"
+    yield from _kinds(model)
+    if not model.tied_embeddings:
+        yield "--untie-embeddings-and-output-weights"
+    if not model.biases:
+        yield "--disable-bias-linear"
+    yield f"--attention-dropout {model.dropout!r} --hidden-dropout {model.dropout!r}"
+    divisor = 1 if model.vocab % tensor_parallel == 0 else VOCAB_MULTIPLE
+    yield f"--vocab-size {model.vocab} --make-vocab-size-divisible-by {divisor}"
+
+
+def _kinds(model: ModelSpec) -> Iterator[str]:
+    """The options for kinds of norms, activations and positions."""
     if model.norm == "rmsnorm":
         yield "--normalization RMSNorm"
     if model.mlp_type == "gated_mlp":
@@ -59,13 +74,8 @@ def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
             yield f"--rotary-percent {model.rotary_fraction!r}"
         if model.rotary_base != ROTARY_BASE:
             yield f"--rotary-base {model.rotary_base:.15g}"
-    if not model.tied_embeddings:
-        yield "--untie-embeddings-and-output-weights"
-    if not model.biases:
-        yield "--disable-bias-linear"
-    yield f"--attention-dropout {model.dropout!r} --hidden-dropout {model.dropout!r}"
-    divisor = 1 if model.vocab % tensor_parallel == 0 else VOCAB_MULTIPLE
-    yield f"--vocab-size {model.vocab} --make-vocab-size-divisible-by {divisor}"
+    if model.qk_norm:
+        yield "--qk-layernorm"
 
 
 def model_of(options: Options, found: Found) -> ModelSpec:
@@ -100,6 +110,7 @@ def model_of(options: Options, found: Found) -> ModelSpec:
         biases=not options.has("--disable-bias-linear"),
         dropout=_dropout(options, found),
         vocab=_vocab(options, found),
+        qk_norm=options.has("--qk-layernorm"),
         **({} if channels is None else {"head_dim": channels}),
     )
 

@@ -18,7 +18,6 @@ STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 # Further dimensions that stages share, by name: the option that is their degree.
 DEGREES: Mapping[str, str] = {
     "context_parallel": "--context-parallel-size",
-    "expert_parallel": "--expert-model-parallel-size",
 }
 # Further dimensions that are on or off.
 SWITCHES: Mapping[str, str] = {"sequence_parallel": "--sequence-parallel"}
@@ -237,8 +236,7 @@ def _activations(options: Options, found: Found, layers: int) -> None:
 
 def _selective(modules: str, found: Found, layers: int) -> None:
     if modules == "core_attn":
-        text = "--recompute-granularity selective"
-        found.set_dimension("core_recomputed_layers", layers, text)
+        found.values["core_recomputed_layers"] = layers
     else:
         text = f"--recompute-modules {modules}: taken as nothing recomputed"
         found.remark("ignored", "checkpointed_layers", text)

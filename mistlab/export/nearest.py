@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from mistlab.engines.table import names_for_plans
 from mistlab.export.remarks import Remark, changes
 from mistlab.export.target import Target
-from mistlab.export.with_parts import with_plan
+from mistlab.export.with_parts import with_plan, with_workload
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import FieldError
@@ -34,18 +34,19 @@ def nearest(job: Job, target: Target) -> Nearest:
     """The nearest job that a target can say."""
     wanted = job
     remarks: list[Remark] = []
-    job = canonical(under_any_engine(job))
+    changed = _in_16_bits(job)
+    remarks += changes(job, changed, f"the export to {target.title} has no row for 8 bits")
+    job = canonical(under_any_engine(changed))
     named = with_plan(job, order=DEFAULT_ORDER) if is_order_path(job.plan.order) else job
     remarks += changes(job, named, f"{target.title} takes no order from a file")
-    job = named
+    job = without(named, [name for name in DIMENSIONS if name not in target.said])
+    remarks += changes(named, job, f"the export to {target.title} has no row for it")
     for row in target.rows:
         changed = canonical(row.nearest(job))
         remarks += changes(job, changed, f"{target.title} {row.because}")
         job = changed
-    changed = without(job, [name for name in DIMENSIONS if name not in target.said])
-    remarks += changes(job, changed, f"the export to {target.title} has no row for it")
     overlaps = wanted.plan.overlap_communication or target.always_overlaps
-    job = with_engine(changed, target.engines, overlaps=overlaps)
+    job = with_engine(job, target.engines, overlaps=overlaps)
     remarks += _overlap_remark(wanted, job, target)
     remarks += _engine_remark(wanted, job, target)
     remarks += [Remark(kind="noted", choice=target.name, text=note) for note in target.notes(job)]
@@ -54,7 +55,12 @@ def nearest(job: Job, target: Target) -> Nearest:
 
 def under_any_engine(job: Job) -> Job:
     """A job under the engine that takes every plan."""
-    return replace(job, plan=replace(job.plan, engine=ANY_PLAN, overlap_communication=True))
+    plan = replace(job.plan, engine=ANY_PLAN, overlap_communication=True)
+    return replace(job, plan=plan)
+
+
+def _in_16_bits(job: Job) -> Job:
+    return with_workload(job, precision="bf16") if job.workload.precision == "fp8" else job
 
 
 def with_engine(job: Job, engines: Sequence[str], *, overlaps: bool) -> Job:

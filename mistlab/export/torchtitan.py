@@ -21,7 +21,7 @@ from mistlab.export.rules import (
 )
 from mistlab.export.sections import Section
 from mistlab.export.target import Row, Target
-from mistlab.export.with_parts import with_stages, with_workload
+from mistlab.export.with_parts import with_stages, with_values, with_workload
 from mistlab.export.words import names_in
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
 from mistlab.values.dimensions import DIMENSIONS
@@ -34,10 +34,7 @@ from mistlab.values.model import ModelSpec
 FLAVOURS: Mapping[str, str] = {"8B": "llama3-8b", "70B": "llama3-70b", "405B": "llama3-405b"}
 _SCHEDULES: Mapping[str, str] = {DEFAULT_ORDER: "1F1B", "gpipe": "GPipe"}
 # Further dimensions that stages share: the setting that is their degree.
-_DEGREES: Mapping[str, str] = {
-    "context_parallel": "context_parallel_degree",
-    "expert_parallel": "expert_parallel_degree",
-}
+_DEGREES: Mapping[str, str] = {"context_parallel": "context_parallel_degree"}
 HARMLESS = names_in(
     """
     job profiling metrics optimizer lr_scheduler checkpoint comm memory_estimation
@@ -56,6 +53,8 @@ def _workload(job: Job) -> Job:
     if model.graph_file is not None:
         problem = "is traced from code of its own: export a plan of a model of the catalogue"
         refuse("workload.model", problem)
+    if model.experts or model.latent:
+        refuse("workload.model", "has experts or latent attention, for which there is no row here")
     precision = "bf16" if job.workload.precision == "fp16" else job.workload.precision
     return with_workload(job, precision=precision, attention="flash")
 
@@ -85,6 +84,12 @@ def _every(job: Job) -> int:
     )
 
 
+def _sequence_parallel(job: Job) -> Job:
+    """Sequence parallelism comes with tensor parallelism."""
+    shares = job.plan.stages[0].tensor_parallel > 1
+    return with_values(job, {"sequence_parallel": int(shares)})
+
+
 def _states(job: Job) -> Job:
     """FSDP2 offloads where it shards: with several ranks."""
     alone = ranks_of("gather", job.plan.stages[0].degree) == 1
@@ -107,6 +112,11 @@ ROWS = (
         choices=("order",),
         nearest=among_orders(lambda order: order in _SCHEDULES),
         because="runs 1F1B or GPipe where each rank has one stage",
+    ),
+    Row(
+        choices=("sequence_parallel",),
+        nearest=_sequence_parallel,
+        because="splits sequences wherever it splits layers",
     ),
     Row(
         choices=("zero",),
@@ -237,6 +247,7 @@ def _model(section: Section, found: Found) -> ModelSpec:
 
 def _read_degrees(section: Section, found: Found, layers: int) -> None:
     found.values["tensor_parallel"] = section.whole("tensor_parallel_degree") or 1
+    found.values["sequence_parallel"] = int(found.values["tensor_parallel"] > 1)
     found.num_stages = section.whole("pipeline_parallel_degree") or 1
     for name, setting in _DEGREES.items():
         degree = section.whole(setting) or 1
@@ -352,8 +363,6 @@ def _notes(job: Job) -> Iterator[str]:
         )
     if model.family != "llama":
         yield f"its models are Llama's; a {model.family} model needs a specification of its own"
-    if job.plan.stages[0].tensor_parallel > 1:
-        yield "tensor parallelism comes with sequence parallelism"
 
 
 TORCHTITAN = Target(

@@ -12,7 +12,7 @@ from mistlab.machine.profile import Profile
 from mistlab.runs.configuration import Configuration
 from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.words import Gpus
-from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
+from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
@@ -104,27 +104,24 @@ def _treatments(run: Configuration, layers: int) -> dict[str, int]:
 
 
 def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
-    """The order of a pipeline's passes; an order that cannot be said is 1F1B, which is noted."""
+    """The order of the run's passes; where it cannot be said, the nearest one is noted."""
     if run.pipeline_parallel == 1:
         return DEFAULT_ORDER
     if run.engine == "zero-bubble":
         return "zb-h1"
     if run.chunks == 1:
         return DEFAULT_ORDER
-    order = f"interleaved-{run.chunks}"
-    problem = ""
-    if order not in INTERLEAVED:
-        problem = "has no name here"
-    elif run.micro_batches % run.pipeline_parallel:
-        problem = f"does not take {run.micro_batches} micro-batches"
-    elif any(count < run.chunks for count in blocks):
-        problem = "leaves chunks without blocks"
-    elif order not in ENGINES[run.engine].orders:
-        problem = f"is not what engine {run.engine} runs"
-    if problem:
-        notes.append(f"{order} {problem}: predicted in the order {DEFAULT_ORDER}")
-        return DEFAULT_ORDER
-    return order
+    engine, fewest = ENGINES[run.engine], min(blocks)
+    for name, chunks in sorted(INTERLEAVED.items(), key=lambda one: -one[1]):
+        problem = engine.order_problem(name, default=DEFAULT_ORDER) or order_problem(
+            name, run.pipeline_parallel, run.micro_batches, fewest
+        )
+        if chunks <= run.chunks and not problem:
+            if chunks < run.chunks:
+                notes.append(f"{run.chunks} chunks a stage are predicted as {chunks}")
+            return name
+    notes.append(f"{run.chunks} chunks a stage are predicted as one")
+    return DEFAULT_ORDER
 
 
 @cache

@@ -73,8 +73,8 @@ def on_cpu() -> Iterator[None]:
             "_get_cuda_rng_state": lambda *_, **__: torch.get_rng_state(),
             "_set_cuda_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
         }
-        for name, stand_in in states.items():
-            stack.enter_context(patch.object(random, name, stand_in))
+        for name, state in states.items():
+            stack.enter_context(patch.object(random, name, state))
         for name in _MAKERS:
             stack.enter_context(patch.object(torch, name, _sent_to_cpu(getattr(torch, name))))
         of_tensors = {
@@ -82,6 +82,6 @@ def on_cpu() -> Iterator[None]:
             "to": _sent_to_cpu(torch.Tensor.to),
             "type": _type,
         }
-        for name, stand_in in of_tensors.items():
-            stack.enter_context(patch.object(torch.Tensor, name, stand_in))
+        for name, method in of_tensors.items():
+            stack.enter_context(patch.object(torch.Tensor, name, method))
         yield

@@ -15,7 +15,7 @@ from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
 
 MODELS = ("gpt3-2.7b", "llama-7b", "llama3-8b", "falcon-7b")
-SPACES = ("mist", "wide", "megatron", "deepspeed", "aceso", "+offload")
+SPACES = ("mist", "wide", "megatron", "deepspeed", "aceso", "+offload", "megatron-today")
 
 
 def drawn_jobs(count: int, seed: int) -> Iterator[Job]:

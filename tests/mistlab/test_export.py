@@ -192,3 +192,24 @@ def test_a_traced_model_is_refused_by_those_that_build_models(plan_file: dict[st
         with pytest.raises(InputError, match=r"workload\.model: is traced from code of its own"):
             nearest(job, TARGETS[name])
     assert nearest(job, TARGETS["deepspeed"]).job.workload.model == model
+
+
+def test_attention_core_is_recomputed_selectively(plan_file: dict[str, Any]) -> None:
+    for stage in plan_file["plan"]["stages"]:
+        stage.update({"checkpointed_layers": 0, "core_recomputed_layers": 16})
+    text = text_for("megatron", plan_file)
+    assert "--recompute-granularity selective --recompute-modules core_attn" in text
+    found = nearest(job_from_mapping(plan_file), TARGETS["megatron"])
+    assert read_back("megatron", found.job).job == found.job
+
+
+def test_a_model_with_experts_is_refused_by_those_that_build_models(
+    plan_file: dict[str, Any],
+) -> None:
+    plan_file["workload"] |= {"model": "mixtral-8x7b", "precision": "bf16"}
+    plan_file["cluster"] = {"hardware": "h100-80gb", "nodes": 1, "gpus_per_node": 4}
+    job = job_from_mapping(plan_file)
+    with pytest.raises(InputError, match=r"workload\.model\.experts: has no row in this export"):
+        nearest(job, TARGETS["megatron"])
+    with pytest.raises(InputError, match=r"workload\.model: has experts"):
+        nearest(job, TARGETS["torchtitan"])

@@ -1,0 +1,119 @@
+"""What each system tries on a workload: plans of its own grid, those predicted fastest first."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from mistlab.export.nearest import nearest
+from mistlab.export.table import TARGETS
+from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.prediction import Prediction
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
+from mistlab.values.workload import Workload
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+from simulators.symbolic import SymbolicPredictor
+
+OURS = "mistlab"
+# By system: the target whose words its plans must have.
+TARGET = {"megatron": "megatron", "deepspeed": "deepspeed", "fsdp": "accelerate"}
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+SHARES = (0.0, 0.5, 1.0)
+_ALL = {"offload_optimizer": 1.0, "offload_gradients": 1.0, "offload_weights": 1.0}
+# By system: its ways to keep states; ratios of DeepSpeed are those of its twin-flow.
+STATES: Mapping[str, Sequence[Mapping[str, float]]] = {
+    "megatron": [{"zero": 1, "offload_optimizer": ratio} for ratio in SHARES],
+    "deepspeed": [
+        {"zero": 1},
+        {"zero": 2, "offload_optimizer": 1.0, "offload_gradients": 1.0},
+        *(
+            {"zero": 3, "offload_optimizer": ratio, "offload_gradients": ratio}
+            for ratio in (0.25, 0.5, 0.75, 1.0)
+        ),
+        {"zero": 3, **_ALL},
+    ],
+    "fsdp": [{"zero": 2}, {"zero": 3}, {"zero": 3, **_ALL}],
+}
+BUDGET = Budget(evaluations=2_000, seconds=30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A plan that a system tries, and its prediction; None where there is none."""
+
+    job: Job
+    prediction: Prediction | None
+
+
+def contenders(
+    system: str, workload: Workload, cluster: Cluster, count: int, seed: int
+) -> list[Contender]:
+    """So many plans of a system: those that are predicted to fit first, the fastest first."""
+    if system == OURS:
+        return _searched(workload, cluster, count, seed)
+    jobs = dict.fromkeys(_of_grid(system, workload, cluster))
+    found = [Contender(job=job, prediction=_predicted(job)) for job in jobs]
+    return sorted(found, key=_order)[:count]
+
+
+def _order(contender: Contender) -> tuple[bool, float]:
+    """Plans that fit by their time, others by the memory that they need."""
+    prediction = contender.prediction
+    if prediction is None:
+        return True, float("inf")
+    held = max(stage.peak_reserved_bytes for stage in prediction.stages)
+    return not prediction.fits, prediction.iteration_s if prediction.fits else held
+
+
+def _predicted(job: Job) -> Prediction | None:
+    predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+    try:
+        return predictor.predict(job.plan)
+    except InputError:
+        return None
+
+
+def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> list[Contender]:
+    """The best plan of the search over this package's own space, and its rivals."""
+    problem = Problem(workload=workload, cluster=cluster)
+    predictor = SymbolicPredictor(workload=workload, cluster=cluster)
+    searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor)
+    result = searcher.search(problem, space_of("mist"), BUDGET, seed)
+    plans = [] if result.plan is None else [result.plan]
+    plans += [rival.plan for rival in result.rivals]
+    return [
+        Contender(
+            job=Job(workload=workload, cluster=cluster, plan=plan),
+            prediction=predictor.predict(plan),
+        )
+        for plan in plans[:count]
+    ]
+
+
+def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]:
+    """The grid of a system, each plan as its framework says it."""
+    ranks, layers = cluster.num_gpus, workload.model.layers
+    sequences, rest = divmod(workload.global_batch, ranks)
+    if rest:
+        return
+    for micro_batch, share, states in product(MICRO_BATCHES, SHARES, STATES[system]):
+        if sequences % micro_batch:
+            continue
+        values: dict[str, Any] = {
+            "layers": layers,
+            "data_parallel": ranks,
+            "tensor_parallel": 1,
+            "micro_batch": micro_batch,
+            "checkpointed_layers": round(share * layers),
+            **states,
+        }
+        plan = Plan(micro_batches=sequences // micro_batch, stages=(StagePlan.of_values(values),))
+        job = Job(workload=workload, cluster=cluster, plan=plan)
+        said = nearest(job, TARGETS[TARGET[system]]).job
+        # FSDP2 alone recomputes whichever blocks it is told to.
+        yield job if system == "fsdp" else replace(said, cluster=cluster)

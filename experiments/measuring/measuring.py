@@ -1,0 +1,245 @@
+"""Measured speedups: trials of every system, then the best of each in turn, and a table."""
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from experiments.cli.commandline import DONE, as_options, progress
+from experiments.frame.study import Report, Study
+from experiments.frame.tables import TIMING, Row, table
+from experiments.measuring.contenders import OURS, TARGET, Contender, contenders
+from experiments.measuring.trial import run_trial
+from mistlab.export.found import checked_whole
+from mistlab.export.table import TARGETS
+from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import InputError, near_matches
+from mistlab.values.job import job_to_mapping
+from mistlab.values.references import hardware_from, model_from
+from mistlab.values.workload import Workload
+
+SYSTEMS = (OURS, *TARGET)
+HEAD = (
+    *("model", "GiB", "batch", "system"),
+    *("measured s", "spread", "predicted s", "ours is faster by"),
+)
+# What --quick leaves: one plan of each system, once.
+QUICK = {"trials": 1, "repeats": 1, "steps": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, a memory cap and a batch; each is measured by itself."""
+
+    model: str
+    cap_gib: float
+    batch: int
+
+    @property
+    def words(self) -> str:
+        """The case in words."""
+        return f"{self.model}, {self.cap_gib:g} GiB, batch {self.batch}"
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Measure, print and write a table; a call that comes to its end says how to go on."""
+    if options.quick:
+        vars(options).update(QUICK)
+    systems = _systems(options.systems)
+    _check_installed(systems)
+    cases = [
+        Case(model=model, cap_gib=cap, batch=batch)
+        for model, cap, batch in product(
+            _listed(options.models), _numbers(options.cap_gib, "--cap-gib"), _batches(options)
+        )
+    ]
+    study = Study.begin("measure_speedup", options)
+    under_way = _UnderWay(
+        options=options,
+        systems=systems,
+        measured={_key(row): row for row in study.earlier},
+        ends_s=time.perf_counter() + options.seconds,
+    )
+    left = 0
+    for case in cases:
+        for row in under_way.rows(case):
+            if row is None:
+                left += 1
+                break
+            study.add(row)
+    if left:
+        progress(f"{left} of {len(cases)} cases are left: give the same command again")
+    return study.end(_report(cases, study.rows, systems, left), DONE)
+
+
+def _systems(text: str) -> list[str]:
+    names = _listed(text)
+    for name in names:
+        if name not in SYSTEMS:
+            message = f"--systems: {name!r} is unknown{near_matches(name, SYSTEMS)}"
+            raise InputError(message)
+    return names
+
+
+def _check_installed(systems: Sequence[str]) -> None:
+    from runtime.baselines.installed import check_installed  # noqa: PLC0415
+
+    for system in systems:
+        if system in ("megatron", "deepspeed"):
+            check_installed(TARGETS[system].package)
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return [float(word) for word in _listed(text)]
+    except ValueError:
+        message = f"{option}: {text!r} are no numbers: give some, with commas between them"
+        raise InputError(message) from None
+
+
+def _batches(options: argparse.Namespace) -> list[int]:
+    return [checked_whole("--batches", word) for word in _listed(options.batches)]
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("model", "cap_gib", "batch", "system", "phase", "number"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UnderWay:
+    """What a call measures, what earlier calls have measured, and when it ends."""
+
+    options: argparse.Namespace
+    systems: Sequence[str]
+    measured: Mapping[tuple[Any, ...], Row]
+    ends_s: float
+
+    def rows(self, case: Case) -> Iterator[Row | None]:
+        """The rows of a case, measured before or now; None once the time is over."""
+        options, best = self.options, dict[str, tuple[Contender, float]]()
+        tried = {system: _contenders(case, system, options) for system in self.systems}
+        for number, system in product(range(options.trials), self.systems):
+            if number >= len(tried[system]):
+                continue
+            contender = tried[system][number]
+            row = self._row(case, system, contender, ("trial", number))
+            yield row
+            if row is None:
+                return
+            seconds = row.get(TIMING, {}).get("median_s")
+            if seconds is not None and (system not in best or seconds < best[system][1]):
+                best[system] = contender, seconds
+        # In turn, so that a machine that slows down slows all systems down.
+        for number, system in product(range(options.repeats), best):
+            row = self._row(case, system, best[system][0], ("repeat", number))
+            yield row
+            if row is None:
+                return
+
+    def _row(
+        self, case: Case, system: str, contender: Contender, run: tuple[str, int]
+    ) -> Row | None:
+        prediction, options = contender.prediction, self.options
+        row: dict[str, Any] = {
+            "model": case.model,
+            "cap_gib": case.cap_gib,
+            "batch": case.batch,
+            "system": system,
+            "phase": run[0],
+            "number": run[1],
+            "plan": job_to_mapping(contender.job)["plan"],
+            "predicted_s": prediction and prediction.iteration_s,
+            "predicted_fits": prediction and prediction.fits,
+        }
+        before = self.measured.get(_key(row))
+        if before is not None and before["plan"] == row["plan"]:
+            return before
+        if time.perf_counter() > self.ends_s:
+            return None
+        told = run_trial(
+            system, contender.job, steps=options.steps, device=options.device, seed=options.seed
+        )
+        progress(f"{case.words}: {system}, {run[0]} {run[1]}: {_outcome_words(told)}")
+        return {**row, **told}
+
+
+def _contenders(case: Case, system: str, options: argparse.Namespace) -> list[Contender]:
+    with as_options():
+        workload = Workload(
+            model=model_from(case.model, Path()),
+            sequence_length=options.sequence_length,
+            global_batch=case.batch,
+            attention=options.attention,
+            precision=options.precision,
+        )
+        cluster = Cluster(
+            hardware=hardware_from(options.hardware, Path()),
+            nodes=1,
+            gpus_per_node=options.gpus_per_node,
+            memory_gib=case.cap_gib,
+        )
+    return contenders(system, workload, cluster, options.trials, options.seed)
+
+
+def _outcome_words(told: Row) -> str:
+    return f"{told[TIMING]['median_s']:.3f} s" if TIMING in told else str(told["outcome"])
+
+
+def _report(
+    cases: Sequence[Case], rows: Sequence[Row], systems: Sequence[str], left: int
+) -> Report:
+    lines: list[Sequence[object]] = []
+    gains: dict[str, list[float]] = {system: [] for system in systems if system != OURS}
+    for case in cases:
+        found = {system: _best_s(rows, case, system) for system in systems}
+        ours = found.get(OURS)
+        for system in systems:
+            seconds, spread, predicted_s = found[system] or (None, None, None)
+            gain = None
+            if ours is not None and ours[0] and seconds and system != OURS:
+                gain = seconds / ours[0]
+                gains[system].append(gain)
+            lines.append(
+                (
+                    *(case.model, f"{case.cap_gib:g}", case.batch, system),
+                    "-" if seconds is None else f"{seconds:.3f}",
+                    "-" if spread is None else f"{spread:.1%}",
+                    "-" if predicted_s is None else f"{predicted_s:.3f}",
+                    "" if gain is None else f"{gain:.2f}x",
+                )
+            )
+    means = {system: geometric_mean(ratios) for system, ratios in gains.items() if ratios}
+    words = [table(HEAD, lines)]
+    words += [f"over {system}: {mean:.2f}x in geometric mean" for system, mean in means.items()]
+    if left:
+        words.append(f"{left} of {len(cases)} cases are not finished.")
+    return Report(
+        title="Measured speedups", words=words, summary={TIMING: {"speedups": means}, "left": left}
+    )
+
+
+def _best_s(
+    rows: Sequence[Row], case: Case, system: str
+) -> tuple[float, float, float | None] | None:
+    """The median of the repeats of a system's best plan, their spread, and its prediction."""
+    own = [
+        row
+        for row in rows
+        if (row["model"], row["cap_gib"], row["batch"], row["system"])
+        == (case.model, case.cap_gib, case.batch, system)
+        and TIMING in row
+    ]
+    last = [row for row in own if row["phase"] == "repeat"] or own[:1]
+    if not last:
+        return None
+    seconds = [row[TIMING]["median_s"] for row in last]
+    middle = median(seconds)
+    return middle, (max(seconds) - min(seconds)) / middle, last[0]["predicted_s"]

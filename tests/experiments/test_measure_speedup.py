@@ -1,0 +1,134 @@
+"""Measured speedups: every system tries as much, what was measured is kept, losses are told too."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import measure_speedup
+from experiments.cli.commandline import run
+from experiments.measuring import contenders, measuring
+from experiments.measuring.contenders import STATES, TARGET
+from experiments.measuring.trial import _told
+from mistlab import catalog
+from mistlab.export.nearest import nearest
+from mistlab.export.table import TARGETS
+from mistlab.machine.cluster import Cluster
+from mistlab.values.job import Job
+from mistlab.values.search import Budget
+from mistlab.values.workload import Workload
+
+WORKLOAD = Workload(
+    model=catalog.model("gpt3-1.3b"),
+    sequence_length=2048,
+    global_batch=8,
+    attention="flash",
+    precision="bf16",
+)
+SECONDS = {"mistlab": 2.0, "megatron": 3.0, "deepspeed": 1.0, "fsdp": None}
+
+
+def cluster(cap_gib: float) -> Cluster:
+    return Cluster(
+        hardware=catalog.hardware("a100-80gb"), nodes=1, gpus_per_node=1, memory_gib=cap_gib
+    )
+
+
+@pytest.mark.parametrize("system", TARGET)
+def test_a_system_tries_what_it_can_say_and_first_what_fits(system: str) -> None:
+    found = contenders.contenders(system, WORKLOAD, cluster(40), 6, 0)
+    assert len(found) == 6
+    fits = [one.prediction is not None and one.prediction.fits for one in found]
+    assert fits[0]
+    assert fits == sorted(fits, reverse=True)
+    times = [one.prediction.iteration_s for one in found if one.prediction and one.prediction.fits]
+    assert times == sorted(times)
+    if system != "fsdp":
+        assert all(nearest(one.job, TARGETS[TARGET[system]]).is_exact for one in found)
+
+
+def test_ratios_of_deepspeed_are_among_its_trials() -> None:
+    ratios = {one.get("offload_optimizer", 0.0) for one in STATES["deepspeed"]}
+    assert {0.0, 0.25, 0.5, 0.75, 1.0} == ratios
+
+
+def stand_in(calls: list[str]) -> Any:
+    """Runs that take a second or three, or no memory."""
+
+    def run_trial(system: str, job: Job, **_: object) -> dict[str, Any]:
+        calls.append(system)
+        assert job.workload.global_batch == 8
+        seconds = SECONDS[system]
+        if seconds is None:
+            return {"outcome": "out of memory"}
+        return {"outcome": "ran", "losses": [1.0], "timing": {"seconds": [], "median_s": seconds}}
+
+    return run_trial
+
+
+def test_the_best_of_each_run_in_turn_and_a_second_call_measures_nothing_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(contenders, "BUDGET", Budget(evaluations=20))
+    monkeypatch.setattr(measuring, "run_trial", stand_in(calls))
+    monkeypatch.setattr(measuring, "_check_installed", lambda _: None)
+    options = ["--models", "gpt3-1.3b", "--cap-gib", "40", "--batches", "8", "--json"]
+    options += ["--hardware", "a100-80gb", "--trials", "2", "--repeats", "2"]
+    options += ["--out", str(tmp_path / "out")]
+    assert run(measure_speedup.main, options) == 0
+    answer = json.loads(capsys.readouterr().out)
+    trials, repeats = calls[:8], calls[8:]
+    assert trials == [*SECONDS, *SECONDS]
+    # Interleaved; what ran out of memory has no best plan.
+    assert repeats == ["mistlab", "megatron", "deepspeed"] * 2
+    speedups = answer["timing"]["speedups"]
+    assert speedups == pytest.approx({"megatron": 1.5, "deepspeed": 0.5})
+    outcomes = {row["system"]: row["outcome"] for row in answer["rows"]}
+    assert outcomes["fsdp"] == "out of memory"
+    calls.clear()
+    assert run(measure_speedup.main, options) == 0
+    assert calls == []
+    again = json.loads(capsys.readouterr().out)
+    assert again["rows"] == answer["rows"]
+
+
+def test_a_call_that_is_over_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "run_trial", stand_in([]))
+    monkeypatch.setattr(measuring, "_check_installed", lambda _: None)
+    options = ["--cap-gib", "40", "--batches", "8", "--systems", "megatron", "--seconds", "0"]
+    options += ["--hardware", "a100-80gb", "--out", str(tmp_path / "out")]
+    assert run(measure_speedup.main, options) == 0
+    assert "1 of 1 cases are left: give the same command again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--systems", "megatorn"], "--systems: 'megatorn' is unknown: did you mean 'megatron'?"),
+        (["--cap-gib", "x"], "--cap-gib: 'x' are no numbers"),
+        (["--batches", "0"], "--batches: 0 is too small"),
+        (["--models", "gpt4"], "'gpt4' is unknown"),
+    ],
+)
+def test_bad_options_are_refused(
+    options: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measuring, "_check_installed", lambda _: None)
+    out = ["--hardware", "a100-80gb", "--out", str(tmp_path / "out")]
+    assert run(measure_speedup.main, [*out, *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_without_an_answer_is_told_by_its_last_line() -> None:
+    assert _told(None, "x\nCUDA out of memory. Tried\n")["outcome"] == "out of memory"
+    assert _told(None, "Traceback\nTypeError: no\n\n")["outcome"] == "TypeError: no"
+    told = _told({"seconds": [9.0, 8.0, 1.0, 3.0, 2.0], "losses": [1.0]}, "")
+    assert told["timing"]["median_s"] == 2.0
