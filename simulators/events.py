@@ -141,6 +141,7 @@ class EventSimulator:
         return Quantiles.of(played_s, variability.seed)
 
     def _graph(self, plan: Plan, engine: Engine | None = None) -> tuple[TaskGraph, list[Factors]]:
+        _check_layers(plan)
         model, passes = self._model(plan, engine), passes_of_plan(plan)
         parts, factors = tasks_of_parts(model, plan, passes)
         return build_graph(parts, model.template, passes), factors
@@ -213,6 +214,17 @@ class EventSimulator:
                 self.workload, self.cluster, row, overlap_communication=overlaps
             )
         return self._models[row, overlaps]
+
+
+def _check_layers(plan: Plan) -> None:
+    """Refuse a plan with a stage that has no layer at all: neither blocks nor an end."""
+    for number, stage in enumerate(plan.stages[:-1]):
+        if not stage.layers:
+            problem = (
+                "0, and such a stage has nothing to play: leave the stage out, or predict the plan "
+                "in closed form"
+            )
+            refuse(f"plan.stages[{number}].layers", problem)
 
 
 def _played(graph: TaskGraph, factors: list[Factors]) -> Simulation:

@@ -67,6 +67,6 @@ def _ratios(seconds: Mapping[str, float | None]) -> dict[str, float | None]:
     """How many times as long each baseline takes as ours."""
     ours = seconds[OURS]
     return {
-        name: None if ours is None or seconds[name] is None else seconds[name] / ours
+        name: None if ours is None or (other := seconds[name]) is None else other / ours
         for name in BASELINES
     }

@@ -120,7 +120,13 @@ def best_products(path: Path, table_hardware: str | None) -> Step:
             table=path,
             sha256=best.origin.sha256,
             note=f"8-bit products {best.ratio:.3f} times as fast as 16-bit ones, their best shapes",
-            residuals=(Residual(what="8-bit products", rows=2, held_out=0.0),),
+            residuals=(
+                Residual(
+                    what="8-bit products, other machines' ratios",
+                    rows=best.machines,
+                    held_out=best.held_out,
+                ),
+            ),
         )
         value = replace(compute, rates=tuple(rates.values()))
         return calibrated(hardware, "compute", value, fitted, more=True), fitted

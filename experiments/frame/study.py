@@ -95,15 +95,14 @@ class Study:
         self._keep(lambda: self.directory.write_rows([*self.rows, *self._waiting]))
 
     def end(self, report: Report, status: int = DONE) -> int:
-        """Print what came out, then write it; the exit status."""
+        """Write what came out, as far as that can be, and print it; the exit status."""
         seconds = self.clock() - self._began_s
+        # First: whoever reads what is printed may stop to, as head does.
+        self._keep(lambda: self._write(report, seconds))
         if self.options.json:
             print_json(self._answer(report, seconds))
         else:
-            print("\n\n".join(report.words))
-        self._keep(lambda: self._write(report, seconds))
-        if not self.options.json:
-            print(f"\nrows, page and pictures: {self.path}")
+            print("\n\n".join([*report.words, f"rows, page and pictures: {self.path}"]))
         return status
 
     def _answer(self, report: Report, seconds: float) -> dict[str, Any]:

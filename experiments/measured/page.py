@@ -15,6 +15,8 @@ from mistlab.runs.ranking import ranked, separation, spreads
 
 COLUMNS = ("engine", "hardware", "model", "gpus", "tp", "pp", "micro_batch", "precision")
 MOST_GROUPS = 14
+# Profiles are of clusters that ran this engine.
+ENGINE_OF_PROFILES = "nanotron"
 HEAD = (
     "| | runs | answered | mean | median | bias | in bounds | memory |\n"
     "|---|---|---|---|---|---|---|---|"
@@ -40,10 +42,12 @@ def report(options: argparse.Namespace) -> int:
     plain = _tables(options.tables, RowPredictor())
     page = [INTRODUCTION, *_summary("All tables", plain)]
     if profile is not None:
-        under = _tables(options.tables, RowPredictor(profile))
-        page += _summary(f"All tables under the profile {profile.name}", under)
+        pairs = zip(options.tables, plain, strict=True)
+        of_cluster = [path for path, table in pairs if _of_engine([table], ENGINE_OF_PROFILES)]
+        under = _tables(of_cluster, RowPredictor(profile))
+        page += _summary(f"Under the profile {profile.name}", under)
         page.append(f"The profile: {profile.source}.\n")
-        page += _details("Runs of nanotron under the profile", _of_engine(under, "nanotron"))
+        page += _details("Runs under the profile", _of_engine(under, ENGINE_OF_PROFILES))
     for name, rows in plain:
         page += _details(name, rows)
     path = writable(options.out / "runs.md", "folder")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from mistlab.calibration.rows import Origin, Row, read_rows
 from mistlab.values.errors import InputError
@@ -11,10 +12,15 @@ NEEDED = ("hardware", "operation", "precision", "tflops")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """How many times as fast the best 8-bit product is as the best 16-bit product."""
+    """How many times as fast the best 8-bit product is as the best 16-bit product.
+
+    ``held_out`` is how far the ratios of the other machines are from it, in the mean.
+    """
 
     origin: Origin
     ratio: float
+    machines: int
+    held_out: float
 
 
 def read_best_products(path: Path, hardware: str) -> Best:
@@ -26,7 +32,21 @@ def read_best_products(path: Path, hardware: str) -> Best:
         if best is None:
             message = f"{path}: no {precision} gemm of {hardware}: give its name in the table"
             raise InputError(message)
-    return Best(origin=origin, ratio=found["fp8"] / found["bf16"])  # type: ignore[operator]
+    ratio: float = found["fp8"] / found["bf16"]  # type: ignore[operator]
+    others = [one for one in _ratios(plain) if one != ratio]
+    return Best(
+        origin=origin,
+        ratio=ratio,
+        machines=len(others),
+        held_out=fmean(abs(one / ratio - 1) for one in others) if others else 0.0,
+    )
+
+
+def _ratios(rows: list[Row]) -> list[float]:
+    """The ratios of all machines with both products."""
+    machines = sorted({row["hardware"] for row in rows})
+    both = [[_best(rows, one, precision) for precision in ("bf16", "fp8")] for one in machines]
+    return [eight / half for half, eight in both if half is not None and eight is not None]
 
 
 def _best(rows: list[Row], hardware: str, precision: str) -> float | None:

@@ -72,11 +72,8 @@ def values_of(setting: Setting) -> dict[str, float]:
     """The value of each constant that a setting has."""
     hardware, engine = setting.hardware, setting.engine
     compute, transfers, host = hardware.compute, hardware.transfers, engine.host
-    found = {
-        "products_share": engine.products_share,
-        "attention_share": engine.attention_share,
-        "memory_share": engine.memory_share,
-    }
+    names = "products_share", "attention_share", "memory_share"
+    found = dict(zip(names, engine.shares(hardware.name), strict=True))
     if compute is not None:
         found["sustained"] = compute.sustained
         found["memory_gbytes_per_s"] = compute.rate("memory").gbytes_per_s or 0.0
@@ -126,6 +123,7 @@ def with_values(setting: Setting, values: Mapping[str, float]) -> Setting:
             products_share=every["products_share"],
             attention_share=every["attention_share"],
             memory_share=every["memory_share"],
+            shares_on={},
         ),
     )
 

@@ -22,7 +22,7 @@ from mistlab.machine.compute import (
     Compute,
     OperatorClass,
 )
-from mistlab.machine.hardware import PeakTflops
+from mistlab.machine.hardware import Hardware, PeakTflops
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.exchanges import EXCHANGES, Beside
 from mistlab.symbolic.graph import PHASES, LayerGraph, Operator, Phase
@@ -269,22 +269,22 @@ class LayerModel:
         return self.of_8_bits if operators in EIGHT_BIT and takes not in EIGHT_BIT else 1.0
 
 
-def compute_of(compute: Compute, engine: Engine) -> Compute:
+def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
     """The rates at which an engine's kernels compute; a host that is known needs no launches."""
-    products = ("matmul", "batched_matmul", *AS_ANOTHER)
-    shares = {
-        **dict.fromkeys(products, engine.products_share),
-        "attention_forward": engine.attention_share,
-        "attention_backward": engine.attention_share,
-    }
-    is_usual = all(share == 1 for share in (*shares.values(), engine.memory_share))
-    if engine.host is None and is_usual:
+    products, attention, memory = engine.shares(hardware.name)
+    if engine.host is None and products == attention == memory == 1:
         return compute
+    shares = {
+        "matmul": products,
+        "batched_matmul": products,
+        "attention_forward": attention,
+        "attention_backward": attention,
+    }
     rates = tuple(
         replace(
             rate,
             tflops=rate.tflops and rate.tflops * shares.get(rate.operators, 1.0),
-            gbytes_per_s=rate.gbytes_per_s and rate.gbytes_per_s * engine.memory_share,
+            gbytes_per_s=rate.gbytes_per_s and rate.gbytes_per_s * memory,
         )
         for rate in compute.rates
     )

@@ -109,7 +109,7 @@ class TaskModel:
             types=LayerTypes.of(graph_of(workload).pattern),
             layers=LayerModel(
                 work=work_of(graph_of(workload), engine.kernels, sequence_graph_of(workload)),
-                compute=compute_of(hardware.compute, engine),
+                compute=compute_of(hardware, hardware.compute, engine),
                 slowdown=slowdown_of(hardware.gpu.peak_tflops, workload.precision),
                 of_8_bits=slowdown_of_8_bits(hardware.gpu.peak_tflops),
             ),

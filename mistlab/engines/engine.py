@@ -6,7 +6,7 @@ all read these facts from the engine's row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.expert_exchange import AT_ONCE, ExpertExchange
@@ -34,7 +34,8 @@ class Engine:
     package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None
     counts launches of kernels alone. Its products, its fused attention and its kernels that move
     bytes keep up ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the
-    hardware sustains, which were fitted to other engines' runs. A run takes ``crowded_factor``
+    hardware sustains, which were fitted to other engines' runs; ``shares_on`` has the three by the
+    name of a hardware on which they differ. A run takes ``crowded_factor``
     times as long where a GPU's memory is nearly full.
 
     ``expert_exchange`` is how copies of tokens get to their experts. ``measured_as`` names the
@@ -61,6 +62,7 @@ class Engine:
     products_share: float = 1.0
     attention_share: float = 1.0
     memory_share: float = 1.0
+    shares_on: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     crowded_factor: float = 1.0
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
@@ -88,6 +90,11 @@ class Engine:
         template = wanted or other
         assert template is not None
         return replace(template, sends=self.sends)
+
+    def shares(self, hardware: str) -> tuple[float, float, float]:
+        """The shares of the rates of products, attention and memory on a hardware."""
+        usual = self.products_share, self.attention_share, self.memory_share
+        return self.shares_on.get(hardware, usual)
 
     def memory_in(self, precision: Precision) -> EngineMemory:
         """The memory that the engine keeps in a precision; refuses a precision that it lacks."""

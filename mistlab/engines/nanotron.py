@@ -64,9 +64,9 @@ NANOTRON = Engine(
     },
     step_moved={"bf16": 50},
     cached_share=0.22,
-    products_share=0.813,
-    attention_share=1.2,
-    memory_share=1.95,
+    products_share=0.748,
+    attention_share=0.712,
+    memory_share=1.35,
     # All 12 published runs predicted above 70 of 80 GB took 2.4 to 7.2 times as long as others.
     crowded_factor=3.5,
     host=HostTime(

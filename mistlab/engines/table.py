@@ -13,12 +13,13 @@ from mistlab.engines.megatron_core import (
 from mistlab.engines.mist import MIST
 from mistlab.engines.mistlab import MISTLAB
 from mistlab.engines.nanotron import NANOTRON
+from mistlab.engines.zero_bubble import ZERO_BUBBLE
 
 ENGINES: dict[str, Engine] = {
     row.name: row
     for row in (
         *(MISTLAB, MEGATRON, MEGATRON_CORE, MEGATRON_BRIDGE, MEGATRON_BRIDGE_ALLTOALL),
-        *(DEEPSPEED, ACESO, NANOTRON, FSDP, MIST),
+        *(ZERO_BUBBLE, DEEPSPEED, ACESO, NANOTRON, FSDP, MIST),
     )
 }
 

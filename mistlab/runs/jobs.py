@@ -1,6 +1,7 @@
 """A measured run's configuration as a job: a workload, a cluster and a plan of this package."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,7 +12,7 @@ from mistlab.machine.profile import Profile
 from mistlab.runs.configuration import Configuration
 from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.words import Gpus
-from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
@@ -35,11 +36,11 @@ class RunJob:
 def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
     """The job of a run, on a cluster with a profile; refuses what no plan here can say."""
     notes = list(run.notes)
-    order = _order(run)
     workload = _workload(
         run.shape, run.sequence_length, run.global_batch, run.attention, run.precision
     )
     blocks = blocks_of_stages(run, notes)
+    order = _order(run, blocks, notes)
     mesh = {
         "data_parallel": run.data_parallel,
         "tensor_parallel": run.tensor_parallel,
@@ -102,9 +103,24 @@ def _treatments(run: Configuration, layers: int) -> dict[str, int]:
     raise FieldError(column, f"{shown(words)} cannot be said: give none or full")
 
 
-def _order(run: Configuration) -> str:
-    if run.chunks > 1 and run.pipeline_parallel > 1:
-        refuse("vpp", f"{run.chunks} chunks a stage cannot be said yet: give 1")
+def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
+    """The order of the run's passes; where it cannot be said, the nearest one is noted."""
+    if run.pipeline_parallel == 1:
+        return DEFAULT_ORDER
+    if run.engine == "zero-bubble":
+        return "zb-h1"
+    if run.chunks == 1:
+        return DEFAULT_ORDER
+    engine, fewest = ENGINES[run.engine], min(blocks)
+    for name, chunks in sorted(INTERLEAVED.items(), key=lambda one: -one[1]):
+        problem = engine.order_problem(name, default=DEFAULT_ORDER) or order_problem(
+            name, run.pipeline_parallel, run.micro_batches, fewest
+        )
+        if chunks <= run.chunks and not problem:
+            if chunks < run.chunks:
+                notes.append(f"{run.chunks} chunks a stage are predicted as {chunks}")
+            return name
+    notes.append(f"{run.chunks} chunks a stage are predicted as one")
     return DEFAULT_ORDER
 
 

@@ -11,6 +11,7 @@ from mistlab.values.field_checks import shown
 # What an engine's text contains, and the engine that it stands for; the first match counts.
 ENGINES_BY_WORD: Mapping[str, str] = {
     "nanotron": "nanotron",
+    "schedule zb": "zero-bubble",
     "torchtitan": "fsdp",
     "llm-foundry": "fsdp",
     "composer": "fsdp",

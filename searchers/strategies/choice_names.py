@@ -15,13 +15,13 @@ from searchers.savings import saving_names
 def key_names(problem: Problem, space: SearchSpace) -> list[str]:
     """The names of all choices that any plan of the space may ask for."""
     most = _most_stages(problem, space)
-    names = ["micro_batches"]
+    names = ["micro_batches", *(["order"] if len(space.orders) > 1 else [])]
     names += [f"mesh {stage}" for stage in range(most if space.unequal_meshes else 1)]
     if space.layers_off_balance != 0:
         names += [f"layers {stage}" for stage in range(most - 1)]
     for stage in range(most if space.unequal_stages else 1):
         names += [f"{saving} {stage}" for saving in _savings(space)]
-    return names
+    return [*names, "order"] if len(space.orders) > 1 else names
 
 
 def _savings(space: SearchSpace) -> Iterator[str]:

@@ -11,6 +11,7 @@ from experiments.cli.commandline import run
 from experiments.comparing.cross_check import STRATA, WORST
 from experiments.comparing.random_plans import PROPOSING, random_plans
 from mistlab import catalog
+from mistlab.engines.table import ENGINES
 from mistlab.values.job import load_job
 
 # What the page says, a little more of it: of all plans, of the default problem, of each stratum.
@@ -28,7 +29,8 @@ def test_random_plans_fit_and_are_the_same_for_the_same_seed() -> None:
         assert plan.prediction.fits
         assert plan.job.plan.layers == plan.job.workload.model.layers
     strata = [name for plan in plans for name in plan.strata]
-    assert set(strata) <= set(STRATA)
+    # An engine that few problems have plans for need not have a share.
+    assert set(strata) - set(ENGINES) <= set(STRATA)
 
 
 def test_searchers_propose_a_tenth_of_the_plans_of_a_problem() -> None:

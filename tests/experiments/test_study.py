@@ -87,6 +87,17 @@ def test_a_run_leaves_rows_a_summary_pictures_and_a_page(
     assert "sizes: 3 of 3" in captured.err
 
 
+def test_a_reader_that_stops_costs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", closed)
+    monkeypatch.setattr("experiments.frame.study.Countdown.step", lambda _: None)
+    with pytest.raises(BrokenPipeError):
+        squares(options_of("--out", str(tmp_path)))
+    assert {"rows.csv", "report.md", "lines.svg", "summary.json"} <= files_of(tmp_path).keys()
+
+
 def test_two_runs_are_equal_but_for_their_timing(tmp_path: Path) -> None:
     for name in ("one", "two"):
         squares(options_of("--out", str(tmp_path / name)))

@@ -103,7 +103,10 @@ BAD = {
     ),
     "unknown key of a stage": (
         stage(chekpointed_layers=1),
-        "plan.stages[1].chekpointed_layers: unknown key: did you mean 'checkpointed_layers'?",
+        (
+            "plan.stages[1].chekpointed_layers: unknown key: did you mean 'checkpointed_layers' or "
+            "'core_recomputed_layers'?"
+        ),
     ),
     "unknown section": (
         lambda plan_file: plan_file.update(wrokload={}),

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.schedule.checked_orders import named_order
 from mistlab.schedule.order_text import PipelineOrder
-from mistlab.schedule.orders import ORDERS
 
 stage_counts = st.integers(1, 8)
 micro_batch_counts = st.integers(1, 12)
-orders = st.sampled_from(sorted(ORDERS))
+orders = st.sampled_from(("1f1b", "gpipe"))
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> PipelineOrder:

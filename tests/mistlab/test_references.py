@@ -201,7 +201,7 @@ def test_a_relative_order_is_written_relative_to_the_new_file(
         ({"order": 3}, "plan.order: 3 is not text"),
         (
             {"order": "./x.txt", "engine": "megatron"},
-            "plan.order: .*x.txt, but engine megatron runs 1f1b alone here: leave it out",
+            "plan.order: .*x.txt, but engine megatron does not run it here: give 1f1b, inter",
         ),
     ],
 )

@@ -13,6 +13,8 @@ from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_kinds import NOTHING, slot_counts
 from mistlab.schedule.slot_table import PHASES
 from mistlab.symbolic.layer_types import LayerTypes
+from mistlab.symbolic.treatments import TREATMENTS
+from mistlab.values.dimensions import counts_of_blocks
 
 STAGES = [
     (layers, checkpointed, embedding, head, first)
@@ -39,12 +41,13 @@ def walked(types: list[int], depth: int) -> Counter:
 def types_of(pattern: tuple[str, ...], stage: tuple[int, ...]) -> list[int]:
     layers, checkpointed, embedding, head, first = stage
     kinds = list(dict.fromkeys(pattern))
+    ways = 1 + len(TREATMENTS)
     blocks = [
-        1 + 2 * kinds.index(pattern[(first + block) % len(pattern)]) for block in range(layers)
+        1 + ways * kinds.index(pattern[(first + block) % len(pattern)]) for block in range(layers)
     ]
     for block in range(layers - checkpointed, layers):
         blocks[block] += 1
-    return [0] * embedding + blocks + [1 + 2 * len(kinds)] * head
+    return [0] * embedding + blocks + [1 + ways * len(kinds)] * head
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=len)
@@ -59,7 +62,8 @@ def test_counts_are_those_of_a_walk(depth: int, pattern: tuple[str, ...]) -> Non
 
 def columns_of(stages: Sequence[tuple[float, ...]]) -> dict[str, np.ndarray]:
     names = ("layers", "checkpointed_layers", "has_embedding", "has_head", "first_block")
-    return dict(zip(names, map(np.array, zip(*stages, strict=True)), strict=True))
+    others = {name: np.zeros(len(stages), int) for name in counts_of_blocks()}
+    return {**others, **dict(zip(names, map(np.array, zip(*stages, strict=True)), strict=True))}
 
 
 def test_broken_numbers_of_layers_lie_between_whole_ones() -> None:

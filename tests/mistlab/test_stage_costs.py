@@ -72,7 +72,7 @@ def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tu
         [0] * batch.has_embedding[row]
         + [1] * plain
         + [2] * batch.checkpointed_layers[row]
-        + [3] * batch.has_head[row]
+        + [len(tasks.types.names) - 1] * batch.has_head[row]
     )
     upwards = "forward" in phase
     slots: SlotTimes = {}

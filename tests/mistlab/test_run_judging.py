@@ -1,0 +1,184 @@
+"""Predictions held against measured runs: errors, orders, failures, repeats; and profiles."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.calibration.run_constants import Setting, fitted, values_of, with_values
+from mistlab.engines.nanotron import NANOTRON
+from mistlab.machine.cluster import Cluster
+from mistlab.machine.hardware import Hardware
+from mistlab.machine.profile import Profile
+from mistlab.runs.answers import RunAnswer, answered
+from mistlab.runs.configuration import configuration_of
+from mistlab.runs.jobs import job_of
+from mistlab.runs.judged import Judged, errors_of
+from mistlab.runs.ranking import ranked, separation, spreads
+from mistlab.runs.table import TableRow
+from mistlab.values.errors import InputError
+from mistlab.values.prediction import (
+    MemoryByClass,
+    MemoryByPhase,
+    Prediction,
+    StagePrediction,
+)
+from mistlab.values.units import GIB_BYTES
+
+BYTES = {"weights": 1, "gradients": 1, "optimizer": 1, "activations": 1, "buffers": 0, "logits": 0}
+H100 = catalog.hardware("h100-80gb")
+
+
+def prediction(seconds: float, *, fits: bool = True, gib: float = 10.0) -> Prediction:
+    stage = StagePrediction(
+        stable_s=1.0,
+        delta_forward_s=0.0,
+        delta_backward_s=0.0,
+        step_s=0.0,
+        exposed_communication_s=0.0,
+        peak_allocated_bytes=round(gib * GIB_BYTES),
+        peak_reserved_bytes=round(gib * GIB_BYTES),
+        host_bytes=0,
+        memory=MemoryByClass(**BYTES, temporaries=0),
+        memory_by_phase=MemoryByPhase(forward=1, backward=1, step=1),
+    )
+    return Prediction(
+        iteration_s=seconds,
+        iteration_s_low=0.9 * seconds,
+        iteration_s_high=1.1 * seconds,
+        tokens_per_s=1.0,
+        mfu=0.5,
+        fits=fits,
+        predictor="symbolic",
+        stages=(stage,),
+    )
+
+
+def judged_row(
+    predicted_s: float | None, measured_s: float | None, *, fits: bool = True, **cells: str
+) -> Judged:
+    answer = RunAnswer(refused="line 2: no")
+    if predicted_s is not None:
+        answer = RunAnswer(prediction=prediction(predicted_s, fits=fits))
+    row = TableRow(file="runs.csv", number=1, line=2, cells={"model": "m", "gpus": "8", **cells})
+    return Judged(row=row, answer=answer, measured_s=measured_s, measured_gib=20.0)
+
+
+def test_errors_are_raw_and_bounds_are_counted() -> None:
+    rows = [judged_row(1.05, 1.0), judged_row(2.0, 1.0), judged_row(None, 1.0), judged_row(1, None)]
+    found = errors_of("all", rows)
+    assert (found.rows, found.refused, found.times) == (4, 1, 2)
+    assert found.mean_time == pytest.approx((0.05 + 1.0) / 2)
+    assert found.inside == 0.5
+    assert found.mean_memory == pytest.approx(0.5)
+
+
+def test_orders_of_runs_are_compared_within_a_model_on_equal_gpus() -> None:
+    alike = [judged_row(s, s * s) for s in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    turned = [judged_row(6 - s, s, gpus="16") for s in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    few = [judged_row(1.0, 1.0, gpus="32")] * 4
+    first, second = ranked([*turned, *alike, *few])
+    assert (second.group, second.correlation, second.regret) == (("m", "8"), 1.0, 1.0)
+    assert (first.group, first.correlation, first.regret) == (("m", "16"), -1.0, 5.0)
+
+
+def test_failed_runs_should_not_fit_and_a_refusal_is_wrong() -> None:
+    rows = [
+        judged_row(1.0, 1.0),
+        judged_row(1.0, 1.0, fits=False),
+        judged_row(1.0, None, fits=False, status="failed or out of memory"),
+        judged_row(None, None, status="failed"),
+    ]
+    found = separation(rows)
+    assert (found.ran, found.ran_right, found.failed, found.failed_right) == (2, 1, 2, 1)
+    assert found.share == 0.5
+
+
+def test_repeated_configurations_show_the_noise() -> None:
+    rows = [judged_row(1.0, s) for s in (0.9, 1.0, 1.1)] + [judged_row(1.0, 7.0, gpus="16")]
+    assert spreads(rows) == pytest.approx([0.2 / 3])
+
+
+ROW = {
+    "engine": "nanotron",
+    "layers": "16",
+    "hidden": "2048",
+    "heads": "32",
+    "vocab": "131072",
+    "sequence_length": "4096",
+    "micro_batch": "1",
+    "global_batch": "64",
+    "gpus": "16",
+    "tp": "4",
+    "pp": "2",
+}
+
+
+def row(**changes: str) -> TableRow:
+    return TableRow(file="runs.csv", number=1, line=2, cells={**ROW, **changes})
+
+
+def test_a_gpu_that_is_nearly_full_makes_a_run_slow_and_says_so() -> None:
+    found = job_of(configuration_of(row()))
+    free, full = answered(prediction(1.0), found), answered(prediction(1.0, gib=75), found)
+    assert free.prediction is not None
+    assert full.prediction is not None
+    assert full.prediction.iteration_s == free.prediction.iteration_s * NANOTRON.crowded_factor
+    assert any(note.startswith("memory is nearly full (75.0 of 79.1 GiB)") for note in full.notes)
+    assert not any("nearly full" in note for note in free.notes)
+
+
+def test_a_stage_beyond_head_cast_and_loss_keeps_nanotron_from_starting() -> None:
+    runs = [configuration_of(row(pp=pp, gpus=str(4 * int(pp)))) for pp in ("8", "16")]
+    starts, stops = (answered(prediction(1.0), job_of(run)).prediction for run in runs)
+    assert starts is not None
+    assert stops is not None
+    assert (starts.fits, stops.fits) == (True, False)
+
+
+def test_a_profile_is_asked_for_by_name_and_is_no_part_of_hardware() -> None:
+    profile = catalog.profile("ultrascale")
+    run = configuration_of(row())
+    assert job_of(run).job.cluster.profile is None
+    assert job_of(run, profile).job.cluster.profile == profile
+    with pytest.raises(InputError, match="did you mean 'ultrascale'"):
+        catalog.profile("ultrascal")
+
+
+def test_a_profile_slows_wide_groups_of_pipelines_alone() -> None:
+    profile = Profile(name="x", block_ranks=4, block_ms=2.0, block_power=1.0, source="made up")
+    ranks = np.array([1, 2, 4, 8])
+    slow = profile.block_s(ranks, in_pipeline=np.array([True, True, True, True]))
+    assert slow.tolist() == [0.0, 0.0, 8e-3, 16e-3]
+    assert not profile.block_s(ranks, in_pipeline=np.zeros(4, dtype=bool)).any()
+
+
+def test_constants_are_read_and_written() -> None:
+    setting = Setting(hardware=H100, engine=NANOTRON)
+    values = values_of(setting)
+    changed = with_values(setting, {"sustained": 0.5, "host_ms": 9.0, "node_gbytes_per_s": 100.0})
+    assert changed.hardware.compute is not None
+    assert changed.hardware.compute.sustained == 0.5
+    again = values_of(changed)
+    assert again["host_ms"] == pytest.approx(9.0)
+    assert again["node_gbytes_per_s"] == pytest.approx(100.0, rel=1e-4)
+    assert again["two_latency_us"] == pytest.approx(values["two_latency_us"])
+
+
+def test_a_fit_finds_the_constants_behind_times() -> None:
+    setting = Setting(hardware=H100, engine=NANOTRON)
+
+    def seconds(hardware: Hardware, engine: object) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        assert hardware.compute is not None
+        return np.array([1.0, 2.0, 3.0]) / hardware.compute.sustained
+
+    measured = np.array([1.0, 2.0, 30.0]) / 0.6  # the last run is one of the slow ones
+    found = fitted(setting, ["sustained"], seconds, measured, evaluations=20)
+    assert found["sustained"] == pytest.approx(0.6, rel=0.1)
+
+
+def test_a_cluster_without_a_profile_is_as_before() -> None:
+    cluster = Cluster(hardware=H100, nodes=2, gpus_per_node=8)
+    assert cluster.profile is None
+    assert replace(cluster, profile=catalog.profile("ultrascale")) != cluster
