@@ -24,6 +24,8 @@ from mistlab.values.references import (
     plain_hardware,
     plain_model,
     plain_order,
+    plain_profile,
+    profile_from,
 )
 from mistlab.values.value import check_fields, from_mapping, to_mapping
 from mistlab.values.workload import Workload
@@ -72,11 +74,12 @@ def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
     for section, key, value_from in (
         ("workload", "model", model_from),
         ("cluster", "hardware", hardware_from),
+        ("cluster", "profile", profile_from),
         ("plan", "order", order_from),
     ):
         content = mapping.get(section)
         if isinstance(content, Mapping) and key in content:
-            resolved[section] = {**content, key: value_from(content[key], folder)}
+            resolved[section] = {**resolved[section], key: value_from(content[key], folder)}
     return from_mapping(Job, resolved)
 
 
@@ -85,6 +88,8 @@ def job_to_mapping(job: Job, folder: Path = HERE) -> dict[str, Any]:
     mapping = to_mapping(job, omit_defaults=True)
     mapping["workload"]["model"] = plain_model(job.workload.model, folder)
     mapping["cluster"]["hardware"] = plain_hardware(job.cluster.hardware)
+    if job.cluster.profile is not None:
+        mapping["cluster"]["profile"] = plain_profile(job.cluster.profile)
     if "order" in mapping["plan"]:
         mapping["plan"]["order"] = plain_order(job.plan.order, folder)
     return mapping

@@ -13,6 +13,7 @@ from typing import Any
 
 from mistlab import catalog
 from mistlab.machine.hardware import Hardware
+from mistlab.machine.profile import Profile
 from mistlab.schedule.orders import is_order_path
 from mistlab.values.datafile import read_json, read_yaml
 from mistlab.values.errors import FieldError, InputError, refuse, within
@@ -80,6 +81,21 @@ def plain_hardware(hardware: Hardware) -> Any:
     if hardware.name in catalog.hardware_names() and hardware == catalog.hardware(hardware.name):
         return hardware.name
     return to_mapping(hardware, omit_defaults=True)
+
+
+def profile_from(plain: object, folder: Path) -> object:
+    """The profile that ``cluster.profile`` names; other content stays, for checks."""
+    if not isinstance(plain, str):
+        return plain
+    with within("cluster"):
+        return catalog.profile(plain)
+
+
+def plain_profile(profile: Profile) -> Any:
+    """The content of ``cluster.profile``: a catalogue name, or all numbers of the profile."""
+    if profile.name in catalog.profile_names() and profile == catalog.profile(profile.name):
+        return profile.name
+    return to_mapping(profile, omit_defaults=True)
 
 
 def order_from(plain: object, folder: Path) -> object:

@@ -1,6 +1,7 @@
 """Predictions held against measured runs: errors, orders, failures, repeats; and profiles."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from mistlab.runs.judged import Judged, errors_of
 from mistlab.runs.ranking import ranked, separation, spreads
 from mistlab.runs.table import TableRow
 from mistlab.values.errors import InputError
+from mistlab.values.job import dump_job, load_job
 from mistlab.values.prediction import (
     MemoryByClass,
     MemoryByPhase,
@@ -144,6 +146,14 @@ def test_a_profile_is_asked_for_by_name_and_is_no_part_of_hardware() -> None:
     assert job_of(run, profile).job.cluster.profile == profile
     with pytest.raises(InputError, match="did you mean 'ultrascale'"):
         catalog.profile("ultrascal")
+
+
+def test_a_plan_file_may_name_a_profile(tmp_path: Path) -> None:
+    job = job_of(configuration_of(row()), catalog.profile("ultrascale")).job
+    path = tmp_path / "plan.yaml"
+    dump_job(job, path)
+    assert "profile: ultrascale" in path.read_text()
+    assert load_job(path) == job
 
 
 def test_a_profile_slows_wide_groups_of_pipelines_alone() -> None:
