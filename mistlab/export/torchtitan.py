@@ -90,6 +90,13 @@ def _sequence_parallel(job: Job) -> Job:
     return with_values(job, {"sequence_parallel": int(shares)})
 
 
+def _zero(job: Job) -> Job:
+    """FSDP2 also shards along the ranks that share sequences, whether replicas shard or not."""
+    job = sharded(job)
+    first = job.plan.stages[0]
+    return with_values(job, {"zero": 2}) if first.context_parallel > 1 and not first.zero else job
+
+
 def _states(job: Job) -> Job:
     """FSDP2 offloads where it shards: with several ranks."""
     alone = ranks_of("gather", job.plan.stages[0].degree) == 1
@@ -120,8 +127,8 @@ ROWS = (
     ),
     Row(
         choices=("zero",),
-        nearest=sharded,
-        because="shards by FSDP2, ZeRO-2 or 3, alike on all stages",
+        nearest=_zero,
+        because="shards by FSDP2, ZeRO-2 or 3, alike on all stages, and always along sequences",
     ),
     Row(
         choices=("layers", "checkpointed_layers"),
@@ -266,7 +273,8 @@ def _read_degrees(section: Section, found: Found, layers: int) -> None:
         )
         raise InputError(message)
     reshards = keeps == "always" or (keeps == "default" and found.num_stages == 1)
-    found.values["zero"] = 0 if shards == 1 else 3 if reshards else 2
+    whole = shards == 1 and found.values.get("context_parallel", 1) == 1
+    found.values["zero"] = 0 if whole else 3 if reshards else 2
     if replicas > 1 and shards != 1:
         text = f"{replicas} replicas of {shards} shards: taken as all sharded together"
         found.remark("assumed", "zero", text)

@@ -41,7 +41,7 @@ PLAIN = job_from_mapping(
         },
     }
 )
-JOBS = (*drawn_jobs(40, seed=3), PLAIN)
+JOBS = (*drawn_jobs(60, seed=99), PLAIN)
 ALL = tuple(TARGETS)
 
 
