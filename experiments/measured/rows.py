@@ -108,8 +108,10 @@ class RowPredictor:
             predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
             plans = [found.job.plan for _, found in group]
             for (run, found), one in zip(group, _all(predictor, plans), strict=True):
-                is_refused = isinstance(one, RunAnswer)
-                self._known[run] = one if is_refused else answered(one, found)
+                if isinstance(one, Prediction):
+                    self._known[run] = answered(one, found)
+                else:
+                    self._known[run] = one
             self._tell(f"{number + 1} of {len(together)} workloads and clusters predicted")
 
 

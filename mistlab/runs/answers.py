@@ -40,7 +40,8 @@ class RunAnswer:
 def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     """The answer with the prediction of a run; a GPU that is nearly full is a note."""
     cluster = found.job.cluster
-    fullest = stage_of(prediction, "").peak_allocated_bytes
+    # Runs were measured on their first stage, which holds the most micro-batches.
+    fullest = prediction.stages[0].peak_allocated_bytes
     notes, more = found.notes, list[str]()
     if fullest > NEARLY_FULL * cluster.memory_bytes:
         factor = ENGINES[found.job.plan.engine].crowded_factor
