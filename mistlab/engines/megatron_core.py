@@ -52,10 +52,6 @@ MEGATRON_CORE = Engine(
         "fp32": EngineMemory(weight=4, gradient=4, optimizer=8),
     },
     step_moved={"fp16": 62, "bf16": 50, "fp8": 50, "fp32": 44},
-    # What H100 sustains was fitted to eager engines with FlashAttention-2. Transformer Engine's
-    # products keep up more of it, and so does cuDNN's attention.
-    products_share=1.1,
-    attention_share=1.25,
     host=_EAGER,
     expert_exchange=_PLAIN,
     cached_share=CACHED_SHARE,
