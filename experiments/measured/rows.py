@@ -43,8 +43,6 @@ def predict_rows(options: argparse.Namespace) -> int:
     for path in options.tables:
         try:
             for one in done.answers(path):
-                if one.answer.prediction is None:
-                    status = NO_ANSWER
                 if options.json:
                     print_json(mapping_of(one))
                 else:

@@ -3,18 +3,22 @@
 A profile is never a part of the hardware. A cluster has none unless it is asked for by name.
 """
 
-from dataclasses import dataclass, field
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 from mistlab.values.errors import refuse
 from mistlab.values.units import MILLISECONDS
 from mistlab.values.value import bounded, check_fields
 
-Ranks = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-Values = NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ranks: TypeAlias = NDArray[np.int64]
+    Flags: TypeAlias = NDArray[np.bool_]
+    Values: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ class Profile:
     def block_s(self, ranks: Ranks, *, in_pipeline: Flags) -> Values:
         """Seconds that a block's two passes are issued later, over groups of so many ranks."""
         waits = in_pipeline & (ranks >= self.block_ranks)
-        return np.where(waits, self.block_ms * MILLISECONDS * ranks**self.block_power, 0.0)
+        return waits * self.block_ms * MILLISECONDS * ranks**self.block_power
 
     @property
     def send_s(self) -> float:
