@@ -150,6 +150,7 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
                 model
                 for model in map(catalog.model, catalog.model_names())
                 if LEAST_HELD <= rough_state_bytes(model) / memory_bytes <= MOST_HELD
+                and model.has_plain_blocks
             ]
             workload = Workload(
                 model=models[draw.integers(len(models))],

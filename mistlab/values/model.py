@@ -98,6 +98,12 @@ class ModelSpec:
             return from_mapping(cls, _completed(mapping))
 
     @property
+    def has_plain_blocks(self) -> bool:
+        """Whether its blocks have none of the parts that only some models have."""
+        parts = (self.experts, self.latent, self.window, self.qk_norm, self.sinks)
+        return not any(parts)
+
+    @property
     def rotated_channels(self) -> int:
         """Number of channels of a head that rotary embedding turns."""
         return round(self.head_dim * self.rotary_fraction)

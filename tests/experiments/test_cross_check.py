@@ -17,14 +17,17 @@ from mistlab.values.job import load_job
 # What the page says, a little more of it: of all plans, of the default problem, of each stratum.
 P95, P95_BY_DEFAULT, MEDIAN_OF_STRATUM = 0.03, 0.015, 0.005
 
+# The default problem, and three numbers of nodes of each hardware.
+PROBLEMS = 1 + 3 * len(catalog.hardware_names())
+
 
 def test_random_plans_fit_and_are_the_same_for_the_same_seed() -> None:
-    plans = list(random_plans(25, 7))
-    assert plans[:6] == list(islice(random_plans(25, 7), 6))
-    assert plans[:2] != list(islice(random_plans(25, 8), 2))
+    plans = list(random_plans(PROBLEMS, 7))
+    assert plans[:6] == list(islice(random_plans(PROBLEMS, 7), 6))
+    assert plans[:2] != list(islice(random_plans(PROBLEMS, 8), 2))
     problems = {(plan.job.workload, plan.job.cluster) for plan in plans}
     assert {plan.job.cluster.hardware.name for plan in plans} == set(catalog.hardware_names())
-    assert len(problems) == 25
+    assert len(problems) == PROBLEMS
     for plan in plans:
         assert plan.prediction.fits
         assert plan.job.plan.layers == plan.job.workload.model.layers
@@ -34,7 +37,7 @@ def test_random_plans_fit_and_are_the_same_for_the_same_seed() -> None:
 
 
 def test_searchers_propose_a_tenth_of_the_plans_of_a_problem() -> None:
-    plans = list(islice(random_plans(1000, 7), 40))
+    plans = list(islice(random_plans(40 * PROBLEMS, 7), 40))
     proposed = [plan.proposed_by for plan in plans if plan.proposed_by]
     assert proposed == list(PROPOSING)
     assert all(plan.is_default for plan in plans)

@@ -85,7 +85,12 @@ def played(plans: list[Plan], share: float, problem: Problem = ROOMY) -> Entry:
     predictor = predictor_of(problem)
     fastest_s = predictor.predict(plans[0]).iteration_s
     simulator = PlaysOneFaster(predictor, fastest_s, plans[-1], share)
-    bench = Bench(problem=problem, predictor=predictor, simulator=simulator)  # type: ignore[arg-type]
+    bench = Bench(
+        problem=problem,
+        predictor=predictor,
+        asked=predictor,
+        simulator=simulator,  # type: ignore[arg-type]
+    )
     searched = bench.search("shown", space_of("mist"), Budget(evaluations=99), 0, lambda _: None)
     return decided(bench.played(searched))
 

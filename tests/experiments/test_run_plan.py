@@ -95,7 +95,9 @@ def test_a_folder_gets_measurement_timeline_and_rows(tmp_path: Path, result: Run
     assert names["predicted"]
     others = {"report", "open", "close", "let go"}
     assert names["measured"] == names["predicted"] | others
-    assert f"run_plan {plan} --out" in (out / "README.md").read_text()
+    readme = (out / "README.md").read_text()
+    assert f"run_plan {plan} --" in readme
+    assert f"--out {out}" in readme
 
 
 def test_a_step_on_the_cpu_shows_on_a_track_of_the_host(tmp_path: Path, result: Run) -> None:

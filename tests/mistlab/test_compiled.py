@@ -9,7 +9,7 @@ from mistlab.symbolic.compiled import ROWS_AT_ONCE, compile_expressions
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import Variant, shipped
 from mistlab.symbolic.maximum import undominated
-from mistlab.symbolic.states import gradients, optimizer, weights
+from mistlab.symbolic.states import Parameters, gradients, optimizer, weights
 from mistlab.symbolic.symbols import size_symbol
 
 CONSTANTS = {"s": 2048, "h": 1024, "n": 16, "k": 16, "d": 64, "f": 4096, "V": 50304}
@@ -35,6 +35,10 @@ def test_block_memory_equals_sympy_row_by_row() -> None:
         assert values[:, row].tolist() == expected
 
 
+def dense(count: int) -> Parameters:
+    return Parameters(every=sympy.Integer(count), experts=sympy.Integer(0))
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_states_shard_by_zero_level_and_split_by_ratio(zero: int) -> None:
     states, memory = [weights, gradients, optimizer], ENGINES["mistlab"].memory["fp16"]
@@ -43,7 +47,7 @@ def test_states_shard_by_zero_level_and_split_by_ratio(zero: int) -> None:
     shards = [4 if zero >= level else 1 for level in (3, 2, 1)]
     expressions = {}
     for state in states:
-        made = state(sympy.Integer(1200), sympy.Integer(400), memory)
+        made = state(dense(1200), dense(400), memory)
         expressions |= {
             f"{state.__name__} device": made.device,
             f"{state.__name__} host": made.host,

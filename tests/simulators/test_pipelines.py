@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.checked_orders import named_order
-from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.slot_table import Sends, Template
 from mistlab.schedule.stage_passes import passes_of
 from simulators.build import build_graph
@@ -40,7 +39,8 @@ def by_hand(
 
 stage_counts = st.integers(1, 6)
 micro_batch_counts = st.integers(1, 10)
-orders = st.sampled_from(sorted(ORDERS))
+# Orders without chunks and split backward passes, for any number of micro-batches.
+orders = st.sampled_from(["1f1b", "gpipe"])
 times = st.floats(0.1, 10)
 MEGATRON = ENGINES["megatron"].template(overlap_communication=False)
 MISTLAB = ENGINES["mistlab"].template()
