@@ -60,7 +60,7 @@ SAMPLERS: Mapping[str, Sampler] = {
 }
 # Up to this many keys, CMA-ES learns how keys go together.
 MOST_KEYS = 200
-TOGETHER = 12
+TOGETHER = 16
 # After this many batches without a new plan, nothing is left to draw.
 SETTLED = 8
 # The errors of a storage that is locked, damaged or no study, by kind of storage.

