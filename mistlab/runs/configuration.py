@@ -9,6 +9,7 @@ models (``mistlab.runs.parts``), and the network, as "1600 Gbps node-node" or "4
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mistlab.engines.table import ENGINES
 from mistlab.runs.cells import count_of, flag_of, text_of
 from mistlab.runs.shapes import Shape, shape_of
 from mistlab.runs.table import TableRow
@@ -83,9 +84,12 @@ def configuration_of(row: TableRow) -> Configuration:
     if engine == "megatron-bridge" and count_of(cells, "experts"):
         engine, note = exchange_of(text_of(cells, "dispatcher"), remarks, gpus)
         notes.append(note)
-    zero, note = zero_of(zero_text, engine)
-    notes.append(note)
     precision, note = precision_of(text_of(cells, "precision"))
+    notes.append(note)
+    if engine == "megatron" and precision not in ENGINES[engine].memory:
+        notes.append(f"engine megatron has no {precision}: predicted as engine megatron-core")
+        engine = "megatron-core"
+    zero, note = zero_of(zero_text, engine)
     notes.append(note)
     degrees = {name: _degree(cells, name, notes) for name in ("tp", "pp", "cp")}
     _check_offload(cells, notes)

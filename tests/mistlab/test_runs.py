@@ -146,6 +146,12 @@ def test_engines_and_levels_are_recognised(engine: str, zero: str, name: str, le
     assert (found.engine, found.zero) == (name, level)
 
 
+def test_8_bits_are_megatron_core_s_where_megatron_has_none() -> None:
+    found = run(engine="something new", precision="fp8", zero="1")
+    assert found.engine == "megatron-core"
+    assert "engine megatron has no fp8: predicted as engine megatron-core" in found.notes
+
+
 OF_TODAY = {
     "engine": "Megatron-Bridge 26.04",
     "model": "deepseek-v3",
