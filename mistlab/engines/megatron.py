@@ -7,14 +7,18 @@ reduced in it, and weights are gathered in place.
 
 from dataclasses import replace
 
-from mistlab.engines.baselines import AFTERWARDS, CACHED_SHARE, KERNELS, OVERLAPPED
+from mistlab.engines.baselines import (
+    AFTERWARDS,
+    CACHED_SHARE,
+    FUSED_ACCUMULATION,
+    KERNELS,
+    OVERLAPPED,
+)
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.orders import INTERLEAVED
 
-# Gradients are added up inside the product that makes them (gradient accumulation fusion).
-_FUSED_ACCUMULATION = KernelRule(kind="accumulate", bytes_factor=0.0)
 # The fused softmax needs a multiple of four. Without it separate kernels scale, mask, convert to 32
 # bits and back.
 _SOFTMAX_OF_FOURS = tuple(
@@ -29,7 +33,7 @@ MEGATRON = Engine(
     name="megatron",
     overlapped=replace(OVERLAPPED, overlaps_tensor_backward=True),
     afterwards=replace(AFTERWARDS, overlaps_tensor_backward=True),
-    kernels=(_FUSED_ACCUMULATION, *_SOFTMAX_OF_FOURS, *KERNELS),
+    kernels=(FUSED_ACCUMULATION, *_SOFTMAX_OF_FOURS, *KERNELS),
     memory={
         "fp16": EngineMemory(weight=2, gradient=2, optimizer=12, step_scratch=4, wide_logits=1),
         "bf16": EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1),

@@ -11,7 +11,13 @@ with Megatron's plain exchange.
 
 from dataclasses import replace
 
-from mistlab.engines.baselines import AFTERWARDS, CACHED_SHARE, OVERLAPPED, SEQUENCE_FIRST
+from mistlab.engines.baselines import (
+    AFTERWARDS,
+    CACHED_SHARE,
+    FUSED_ACCUMULATION,
+    OVERLAPPED,
+    SEQUENCE_FIRST,
+)
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.expert_exchange import ExpertExchange
@@ -19,14 +25,13 @@ from mistlab.engines.host_time import HostTime
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.orders import INTERLEAVED
 
-_FUSED_ACCUMULATION = KernelRule(kind="accumulate", bytes_factor=0.0)
 # The loss is one kernel forward and one backward, in 32-bit registers.
 _FUSED_LOSS = tuple(
     KernelRule(kind=kind, module="head", bytes_factor=0.5) for kind in ("elementwise", "reduction")
 )
 # Half of the conversions to 8 bits are done by the kernels that make what is converted.
 _FUSED_CASTS = KernelRule(name="mistlab.cast", bytes_factor=0.5)
-_KERNELS = (*SEQUENCE_FIRST, _FUSED_ACCUMULATION, _FUSED_CASTS, *_FUSED_LOSS)
+_KERNELS = (*SEQUENCE_FIRST, FUSED_ACCUMULATION, _FUSED_CASTS, *_FUSED_LOSS)
 # Copies of tokens are sorted by the kernels that exchange them.
 _SORTED_ON_THE_WAY = KernelRule(name="aten.clone", module="experts", bytes_factor=0.0)
 

@@ -11,9 +11,9 @@ from mistlab.export.found import Found, checked_whole
 from mistlab.export.fsdp import ENGINES, STATES, offloads, sharded, states_offloaded
 from mistlab.export.given import Given, Imported
 from mistlab.export.rules import (
+    activations_of_recomputed,
     among_orders,
     equal_nodes,
-    highest,
     none_or_all_blocks,
     one_stage,
 )
@@ -45,12 +45,6 @@ def _zero(job: Job) -> Job:
     return with_values(job, {"zero": 2}) if needs and first.zero == 0 else job
 
 
-def _activations(job: Job) -> Job:
-    recomputes = highest(job, "checkpointed_layers") > 0
-    ratio = float(recomputes and highest(job, "offload_activations") > 0)
-    return with_values(job, {"offload_activations": ratio})
-
-
 ROWS = (
     Row(
         choices=("order",),
@@ -77,7 +71,7 @@ ROWS = (
     Row(choices=STATES, nearest=states_offloaded, because="offloads all states, or none"),
     Row(
         choices=("offload_activations",),
-        nearest=_activations,
+        nearest=activations_of_recomputed,
         because="offloads the kept inputs of recomputed blocks, all or none",
     ),
 )

@@ -15,6 +15,7 @@ from typing import Any
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given, Imported
 from mistlab.export.rules import (
+    activations_of_recomputed,
     among_orders,
     equal_meshes,
     even_layers,
@@ -86,12 +87,6 @@ def _can_shard_weights(job: Job) -> bool:
     return job.plan.num_stages == 1 and (first.zero == 3 or ranks_of("gather", first.degree) == 1)
 
 
-def _activations_offloaded(job: Job) -> Job:
-    recomputes = highest(job, "checkpointed_layers") > 0
-    ratio = float(recomputes and highest(job, "offload_activations") > 0)
-    return with_values(job, {"offload_activations": ratio})
-
-
 ROWS = (
     Row(
         choices=("order",),
@@ -122,7 +117,7 @@ ROWS = (
     ),
     Row(
         choices=("offload_activations",),
-        nearest=_activations_offloaded,
+        nearest=activations_of_recomputed,
         because="offloads the kept inputs of recomputed blocks, all or none",
     ),
 )

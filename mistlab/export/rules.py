@@ -25,6 +25,13 @@ def highest(job: Job, name: str) -> float:
     return max(stage.value(name) for stage in job.plan.stages)
 
 
+def activations_of_recomputed(job: Job) -> Job:
+    """Blocks' inputs are all offloaded or none, and only where blocks are recomputed."""
+    recomputes = highest(job, "checkpointed_layers") > 0
+    ratio = float(recomputes and highest(job, "offload_activations") > 0)
+    return with_values(job, {"offload_activations": ratio})
+
+
 def same(*names: str) -> Rule:
     """All stages take the highest value of any stage."""
     return lambda job: with_values(job, {name: highest(job, name) for name in names})

@@ -21,7 +21,7 @@ def key_names(problem: Problem, space: SearchSpace) -> list[str]:
         names += [f"layers {stage}" for stage in range(most - 1)]
     for stage in range(most if space.unequal_stages else 1):
         names += [f"{saving} {stage}" for saving in _savings(space)]
-    return [*names, "order"] if len(space.orders) > 1 else names
+    return names
 
 
 def _savings(space: SearchSpace) -> Iterator[str]:
