@@ -1,8 +1,9 @@
-"""Fit a few constants of a hardware file, and of an engine, to the times of whole runs.
+"""Fit a few constants of a hardware file, an engine and a profile to the times of whole runs.
 
 Tables are those of predict_runs (docs/reference/measured-runs.md). For each group that --leave-out
 names, the constants are fitted without it and the errors on its runs are printed; what is written
-is fitted on all runs. Constants of the engine are printed alone: they belong into its row.
+is fitted on all runs. Constants of the engine are printed alone: they belong into its row, and
+those of a cluster's profile into its file.
 """
 
 import argparse
@@ -27,6 +28,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", default="nanotron", help="whose runs (default: nanotron)")
     parser.add_argument(
         "--fit", nargs="+", metavar="NAME", default=[], help="constants to fit (default: none)"
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        default="none",
+        help="the profile of the cluster of all runs: ultrascale (default: none)",
     )
     parser.add_argument(
         "--set", nargs="+", metavar="NAME=VALUE", default=[], help="constants to give, not fit"

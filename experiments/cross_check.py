@@ -27,6 +27,13 @@ def _parser() -> argparse.ArgumentParser:
     help_order = (
         "run the pipelines of engines that take any order in this one (default: all, in 1f1b)"
     )
+    parser.add_argument(
+        "--space",
+        default="mist",
+        choices=("mist", "wide-today"),
+        help="the dimensions of plans: Mist's and its rivals' (default), or those of today: all "
+        "engines and orders, experts, context, sequences, recomputation in part",
+    )
     parser.add_argument("--order", default=DEFAULT_ORDER, choices=tuple(ORDERS), help=help_order)
     return parser
 

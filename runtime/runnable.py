@@ -80,7 +80,7 @@ def check_model(workload: Workload) -> None:
             "without them"
         )
         raise InputError(message)
-    if workload.precision == "fp8":
+    if workload.precision in ("fp8", "fp4"):
         message = "workload.precision: fp8 can be predicted and not yet trained: give bf16"
         raise InputError(message)
     if model.dropout:

@@ -40,7 +40,7 @@ from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.profiling.clocks import clocks_of
 from runtime.runnable import check_runnable
-from runtime.threads import take_share
+from runtime.threads import with_share
 
 KIBIBYTE = 1024
 
@@ -134,17 +134,17 @@ class Session:
         )
         device = device_of(settings.device, world)
         settle_kernel(settings.kernel, device)
-        take_share()
         session = None
-        try:
-            session = cls._joined(job, settings, world, device)
-            yield session
-            session._executor.release()
-        except BaseException:
-            let_go(device, None if session is None else session._streams)
-            raise
-        session._streams.close()
-        leave(world)
+        with with_share(job.cluster.hardware.gpu.cores if device.type == "cpu" else None):
+            try:
+                session = cls._joined(job, settings, world, device)
+                yield session
+                session._executor.release()
+            except BaseException:
+                let_go(device, None if session is None else session._streams)
+                raise
+            session._streams.close()
+            leave(world)
 
     @classmethod
     def _joined(cls, job: Job, settings: Settings, world: World, device: torch.device) -> Self:

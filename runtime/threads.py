@@ -1,10 +1,13 @@
-"""Gives each rank its share of the node's cores, as the number of threads that torch uses.
+"""Gives each rank its share of the node's cores.
 
-These threads draw first weights, fill buffers and step an optimizer on the host.
+On a GPU's host a share is the number of threads that draw first weights, fill buffers and step an
+optimizer. Where a CPU stands in for GPUs, a share is the rank's device: its threads stay on cores
+of its own, as when the device was measured.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -12,17 +15,59 @@ import torch
 GIVEN = "OMP_NUM_THREADS"
 
 
-def take_share() -> None:
-    """Let torch use this rank's share of the cores, unless the user has set a number."""
+@contextmanager
+def with_share(device_cores: int | None = None) -> Iterator[None]:
+    """In the ``with`` block torch uses this rank's share of the cores, unless the user has set a
+    number of threads. ``device_cores`` are those of a CPU's part that stands in for a GPU: the rank
+    stays on so many of its own."""
     launcher = os.getppid()
+    before = torch.get_num_threads()
+    node_cores = allowed_cores(launcher)
+    if device_cores is not None:
+        place = int(os.environ.get("LOCAL_RANK", "0"))
+        with on_cores(cores_of_device(place, device_cores, node_cores)):
+            yield
+        return
     threads = share(
         os.environ,
         is_given=_is_given(launcher),
-        own_cores=len(os.sched_getaffinity(0)),
-        node_cores=len(os.sched_getaffinity(launcher)),
+        own_cores=len(allowed_cores()),
+        node_cores=len(node_cores),
     )
     if threads is not None:
         torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def on_cores(cores: Collection[int]) -> Iterator[None]:
+    """In the ``with`` block this thread, and threads that it starts, stay on these cores; torch has
+    a thread for each."""
+    threads, allowed = torch.get_num_threads(), allowed_cores()
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        os.sched_setaffinity(0, allowed)
+
+
+def cores_of_device(place: int, count: int, node_cores: Collection[int]) -> list[int]:
+    """The cores of the device at a place, among those of the node; each device has ``count``.
+
+    Where a node has too few cores, devices share them.
+    """
+    cores = sorted(node_cores)
+    return [cores[(place * count + one) % len(cores)] for one in range(count)]
+
+
+def allowed_cores(process: int = 0) -> set[int]:
+    """The cores that a process may use; by default this one."""
+    return os.sched_getaffinity(process)
 
 
 def share(

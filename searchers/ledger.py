@@ -5,8 +5,9 @@ ends them.
 """
 
 from bisect import insort
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
@@ -18,6 +19,7 @@ from mistlab.values.search import (
     Improvement,
     Rival,
     SearchResult,
+    StageBoundModel,
     StageCostModel,
     Status,
 )
@@ -108,6 +110,18 @@ class Ledger:
         if self.seconds_left == 0:
             raise BudgetSpentError
 
+    @contextmanager
+    def for_seconds(self, seconds: float) -> Iterator[None]:
+        """Spend no more than some seconds of the budget on what is done inside."""
+        budget = self.budget
+        ends_s = self.wall_s + seconds
+        if budget.seconds is None or ends_s < budget.seconds:
+            self.budget = replace(budget, seconds=ends_s)
+        try:
+            yield
+        finally:
+            self.budget = budget
+
     def count(self, *, stages: int) -> None:
         """Count questions that were asked elsewhere on behalf of this search."""
         self.stage_evaluations += stages
@@ -155,17 +169,28 @@ class Ledger:
 
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""
-        assert isinstance(self.predictor, StageCostModel), "the strategy is no NeedsStageCosts"
-        found = []
-        parts = [batch]
-        if len(batch) > STAGES_AT_ONCE:
-            rows = np.arange(len(batch))
-            parts = [
-                batch.chosen(some)
-                for some in np.array_split(rows, len(batch) // STAGES_AT_ONCE + 1)
-            ]
-        for some in parts:
-            found.append(self.predictor.stage_costs(some, engine=engine))
+        model = self.predictor
+        assert isinstance(model, StageCostModel), "the strategy is no NeedsStageCosts"
+        return self._in_parts(lambda some: model.stage_costs(some, engine=engine), batch)
+
+    def stage_bounds(self, least: StageBatch, most: StageBatch, *, engine: str) -> StageCosts:
+        """Costs that no candidate between two undercuts. Raises ``BudgetSpentError``."""
+        model = self.predictor
+        assert isinstance(model, StageBoundModel)
+
+        def bounds(some: StageBatch, others: StageBatch) -> StageCosts:
+            found = model.stage_bounds(some, others, engine=engine)
+            assert found is not None, f"engine {engine} has no bounds"
+            return found
+
+        return self._in_parts(bounds, least, most)
+
+    def _in_parts(self, ask: Callable[..., StageCosts], *batches: StageBatch) -> StageCosts:
+        """The answers for rows of batches, a part of the rows at a time."""
+        rows, found = len(batches[0]), []
+        for some in np.array_split(np.arange(rows), -(-rows // STAGES_AT_ONCE) or 1):
+            is_all = len(some) == rows
+            found.append(ask(*batches) if is_all else ask(*(one.chosen(some) for one in batches)))
             self.stage_evaluations += len(some)
             self._continue((), is_short=False)
         return found[0] if len(found) == 1 else StageCosts.joined(found)

@@ -4,7 +4,7 @@ A stage lies inside one node or fills whole nodes; ranks fill nodes in order.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import NamedTuple
@@ -75,6 +75,20 @@ class Pipeline:
         for mesh in self.meshes[:-1]:
             ranks.append(ranks[-1] + mesh.num_gpus)
         return ranks
+
+
+def only(pipeline: Pipeline, space: SearchSpace) -> SearchSpace:
+    """The part of a space whose pipelines have the meshes of this one, which are equal."""
+    mesh = pipeline.meshes[0]
+    return replace(
+        space,
+        unequal_meshes=False,
+        pipeline=(pipeline.num_stages,),
+        micro_batches=(pipeline.micro_batches,),
+        data_parallel=(mesh.data_parallel,),
+        tensor_parallel=(mesh.tensor_parallel,),
+        micro_batch=(mesh.micro_batch,),
+    )
 
 
 def divisors(number: int) -> list[int]:

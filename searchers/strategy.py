@@ -17,7 +17,7 @@ from mistlab.values.prediction import Predictor
 from mistlab.values.search import Budget, Problem, SearchResult, StageCostModel, Status
 from mistlab.values.space import SearchSpace
 from searchers.ledger import BudgetSpentError, Clock, Ledger
-from searchers.meshes import pipelines
+from searchers.why_empty import why_empty
 
 INTERRUPTED = "interrupted"
 
@@ -94,20 +94,29 @@ class StrategySearcher:
             if space.orders != (DEFAULT_ORDER,):
                 return ledger.result("REFUSED", seed, reason=OTHER_ORDERS)
         try:
-            if next(pipelines(problem, space), None) is None:
-                return ledger.result("INFEASIBLE", seed, reason=_no_pipeline(problem, space))
+            if reason := why_empty(problem, space):
+                return ledger.result("INFEASIBLE", seed, reason=reason)
             ending = self.strategy(problem, space, ledger, np.random.default_rng(seed))
         except BudgetSpentError:
             ending = Ending(status="BUDGET")
         except KeyboardInterrupt:
             ending = Ending(status="BUDGET", reason=INTERRUPTED)
         status = ending.status or ("BUDGET" if ledger.best is None else "FEASIBLE")
-        return ledger.result(status, seed, lower_bound_s=ending.lower_bound_s, reason=ending.reason)
+        reason = ending.reason
+        if status == "BUDGET" and ledger.best is None and not reason:
+            reason = _no_plan_in_time(ledger)
+        return ledger.result(status, seed, lower_bound_s=ending.lower_bound_s, reason=reason)
 
 
-def _no_pipeline(problem: Problem, space: SearchSpace) -> str:
+def _no_plan_in_time(ledger: Ledger) -> str:
+    """That the budget ended a search before it had a plan that fits."""
+    limits = []
+    if ledger.budget.seconds is not None:
+        limits.append(f"{ledger.budget.seconds:g} s")
+    if ledger.budget.evaluations is not None:
+        limits.append(f"{ledger.budget.evaluations:,} evaluations")
     return (
-        f"space {space.name} has no pipeline of {problem.cluster.num_gpus} GPUs for a global batch "
-        f"of {problem.workload.global_batch}: give a batch that data-parallel degrees, "
-        "micro-batches and their number divide, or a wider space"
+        f"no plan in time: the budget of {' and '.join(limits)} was spent when "
+        f"{ledger.plan_evaluations:,} plans and {ledger.stage_evaluations:,} stage candidates had "
+        "been predicted, and no plan that fits was among them: give a larger budget"
     )

@@ -1,18 +1,19 @@
 """Builds the task graph of an iteration: every pass of every micro-batch through every stage.
 
 Layers count through the whole model, the embedding first: 0, the blocks from 1 on, the head last.
-A send is a task of the sending stage, and names the layer whose output it sends; receiving takes no
-time. A blocking send is on the sender's compute stream, which goes on when the send is done. The
-receiver waits for the send.
+A send is a task of the sending stage, and names the layer whose output it sends. A blocking send is
+on the sender's compute stream, which goes on when the send is done. The receiver waits for the
+send. Where both ends meet, the receiver's compute stream is as long in a task of its own before the
+pass, and hosts issue nothing meanwhile; elsewhere receiving takes no time.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 from mistlab.machine.slowdowns import STREAMS
-from mistlab.schedule.order_text import PassKind
+from mistlab.schedule.order_text import PassKind, StageChunk
 from mistlab.schedule.pass_links import PassLinks
-from mistlab.schedule.slot_table import Action, Phase, Template
+from mistlab.schedule.slot_table import IN_TURN, Action, Phase, Template
 from mistlab.schedule.stage_passes import StagePass, StagePasses
 from simulators.graph import TaskGraph
 from simulators.pass_pattern import Pattern, StageTasks
@@ -111,7 +112,7 @@ class _Stage:
             pattern = self.patterns[named] = pattern_of_pass(
                 one, tasks, self.template, splits=self.splits
             )
-        send = self._send(one, tasks)
+        send, receive = self._send(one, tasks), self._receive(one)
         graph, base = self.graph, len(self.graph)
         graph.labels += pattern.labels
         graph.micro_batches += [one.micro_batch] * len(pattern.labels)
@@ -126,11 +127,13 @@ class _Stage:
         self._issue(one, pattern, base)
         key, computed = (one.kind, one.chunk, one.micro_batch), self.links.computed
         self.begins[key] = base + pattern.derived.computing[0]
+        if receive is not None:
+            graph.wait(self.begins[key], end_of=receive)
         self.sent[key] = computed
         if send is not None:
             graph.wait(send, end_of=computed)
             self.sent[key] = send
-            if self.template.sends == "blocking":
+            if self.template.sends in IN_TURN:
                 self.links.holding = send
 
     def _issue(self, one: StagePass, pattern: Pattern, base: int) -> None:
@@ -150,17 +153,17 @@ class _Stage:
         if one.goes_to is None or one.goes_to.stage == self.stage:
             return None
         sends_forward = one.kind == "F"
-        # A part's ``send_s`` is for its link to the next part, which gradients take back.
-        lower = one if sends_forward else one.goes_to
-        link = self.parts[lower.chunk * self.num_stages + lower.stage]
-        if not link.send_s:
+        seconds = self._link_s(one if sends_forward else one.goes_to)
+        if not seconds:
             return None
         last = tasks.first_layer + (tasks.num_layers - 1 if sends_forward else 0)
         send = self.graph.add(
             Action(stage=self.stage, kind="X", layer=last, micro_batch=one.micro_batch),
-            "compute" if self.template.sends == "blocking" else "gpu_to_gpu",
-            link.send_s,
+            "compute" if self.template.sends in IN_TURN else "gpu_to_gpu",
+            seconds,
         )
+        if self.template.sends == "meeting":
+            self.graph.holds.add(send)
         uses = tasks.networks.get(one.kind)
         if uses:
             self.graph.networks[send] = uses
@@ -168,6 +171,28 @@ class _Stage:
             self.graph.wait(send, end_of=self.last_send)
         self.last_send = send
         return send
+
+    def _receive(self, one: StagePass) -> int | None:
+        """Add a task that receives a pass's input, if both ends of sends meet."""
+        source = one.comes_from
+        if self.template.sends != "meeting" or source is None or source.stage == self.stage:
+            return None
+        comes_forward = one.kind == "F"
+        seconds = self._link_s(source if comes_forward else one)
+        if not seconds:
+            return None
+        tasks = self.chunks[one.chunk]
+        first = tasks.first_layer + (0 if comes_forward else tasks.num_layers - 1)
+        action = Action(stage=self.stage, kind="Y", layer=first, micro_batch=one.micro_batch)
+        receive = self.graph.add(action, "compute", seconds)
+        self.graph.holds.add(receive)
+        if self.links.holding >= 0:
+            self.graph.wait(receive, end_of=self.links.holding)
+        return receive
+
+    def _link_s(self, lower: StagePass | StageChunk) -> float:
+        """The seconds of a send between a part and the next one, which gradients take back."""
+        return self.parts[lower.chunk * self.num_stages + lower.stage].send_s
 
     def _step(self, micro_batch: int) -> None:
         """Add the tasks that follow the last backward pass, one after another."""

@@ -51,6 +51,10 @@ class TaskGraph:
     networks: dict[int, tuple[Use, ...]] = field(default_factory=dict)
     # The host's seconds to issue tasks, where a stream may wait for the host.
     issues: dict[int, float] = field(default_factory=dict)
+    # Whether stages step without waiting for one another, and then begin again.
+    steps_apart: bool = False
+    # Tasks for whose time the host of their stage issues nothing.
+    holds: set[int] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.labels)

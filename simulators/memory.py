@@ -199,7 +199,7 @@ class _Stage:
         """Add another part of the model to the stage, with layers of these types."""
         self.types |= dict(enumerate(types, part.first_layer))
         if not part.has_head:
-            self.sends_from.add(part.blocks[-1])
+            self.sends_from.add(part.blocks.stop - 1)
 
     def changes(
         self, label: Label, start_s: float, end_s: float, *, is_first: bool

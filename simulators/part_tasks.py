@@ -40,6 +40,7 @@ def tasks_of_parts(
     for part, types, uses in zip(parts, of_parts, networks, strict=True):
         stage = part.stage
         of_name = {name: _seconds(seconds, name, stage, types) for name in names}
+        of_name |= _later(model, of_name, types, float(later_s[stage]))
         if passes[stage].splits_backward:
             of_name |= _split(seconds, of_name["B", None], stage, types)
         is_end = part.has_embedding or part.has_head
@@ -52,7 +53,7 @@ def tasks_of_parts(
                 send_s=float(seconds.send_s[stage]),
                 networks=uses,
                 tied_s=float(seconds.tied_s[stage]) if plan.num_stages > 1 and is_end else 0.0,
-                issues=_issues(model, types, float(later_s[stage])),
+                issues=_issues(model, types),
             )
         )
     return tasks, _factors(seconds, plan.num_stages)
@@ -74,7 +75,25 @@ def _split(
     return {("B", None): of_inputs, ("W", None): of_weights}
 
 
-def _issues(model: TaskModel, types: Sequence[int], later_s: float) -> dict[Kind, list[float]]:
+def _later(
+    model: TaskModel, of_name: Mapping[Name, Sequence[float]], types: Sequence[int], later_s: float
+) -> dict[Name, list[float]]:
+    """The passes of a part whose blocks hosts issue so much later.
+
+    A block's ranks wait for the latest of their hosts, so hosts are never a pass ahead.
+    """
+    host = model.host
+    if not later_s or host is None:
+        return {}
+    of_block_s = host.forward_s + host.backward_s + later_s
+    blocks = [model.types.names[one] in model.types.of_blocks for one in types]
+    issued_s = sum(of_block_s if is_block else 2 * host.end_s for is_block in blocks)
+    names: tuple[Name, Name] = ("F", None), ("B", None)
+    longer = max(1.0, issued_s / sum(sum(of_name[name]) for name in names))
+    return {name: [longer * seconds for seconds in of_name[name]] for name in names}
+
+
+def _issues(model: TaskModel, types: Sequence[int]) -> dict[Kind, list[float]]:
     """The host's seconds to issue each layer's passes, where the GPU may wait for the host."""
     host = model.host
     if host is None:
@@ -83,9 +102,9 @@ def _issues(model: TaskModel, types: Sequence[int], later_s: float) -> dict[Kind
     blocks = [name in model.types.of_blocks for name in names]
     again = [name not in model.types.kinds for name in names]
     return {
-        "F": [host.forward_s + later_s / 2 if is_block else host.end_s for is_block in blocks],
+        "F": [host.forward_s if is_block else host.end_s for is_block in blocks],
         "B": [
-            host.backward_s + later_s / 2 + host.forward_s * is_again if is_block else host.end_s
+            host.backward_s + host.forward_s * is_again if is_block else host.end_s
             for is_block, is_again in zip(blocks, again, strict=True)
         ],
     }
@@ -107,8 +126,10 @@ def _networks(
         # The last stage sends to the first, which is in its node where there is one alone.
         goes_back = receiver.stage < sender.stage
         if shapes.crosses_to_next[sender.stage] and not (goes_back and here == there):
+            # A send that is late uses the network for the rest of its time.
             part, back = (
                 links.part_of_network(int(shapes.senders_of_node[one.stage]))
+                * (1 - float(seconds.late_s[one.stage] / seconds.send_s[one.stage]))
                 for one in (sender, receiver)
             )
             found[place]["F"] = ((2 * here, part), (2 * there + 1, part))

@@ -207,7 +207,7 @@ class _Player:
         environment, starts, ends = self.environment, self.starts, self.ends
         seconds, ready, issues = self.graph.seconds, self.ready[lane], self.graph.issues
         after_start, after_end = self.graph.after_start, self.graph.after_end
-        network, uses_of = self.network, self.graph.networks
+        network, uses_of, holds = self.network, self.graph.networks, self.graph.holds
         stage, stream = divmod(lane, len(STREAMS))
         contention = self.contention[stage]
         running, now = False, 0.0
@@ -227,6 +227,7 @@ class _Player:
                 yield environment.timeout(issued_s - now)
                 now = environment.now
             starts[task] = now
+            self.hosts[stage] += seconds[task] if task in holds else 0.0
             self.unstarted -= 1
             if waiting := after_start[task]:
                 self._release(task, waiting)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.arithmetic import model_flop, stage_flop
-from mistlab.cost.bounds import PredictionBounds, bounds_of
+from mistlab.cost.bounds import PredictionBounds, bounds_of, slowest_cluster
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes, room_bytes
 from mistlab.cost.order_memory import unlike_bytes
@@ -24,6 +24,7 @@ from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.plan_orders import order_of_plan, shortened
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.dimensions import OFFLOADS
 from mistlab.values.mesh import num_gpus
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
@@ -66,6 +67,7 @@ class SymbolicPredictor:
     cluster: Cluster
     _memory: dict[str, StageModel] = field(default_factory=dict, init=False)
     _times: dict[EngineMode, StageTimeModel] = field(default_factory=dict, init=False)
+    _slow: dict[EngineMode, StageTimeModel] = field(default_factory=dict, init=False)
     _bounds: dict[str, PredictionBounds] = field(default_factory=dict, init=False)
     _known: dict[EngineMode, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
@@ -102,6 +104,32 @@ class SymbolicPredictor:
         mode = EngineMode(engine=ENGINES[engine], overlap_communication=overlap_communication)
         return self._costs(mode, batch, self._stages(engine).peaks(batch))
 
+    def stage_bounds(
+        self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
+    ) -> StageCosts | None:
+        """Costs that no candidate between ``least`` and ``most`` undercuts.
+
+        Larger ratios take more time and leave more room on the GPU. Where a host issues passes, a
+        longer backward pass can shorten the forward pass's share of a wait, so nothing is known.
+        """
+        own = ENGINES[engine]
+        if own.host is not None:
+            return None
+        assert all(
+            ((least.value(name) > 0) == (most.value(name) > 0)).all() for name in OFFLOADS
+        ), "ratios between zero and more have no common bound"
+        mode = EngineMode(engine=own, overlap_communication=True)
+        model = self._stages(engine)
+        roomiest, smallest = model.peaks(most), model.peaks(least)
+        reserved = reserved_bytes(roomiest, most, self.cluster, own)
+        return StageCosts(
+            seconds=replace(self._model(mode), is_least=True)(least),
+            fits=roomiest.feasible & (reserved <= room_bytes(self.cluster)),
+            peak_allocated_bytes=roomiest.peak_bytes,
+            peak_reserved_bytes=reserved,
+            host_bytes=smallest.host_bytes,
+        )
+
     def iterations(
         self,
         batch: StageBatch,
@@ -130,20 +158,42 @@ class SymbolicPredictor:
             stages = self._ordered(mode, plans)
             iterations = ordered_iterations_s(self._model(mode), plans).tolist()
         flop, count = model_flop(self.workload), plans[0].num_stages
+        slowest = self._slowest_s(mode, plans) if order is None else iterations
         for number, (plan, seconds) in enumerate(zip(plans, iterations, strict=True)):
             own = stages[number * count : (number + 1) * count]
-            prediction = self._prediction(plan.engine, seconds, own, flop)
+            prediction = self._prediction(plan.engine, seconds, own, flop, slowest[number])
             yield (
                 prediction
                 if order is None
                 else replace(prediction, notes=(*prediction.notes, _unmeasured(plan)))
             )
 
+    def _slowest_s(self, mode: EngineMode, plans: Sequence[Plan]) -> list[float]:
+        """Seconds of each plan's iteration on the slowest cluster known; 0 if there is none.
+
+        Pipelines alone are slower there.
+        """
+        cluster = slowest_cluster(self.cluster, mode.engine)
+        if cluster is None or plans[0].num_stages == 1:
+            return [0.0] * len(plans)
+        if mode not in self._slow:
+            self._slow[mode] = self._model_on(cluster, mode)
+        table = _table(self._slow[mode](StageBatch.of_plans(plans)), len(plans))
+        seconds: list[float] = iteration_s(
+            table, np.array([plan.micro_batches for plan in plans])
+        ).tolist()
+        return seconds
+
     def _prediction(
-        self, engine: str, seconds: float, stages: Sequence[KnownStage], flop: float
+        self,
+        engine: str,
+        seconds: float,
+        stages: Sequence[KnownStage],
+        flop: float,
+        slowest_s: float = 0.0,
     ) -> Prediction:
         """The prediction of a pipeline: ``seconds`` is the time of all passes of its stages,
-        ``flop`` their operations."""
+        ``slowest_s`` the time on the slowest cluster known, ``flop`` their operations."""
         gpus = [stage.num_gpus for stage in stages]
         calibration, num_gpus = self._calibration(engine), sum(gpus)
         rank_bytes = np.array([stage.rank_host_bytes for stage in stages])
@@ -155,6 +205,7 @@ class SymbolicPredictor:
             workload=self.workload,
             cluster=self.cluster,
             bounds=calibration,
+            slowest_s=slowest_s,
         )
         return Prediction(
             **times,
@@ -218,14 +269,13 @@ class SymbolicPredictor:
 
     def _model(self, mode: EngineMode) -> StageTimeModel:
         if mode not in self._times:
-            tasks = TaskModel.of(
-                self.workload,
-                self.cluster,
-                mode.engine,
-                overlap_communication=mode.overlap_communication,
-            )
-            self._times[mode] = StageTimeModel(tasks=tasks)
+            self._times[mode] = self._model_on(self.cluster, mode)
         return self._times[mode]
+
+    def _model_on(self, cluster: Cluster, mode: EngineMode) -> StageTimeModel:
+        overlaps = mode.overlap_communication
+        tasks = TaskModel.of(self.workload, cluster, mode.engine, overlap_communication=overlaps)
+        return StageTimeModel(tasks=tasks)
 
     def _calibration(self, engine: str) -> PredictionBounds:
         if engine not in self._bounds:

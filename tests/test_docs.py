@@ -19,6 +19,12 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     assert [link for link in relative if not (page.parent / link).exists()] == []
 
 
+def test_every_page_of_results_is_listed() -> None:
+    folder = ROOT / "docs" / "results"
+    listed = re.findall(r"\]\(([^)]+)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert set(listed) == {page.name for page in folder.glob("*.md")} - {"README.md"}
+
+
 def test_contributing_names_files_that_are_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z]+/[\w/.-]+)`", text))

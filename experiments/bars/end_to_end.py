@@ -7,10 +7,10 @@ from typing import Any
 
 from experiments.bars.cases import FAMILIES, Case, case_of, clusters, evaluation, sizes
 from experiments.bars.in_order import answers
-from experiments.bars.pages import beside
-from experiments.bars.systems import BASELINES, OURS, Asked, searched
+from experiments.bars.systems import BASELINES, OURS, THEIRS, Asked, searched
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.frame.charts import Bars
+from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab.cost.averages import Summary, difference_in_parts
@@ -29,6 +29,7 @@ HEADS = {
     "megatron": "Megatron tuned",
     "deepspeed": "DeepSpeed tuned",
     "aceso": "Aceso",
+    "aceso:unfused": "Aceso unfused",
 }
 PUBLISHED = "megatron:published"
 AS_PUBLISHED = ("megatron:published", "deepspeed:published")
@@ -83,10 +84,16 @@ def report(rows: Sequence[Row]) -> Report:
                 "as a share of our iteration, on average over the cases."
             ),
             _terms_table(rows),
+            (
+                "Where our runtime and the published one differ: how much longer our plan takes "
+                "with one thing of the published runtime in place of ours, and with all of them, "
+                "on average over the cases."
+            ),
+            _runtimes_table(rows),
         ],
         summary={"averages": summaries},
         pictures=[*_pictures(rows)],
-        beside=beside("end_to_end"),
+        beside=beside("experiments.bars", "end_to_end"),
     )
 
 
@@ -143,7 +150,7 @@ def _summaries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                 continue
             there = Summary.of([one for row in some if (one := _there(row, name)) is not None])
             known = published.get((hardware, attention), {}) if name == PUBLISHED else {}
-            if name == "aceso" and hardware is None:
+            if name.startswith("aceso") and hardware is None:
                 known = evaluation()["aceso"]
             yield {
                 "hardware": hardware,
@@ -191,6 +198,27 @@ def _terms_table(rows: Sequence[Row]) -> str:
     )
 
 
+def _runtimes_table(rows: Sequence[Row]) -> str:
+    places = dict.fromkeys((row["hardware"], row["attention"]) for row in rows)
+    lines = []
+    for hardware, attention in places:
+        some = [
+            (
+                row["seconds"][OURS],
+                {**row["with_published_s"], "all": row["by_published_runtime_s"]},
+            )
+            for row in rows
+            if (row["hardware"], row["attention"]) == (hardware, attention) and row["seconds"][OURS]
+        ]
+        longer = [
+            f"{Summary.of([theirs[what] / ours_s for ours_s, theirs in some]).mean - 1:+.1%}"
+            for what in (*THEIRS, "all")
+            if some
+        ]
+        lines += [(f"{hardware} {attention}", *longer)] if some else []
+    return table(("where", *THEIRS, "all"), lines)
+
+
 def _pictures(rows: Sequence[Row]) -> Iterator[Bars]:
     for hardware in dict.fromkeys(row["hardware"] for row in rows):
         some = [row for row in rows if row["hardware"] == hardware]
@@ -201,7 +229,7 @@ def _pictures(rows: Sequence[Row]) -> Iterator[Bars]:
             groups=[row["case"].partition(" ")[2] for row in some],
             series={
                 HEADS[name]: [row["over"][name] for row in some]
-                for name in ("megatron:published", "megatron", "aceso")
+                for name in ("megatron:published", "megatron", "aceso", "aceso:unfused")
             },
             y="times as long as ours",
             marks={"ours": 1.0},

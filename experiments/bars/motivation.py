@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bars.desk import Desk
-from experiments.bars.pages import beside
 from experiments.bars.short_words import in_short
-from experiments.cli.commandline import DONE
+from experiments.cli.commandline import DONE, as_options
 from experiments.frame.charts import Drawn
+from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab import catalog
@@ -49,6 +49,8 @@ PLANS: Mapping[str, Plan] = {
 
 def motivated(options: argparse.Namespace) -> int:
     """Predict and play both plans, search the spaces, print and draw."""
+    with as_options():
+        hardware = hardware_from(options.hardware, Path())
     study = Study.begin("motivation", options)
     problem = Problem(
         workload=Workload(
@@ -58,7 +60,7 @@ def motivated(options: argparse.Namespace) -> int:
             attention="flash",
             precision="fp16",
         ),
-        cluster=Cluster(hardware=hardware_from(options.hardware, Path()), nodes=1, gpus_per_node=4),
+        cluster=Cluster(hardware=hardware, nodes=1, gpus_per_node=4),
     )
     desk = Desk(problem)
     for name, plan in PLANS.items():
@@ -124,7 +126,7 @@ def _report(rows: Sequence[Row], picture: Drawn) -> Report:
         ],
         summary={"speedup": ratios, "finds_the_second": finds},
         pictures=[picture],
-        beside=beside("motivation"),
+        beside=beside("experiments.bars", "motivation"),
     )
 
 

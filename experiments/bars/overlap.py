@@ -9,10 +9,10 @@ from experiments.bars.cases import Case, case_of, clusters
 from experiments.bars.desk import Desk
 from experiments.bars.in_order import answers
 from experiments.bars.ordered import ordered
-from experiments.bars.pages import beside
 from experiments.bars.short_words import in_short
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.frame.charts import Bars
+from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab.cost.averages import Summary
@@ -196,7 +196,7 @@ def report(rows: Sequence[Row]) -> Report:
                 y="slower than with the whole predictor (%)",
             )
         ],
-        beside=beside("overlap"),
+        beside=beside("experiments.bars", "overlap"),
     )
 
 

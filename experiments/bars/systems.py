@@ -2,13 +2,14 @@
 of."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiments.bars.cases import Case, measured
 from experiments.bars.desk import BUDGET, Desk, Found
 from experiments.bars.short_words import in_short
 from mistlab.engines.mist import MIST
+from mistlab.engines.mistlab import MISTLAB
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
 
@@ -20,6 +21,15 @@ BASELINES = {
     "megatron": "Megatron-LM, tuned",
     "deepspeed": "DeepSpeed, tuned",
     "aceso": "Aceso",
+    "aceso:unfused": "Aceso, attention written out",
+}
+# Aceso's runtime is a Megatron-LM on torch 1.12, which had no fused attention.
+UNFUSED = "aceso:unfused"
+# What the published runtime has in place of ours, one at a time.
+THEIRS = {
+    "its sends": replace(MISTLAB, sends=MIST.sends),
+    "its kernels": replace(MISTLAB, kernels=MIST.kernels),
+    "its step": replace(MISTLAB, step_moved=MIST.step_moved),
 }
 # Aceso's search is ended after so many plans: more than this changed a time by 2 % at most.
 ACESO_PLANS, QUICK_ACESO_PLANS = 1000, 200
@@ -37,10 +47,17 @@ class Asked:
 def searched(asked: Asked) -> dict[str, Any]:
     """The row of a case."""
     desk = Desk(asked.case.problem())
-    found = {name: _found(desk, name, asked) for name in (OURS, *BASELINES)}
+    names = [name for name in (OURS, *BASELINES) if name != UNFUSED]
+    found = {name: _found(desk, name, asked) for name in names}
+    desks = dict.fromkeys(found, desk)
+    if asked.case.attention == "flash":
+        desks[UNFUSED] = Desk(replace(asked.case, attention="math").problem())
+        found[UNFUSED] = _found(desks[UNFUSED], "aceso", asked)
+    else:
+        desks[UNFUSED], found[UNFUSED] = desk, found["aceso"]
     ours = found[OURS]
     seconds = {name: one.seconds if one else None for name, one in found.items()}
-    played = {name: desk.played_s(one.plan) if one else None for name, one in found.items()}
+    played = {name: desks[name].played_s(one.plan) if one else None for name, one in found.items()}
     return {
         "case": asked.case.name,
         **asdict(asked.case),
@@ -50,6 +67,10 @@ def searched(asked: Asked) -> dict[str, Any]:
         "over": _ratios(seconds),
         "over_played": _ratios(played),
         "by_published_runtime_s": desk.run_by_s(MIST, ours.plan) if ours else None,
+        "with_published_s": {
+            what: desk.run_by_s(engine, ours.plan) if ours else None
+            for what, engine in THEIRS.items()
+        },
         "published_over": dict(measured(asked.case)),
         "terms_s": {name: asdict(one.terms) for name, one in found.items() if one},
         "plans": {name: in_short(one.plan) for name, one in found.items() if one},

@@ -43,6 +43,7 @@ def operator_rates(
         report_dropped(table.origin.duplicates, "repeat another byte for byte")
         report_dropped(table.failed, "failed")
         rates = {name: operators.fit(rows, name) for name, rows in table.classes.items()}
+        rates |= {} if table.step is None else {"step": table.step}
         before = hardware.compute
         if before is not None:
             rates |= {name: before.rate(name) for name in FUSED_ATTENTION}
@@ -81,7 +82,7 @@ def operator_rates(
             spread=table.spread,
         )
         value = Compute(
-            rates=tuple(rates[name] for name in OPERATOR_CLASSES),
+            rates=tuple(rates[name] for name in (*OPERATOR_CLASSES, "step") if name in rates),
             launch_us=before.launch_us if before is not None else 0.0,
         )
         return calibrated(hardware, "compute", value, fitted, more=False), fitted

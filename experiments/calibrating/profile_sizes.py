@@ -89,7 +89,7 @@ CPU = ProfileSizes(
     copied_bytes=256 * MIB_BYTES,
     blocks=CPU_BLOCKS,
     attention=attention_of(CPU_BLOCKS),
-    transfer_bytes=doubling(MIB_BYTES, 64 * MIB_BYTES),
+    transfer_bytes=doubling(MIB_BYTES // 16, 64 * MIB_BYTES),
     lengths=Lengths(levels=(0, 1, 2, 4), unit_s=4e-3, product_size=256, chunk_bytes=4 * MIB_BYTES),
 )
 QUICK_CPU_BLOCKS = blocks(((128, 4), (256, 8)), 128, (1, 2))

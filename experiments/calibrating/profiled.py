@@ -76,6 +76,7 @@ def _gpu(machine: Machine, datasheet: Hardware | None) -> tuple[Gpu, Source]:
         memory_gib=round(machine.device_memory_bytes / GIB_BYTES, 3),
         memory_gbytes_per_s=machine.memory_gbytes_per_s,
         peak_tflops=machine.peak_tflops,
+        cores=None if machine.is_gpu else machine.threads,
     )
     if datasheet is None:
         text = f"fastest products and copies, memory as torch sees it: {machine.words}"

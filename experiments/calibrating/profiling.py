@@ -17,6 +17,7 @@ from experiments.calibrating.resumed_table import Key, ResumedTable
 from experiments.cli.commandline import progress
 from experiments.cli.countdown import Countdown
 from experiments.cli.rundir import revision
+from mistlab.engines.mistlab import MISTLAB
 from mistlab.values.errors import InputError
 from mistlab.values.model import Family
 from mistlab.values.units import MIB_BYTES, MICROSECONDS, MILLISECONDS
@@ -26,10 +27,12 @@ from runtime.profiling.device import Devices
 from runtime.profiling.launches import launches
 from runtime.profiling.links import CollectiveCase, CopyCase, SendCase
 from runtime.profiling.operators import (
+    STEP,
     AttentionSizes,
     BlockSizes,
     block_operator,
     fused_attention,
+    optimizer_step,
     places_of,
 )
 from runtime.profiling.rank import group_sizes
@@ -55,13 +58,16 @@ def measured(
     except OSError as error:
         message = f"--tables {folder}: {error.strerror}: give another folder"
         raise InputError(message) from None
-    clock = clock_of(devices.device(0))
     path = folder / "machine.yaml"
-    machine = machine_of(path, devices, sizes, clock, date=date, revision=revision(), kernel=kernel)
-    _measure(Tables.of(folder, machine.environment.device), devices, sizes, clock)
-    if devices.count == 1:
-        progress("one device: no collectives, no sends; the file describes nodes of one device")
-    return measured_machine(path, machine, sizes, clock)
+    with devices.driven(0) as device:
+        clock = clock_of(device)
+        machine = machine_of(
+            path, devices, sizes, clock, date=date, revision=revision(), kernel=kernel
+        )
+        _measure(Tables.of(folder, machine.environment.device), devices, sizes, clock)
+        if devices.count == 1:
+            progress("one device: no collectives, no sends; the file describes nodes of one device")
+        return measured_machine(path, machine, sizes, clock)
 
 
 def _measure(tables: Tables, devices: Devices, sizes: ProfileSizes, clock: Clock) -> None:
@@ -90,7 +96,8 @@ def _operators(
     precision = devices.precision
 
     def measured(block: BlockSizes, place: str) -> Values:
-        found = block_operator(block, place, precision, clock, sizes.repetitions)
+        operator = places_of(block, devices.kind)[place]
+        found = block_operator(operator, precision, clock, sizes.repetitions)
         return {
             "fwd_us": found.forward.median_s / MICROSECONDS,
             "bwd_us": found.backward.median_s / MICROSECONDS,
@@ -99,10 +106,24 @@ def _operators(
             SPREAD: _spread(found.forward, found.backward),
         }
 
+    def step(block: BlockSizes) -> Values:
+        parameters = 4 * block.hidden**2 + 2 * block.hidden * block.ffn
+        timing = optimizer_step(parameters, precision, clock, sizes.repetitions)
+        return {
+            "fwd_us": timing.median_s / MICROSECONDS,
+            "bwd_us": 0.0,
+            "flop": 0,
+            "bytes": parameters * MISTLAB.step_moved[precision],
+            SPREAD: _spread(timing),
+        }
+
+    def measure(block: BlockSizes, place: str) -> Measure:
+        return partial(step, block) if place == STEP else partial(measured, block, place)
+
     return {
-        (name, *asdict(block).values(), 1, place, precision): partial(measured, block, place)
+        (name, *asdict(block).values(), 1, place, precision): measure(block, place)
         for block in sizes.blocks
-        for place in places_of(block)
+        for place in (*places_of(block, devices.kind), *([STEP] if block.micro_batch == 1 else []))
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.cli.commandline import DONE, progress, writable
+from experiments.cli.commandline import DONE, as_options, progress, writable
 from mistlab import catalog
 from mistlab.calibration.run_constants import CONSTANTS, Setting, fitted, values_of, with_values
 from mistlab.engines.engine import Engine
@@ -41,9 +41,12 @@ class MeasuredRun:
 def calibrate_runs(options: argparse.Namespace) -> int:
     """Fit the constants, print the errors of runs left out, write the hardware file."""
     hardware = catalog.hardware(options.hardware)
-    setting = Setting(hardware=hardware, engine=_engine(options.engine))
-    setting = with_values(setting, dict(map(_pair, options.set)))
-    _known(options.fit)
+    with as_options():
+        profile = None if options.profile == "none" else catalog.profile(options.profile)
+    setting = Setting(hardware=hardware, engine=_engine(options.engine), profile=profile)
+    given = dict(map(_pair, options.set))
+    _known([*given, *options.fit], setting)
+    setting = with_values(setting, given)
     runs = [one for path in options.tables for one in _runs(path, options)]
     if not runs:
         message = f"no runs of engine {options.engine} on {hardware.name} in these tables"
@@ -70,7 +73,6 @@ def _engine(name: str) -> Engine:
 
 def _pair(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
-    _known([name])
     try:
         return name, float(value)
     except ValueError:
@@ -78,10 +80,15 @@ def _pair(text: str) -> tuple[str, float]:
         raise InputError(message) from None
 
 
-def _known(names: Sequence[str]) -> None:
+def _known(names: Sequence[str], setting: Setting) -> None:
+    """Refuse names of constants that there are not, or that the setting has not."""
+    has = values_of(setting)
     for name in names:
         if name not in CONSTANTS:
             message = f"constant {name!r} is unknown{near_matches(name, CONSTANTS)}"
+            raise InputError(message)
+        if name not in has:
+            message = f"constant {name!r} is not in what is fitted: give --profile, or leave it out"
             raise InputError(message)
 
 
@@ -92,7 +99,8 @@ def _runs(path: Path, options: argparse.Namespace) -> Iterator[MeasuredRun]:
             seconds = number_of(row.cells, "step_s")
             if seconds is None:
                 continue
-            job = job_of(configuration_of(row)).job
+            run = configuration_of(row)
+            job = job_of(replace(run, engine=run.otherwise or run.engine)).job
         except InputError:
             continue
         in_pipeline = job.plan.num_stages > 1
@@ -123,14 +131,14 @@ def _fit(setting: Setting, runs: Sequence[MeasuredRun], options: argparse.Namesp
     found = fitted(
         setting,
         options.fit,
-        lambda hardware, engine: _predicted(hardware, engine, runs),
+        lambda tried: _predicted(tried, runs),
         measured_s,
         evaluations=options.evaluations,
     )
     return with_values(setting, found)
 
 
-def _predicted(hardware: Hardware, engine: Engine, runs: Sequence[MeasuredRun]) -> Values:
+def _predicted(setting: Setting, runs: Sequence[MeasuredRun]) -> Values:
     """Seconds of an iteration of each run."""
     found = np.empty(len(runs))
     together: dict[tuple[int, int, int], list[int]] = defaultdict(list)
@@ -139,19 +147,19 @@ def _predicted(hardware: Hardware, engine: Engine, runs: Sequence[MeasuredRun]) 
         together[id(job.workload), id(job.cluster), job.plan.num_stages].append(place)
     for places in together.values():
         job = runs[places[0]].job
-        cluster = replace(job.cluster, hardware=hardware)
+        cluster = replace(job.cluster, hardware=setting.hardware, profile=setting.profile)
         predictor = SymbolicPredictor(workload=job.workload, cluster=cluster)
         plans = [runs[place].job.plan for place in places]
         micro_batches = np.array([plan.micro_batches for plan in plans])
         found[places] = predictor.iterations(
-            StageBatch.of_plans(plans), micro_batches, engine=engine
+            StageBatch.of_plans(plans), micro_batches, engine=setting.engine
         )
     return found
 
 
 def _errors(setting: Setting, runs: Sequence[MeasuredRun]) -> Values:
     measured_s = np.array([run.seconds for run in runs])
-    errors: Values = _predicted(setting.hardware, setting.engine, runs) / measured_s - 1
+    errors: Values = _predicted(setting, runs) / measured_s - 1
     return errors
 
 

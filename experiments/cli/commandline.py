@@ -24,6 +24,7 @@ EXTRAS: Mapping[str, str] = {
     "cbcbox": "cbc",
     "deepspeed": "baselines",
     "megatron": "baselines",
+    "ray": "cluster",
     "torch": "runtime",
     "torchtitan": "baselines",
     "transformers": "huggingface",
@@ -42,7 +43,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--global-batch": {"type": int, "help": "sequences of a step"},
     "--attention": {"choices": ("flash", "math"), "help": "fused, or product by product"},
     "--precision": {"choices": ("fp16", "bf16", "fp32"), "help": "arithmetic of the training"},
-    "--space": {"help": "which plans may be chosen, by name: 3d, mist, wide, ..."},
+    "--space": {"help": "which plans may be chosen: 3d, mist, wide, ..., or a file"},
     "--engine": {
         "choices": names_for_plans(),
         "help": "whose schedule runs the plans, in place of the space's own; no other offloads",

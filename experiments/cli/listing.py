@@ -9,13 +9,13 @@ FOLDER = Path(__file__).parents[1]
 # A new command is a file, and its name in one of these.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Plans": ("predict", "analyse", "survey", "export", "import_plan"),
-    "Searches": ("tune", "compare_searchers", "speedups"),
+    "Searches": ("tune", "sweep", "compare_searchers", "speedups"),
     "Figures of the evaluation": (
         *("end_to_end", "speedup_breakdown", "overlap", "tuning_time", "motivation"),
     ),
     "What if": ("ladder", "partitions", "space_size", "analysis_speed", "scaling", "sensitivity"),
     "What a run takes in all": ("will_it_fit", "estimate", "reliability"),
-    "Training": ("measure_speedup", "run_plan", "run_plans", "sanitize"),
+    "Training": ("measure_speedup", "run_plan", "run_plans", "sanitize", "whole_loop"),
     "Machines": ("profile_hardware", "calibrate", "calibrate_runs", "gpu_report"),
     "Models": ("trace", "build_graphs"),
     "How good predictions are": ("predictor_error", "predict_runs", "report_runs", "cross_check"),

@@ -3,17 +3,19 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 from experiments.cli.commandline import as_options
 from experiments.cli.problem import problem_of
 from mistlab.engines.table import ENGINES
 from mistlab.values.errors import InputError, near_matches
+from mistlab.values.references import space_from
 from mistlab.values.search import Budget, Problem, StageCostModel
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
-from searchers.meshes import pipelines
 from searchers.registry import SEARCHERS
 from searchers.strategy import NeedsStageCosts
+from searchers.why_empty import why_empty
 from simulators.registry import PREDICTORS
 
 # These are grids over spaces of their own, whatever the others choose from.
@@ -25,20 +27,16 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     space = space_called(options.space, options.engine)
     workload, cluster = problem_of(options)
     problem = Problem(workload=workload, cluster=cluster)
-    if next(pipelines(problem, space), None) is None:
-        message = (
-            f"--global-batch {workload.global_batch} on {cluster.num_gpus} GPUs: space "
-            f"{space.name} has no plan that divides both: give a batch that data-parallel degrees "
-            "times micro-batches divide, another number of GPUs, or --space wide"
-        )
+    if reason := why_empty(problem, space):
+        message = f"--global-batch {workload.global_batch} on {cluster.num_gpus} GPUs: {reason}"
         raise InputError(message)
     return problem, space
 
 
 def space_called(name: str, engine: str | None) -> SearchSpace:
-    """A space by name, as far as another engine goes along with it if one is given."""
+    """A space by name or file, as far as another engine goes along with it if one is given."""
     try:
-        space = space_of(name)
+        space = space_from(name, Path())
     except InputError as error:
         message = f"--space: {error}"
         raise InputError(message) from None

@@ -2,15 +2,17 @@
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
 
+from experiments.comparing.cross_check_words import BESIDE, BESIDE_WIDE
 from experiments.comparing.random_plans import RandomPlan, random_plans
+from experiments.comparing.wide_plans import wide_plans, wide_strata
 from experiments.frame.charts import Drawn
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
@@ -57,6 +59,22 @@ STRATA = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Population:
+    """Plans to compare over: the function that draws them, and the words of their page.
+
+    ``strata`` are the properties that are reported, each with the share of plans that should have
+    it.
+    """
+
+    space: str
+    title: str
+    plans: Callable[[int, int], Iterator[RandomPlan]]
+    strata: Mapping[str, float]
+    beside: str
+    picture: str = "differences"
+
+
 def cross_check(options: argparse.Namespace) -> int:
     """Compare, print the distribution and the worst plans, write rows, plans and a picture."""
     number = options.plans
@@ -65,17 +83,21 @@ def cross_check(options: argparse.Namespace) -> int:
     if number < 1:
         message = f"--plans {number}: nothing to compare: give at least 1"
         raise InputError(message)
+    if options.space != POPULATION.space and options.order != DEFAULT_ORDER:
+        message = f"--order {options.order}: plans of {options.space} have all orders: leave it out"
+        raise InputError(message)
+    population = POPULATION if options.space == POPULATION.space else WIDE
     study = Study.begin("cross_check", options)
-    drawn = _plans(number, options.seed, options.order)
+    drawn = _plans(population, number, options.seed, options.order)
     for place, plan in zip(study.counted(range(number), "plans"), drawn, strict=False):
         study.add(_row(place, plan))
         write_yaml(job_to_mapping(plan.job), study.path / f"{place:04}.yaml")
-    return study.end(_report(study.rows, number))
+    return study.end(_report(study.rows, number, population))
 
 
-def _plans(number: int, seed: int, order: str) -> Iterator[RandomPlan]:
+def _plans(population: Population, number: int, seed: int, order: str) -> Iterator[RandomPlan]:
     """Random plans; in an order of their own only pipelines whose engine takes it, fit or not."""
-    for drawn in random_plans(number, seed):
+    for drawn in population.plans(number, seed):
         if order == DEFAULT_ORDER:
             yield drawn
         elif drawn.job.plan.num_stages > 1 and ENGINES[drawn.job.plan.engine].takes_orders:
@@ -101,6 +123,7 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
         "stages": job.plan.num_stages,
         "micro_batches": job.plan.micro_batches,
         "engine": job.plan.engine,
+        "order": job.plan.order,
         "proposed_by": plan.proposed_by,
         "missed": plan.missed,
         "strata": sorted(plan.strata),
@@ -121,7 +144,7 @@ def _extras_s(plan: RandomPlan) -> float:
     )
 
 
-def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _summary(rows: Sequence[Mapping[str, Any]], population: Population) -> dict[str, Any]:
     worst = sorted(rows, key=lambda row: -abs(row["difference"]))[:WORST]
     return {
         "plans": len(rows),
@@ -130,7 +153,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "all": _distribution(rows),
         "strata": {
             name: _stratum([row for row in rows if name in row["strata"]], len(rows))
-            for name in STRATA
+            for name in population.strata
         },
         "dominated_by_extras": _distribution([r for r in rows if r["extras_share"] > 0.2]),
         "memory": _memory(rows),
@@ -192,24 +215,24 @@ def _ranks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def _report(rows: Sequence[Row], wanted: int) -> Report:
-    summary = _summary(rows)
+def _report(rows: Sequence[Row], wanted: int, population: Population) -> Report:
+    summary = _summary(rows, population)
     return Report(
-        title="The closed form against the event simulator",
-        words=[*_words(summary, wanted)],
+        title=population.title,
+        words=[*_words(summary, wanted, population)],
         summary=summary,
         pictures=[
             Drawn(
-                name="differences",
+                name=population.picture,
                 caption="Differences over what comes once an iteration.",
                 draw=partial(plots.differences, rows),
             )
         ],
-        beside=[BESIDE],
+        beside=[population.beside],
     )
 
 
-def _words(summary: Mapping[str, Any], wanted: int) -> Iterator[str]:
+def _words(summary: Mapping[str, Any], wanted: int, population: Population) -> Iterator[str]:
     yield (
         f"{summary['plans']} of {wanted} plans, {summary['tasks']:,} tasks; draws left out, which "
         f"were not valid, did not fit or not closely: {summary['missed']:,}. A difference is the "
@@ -217,7 +240,7 @@ def _words(summary: Mapping[str, Any], wanted: int) -> Iterator[str]:
         f"rank correlation of problems that have {FEWEST_TO_RANK} of the plans."
     )
     strata = {
-        name + (" (few)" if found["share"] < STRATA[name] else ""): (found, found)
+        name + (" (few)" if found["share"] < population.strata[name] else ""): (found, found)
         for name, found in summary["strata"].items()
     }
     lines = {
@@ -233,18 +256,18 @@ def _words(summary: Mapping[str, Any], wanted: int) -> Iterator[str]:
         f"whose peaks are within 1 % on every stage: {memory['within_1_percent']:.1%}."
     )
     yield "The largest differences:"
-    worst = ("plan", "difference", "stages", "micro-batches", "first and last", "problem", "plans")
+    worst = ("plan", "difference", "order", "stages", "micro-batches", "first and last", "problem")
     yield table(
         worst,
         [
             (
                 row["plan"],
                 f"{row['difference']:+.1%}",
+                f"{row['order']}, {row['engine']}",
                 row["stages"],
                 row["micro_batches"],
                 f"{row['extras_share']:.0%}",
                 row["workload"],
-                ", ".join(row["strata"]),
             )
             for row in summary["worst"]
         ],
@@ -261,36 +284,18 @@ def _line(name: str, found: Mapping[str, Any], ranks: Mapping[str, Any]) -> tupl
     return (name, str(found["plans"]), *sizes, *signed, rank)
 
 
-BESIDE = """## What the plans are
-
-Plans come from 25 problems: the commands' default problem, and each calibrated hardware of the
-catalogue on one node, on 2 or 4 and on 8 to 64 nodes, with a model that fits its memory. Up to
-four plans of each problem are those that `mist`, `aceso`, `megatron` and `deepspeed` propose in
-100 evaluations. The others are random plans of all engines, in equal parts (as far as there are
-such plans) with one micro-batch, with fewer micro-batches than stages, as many, and more. Half of
-them had to be close to the memory limit. Micro-batches times blocks are at most 3,000, so large
-clusters have few micro-batches. Nothing of the kind was published.
-
-## Why the two differ
-
-If nothing overlaps, contends or stalls, they agree to 1e-9 (`tests/simulators/test_events.py`).
-So do pipelines of equal stages with equal sends (`tests/simulators/test_pipelines.py`).
-Otherwise:
-
-- *Stages of few blocks* that swap more than they compute: one to four blocks whose copies take up
-  to ten times as long as their passes, on fast GPUs. Slots are barriers in the closed form, but
-  not in the simulator: there swaps of one pass go on in the next, and while a stage waits.
-- *Gradients swapped whole* in each pass: the same effect, in steady passes.
-- *Sends behind reductions*: while the last micro-batch's gradients are reduced, a send waits for
-  the end of the running reduction, at each stage. The simulator has one stream for both. The
-  executor has separate lanes for sends, so the truth is nearer to the closed form.
-- *Sends beside swaps*: the closed form slows passes by the send beside them, as if no copies ran.
-  With all four streams busy the slowdown is larger.
-
-An earlier population had two kinds of hardware on one or two nodes, and never fewer micro-batches
-than stages; over it 95 % of the plans were within 1.8 %. Over this population, with only sends in
-rounds repaired, 95 % were within 3.8 %, and single plans came out 15 % too short or 19 % too long
-([what was repaired](../decisions/0008-pipeline-objective.md)).
-
-A played iteration knows more than the closed form: stages that send at one time share their
-node's network, micro-batches may differ, and tasks may vary ([how fast](speed.md))."""
+POPULATION = Population(
+    space="mist",
+    title="The closed form against the event simulator",
+    plans=random_plans,
+    strata=STRATA,
+    beside=BESIDE,
+)
+WIDE = Population(
+    space="wide-today",
+    title="The closed form against the event simulator, over today's dimensions",
+    plans=wide_plans,
+    strata=wide_strata(),
+    beside=BESIDE_WIDE,
+    picture="differences-wide",
+)

@@ -26,7 +26,7 @@ from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
-from searchers.meshes import Pipeline, divisors, equal_pipelines
+from searchers.meshes import Pipeline, divisors, equal_pipelines, only
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
@@ -143,15 +143,20 @@ def _problems(draw: np.random.Generator) -> Iterator[Problem]:
             cluster = Cluster(
                 hardware=hardware,
                 nodes=int(draw.choice(nodes)),
-                gpus_per_node=int(draw.choice([4, 8])),
+                gpus_per_node=min(hardware.node.gpus, int(draw.choice([4, 8]))),
             )
             memory_bytes = cluster.memory_bytes * cluster.num_gpus
-            models = [
+            plain = [
                 model
                 for model in map(catalog.model, catalog.model_names())
-                if LEAST_HELD <= rough_state_bytes(model) / memory_bytes <= MOST_HELD
-                and model.has_plain_blocks
+                if model.has_plain_blocks
             ]
+            # No model may be large enough for many GPUs of today.
+            models = [
+                model
+                for model in plain
+                if LEAST_HELD <= rough_state_bytes(model) / memory_bytes <= MOST_HELD
+            ] or [max(plain, key=rough_state_bytes)]
             workload = Workload(
                 model=models[draw.integers(len(models))],
                 sequence_length=int(draw.choice([1024, 2048, 4096])),
@@ -230,17 +235,7 @@ class _Drawing:
             if not kinds:
                 return None
             by_stages = self._one_of([*kinds.values()])
-            pipeline = self._one_of(self._one_of([*by_stages.values()]))
-            mesh = pipeline.meshes[0]
-            space = replace(
-                space,
-                unequal_meshes=False,
-                pipeline=(pipeline.num_stages,),
-                micro_batches=(pipeline.micro_batches,),
-                data_parallel=(mesh.data_parallel,),
-                tensor_parallel=(mesh.tensor_parallel,),
-                micro_batch=(mesh.micro_batch,),
-            )
+            space = only(self._one_of(self._one_of([*by_stages.values()])), space)
         plan = chosen_plan(self.problem, space, self.chooser)
         return None if plan is None else replace(plan, overlap_communication=overlap)
 

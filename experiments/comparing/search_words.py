@@ -235,12 +235,7 @@ def _rejected_words(rejected: Rejected) -> str:
 
 def smallest_words(smallest: Smallest, space: str) -> list[str]:
     """Why there is no answer, and what would give one."""
-    gpu, room = smallest.memory_bytes / GIB_BYTES, smallest.limit_bytes / GIB_BYTES
-    host, host_room = smallest.host_bytes / GIB_BYTES, smallest.host_limit_bytes / GIB_BYTES
-    needs = (
-        f"{gpu:.1f} GiB of a GPU's {room:.1f} and {host:,.1f} GiB of a node's {host_room:,.1f} of "
-        "host memory"
-    )
+    needs = _needs(smallest)
     if smallest.prediction.fits:
         found = "No searcher found a plan that fits within its budget, but there is one"
         return [f"{found}, of {needs}: give a larger --budget-evaluations or --budget-seconds."]
@@ -252,6 +247,25 @@ def smallest_words(smallest: Smallest, space: str) -> list[str]:
         f"{smallest.class_bytes / GIB_BYTES:.1f} GiB of the GPU's are {smallest.memory_class}.",
         f"What would make a plan fit: {'; or '.join(remedies)}.",
     ]
+
+
+def need_words(smallest: Smallest) -> str:
+    """Why nothing fits, in a line: the memory of the plan that comes nearest to fitting."""
+    if smallest.prediction.fits:
+        return f"the searcher found no plan that fits, but there is one, of {_needs(smallest)}"
+    return (
+        f"memory: the plan that comes nearest needs {_needs(smallest)}; "
+        f"{smallest.class_bytes / GIB_BYTES:.1f} GiB of the GPU's are {smallest.memory_class}"
+    )
+
+
+def _needs(smallest: Smallest) -> str:
+    gpu, room = smallest.memory_bytes / GIB_BYTES, smallest.limit_bytes / GIB_BYTES
+    host, host_room = smallest.host_bytes / GIB_BYTES, smallest.host_limit_bytes / GIB_BYTES
+    return (
+        f"{gpu:.1f} GiB of a GPU's {room:.1f} and {host:,.1f} GiB of a node's {host_room:,.1f} of "
+        "host memory"
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -53,7 +53,15 @@ class Smallest:
 
 
 def smallest(bench: Bench, space: SearchSpace) -> Smallest:
-    """The plan of a space that comes nearest to fitting."""
+    """The plan of a space that comes nearest to fitting, and what would make one fit."""
+    found = nearest(bench, space)
+    if found.prediction.fits:
+        return found
+    return replace(found, remedies=tuple(_remedies(bench.problem, space)))
+
+
+def nearest(bench: Bench, space: SearchSpace) -> Smallest:
+    """The plan of a space that comes nearest to fitting; no remedies are tried."""
     plan, prediction = _nearest(bench, space)
     fullest = max(prediction.stages, key=lambda stage: stage.peak_reserved_bytes)
     held = {entry.name: getattr(fullest.memory, entry.name) for entry in fields(fullest.memory)}
@@ -68,7 +76,7 @@ def smallest(bench: Bench, space: SearchSpace) -> Smallest:
         class_bytes=held[memory_class],
         host_bytes=round(host_bytes_of(plan, prediction, bench.problem.cluster)),
         host_limit_bytes=cluster.host_memory_bytes,
-        remedies=() if prediction.fits else tuple(_remedies(bench.problem, space)),
+        remedies=(),
     )
 
 

@@ -68,6 +68,8 @@ def _no_answer(entry: Entry, bench: Bench) -> int:
     if entry.is_interrupted:
         progress("interrupted: nothing that fits was found")
         return INTERRUPTED
+    if entry.result.status == "REFUSED":
+        raise NoAnswerError(entry.result.reason)
     words = smallest_words(smallest(bench, entry.space), entry.space.name)
     reason = [entry.result.reason] if entry.result.reason else []
     raise NoAnswerError("\n".join([*reason, *words]))

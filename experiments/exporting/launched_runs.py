@@ -19,11 +19,17 @@ from mistlab.values.stages import StageBatch
 
 def launched_runs(runs: Sequence[PublishedRun], folder: Path) -> list[PublishedRun]:
     """The runs that a folder has files for, each with the plan of its file."""
+    if not folder.is_dir():
+        message = f"--launch {folder}: is no folder: give one with a launch file for each run"
+        raise InputError(message)
     files = {path.stem: path for path in sorted(folder.glob("*")) if path.is_file()}
     found = list(_launched(runs, files))
     if not found:
-        names = ", ".join(one.name for one in runs[:3])
-        message = f"{folder}: holds no file named as a run of the tables, such as {names}"
+        names = ", ".join([*dict.fromkeys(one.name for one in runs)][:3])
+        message = (
+            f"--launch {folder}: holds no file named as a run, such as {names}: name its files so, "
+            "or give --tables with the runs that they are named for"
+        )
         raise InputError(message)
     return found
 

@@ -58,6 +58,7 @@ class Study:
     _began_s: float = field(default=0.0, init=False)
     _is_full: bool = field(default=False, init=False)
     _waiting: list[Row] = field(default_factory=list, init=False)
+    _drawn: dict[str, str] = field(default_factory=dict, init=False)
 
     @classmethod
     def begin(cls, command: str, options: argparse.Namespace, *, goes_on: bool = False) -> Self:
@@ -94,11 +95,16 @@ class Study:
             self._waiting.remove(row)
         self._keep(lambda: self.directory.write_rows([*self.rows, *self._waiting]))
 
+    def keep_text(self, name: str, text: str) -> None:
+        """Write a further file of the run folder, whole or not at all."""
+        self._keep(lambda: self.directory.write_text(name, text))
+
     def end(self, report: Report, status: int = DONE) -> int:
         """Write what came out, as far as that can be, and print it; the exit status."""
         seconds = self.clock() - self._began_s
         # First: whoever reads what is printed may stop to, as head does.
         self._keep(lambda: self._write(report, seconds))
+        self._publish(report)
         if self.options.json:
             print_json(self._answer(report, seconds))
         else:
@@ -115,14 +121,21 @@ class Study:
         self.directory.write_text("rows.csv", csv_of(self.rows))
         answer = json.dumps(self._answer(report, seconds), indent=1, allow_nan=False)
         self.directory.write_text("summary.json", f"{answer}\n")
-        pictures = self._draw(report.pictures)
-        text = _page(report, self.directory.config, pictures)
-        self.directory.write_text("report.md", text)
-        if self.options.page is not None:
-            self.options.page.write_text(text, encoding="utf-8")
-            for name in pictures:
-                source = (self.path / name).read_bytes()
-                self.options.page.with_name(name).write_bytes(source)
+        self._drawn = self._draw(report.pictures)
+        self.directory.write_text("report.md", _page(report, self.directory.config, self._drawn))
+
+    def _publish(self, report: Report) -> None:
+        """Write the page where --page says, its pictures beside it; say so where that fails."""
+        page = self.options.page
+        if page is None:
+            return
+        try:
+            page.write_text(_page(report, self.directory.config, self._drawn), encoding="utf-8")
+            for name in self._drawn:
+                page.with_name(name).write_bytes((self.path / name).read_bytes())
+        except OSError as error:
+            what = f"warning: --page {page}: cannot be written: {error.strerror}"
+            progress(f"{what}: the page is in {self.path}")
 
     def _draw(self, pictures: Sequence[Picture]) -> dict[str, str]:
         """Draw pictures into the folder; their files, each with what it shows."""
@@ -150,8 +163,16 @@ class Study:
 
 def _page(report: Report, config: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
     """The page: how it was made, what came out, pictures, and what was published."""
-    options = {name: value for name, value in config["options"].items() if name not in ASIDE}
+    options = {
+        name: _elsewhere(value) for name, value in config["options"].items() if name not in ASIDE
+    }
     made = command_line({**config, "options": options})
     blocks = [f"# {report.title}", "Made by", f"```\n{made}\n```", *report.words]
     blocks += [f"![{caption}]({name})\n\n{caption}" for name, caption in pictures.items()]
     return "\n\n".join([*blocks, *report.beside]) + "\n"
+
+
+def _elsewhere(value: Any) -> Any:
+    """An option's value for readers on other machines: of a path from the root its last part."""
+    is_path = isinstance(value, str) and Path(value).is_absolute()
+    return Path(value).name if is_path else value

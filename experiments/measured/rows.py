@@ -3,7 +3,7 @@
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -12,7 +12,7 @@ from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json,
 from experiments.measured.errors import error_lines
 from mistlab import catalog
 from mistlab.machine.profile import Profile
-from mistlab.runs.answers import RunAnswer, answered
+from mistlab.runs.answers import RunAnswer, answered, nearly_fills
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import RunJob, job_of
 from mistlab.runs.table import TableRow, rows_of_table
@@ -91,6 +91,7 @@ class RowPredictor:
 
     def _predict(self, runs: Sequence[Configuration]) -> None:
         """Predict the runs that are not known yet, those of one workload and cluster together."""
+        instead: dict[Configuration, Configuration] = {}
         together: dict[tuple[int, int], list[tuple[Configuration, RunJob]]] = defaultdict(list)
         for run in dict.fromkeys(runs):
             if run not in self._known:
@@ -106,11 +107,17 @@ class RowPredictor:
             predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
             plans = [found.job.plan for _, found in group]
             for (run, found), one in zip(group, _all(predictor, plans), strict=True):
-                if isinstance(one, Prediction):
-                    self._known[run] = answered(one, found)
-                else:
+                if not isinstance(one, Prediction):
                     self._known[run] = one
+                elif run.otherwise and nearly_fills(one, found):
+                    notes = (*run.notes, f"memory is short: engine {run.otherwise}")
+                    instead[run] = replace(run, engine=run.otherwise, otherwise="", notes=notes)
+                else:
+                    self._known[run] = answered(one, found)
             self._tell(f"{number + 1} of {len(together)} workloads and clusters predicted")
+        if instead:
+            self._predict([*instead.values()])
+            self._known |= {run: self._known[other] for run, other in instead.items()}
 
 
 def _read(row: TableRow) -> Configuration | RunAnswer:

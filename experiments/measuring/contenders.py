@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -79,20 +80,25 @@ def _predicted(job: Job) -> Prediction | None:
 
 
 def _searched(workload: Workload, cluster: Cluster, count: int, seed: int) -> list[Contender]:
-    """The best plan of the search over this package's own space, and its rivals."""
+    """The best plan of the search over this package's own space, then the fastest others that this
+    search and a local one have seen."""
     problem = Problem(workload=workload, cluster=cluster)
     predictor = SymbolicPredictor(workload=workload, cluster=cluster)
-    searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor)
-    result = searcher.search(problem, space_of("mist"), BUDGET, seed)
-    plans = [] if result.plan is None else [result.plan]
-    plans += [rival.plan for rival in result.rivals]
-    return [
+    plans: dict[Plan, None] = {}
+    for name in ("mist", "aceso"):
+        if len(plans) < count:
+            searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
+            result = searcher.search(problem, space_of("mist"), BUDGET, seed)
+            found = [] if result.plan is None else [result.plan]
+            plans |= dict.fromkeys([*found, *(rival.plan for rival in result.rivals)])
+    searched = [
         Contender(
             job=Job(workload=workload, cluster=cluster, plan=plan),
             prediction=predictor.predict(plan),
         )
-        for plan in plans[:count]
+        for plan in plans
     ]
+    return [*searched[:1], *sorted(searched[1:], key=_order)][:count]
 
 
 def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]:
@@ -102,7 +108,7 @@ def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]
     if rest:
         return
     for micro_batch, share, states in product(MICRO_BATCHES, SHARES, STATES[system]):
-        if sequences % micro_batch:
+        if sequences % micro_batch or (system == "megatron" and _lacks(states)):
             continue
         values: dict[str, Any] = {
             "layers": layers,
@@ -117,3 +123,8 @@ def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]
         said = nearest(job, TARGETS[TARGET[system]]).job
         # FSDP2 alone recomputes whichever blocks it is told to.
         yield job if system == "fsdp" else replace(said, cluster=cluster)
+
+
+def _lacks(states: Mapping[str, float]) -> bool:
+    """Whether Megatron-core lacks the package that it offloads the optimizer's state with."""
+    return bool(states["offload_optimizer"]) and find_spec("transformer_engine") is None

@@ -49,8 +49,7 @@ def measure(options: argparse.Namespace) -> int:
     """Measure, print and write a table; a call that comes to its end says how to go on."""
     if options.quick:
         vars(options).update(QUICK)
-    systems = _systems(options.systems)
-    _check_installed(systems)
+    systems = chosen_systems(options.systems)
     cases = [
         Case(model=model, cap_gib=cap, batch=batch)
         for model, cap, batch in product(
@@ -76,12 +75,14 @@ def measure(options: argparse.Namespace) -> int:
     return study.end(_report(cases, study.rows, systems, left), DONE)
 
 
-def _systems(text: str) -> list[str]:
+def chosen_systems(text: str) -> list[str]:
+    """The systems of --systems, each of which is installed."""
     names = _listed(text)
     for name in names:
         if name not in SYSTEMS:
             message = f"--systems: {name!r} is unknown{near_matches(name, SYSTEMS)}"
             raise InputError(message)
+    _check_installed(names)
     return names
 
 

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments.measuring.contenders import OURS
+from experiments.running.last_words import last_words
 from mistlab.values.job import Job, dump_job
 
 # Steps at the beginning that are not timed: kernels are loaded and memory is taken.
@@ -74,9 +75,8 @@ def _json_line(text: str) -> Mapping[str, Any] | None:
 
 def _told(found: Mapping[str, Any] | None, errors: str) -> dict[str, Any]:
     if found is None:
-        last = [line for line in errors.splitlines() if line.strip()]
         is_short = "out of memory" in errors or "does not fit" in errors
-        return {"outcome": "out of memory" if is_short else (last[-1] if last else "no answer")}
+        return {"outcome": "out of memory" if is_short else last_words(errors, "no answer")}
     if "error" in found:
         return {"outcome": str(found["error"])}
     seconds = found["seconds"][WARM_UPS:] or found["seconds"]

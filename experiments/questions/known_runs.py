@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.resources import files
 
 from experiments.calibrating.published import carried
@@ -10,6 +11,7 @@ from experiments.calibrating.whole_runs import is_said_to_fit, predicted_s
 from experiments.frame.tables import Row
 from mistlab import catalog
 from mistlab.cost.arithmetic import megatron_flop
+from mistlab.cost.iteration_terms import Terms
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.mesh import num_gpus
@@ -114,6 +116,7 @@ def llama3_405b() -> Iterator[Row]:
             "high_s": found.iteration_s_high,
             "share_of_peak": found.mfu,
             "tflop_per_s_per_gpu": found.mfu * cluster.peak_flop_per_s("bf16") / TFLOP,
+            "terms_s": asdict(Terms.of(plan, found)),
             "fits": found.fits,
             "peak_reserved_bytes": max(one.peak_reserved_bytes for one in found.stages),
         }

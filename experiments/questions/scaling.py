@@ -33,11 +33,12 @@ QUICK_NODES = (1, 16, 512)
 # Sequences of a step: of strong scaling in all, of weak scaling for each GPU.
 STRONG_BATCH, BATCH_A_GPU = 1536, 4
 # How many times slower the network is than the datasheet says.
-SLOWER = (1, 2, 4)
+SLOWER, QUICK_SLOWER = (1, 2, 4), (1, 4)
 # Stages that choose alike: quick to search, and proven best in its space.
 SPACE = replace(space_of("+checkpointing"), name="equal stages", unequal_stages=False)
-# The largest search, and a smaller one for a first look.
+# The largest search, in the whole space; for a first look a smaller one, in the space above.
 LARGE_MODEL, LARGE_NODES, QUICK_LARGE_NODES = "gpt3-175b", 1280, 32
+LARGE_SPACE, QUICK_LARGE_SPACE = space_of("mist"), SPACE
 # Never reached: searches end by themselves, and so alike in every run.
 BUDGET = Budget(seconds=3600)
 LATENCY_GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -55,7 +56,8 @@ def scaling(options: argparse.Namespace) -> int:
         study.add(row)
     nodes = QUICK_NODES if options.quick else NODES
     asked = [("weak", count, 1) for count in nodes]
-    asked += [("strong", count, factor) for factor in SLOWER for count in nodes]
+    slower = QUICK_SLOWER if options.quick else SLOWER
+    asked += [("strong", count, factor) for factor in slower for count in nodes]
     for chapter, count, factor in study.counted(asked, "searches"):
         workload = _workload(model, options.sequence_length, _batch(chapter, count, hardware))
         study.add(_searched(chapter, workload, _slower(hardware, count, factor), factor, options))
@@ -107,6 +109,7 @@ def _searched(
     result = searcher.search(problem, space, BUDGET, options.seed)
     row: Row = {
         "chapter": chapter,
+        "space": space.name,
         "gpus": cluster.num_gpus,
         "slower_network": factor,
         "global_batch": workload.global_batch,
@@ -132,11 +135,12 @@ def _searched(
 
 
 def _largest(hardware: Hardware, options: argparse.Namespace) -> Row:
-    """A search for more than ten thousand GPUs, in the whole space."""
+    """A search for more than ten thousand GPUs, in the whole space; in haste a smaller one."""
     nodes = QUICK_LARGE_NODES if options.quick else LARGE_NODES
+    space = QUICK_LARGE_SPACE if options.quick else LARGE_SPACE
     workload = _workload(model_from(LARGE_MODEL, Path()), options.sequence_length, STRONG_BATCH)
     cluster = _slower(hardware, nodes, 1)
-    return _searched("largest search", workload, cluster, 1, options, space_of("mist"))
+    return _searched("largest search", workload, cluster, 1, options, space)
 
 
 def latencies(hardware: Hardware) -> Iterator[Row]:

@@ -116,10 +116,10 @@ def _share(value: float | None) -> str:
 def _largest(row: Row) -> Iterator[str]:
     yield "## The largest search"
     yield (
-        f"GPT-3 175B on {row['gpus']:,} GPUs, batch {row['global_batch']}, in space mist: "
-        f"{row[TIMING]['search_s']:.0f} s of the clock and {row[TIMING]['search_cpu_s']:.0f} s of "
-        f"one core, compilation included, to a plan of {row['iteration_s']:.2f} s "
-        f"({row.get('plan')})."
+        f"GPT-3 175B on {row['gpus']:,} GPUs, batch {row['global_batch']}, in space "
+        f"{row['space']}: {row[TIMING]['search_s']:.0f} s of the clock and "
+        f"{row[TIMING]['search_cpu_s']:.0f} s of one core, compilation included, to a plan of "
+        f"{row['iteration_s']:.2f} s ({row.get('plan')})."
     )
 
 
@@ -132,7 +132,10 @@ def _trained(rows: Sequence[Row]) -> Iterator[str]:
         "With several chunks a stage, 1F1B is interleaved."
     )
     yield table(
-        ("chunks", "iteration s", "bounds", "TFLOP/s a GPU", "of peak", "fullest GiB", "fits"),
+        (
+            *("chunks", "iteration s", "bounds", "TFLOP/s a GPU", "of peak"),
+            *("computing", "communicating", "waiting", "fullest GiB", "fits"),
+        ),
         [
             (
                 row["chunks"],
@@ -140,11 +143,17 @@ def _trained(rows: Sequence[Row]) -> Iterator[str]:
                 f"{row['low_s']:.2f} to {row['high_s']:.2f}",
                 f"{row['tflop_per_s_per_gpu']:.0f}",
                 f"{row['share_of_peak']:.0%}",
+                *_spent(row),
                 f"{row['peak_reserved_bytes'] / GIB_BYTES:.1f}",
                 "yes" if row["fits"] else "no",
             )
             for row in rows
         ],
+    )
+    yield (
+        "*Computing* and *communicating* are the slowest stage's shares of the iteration; "
+        "*waiting* is the rest: passages through other stages, first and last micro-batches, and "
+        "the step."
     )
     best = max((row for row in rows if row["fits"]), key=lambda row: row["share_of_peak"])
     low, high = (
@@ -154,6 +163,15 @@ def _trained(rows: Sequence[Row]) -> Iterator[str]:
         f"Published: over {LLAMA3_405B_TFLOP_PER_S} TFLOP/s a GPU. Predicted at best: "
         f"{best['tflop_per_s_per_gpu']:.0f}, with bounds from {low:.0f} to {high:.0f}."
     )
+
+
+def _spent(row: Row) -> Iterator[str]:
+    """Of an iteration, the shares in which the slowest stage computes, communicates and waits."""
+    shares = [
+        row["terms_s"][name] / row["iteration_s"]
+        for name in ("computation_s", "exposed_communication_s")
+    ]
+    yield from (f"{share:.0%}" for share in (*shares, 1 - sum(shares)))
 
 
 def _latency(rows: Sequence[Row], hardware: str) -> Iterator[str]:
@@ -198,10 +216,10 @@ gradients are reduced and weights gathered once an iteration: thousands of hops 
 
 Llama 3 405B's published degrees give each pipeline 16 micro-batches for 16 stages. Under plain
 1F1B half of the time is a bubble, so everything else would have to sustain four fifths of the
-peak; with four chunks a stage, interleaved, the prediction comes within a tenth of the published
-rate. How the trained schedule was cut is not known here, and nothing was fitted to it. Stages of
-eight blocks wait for nothing while those of seven do (126 blocks on 16 stages), and nothing hides
-the collectives of tensor parallelism.
+peak; with four chunks a stage, interleaved, waiting falls to a quarter of the time, and the
+prediction comes within a tenth of the published rate. How the trained schedule was cut is not known
+here, and nothing was fitted to it. Stages of eight blocks wait for nothing while those of seven do
+(126 blocks on 16 stages), and nothing hides the collectives of tensor parallelism.
 
 A ring's latency is that of its hops: measured inside a node, and NCCL's own figure for a hop over
 the network. Nobody reduces a kilobyte over 16,384 GPUs on a ring, which is why trees were built."""

@@ -15,7 +15,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import NO_INTERFERENCE
 from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, Problem, SearchResult
-from mistlab.values.space import SearchSpace, space_of
+from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.workload import Workload
 from searchers.registry import SEARCHERS
@@ -27,8 +27,15 @@ DEPTHS = (48, 64, 80, 96)
 SEQUENCES = (1024, 2048, 4096, 8192)
 # Multiples of what the machine has.
 FASTER, LARGER = (4.0,), (1.5, 2.0)
-# In haste all stages choose alike.
-SPACE, QUICK_SPACE = space_of("mist"), replace(space_of("+offload"), unequal_stages=False)
+SPACE = space_of("mist")
+# In haste all stages choose alike, and offload all or nothing of the optimizer's state and halves
+# of activations: the two kinds that the best plans of the defaults offload.
+QUICK_SPACE = replace(
+    space_of("+offload"),
+    name="+offload, equal stages, halves",
+    unequal_stages=False,
+    offload=OffloadRatios(optimizer=(0.0, 1.0), activations=(0.0, 0.5, 1.0)),
+)
 # The grid of a user who tunes, and of one who recomputes every block, as published.
 BASELINES = {"tuned": "megatron", "published": "megatron:published"}
 OVER = {f"over_{key}": f"over {key}" for key in BASELINES}

@@ -19,6 +19,7 @@ from experiments.calibrating.whole_runs import (
 )
 from experiments.exporting.launched_runs import launched_runs
 from experiments.frame.charts import Drawn
+from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.reports import plots
 from experiments.reports.error_summary import by_set, memory_summary, summary_of
@@ -59,11 +60,17 @@ def errors(options: argparse.Namespace) -> int:
         "times": [summary_of(name, rows) for name, rows in by_set(times).items()],
         "memory": memory_summary(memory, runs),
     }
-    return study.end(_report(summary, times, memory))
+    # What is said of the largest errors is of the runs of all tables.
+    whole = {END_TO_END, *MEGATRON} <= {one.path.name for one in tables} and not options.launch
+    return study.end(_report(summary, times, memory, whole=whole))
 
 
 def _report(
-    summary: Mapping[str, Any], times: Sequence[Mapping[str, Any]], memory: Sequence[Any]
+    summary: Mapping[str, Any],
+    times: Sequence[Mapping[str, Any]],
+    memory: Sequence[Any],
+    *,
+    whole: bool,
 ) -> Report:
     pictures = [
         Drawn(
@@ -81,20 +88,20 @@ def _report(
             )
         )
     return Report(
-        title="Predicted beside measured",
+        title="Times: predicted beside measured",
         words=words_of(summary, times, memory),
         summary=summary,
         pictures=pictures,
-        beside=[BESIDE],
+        beside=beside("experiments.reports", "predictor_error") if whole else [BESIDE],
     )
 
 
 BESIDE = """## Published, and why this differs
 
 What was measured was published by others, each run with its source: `experiments/calibrating` has
-the figures that the project carries, and the tables given by `--tables` have the rest. An error is
-predicted over measured, less one. Where they differ most, and why as far as it is known, is in
-docs/results/predictor-error.md."""
+the figures that the project carries. Where predictions of these and many more runs differ most, and
+why as far as it is known, is in docs/results/predictor-error.md, made from tables of runs that
+`--tables` names."""
 
 
 def _runs(folder: Path | None, *, quick: bool = False) -> tuple[list[PublishedRun], list[Table]]:

@@ -6,14 +6,30 @@ from typing import Any
 from experiments.frame.tables import table
 from mistlab.values.units import GIB_BYTES
 
+INTRODUCTION = (
+    "An error is predicted over measured, less one. Mean and median are of absolute errors; *mean "
+    "removed* is the mean absolute error once the mean error of the set is subtracted, as some of "
+    "the literature reports. *Left out* are errors of runs that the calibration did not see, or "
+    "that were left out of its fit, one at a time or in whole groups; then the share of these runs "
+    "inside the predicted bounds, and half the width of the bounds."
+)
+PLAYED = (
+    " *Played* is the event simulator, which plays runs with whole numbers of layers: how many, "
+    "the mean of absolute errors, and the share inside the same bounds."
+)
+
 
 def words_of(
     summary: Mapping[str, Any],
     times: Sequence[Mapping[str, Any]],
     memory: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """A table of runs, a line for each set, and the memory of stages."""
+    """A table of sets, the order of runs, tables of runs, and the memory of stages."""
+    sets = summary["times"]
     words = [
+        INTRODUCTION + (PLAYED if any(map(_is_played, sets)) else ""),
+        _sets_table(sets),
+        *(["\n".join(orders)] if (orders := [*filter(None, map(_order, sets))]) else []),
         table(
             ("run", "predicted s", "measured s", "error"),
             [
@@ -22,14 +38,66 @@ def words_of(
                 if "node" not in row["set"]
             ],
         ),
-        "Mean absolute errors: raw, median, after removing the mean (as the literature does):",
-        "\n".join(f"- {_set(one)}" for one in summary["times"]),
     ]
-    if not memory:
-        return words
-    found = summary["memory"]
+    if memory:
+        words += _memory(summary["memory"], memory)
+    if summary["tables"]:
+        words += [_tables(summary["tables"])]
+    return words
+
+
+def _tables(tables: Mapping[str, str]) -> str:
+    lines = [f"- `{name}`, sha256 `{sha256}`" for name, sha256 in tables.items()]
+    return "\n".join(["The tables, which the project does not carry:", "", *lines])
+
+
+def _sets_table(sets: Sequence[Mapping[str, Any]]) -> str:
+    head = ["set", "runs", "said not to fit", "mean", "median", "bias", "mean removed"]
+    head += ["left out", "their mean", "their median", "inside bounds", "half-width"]
+    with_played = any(map(_is_played, sets))
+    head += ["played", "played: mean", "inside bounds"] if with_played else []
+    return table(
+        head,
+        [
+            (
+                one["set"],
+                one["runs"],
+                one["runs_said_not_to_fit"],
+                *(_percent(one[name]) for name in ("mean_error", "median_error")),
+                f"{one['bias']:+.2%}",
+                _percent(one["mean_error_after_removing_the_mean"]),
+                one["runs_not_fitted"],
+                _percent(one["mean_error_of_runs_not_fitted"]),
+                _percent(one["median_error_of_runs_not_fitted"]),
+                _percent(one["inside_bounds"], 0),
+                _percent(one["median_half_width"], 1),
+                *(_played(one) if with_played else ()),
+            )
+            for one in sets
+        ],
+    )
+
+
+def _percent(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}%}"
+
+
+def _is_played(one: Mapping[str, Any]) -> bool:
+    return "mean_events_error" in one
+
+
+def _played(one: Mapping[str, Any]) -> tuple[object, ...]:
+    if not _is_played(one):
+        return 0, "-", "-"
+    return (
+        one["runs_played"],
+        _percent(one["mean_events_error"]),
+        _percent(one["events_inside_bounds"], 0),
+    )
+
+
+def _memory(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
-        *words,
         (
             f"Allocated memory of {found['stages']} stages: mean error {found['mean_error']:.2%}, "
             f"worst {found['worst_error']:+.2%}; reserved {found['mean_reserved_error']:.2%}, "
@@ -45,7 +113,7 @@ def words_of(
                     f"{row['measured_bytes'] / GIB_BYTES:.2f}",
                     _error(row),
                 )
-                for row in memory
+                for row in rows
             ],
         ),
     ]
@@ -60,41 +128,13 @@ def _error(row: Mapping[str, Any]) -> str:
     return f"{row['error']:+.1%}"
 
 
-def _set(one: Mapping[str, Any]) -> str:
-    return (
-        f"{one['set']}: {one['mean_error']:.2%}, {one['median_error']:.2%}, "
-        f"{one['mean_error_after_removing_the_mean']:.2%} of {one['runs']} runs, bias "
-        f"{one['bias']:+.2%}{_unseen(one)}{_ranks(one)}{_played(one)}; "
-        f"{one['runs_said_not_to_fit']} are said not to fit"
-    )
-
-
 def _reserved_left_out(found: Mapping[str, Any]) -> str:
     error = found["mean_reserved_error_left_out"]
     return "" if error is None else f"; {error:.2%} with each run left out of the fit"
 
 
-def _played(one: Mapping[str, Any]) -> str:
-    if "mean_events_error" not in one:
-        return ""
-    return (
-        f"; played task by task {one['mean_events_error']:.2%} of {one['runs_played']} runs, "
-        f"{one['events_inside_bounds']:.0%} inside bounds"
-    )
-
-
-def _unseen(one: Mapping[str, Any]) -> str:
-    if not one["runs_not_fitted"]:
-        return ""
-    bounds = f"{one['inside_bounds']:.0%} inside bounds of {one['median_half_width']:.1%}"
-    return (
-        f"; {one['runs_not_fitted']} left out of the fit: "
-        f"{one['mean_error_of_runs_not_fitted']:.2%} and "
-        f"{one['median_error_of_runs_not_fitted']:.2%}, {bounds}"
-    )
-
-
-def _ranks(one: Mapping[str, Any]) -> str:
+def _order(one: Mapping[str, Any]) -> str:
+    """Whether runs of one workload are in the right order; empty where none has several runs."""
     parts = []
     if one["median_rank_correlation"] is not None:
         parts.append(
@@ -107,6 +147,7 @@ def _ranks(one: Mapping[str, Any]) -> str:
             f"than the measured one (median; worst "
             f"{one['worst_predicted_best_over_measured_best']:.1%}, within 5 % in "
             f"{one['predicted_best_within_5_percent']:.0%} of workloads), "
-            f"{one['telling_pairs_in_wrong_order']} pairs in the wrong order"
+            f"{one['telling_pairs_in_wrong_order']} pairs that differ by over 3 % in the wrong "
+            "order"
         )
-    return "".join(f"; {part}" for part in parts)
+    return f"- {one['set']}: {'; '.join(parts)}." if parts else ""

@@ -46,6 +46,7 @@ def _trained(said: dict[str, Any]) -> dict[str, Any]:
     import torch  # noqa: PLC0415 (not for imports of this file)
 
     from runtime.baselines.run import BaselineSettings  # noqa: PLC0415 (needs torch)
+    from runtime.threads import with_share  # noqa: PLC0415 (needs torch)
 
     on_gpu = said["device"] == "cuda"
     if on_gpu and said.get("cap_gib"):
@@ -54,13 +55,15 @@ def _trained(said: dict[str, Any]) -> dict[str, Any]:
         torch.cuda.set_per_process_memory_fraction(share)
     module, name = DRIVERS[said["system"]]
     settings = BaselineSettings(device=said["device"], seed=said["seed"])
-    run = getattr(import_module(module), name)(load_job(said["plan"]), settings)
+    job = load_job(said["plan"])
     losses, seconds = [], []
-    for number in range(said["steps"]):
-        begin = perf_counter()
-        losses.append(run.step(number))
-        seconds.append(perf_counter() - begin)
-    run.close()
+    with with_share(None if on_gpu else job.cluster.hardware.gpu.cores):
+        run = getattr(import_module(module), name)(job, settings)
+        for number in range(said["steps"]):
+            begin = perf_counter()
+            losses.append(run.step(number))
+            seconds.append(perf_counter() - begin)
+        run.close()
     peaks = {}
     if on_gpu:
         peaks = {

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from experiments.running.last_words import ERROR, last_words
 from experiments.running.plan_runs import PlanRun, WorkerRunner, ended_within
 from mistlab.values.errors import InputError
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 RUN_PLAN = ("-m", "experiments.run_plan")
-ERROR = "error: "
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,15 +65,11 @@ class Launcher:
         if done is None:
             return None
         if done.returncode:
-            return {"error": _last_words(done.stderr, done.returncode)}
+            return {"error": last_words(done.stderr, silent(done.returncode))}
         said: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return said
 
 
-def _last_words(text: str, status: int) -> str:
-    """The line in which a rank says what was wrong; otherwise the last line."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    said = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
-    if said:
-        return said[0]
-    return lines[-1].strip() if lines else f"it ended with status {status}, without a word"
+def silent(status: int) -> str:
+    """What is said of a run that said nothing."""
+    return f"it ended with status {status}, without a word"

@@ -19,7 +19,8 @@ from mistlab.values.errors import InputError, near_matches
 from mistlab.values.job import Job, load_job
 from mistlab.values.units import GIB_BYTES
 
-QUICK_STEPS = 3
+# Of each folder of plan files, the first few are run in haste.
+QUICK_STEPS, QUICK_PLANS = 3, 2
 ON_CPU = (
     "These plans ran on CPUs, beside whatever else the machine did. Their times say that the "
     "command works; predictions are for the GPUs that the plans name."
@@ -31,7 +32,7 @@ Key = tuple[str, str]
 def run_plans(options: argparse.Namespace) -> int:
     """Run what is left to run, print the table of speedups."""
     ready = _launcher(options)
-    plans = [plan for folder in options.folders for plan in _found(folder)]
+    plans = [one for folder in options.folders for one in _found(folder, quick=options.quick)]
     study = Study.begin("run_plans", options, goes_on=True)
     earlier = {_key(row): row for row in study.earlier if "error" not in row}
     with ready as launcher:
@@ -56,8 +57,8 @@ def _launcher(options: argparse.Namespace) -> Launcher:
     return Launcher(steps=steps, device=options.device, seed=options.seed, seconds=options.seconds)
 
 
-def _found(folder: Path) -> list[Path | Row]:
-    """The plans of a folder; of a folder of results its rows."""
+def _found(folder: Path, *, quick: bool) -> list[Path | Row]:
+    """The plans of a folder, in haste the first ones; of a folder of results its rows."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else f"is not there{_near(folder)}"
         message = f"{folder}: {what}: give a folder of plan files, or of results of run_plans"
@@ -68,6 +69,10 @@ def _found(folder: Path) -> list[Path | Row]:
     if not plans:
         message = f"{folder}: has no plan files: give a folder that has some (*.yaml)"
         raise InputError(message)
+    if quick and len(plans) > QUICK_PLANS:
+        left_out = ", ".join(plan.name for plan in plans[QUICK_PLANS:])
+        progress(f"left out in haste (--quick): {left_out}")
+        plans = plans[:QUICK_PLANS]
     return [*plans]
 
 

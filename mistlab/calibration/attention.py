@@ -8,7 +8,7 @@ import numpy as np
 
 from mistlab.calibration.operators import ClassRows, fit, precision_of, rounded
 from mistlab.calibration.rows import Origin, Row, positive, read_rows, refuse_row
-from mistlab.cost.layers import slowdown_of
+from mistlab.cost.rates import slowdown_of
 from mistlab.machine.compute import OperatorClass, Rate
 from mistlab.machine.hardware import PeakTflops
 from mistlab.values.units import MILLISECONDS, TFLOP

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -28,7 +29,8 @@ from mistlab.calibration.rows import (
     refuse_row,
     spread_of,
 )
-from mistlab.cost.layers import slowdown_of, work_of
+from mistlab.cost.layers import work_of
+from mistlab.cost.rates import slowdown_of
 from mistlab.engines.megatron import MEGATRON
 from mistlab.machine.compute import OperatorClass, Rate
 from mistlab.machine.hardware import PeakTflops
@@ -55,6 +57,10 @@ CLASS_OF_OPERATOR: Mapping[str, OperatorClass] = {
     "enc-MLP-gelu": "memory",
     "enc-post-MLP-dropout": "memory",
 }
+# The optimizer's step of a block's products, which is no part of a pass.
+STEP = "optimizer-step"
+# A model without dropout lacks it.
+OPTIONAL = "enc-attention-dropout"
 OPERATORS_OF_CLASS: Mapping[OperatorClass, tuple[str, ...]] = {
     operators: tuple(name for name, one in CLASS_OF_OPERATOR.items() if one == operators)
     for operators in dict.fromkeys(CLASS_OF_OPERATOR.values())
@@ -106,12 +112,14 @@ class OperatorTable:
 
     Rows that failed have no time; they were dropped together with their blocks, and ``failed``
     counts them. ``spread`` is the range of repeated measurements as a share of their median.
+    ``step`` is the rate of the optimizer's step; None if the table has no step.
     """
 
     origin: Origin
     failed: int
     spread: float | None
     classes: Mapping[OperatorClass, ClassRows]
+    step: Rate | None
 
 
 def read_operator_table(
@@ -127,7 +135,11 @@ def read_operator_table(
     times: dict[tuple[Block, str], list[float]] = defaultdict(list)
     counted: dict[tuple[Block, str], tuple[float, float]] = {}
     failed = 0
+    steps: list[float] = []
     for where, row in rows:
+        if row["op"] == STEP:
+            seconds = positive(where, row, "fwd_us") * MICROSECONDS
+            steps.append(positive(where, row, "bytes") / GBYTES / seconds)
         if row["op"] not in CLASS_OF_OPERATOR or round(positive(where, row, "tp")) != 1:
             continue
         if row.get("failed") == "1":
@@ -150,6 +162,7 @@ def read_operator_table(
         failed=failed,
         spread=spread_of(times.values()),
         classes=_classes(blocks, times, counted, peaks),
+        step=Rate(operators="step", gbytes_per_s=rounded(median(steps))) if steps else None,
     )
 
 
@@ -203,7 +216,7 @@ def precision_of(where: str, row: Row) -> Precision:
 
 
 def _is_whole(block: Block, times: Mapping[tuple[Block, str], Sequence[float]]) -> bool:
-    return all((block, operator) in times for operator in CLASS_OF_OPERATOR)
+    return all((block, operator) in times for operator in CLASS_OF_OPERATOR if operator != OPTIONAL)
 
 
 def _classes(
@@ -213,12 +226,16 @@ def _classes(
     peaks: PeakTflops,
 ) -> Mapping[OperatorClass, ClassRows]:
     """Sums over each class's operators, of the median of repeated measurements."""
-    work = [_work_in_rows(block, counted) or _work_of_graph(block) for block in blocks]
+    work = [
+        _work_in_rows(block, times, counted)
+        or _work_of_graph(block, drops=(block, OPTIONAL) in times)
+        for block in blocks
+    ]
     slowdowns = np.array([slowdown_of(peaks, block.precision) for block in blocks])
     classes: dict[OperatorClass, ClassRows] = {}
     for operators, names in OPERATORS_OF_CLASS.items():
         seconds = [
-            sum(float(np.median(times[block, name])) for name in names) * MICROSECONDS
+            sum(float(np.median(times.get((block, name), 0.0))) for name in names) * MICROSECONDS
             for block in blocks
         ]
         classes[operators] = ClassRows(
@@ -231,19 +248,21 @@ def _classes(
 
 
 def _work_in_rows(
-    block: Block, counted: Mapping[tuple[Block, str], tuple[float, float]]
+    block: Block,
+    times: Mapping[tuple[Block, str], Sequence[float]],
+    counted: Mapping[tuple[Block, str], tuple[float, float]],
 ) -> Mapping[str, float]:
     """Operations and bytes of each class from a block's rows; empty if a row lacks them."""
-    if any((block, name) not in counted for name in CLASS_OF_OPERATOR):
+    if any((block, name) in times and (block, name) not in counted for name in CLASS_OF_OPERATOR):
         return {}
     return {
-        f"{operators} {unit}": sum(counted[block, name][place] for name in names)
+        f"{operators} {unit}": sum(counted.get((block, name), (0, 0))[place] for name in names)
         for operators, names in OPERATORS_OF_CLASS.items()
         for place, unit in enumerate(COUNTED)
     }
 
 
-def _work_of_graph(block: Block) -> Mapping[str, float]:
+def _work_of_graph(block: Block, *, drops: bool) -> Mapping[str, float]:
     """Operations and bytes of each class in a block's forward and backward, from its graph."""
     model = ModelSpec.of(
         family="gpt",
@@ -253,7 +272,7 @@ def _work_of_graph(block: Block) -> Mapping[str, float]:
         ffn=block.ffn,
         vocab=block.vocab,
         biases=True,
-        dropout=0.1,
+        dropout=0.1 if drops else 0.0,
     )
     workload = Workload(
         model=model,

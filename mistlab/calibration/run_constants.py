@@ -1,9 +1,10 @@
-"""Few constants of hardware and engine, fitted to the times of whole runs.
+"""Few constants of hardware, engine and profile, fitted to the times of whole runs.
 
 Runs are taken as they are, so a constant stands for what training keeps up: the share of the best
 products, the bus bandwidth of collectives among the GPUs of a node and among nodes, the latency of
-groups that reach over nodes, the host's time for a block. A few runs in a hundred are many times
-slow for reasons of their cluster; the fit counts large errors less than their square.
+groups that reach over nodes, the host's time for a block, what one cluster is late by. A few runs
+in a hundred are many times slow for reasons of their cluster; the fit counts large errors less than
+their square.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,10 @@ from numpy.typing import NDArray
 from mistlab.engines.engine import Engine
 from mistlab.machine.compute import Compute, Rate
 from mistlab.machine.hardware import Hardware
+from mistlab.machine.profile import Profile
 from mistlab.machine.transfers import GroupTransfers, Line, Transfers
 
 Values = NDArray[np.float64]
-# Seconds of runs under a hardware and an engine.
-Predicted = Callable[[Hardware, Engine], Values]
 
 # Backward passes of fused attention keep up this share of the forward pass's rate.
 BACKWARD_SHARE = 0.8
@@ -33,10 +33,15 @@ ACROSS = {"pair": (1, 2), "two": (8, 2), "four": (8, 4)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is fitted: a hardware and an engine."""
+    """What is fitted: a hardware, an engine, and the profile of the cluster if it has one."""
 
     hardware: Hardware
     engine: Engine
+    profile: Profile | None = None
+
+
+# Seconds of runs under a setting.
+Predicted = Callable[[Setting], Values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +70,11 @@ CONSTANTS: Mapping[str, Constant] = {
     "products_share": Constant(low=0.4, high=1.3, words="the engine's products"),
     "attention_share": Constant(low=0.2, high=1.5, words="the engine's fused attention"),
     "memory_share": Constant(low=0.3, high=2.0, words="the engine's kernels that move bytes"),
+    "block_ms": Constant(low=0.01, high=20, words="the profile's blocks, later by rank"),
+    "block_power": Constant(low=0.1, high=3, words="the power of the ranks"),
+    "send_ms": Constant(low=1, high=2000, words="the profile's sends, later"),
 }
+OF_PROFILE = ("block_ms", "block_power", "send_ms")
 
 
 def values_of(setting: Setting) -> dict[str, float]:
@@ -93,13 +102,18 @@ def values_of(setting: Setting) -> dict[str, float]:
         found["end_ms"] = 1e3 * host.end_s
         found["step_ms"] = 1e3 * host.step_s
         found["sharded_step_ms"] = 1e3 * host.sharded_step_s
+    if setting.profile is not None:
+        found |= {name: getattr(setting.profile, name) for name in OF_PROFILE}
     return found
 
 
 def with_values(setting: Setting, values: Mapping[str, float]) -> Setting:
     """A setting with other values of some constants."""
     every = {**values_of(setting), **values}
-    hardware, engine = setting.hardware, setting.engine
+    hardware, engine, profile = setting.hardware, setting.engine, setting.profile
+    if profile is not None:
+        own = {name: every[name] for name in OF_PROFILE}
+        profile = replace(profile, **own)  # type: ignore[arg-type]
     compute, transfers = hardware.compute, hardware.transfers
     if compute is not None:
         compute = _compute(compute, every)
@@ -125,6 +139,7 @@ def with_values(setting: Setting, values: Mapping[str, float]) -> Setting:
             memory_share=every["memory_share"],
             shares_on={},
         ),
+        profile=profile,
     )
 
 
@@ -202,7 +217,7 @@ def fitted(
 
     def errors(logs: Values) -> Values:
         new = with_values(setting, dict(zip(names, np.exp(logs).tolist(), strict=True)))
-        return np.log(predicted(new.hardware, new.engine) / measured_s)
+        return np.log(predicted(new) / measured_s)
 
     first = np.clip(np.log([start[name] for name in names]), low + 1e-6, high - 1e-6)
     found = least_squares(

@@ -5,10 +5,16 @@ sequence length. At distance zero they are as wide as the errors of runs that we
 fit while runs near them were in it. From one doubling on they are as wide as the errors of whole
 model widths that were left out, as far as such widths lay from the others. Each doubling beyond
 adds half as much again.
+
+What is slow on some clusters is in none of this. On a cluster without a profile, a run may take as
+long as on the slowest cluster on which its engine was measured, so its upper bound is the one of
+there. Its lower bound stays.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from mistlab import catalog
+from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
@@ -85,3 +91,11 @@ def bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionBo
         hidden=workload.model.hidden,
         sequence_length=workload.sequence_length,
     )
+
+
+def slowest_cluster(cluster: Cluster, engine: Engine) -> Cluster | None:
+    """The same cluster as slow as the slowest on which an engine was measured; None where that says
+    nothing: inside a node, with a profile of its own, or if no such cluster is known."""
+    if cluster.profile is not None or cluster.nodes == 1 or not engine.slowest:
+        return None
+    return replace(cluster, profile=catalog.profile(engine.slowest))

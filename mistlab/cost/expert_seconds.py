@@ -35,8 +35,10 @@ def exchanged_s(
             if gpus * spanned > 1:
                 rows = (in_node == gpus) & (nodes == spanned)
                 link = links.to_all(gpus_in_node=gpus, nodes=spanned, copies=copies)
-                waits_s = messages[rows] * exchange.wait_s
-                seconds[rows] = link(size_bytes[rows], messages[rows]) + waits_s
+                own_s = experts.count / (gpus * spanned) * exchange.expert_s if experts else 0.0
+                waits_s = messages[rows] * (exchange.wait_s + own_s)
+                sent_s = link(size_bytes[rows], messages[rows]) * (1 - exchange.hidden)
+                seconds[rows] = sent_s + waits_s
         return seconds
 
     return seconds_of

@@ -2,7 +2,9 @@
 
 The host issues passes one after another, and the GPU runs them in the same order. So a forward and
 a backward pass together take as long as the slower of the two: the host's time for both, or the
-GPU's. Passes share the wait by their lengths.
+GPU's. Passes share the wait by their lengths. The host of an idle stage has issued what comes next,
+so a micro-batch passes through it as fast as the GPU; but where ranks of a block wait for the
+latest of their hosts, as on a cluster with a profile, no host is a pass ahead.
 
 Axes: C candidates.
 """
@@ -32,11 +34,13 @@ def with_host(
     forward, backward = inside["forward"], inside["backward"]
     both = forward + backward
     longer = np.maximum(both, issued_s(host, batch, cluster)) / np.where(both > 0, both, 1.0)
+    ahead = np.where(peculiar_s(batch.value, cluster) > 0, longer, 1.0)
+    through = {**inside, "forward": forward * ahead, "backward": backward * ahead}
     inside["forward"], inside["backward"] = forward * longer, backward * longer
     inside["first_forward"] = np.maximum(inside["first_forward"], inside["forward"])
     inside["last_backward"] = np.maximum(inside["last_backward"], inside["backward"])
     last_computed = np.maximum(passes.last_computed, inside["backward"])
-    return replace(passes, inside=inside, last_computed=last_computed)
+    return replace(passes, inside=inside, through=through, last_computed=last_computed)
 
 
 def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Values:

@@ -16,17 +16,19 @@ def iteration_figures(
     workload: Workload,
     cluster: Cluster,
     bounds: PredictionBounds,
+    slowest_s: float = 0.0,
 ) -> Mapping[str, Any]:
     """The figures of a ``Prediction`` whose iteration takes ``seconds``.
 
-    ``flop`` is the number of operations that all GPUs together do in the iteration.
+    ``flop`` is the number of operations that all GPUs together do in the iteration, ``slowest_s``
+    how long the iteration takes on the slowest cluster known.
     """
     width = bounds.half_width(num_gpus)
     peak = cluster.peak_flop_per_s(workload.precision)
     return {
         "iteration_s": seconds,
         "iteration_s_low": seconds * max(0.0, 1 - width),
-        "iteration_s_high": seconds * (1 + width),
+        "iteration_s_high": max(seconds, slowest_s) * (1 + width),
         "tokens_per_s": workload.tokens / seconds,
         "mfu": flop / (seconds * num_gpus * peak),
     }

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mistlab.engines.kernel_rules import BATCHED_PRODUCTS, PLAIN, KernelRule
 from mistlab.machine.compute import OperatorClass
-from mistlab.symbolic.eight_bit import DTYPE
+from mistlab.symbolic.eight_bit import DTYPE, DTYPE_OF_4
 from mistlab.symbolic.graph import LayerGraph, Operator
 
 
@@ -12,6 +12,8 @@ def class_of(operator: Operator) -> OperatorClass:
     """The class of an operator, which has a rate in hardware files."""
     if operator.kind == "matmul":
         return _class_of_product(operator)
+    if operator.kind == "scan":
+        return "scan"
     if operator.kind == "attention":
         return "attention_forward" if operator.phase == "forward" else "attention_backward"
     return "memory"
@@ -20,6 +22,8 @@ def class_of(operator: Operator) -> OperatorClass:
 def _class_of_product(operator: Operator) -> OperatorClass:
     if operator.name in BATCHED_PRODUCTS:
         return "batched_matmul"
+    if operator.dtype == DTYPE_OF_4:
+        return "matmul_4bit"
     is_grouped = operator.name.startswith("mistlab.grouped_product")
     if operator.dtype == DTYPE:
         return "grouped_matmul_8bit" if is_grouped else "matmul_8bit"

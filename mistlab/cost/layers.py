@@ -6,14 +6,14 @@ Axes: C candidates; types of layers (``mistlab.symbolic.layer_types``) are named
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.kernels import class_of, rule_of
-from mistlab.engines.engine import Engine
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.machine.compute import (
     AS_ANOTHER,
@@ -22,7 +22,6 @@ from mistlab.machine.compute import (
     Compute,
     OperatorClass,
 )
-from mistlab.machine.hardware import Hardware, PeakTflops
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.exchanges import EXCHANGES, Beside
 from mistlab.symbolic.graph import PHASES, LayerGraph, Operator, Phase
@@ -33,8 +32,11 @@ from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.symbolic.symbols import size_names, size_symbol
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
-from mistlab.values.workload import Precision
 
+CLASSES: tuple[OperatorClass, ...] = (
+    *OPERATOR_CLASSES,
+    *(name for name in AS_ANOTHER if name != "step"),
+)
 # Classes beyond those of operators: products that run beside tensor-parallel collectives. They make
 # gradients of weights, or of a layer's input.
 BESIDE = "beside"
@@ -215,8 +217,8 @@ class LayerModel:
 
     def __call__(self, columns: Mapping[str, Values]) -> Mapping[str, LayerFigures]:
         """The figures of each type of layer for columns of all sizes and choices of graphs."""
-        values = self.work(columns)
-        passes = {name: self._pass(name, values) for name in self.work.passes}
+        values, rates = self.work(columns), self._rates()
+        passes = {name: self._pass(name, values, rates) for name in self.work.passes}
 
         def pass_of(layer_type: str, phase: str) -> Pass | None:
             name = self.work.pass_of(layer_type, phase)
@@ -234,86 +236,58 @@ class LayerModel:
             for name in self.work.types
         }
 
-    def _pass(self, name: str, values: Mapping[str, Values]) -> Pass:
+    def _rates(self) -> Mapping[str, tuple[float, float]]:
+        """The seconds for an operation and for a byte, of each class."""
         s_per_flop = self.slowdown / self.compute.sustained
-        seconds = {
-            operators: values[f"{name} {operators} flop"]
-            * (rate.s_per_flop * s_per_flop * self._slowdown(operators))
-            + values[f"{name} {operators} bytes"] * rate.s_per_byte
-            for operators in (*OPERATOR_CLASSES, *AS_ANOTHER)
+        rates: dict[str, tuple[float, float]] = {
+            operators: (
+                rate.s_per_flop * s_per_flop * self.times_slower(operators),
+                rate.s_per_byte,
+            )
+            for operators in CLASSES
             for rate in (self.compute.rate(operators),)
         }
         matmul = self.compute.rate("matmul")
+        of_products = matmul.s_per_flop * s_per_flop, matmul.s_per_byte
+        return {**rates, **dict.fromkeys(BESIDES.values(), of_products)}
 
-        def beside_s(products: str) -> Values:
-            computed_s = values[f"{name} {products} flop"] * (matmul.s_per_flop * s_per_flop)
-            return np.asarray(computed_s + values[f"{name} {products} bytes"] * matmul.s_per_byte)
-
+    def _pass(
+        self, name: str, values: Mapping[str, Values], rates: Mapping[str, tuple[float, float]]
+    ) -> Pass:
+        flop = np.array([values[f"{name} {one} flop"] for one in rates])
+        moved = np.array([values[f"{name} {one} bytes"] for one in rates])
+        factors = np.array([*rates.values()])
+        every = flop * factors[:, :1] + moved * factors[:, 1:]
+        seconds = dict(zip(rates, every, strict=True))
         launches_s = values[f"{name} kernels"] * self.compute.launch_s
         exchanged = {
             kind: (values[f"{name} {kind} messages"], values[f"{name} {kind} message bytes"])
             for kind in EXCHANGES
         }
         return Pass(
-            compute_s=_joined(np.sum([*seconds.values()], axis=0), launches_s),
+            compute_s=_joined(every[: len(CLASSES)].sum(axis=0), launches_s),
             beside_s={
-                **{beside: beside_s(products) for beside, products in BESIDES.items()},
+                **{beside: seconds[products] for beside, products in BESIDES.items()},
                 "attention": np.sum([seconds[one] for one in OF_ATTENTION], axis=0),
             },
             exchanged={kind: one for kind, one in exchanged.items() if one[0].any()},
         )
 
-    def _slowdown(self, operators: OperatorClass) -> float:
+    def times_slower(self, operators: OperatorClass) -> float:
         """How many times slower a class is than the class whose rate it takes."""
         takes = self.compute.given(operators)
         return self.of_8_bits if operators in EIGHT_BIT and takes not in EIGHT_BIT else 1.0
-
-
-def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
-    """The rates at which an engine's kernels compute; a host that is known needs no launches."""
-    products, attention, memory = engine.shares(hardware.name)
-    if engine.host is None and products == attention == memory == 1:
-        return compute
-    shares = {
-        "matmul": products,
-        "batched_matmul": products,
-        "attention_forward": attention,
-        "attention_backward": attention,
-    }
-    rates = tuple(
-        replace(
-            rate,
-            tflops=rate.tflops and rate.tflops * shares.get(rate.operators, 1.0),
-            gbytes_per_s=rate.gbytes_per_s and rate.gbytes_per_s * memory,
-        )
-        for rate in compute.rates
-    )
-    launch_us = compute.launch_us if engine.host is None else 0.0
-    return replace(compute, rates=rates, launch_us=launch_us)
-
-
-def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:
-    """How many times slower a precision's arithmetic is than 16-bit arithmetic.
-
-    With 8-bit products everything else is in 16 bits.
-    """
-    peak: float | None = peaks.bf16 if precision == "fp8" else getattr(peaks, precision)
-    return 1.0 if peak is None else peaks.fp16 / peak
-
-
-def slowdown_of_8_bits(peaks: PeakTflops) -> float:
-    """How many times slower 8-bit products are than 16-bit ones; below 1 where they are faster."""
-    return 1.0 if peaks.fp8 is None else peaks.fp16 / peaks.fp8
 
 
 def _work(
     operators: Sequence[Operator], layer: LayerGraph, rules: KernelRules, attention: str
 ) -> Mapping[str, sympy.Expr]:
     """Operations and bytes of each class of a layer's operators, and its number of kernels."""
-    zero = sympy.Integer(0)
-    classes = (*OPERATOR_CLASSES, *AS_ANOTHER, *BESIDES.values())
-    sums = {f"{one} {unit}": zero for one in classes for unit in ("flop", "bytes")}
-    sums["kernels"] = zero
+    classes = (*CLASSES, *BESIDES.values())
+    terms: dict[str, list[sympy.Expr]] = {
+        f"{one} {unit}": [] for one in classes for unit in ("flop", "bytes")
+    }
+    terms["kernels"] = []
     is_batch = sympy.Piecewise((1, size_symbol("b") > 1), (0, True))
     done = set[KernelRule]()
     for operator in operators:
@@ -324,14 +298,15 @@ def _work(
         fused_bytes = moved * bytes_factor(rule)
         beside = _goes_on_beside(operator)
         for one in (own,) if beside is None else (own, BESIDES[beside]):
-            sums[f"{one} flop"] += operator.flop
-            sums[f"{one} bytes"] += fused_bytes
-        sums["memory bytes"] += _number(rule.copies_of_batches) * is_batch * moved
+            terms[f"{one} flop"].append(operator.flop)
+            terms[f"{one} bytes"].append(fused_bytes)
+        if rule.copies_of_batches:
+            terms["memory bytes"].append(_number(rule.copies_of_batches) * is_batch * moved)
         if rule not in done:
-            sums["kernels"] += _kernels(rule)
+            terms["kernels"].append(_kernels(rule))
         if rule.together:
             done.add(rule)
-    return sums
+    return {name: sympy.Add(*some) for name, some in terms.items()}
 
 
 def _goes_on_beside(operator: Operator) -> Beside | None:
@@ -352,6 +327,7 @@ def _goes_on_beside(operator: Operator) -> Beside | None:
     return "input" if tokens <= first and ranks not in first else None
 
 
+@cache
 def bytes_factor(rule: KernelRule) -> sympy.Expr:
     """Of the bytes that an operator reads and writes, the part that its kernel moves."""
     if rule.bytes_own_keys is not None:
@@ -381,6 +357,7 @@ def _where_fused(rule: KernelRule, fused: float, unfused: float) -> sympy.Expr:
     return sympy.Piecewise((_number(fused), is_fused), (_number(unfused), True))
 
 
+@cache
 def _number(factor: float) -> sympy.Expr:
     return sympy.nsimplify(factor)
 

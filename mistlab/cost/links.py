@@ -215,8 +215,6 @@ class LinkTimes:
         if across_nodes:
             rate = min(rate, cluster.inter_node_bytes_per_s / at_once)
         latency_s = line.latency_s if line else 0.0
-        if cluster.profile is not None and cluster.num_gpus >= cluster.profile.send_gpus:
-            latency_s += cluster.profile.send_s
         return LinkTime(latency_s=latency_s, s_per_byte=1 / rate)
 
     def part_of_network(self, at_once: int) -> float:

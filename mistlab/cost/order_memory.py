@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from mistlab.schedule.plan_orders import in_flight_of_plan, passes_of_plan, shortened
 from mistlab.schedule.stage_passes import StagePasses
 from mistlab.symbolic.layer import sum_name
-from mistlab.symbolic.layer_types import HEAD, graphs_of, type_of
-from mistlab.symbolic.library import graph_of
+from mistlab.symbolic.layer_types import HEAD, type_of
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.symbolic.treatments import TREATMENTS
+from mistlab.symbolic.treatments import PLAIN
 from mistlab.values.parts import batch_of_parts
 from mistlab.values.plan import Plan
 from mistlab.values.stages import StageBatch
@@ -48,16 +47,19 @@ def unlike_bytes(plan: Plan, model: StageModel) -> list[float]:
 
 
 def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:
-    """For each type of layers, the type whose bytes it keeps for its weights' gradients: the plain
-    type for a recomputed block."""
+    """For each type of layers, the type that keeps as many bytes as this one keeps for the
+    gradients of its weights.
+
+    A block that was recomputed is whole then, but the backward pass has freed attention's scores,
+    which no weight needs.
+    """
     if not any(of_stage.splits_backward for of_stage in passes_of_plan(shortened(plan))):
         return {}
-    treatments = [(name, TREATMENTS[name]) for name in model.types.treatments]
-    graphs = graphs_of(graph_of(model.workload).graph, treatments)
-    found = {name: name for name in graphs}
+    found = {name: name for name in model.types.names}
     for kind in model.types.kinds:
-        again = (type_of(kind, way) for way in model.types.treatments)
-        found |= {name: kind for name in again if graphs[name].again}
+        scoreless = type_of(kind, "core_recomputed")
+        ways = (PLAIN, *model.types.treatments)
+        found |= dict.fromkeys((type_of(kind, way) for way in ways), scoreless)
     return found
 
 

@@ -37,12 +37,23 @@ class SplitTimes:
 
 
 def order_iteration_s(
-    times: StageTimes, passes: Sequence[StagePasses], split: SplitTimes | None = None
+    times: StageTimes,
+    passes: tuple[StagePasses, ...],
+    split: SplitTimes | None = None,
+    *,
+    steps_apart: bool = False,
+    steps_last: bool = False,
 ) -> Table:
-    """Seconds (C) of one iteration in which stages run these passes."""
+    """Seconds (C) of one iteration in which stages run these passes.
+
+    With ``steps_last`` a stage steps all of its chunks when its passes are over, one after another.
+    With ``steps_apart`` a stage begins the next iteration when its own passes are over, so the
+    iteration takes as long as the longest of all stages, each from its own beginning.
+    """
     seconds = _PassSeconds(times, passes, split)
     ends: dict[PassKey, Table] = {}
     free: dict[int, Table] = {}
+    begun: dict[int, Table | float] = {}
     longest = np.zeros(len(times.forward_s))
     for one in in_turn(passes):
         own, through, extra = seconds.of(one)
@@ -50,13 +61,20 @@ def order_iteration_s(
         if one.phase == "first_forward":
             end = end + seconds.begin_s[seconds.part(one)]
         if one.needs is not None:
-            end = np.maximum(end, ends[one.needs] + seconds.sent_s(one) + through)
+            comes = ends[one.needs] + seconds.sent_s(one)
+            end = np.maximum(end, comes + through)
+            if steps_apart and one.stage not in free:
+                begun[one.stage] = comes
         end = np.asarray(end + extra)
         free[one.stage] = ends[one.key] = end
         if one.phase == "last_backward":
             rest = seconds.end_s[seconds.part(one)]
-            longest = np.maximum(longest, end + rest)
-    return np.maximum(longest, np.maximum.reduce([*free.values()]))
+            longest = np.maximum(longest, end + rest - begun.get(one.stage, 0.0))
+    if steps_last:
+        stages = len(passes)
+        free = {stage: end + sum(seconds.end_s[stage::stages]) for stage, end in free.items()}
+    lengths = [end - begun.get(stage, 0.0) for stage, end in free.items()]
+    return np.maximum(longest, np.maximum.reduce(lengths))
 
 
 def order_bound_s(

@@ -14,6 +14,7 @@ from mistlab.cost.pipeline import StageTimes
 from mistlab.cost.stage import StageTimeModel
 from mistlab.cost.tasks import task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
+from mistlab.engines.table import ENGINES
 from mistlab.schedule.plan_orders import order_of_plan, shortened
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.values.parts import batch_of_parts
@@ -35,14 +36,17 @@ def ordered_iterations_s(model: StageTimeModel, plans: Sequence[Plan]) -> Table:
     times = StageTimes(**{name: getattr(seconds, name).reshape(shape) for name in names})
     splits = any(of_stage.splits_backward for of_stage in passes)
     split = _split_times(model, batch, shape) if splits else None
-    few_s = order_iteration_s(times, passes, split)
+    apart = ENGINES[played.engine].steps_apart
+    last = bool(model.tasks.template.phases["step"])
+    few_s = order_iteration_s(times, passes, split, steps_apart=apart, steps_last=last)
     beyond = np.array([plan.micro_batches - played.micro_batches for plan in plans])
     if not beyond.any():
         return few_s
     # Each further group of micro-batches takes as long as the last of those that are played.
     stages = played.num_stages
     longer = replace(played, micro_batches=played.micro_batches + stages)
-    more_s = order_iteration_s(times, passes_of(order_of_plan(longer)), split)
+    passes = passes_of(order_of_plan(longer))
+    more_s = order_iteration_s(times, passes, split, steps_apart=apart, steps_last=last)
     return np.asarray(few_s + (more_s - few_s) * beyond / stages)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.side_by_side import overlapped
+from mistlab.cost.side_by_side import lowered, overlapped
 from mistlab.cost.tasks import TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.places import layers_above
@@ -41,12 +41,14 @@ _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 class PassSeconds:
     """Seconds (C) inside the passes of each phase, and outside passes.
 
+    ``through`` is the time inside steady passes of a micro-batch for which its stage was idle.
     ``last_computed`` is the time inside the last backward pass without reductions, which go on
     after it. ``opening`` comes before a steady forward pass by itself, ``first_opening`` before the
     first forward, ``last_closing`` after the last backward.
     """
 
     inside: Mapping[Phase, Values]
+    through: Mapping[Phase, Values]
     last_computed: Values
     opening: Values
     first_opening: Values
@@ -55,9 +57,12 @@ class PassSeconds:
     turn_at_last_layer: Values
 
 
-def pass_seconds(seconds: TaskSeconds, kinds: Kinds, summed: Sums) -> PassSeconds:
-    """The times of stages' passes; ``summed`` sums lengths of slots over each stage."""
-    work = _SlotWork(seconds, kinds)
+def pass_seconds(
+    seconds: TaskSeconds, kinds: Kinds, summed: Sums, *, is_least: bool = False
+) -> PassSeconds:
+    """The times of stages' passes; ``summed`` sums lengths of slots over each stage. With
+    ``is_least``, times that no greater work on the same streams undercuts."""
+    work = _SlotWork(seconds, kinds, is_least=is_least)
     inside = kinds[:, HERE] != NOTHING
     below = ~inside & (kinds[:, UPPER] != NOTHING)
     above = ~inside & ~below
@@ -69,8 +74,10 @@ def pass_seconds(seconds: TaskSeconds, kinds: Kinds, summed: Sums) -> PassSecond
     computed = work.lengths([(inside, ("last_backward",))], _NOT_REDUCING)
     last_computed, *lasting = summed([*computed, *work.lengths(slots)])
     opening, first_opening, last_closing, at_first_layer, at_last_layer = lasting[len(PHASES) :]
+    inside_s = dict(zip(PHASES, lasting, strict=False))
     return PassSeconds(
-        inside=dict(zip(PHASES, lasting, strict=False)),
+        inside=inside_s,
+        through=inside_s,
         last_computed=last_computed,
         opening=opening,
         first_opening=first_opening,
@@ -89,8 +96,9 @@ def reduces_in_place(seconds: TaskSeconds) -> NDArray[np.bool_]:
 class _SlotWork:
     """The work of the streams in the slots of each kind, in each phase."""
 
-    def __init__(self, seconds: TaskSeconds, kinds: Kinds) -> None:
+    def __init__(self, seconds: TaskSeconds, kinds: Kinds, *, is_least: bool) -> None:
         self.seconds = seconds
+        self.is_least = is_least
         self.kinds = kinds
         self._padded: dict[tuple[str, str, int], Values] = {}
         self.alone = {phase: self._alone(phase) for phase in PHASES}
@@ -105,7 +113,7 @@ class _SlotWork:
             for where, phases in slots
         ]
         ends = np.cumsum([len(least) for least in fetched])[:-1]
-        lasting = _slot_seconds(self.seconds, np.concatenate(alone), awaited)
+        lasting = _slot_seconds(self.seconds, np.concatenate(alone), awaited, self.is_least)
         parts = np.split(np.maximum(lasting, np.concatenate(fetched)), ends)
         return [(part, where) for part, (where, _) in zip(parts, slots, strict=True)]
 
@@ -115,7 +123,9 @@ class _SlotWork:
         alone = np.zeros((len(self.kinds), len(seconds.zero), len(STREAMS)))
         for task in template.phases[phase]:
             layers = self.kinds[:, _neighbour(task, phase, template.depth)]
-            alone[:, :, STREAMS.index(task.stream)] += self._of_task(task)[layers]
+            # The tasks of a step run one after another.
+            stream = COMPUTE if phase == "step" else STREAMS.index(task.stream)
+            alone[:, :, stream] += self._of_task(task)[layers]
         if phase != "step":
             # The layer that computes waits for its tensor-parallel collectives; copies go on.
             waiting = seconds.tensor_s["forward" if "forward" in phase else "backward"]
@@ -156,14 +166,17 @@ def _with_nothing(of_type: Values) -> Values:
     return np.concatenate([of_type, np.zeros((1, of_type.shape[1]))])
 
 
-def _slot_seconds(seconds: TaskSeconds, alone: Values, awaited: Sequence[str]) -> Values:
+def _slot_seconds(
+    seconds: TaskSeconds, alone: Values, awaited: Sequence[str], is_least: bool
+) -> Values:
     """Seconds (K, S) of slots, until the ``awaited`` streams are done."""
     if seconds.model.template.depth == 0:
         return np.asarray(alone.sum(axis=-1))
     lengths = np.empty(alone.shape[:2])
     for rows, factors in seconds.factors():
         part = alone[:, rows]
-        flat = overlapped(part.reshape(-1, len(STREAMS)), factors, awaited)
+        own = lowered(factors) if is_least else factors
+        flat = overlapped(part.reshape(-1, len(STREAMS)), own, awaited)
         lengths[:, rows] = flat.reshape(part.shape[:2])
     return lengths
 

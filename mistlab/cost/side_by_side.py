@@ -4,6 +4,10 @@ While a set of streams is busy, each of them runs slower by a factor that depend
 the group of GPUs that communicates; when one is done, the others go on under the factors of the
 smaller set. What comes out lies between the longest part and the sum of all.
 
+More work on a stream may make the whole shorter: while two kinds of copies run, communication can
+slow a third less. So ``lowered`` factors give a time that no greater work on the same streams
+undercuts (docs/decisions/0035-searches-that-prove.md).
+
 Axes: C cases; the four streams last, in the order of ``mistlab.machine.slowdowns.STREAMS``.
 """
 
@@ -15,6 +19,8 @@ from numpy.typing import NDArray
 from mistlab.machine.slowdowns import STREAMS, GroupSlowdowns
 
 BITS = np.array([1, 2, 4, 8])
+# All sets of streams.
+BESIDE = range(1 << len(STREAMS))
 
 # Cases worked on together: few enough that what is computed between stays in the cache.
 BLOCK = 8192
@@ -31,11 +37,31 @@ def factors_of(group: GroupSlowdowns) -> Factors:
     return table
 
 
+def lowered(factors: Factors) -> Factors:
+    """Factors (256, 4) by the streams that had work at first (times 16) and those still busy: the
+    least that a stream has beside these and any others that had work at first."""
+    sets = np.arange(len(factors))
+    tables = []
+    for first in sets:
+        table = np.where(((sets & ~first) == 0)[:, None], factors, np.inf)
+        for bit in BITS:
+            without = sets[(sets & bit) == 0]
+            table[without] = np.minimum(table[without], table[without + bit])
+        # Streams that are not busy have no factor.
+        tables.append(np.where(np.isfinite(table) & _is_in(sets), table, 1.0))
+    return np.concatenate(tables)
+
+
+def _is_in(sets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each stream (4) is in each set."""
+    return np.asarray((sets[:, None] & BITS) > 0)
+
+
 def overlapped(
     alone: NDArray[np.float64], factors: Factors, awaited: Sequence[str] = STREAMS
 ) -> NDArray[np.float64]:
     """Seconds (C) of work that would take ``alone`` (C, 4) by itself, until the ``awaited`` streams
-    are done with theirs."""
+    are done with theirs; the factors may be ``lowered``."""
     chosen = np.array([STREAMS.index(stream) for stream in awaited])
     by_stream = np.ascontiguousarray(factors.T)
     # What nothing runs beside takes as long as it does by itself.
@@ -53,9 +79,10 @@ def _elapsed(
     """Seconds (C) of ``alone`` (4, C) under factors (4, 16): streams first, for speed."""
     left = alone
     elapsed = np.zeros(alone.shape[1])
+    begun = np.uint8(16) * _sets(alone > 0) if factors.shape[1] > len(BESIDE) else np.uint8(0)
     for _ in STREAMS:
         busy = left > 0
-        slowed = factors.take(_sets(busy), axis=1)
+        slowed = factors.take(begun + _sets(busy), axis=1)
         ends = np.where(busy, left * slowed, np.inf)
         first = ends.min(axis=0)
         step = np.where(np.isfinite(first), first, 0.0)

@@ -29,6 +29,7 @@ from mistlab.cost.side_by_side import BITS
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_kinds import slot_counts
+from mistlab.schedule.slot_table import IN_TURN
 from mistlab.symbolic.distinct import Distinct, distinct_rows
 from mistlab.values.stages import StageBatch, StageSeconds
 
@@ -52,9 +53,14 @@ FEW_ROWS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimeModel:
-    """The times of a workload's stages on a cluster under one engine's schedule."""
+    """The times of a workload's stages on a cluster under one engine's schedule.
+
+    With ``is_least`` they are times that the same stages with larger positive ratios, and the same
+    ratios of zero, do not undercut either.
+    """
 
     tasks: TaskModel
+    is_least: bool = False
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
         """The times of each candidate."""
@@ -77,15 +83,17 @@ class StageTimeModel:
         )
         received = np.where(batch.has_embedding, 0.0, seconds.receive_s[strategies.index])
         sent = np.where(batch.has_head, 0.0, seconds.send_s[strategies.index])
-        blocking = float(self.tasks.template.sends == "blocking")
+        sends = self.tasks.template.sends
+        blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
         lost = (1 - blocking) * _lost_beside_sends(seconds)[strategies.index]
-        passes = pass_seconds(seconds, kinds, summed)
+        passes = pass_seconds(seconds, kinds, summed, is_least=self.is_least)
         if self.tasks.host is not None:
             passes = with_host(passes, self.tasks.host, batch, self.tasks.cluster)
         times = _times(
             passes,
             blocking * received,
             blocking * sent,
+            meeting,
             reduces_in_place(seconds)[strategies.index],
             _run_ahead(batch),
         )
@@ -112,24 +120,32 @@ def _times(
     passes: PassSeconds,
     received: Values,
     sent: Values,
+    meeting: float,
     in_place: NDArray[np.bool_],
     run_ahead: Values,
 ) -> Mapping[str, Values]:
     """The times (C) of steady passes, and of the first and the last pass.
 
-    While a stage waits for a transfer, it fetches its next layers.
+    While a stage waits for a transfer, it fetches its next layers. A transfer counts at its
+    receiver, whose micro-batch passes through when it is done; if both ends are in the transfer
+    (``meeting`` is 1), it also keeps the sender from its next pass.
     """
     inside = passes.inside
     before_forward = np.maximum(passes.turn_at_first_layer, received)
     before_backward = np.maximum(passes.turn_at_last_layer, sent)
     first_s = inside["first_forward"] - inside["forward"]
+    # Two sends, of which the second one comes after a backward pass and before the next forward.
+    kept = meeting * (sent + received)
     last_s = np.where(in_place, passes.last_computed, inside["last_backward"]) - inside["backward"]
     return {
-        "forward_s": inside["forward"] + before_forward,
+        "forward_s": inside["forward"] + before_forward + kept,
         "backward_s": inside["backward"] + before_backward,
-        "through_forward_s": inside["forward"] + received,
-        "through_backward_s": inside["backward"] + sent,
-        "delta_forward_s": first_s + np.maximum(passes.first_opening, received) - before_forward,
+        "through_forward_s": passes.through["forward"] + received,
+        "through_backward_s": passes.through["backward"] + sent,
+        "delta_forward_s": first_s
+        + np.maximum(passes.first_opening, received)
+        - before_forward
+        - kept,
         "delta_backward_s": inside["last_backward"]
         + passes.last_closing
         - inside["backward"]

@@ -17,17 +17,9 @@ from numpy.typing import NDArray
 from mistlab.cost.expert_seconds import exchanged_s
 from mistlab.cost.groups_on_nodes import shapes_of
 from mistlab.cost.known_layers import figures_of_layers
-from mistlab.cost.layers import (
-    KernelRules,
-    LayerFigures,
-    LayerModel,
-    Pass,
-    compute_of,
-    slowdown_of,
-    slowdown_of_8_bits,
-    work_of,
-)
+from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, work_of
 from mistlab.cost.links import LinkTime, LinkTimes
+from mistlab.cost.rates import compute_of, slowdown_of, slowdown_of_8_bits
 from mistlab.cost.side_by_side import Factors, factors_of
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
@@ -118,7 +110,7 @@ class TaskModel:
             host=engine.host,
             kernels=engine.kernels,
             expert_exchange=engine.expert_exchange,
-            step_s_a_parameter=step_moved * hardware.compute.rate("memory").s_per_byte,
+            step_s_a_parameter=step_moved * hardware.compute.rate("step").s_per_byte,
         )
 
     def factors_of_group(self, gpus_in_node: int, nodes: int) -> Factors:
@@ -158,7 +150,8 @@ class TaskSeconds:
 
     ``tensor_s`` (T, S) is the time of tensor-parallel collectives in one pass of a layer, which
     waits for them. ``send_s`` and ``receive_s`` (S) are the times of a micro-batch's activations to
-    the next stage and from the stage before. ``tied_s`` (S) is the time to reduce the gradient of a
+    the next stage and from the stage before; both have the ``late_s`` (S) of the cluster's profile.
+    ``tied_s`` (S) is the time to reduce the gradient of a
     table that the embedding and the head of different stages share.
     """
 
@@ -173,6 +166,7 @@ class TaskSeconds:
         self.of_type = [self.layers[name] for name in names]
         # 1 for types of blocks (T, 1), else 0.
         self.of_blocks = np.array([[float(name in blocks)] for name in names])
+        self.late_s = self._late()
         self.send_s = self._sends(self.shapes.crosses_to_next)
         self.receive_s = self._sends(self.shapes.crosses_from_previous)
         self.tied_s = self._tied()
@@ -376,7 +370,14 @@ class TaskSeconds:
             rows = (crosses == across) & (at_once == senders)
             link = self.model.links.send(across_nodes=across, at_once=senders)
             seconds[rows] += link(size_bytes[rows])
-        return seconds
+        return seconds + self.model.template.send_wait_s + self.late_s
+
+    def _late(self) -> Values:
+        """Seconds (S) that sends take longer on a cluster with a profile."""
+        cluster, ranks = self.model.cluster, self._ranks("tensor").astype(np.int64)
+        if cluster.profile is None:
+            return np.zeros(len(ranks))
+        return cluster.profile.send_s(ranks, cluster.num_gpus)
 
     def _tied(self) -> Values:
         """Seconds (S) of reducing a tied table's gradient between the first stage and the last.

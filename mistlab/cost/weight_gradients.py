@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mistlab.cost.kernels import class_of, rule_of
 from mistlab.cost.layers import KernelRules, bytes_factor
 from mistlab.cost.tasks import TaskModel, TaskSeconds
+from mistlab.machine.compute import OperatorClass
 from mistlab.symbolic.compiled import Compiled, compile_expressions
 from mistlab.symbolic.graph import LayerGraph, Operator
 from mistlab.symbolic.graph_choice import by_graph
@@ -32,6 +33,12 @@ from mistlab.symbolic.symbols import layer_columns, size_names, size_symbol
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
 
 Values = NDArray[np.float64]
+
+# The classes of products with weights: of 16 and 8 bits, of dense layers and of experts.
+PRODUCTS: tuple[OperatorClass, ...] = (
+    *("matmul", "grouped_matmul"),
+    *("matmul_8bit", "grouped_matmul_8bit"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +68,14 @@ def weight_gradients_s(seconds: TaskSeconds) -> Values:
 
 def _seconds(model: TaskModel, values: dict[str, Values], name: str) -> Values:
     layers = model.layers
-    rate = layers.compute.rate("matmul")
-    s_per_flop = rate.s_per_flop * layers.slowdown / layers.compute.sustained
-    return np.asarray(
-        values[f"{name} flop"] * s_per_flop + values[f"{name} bytes"] * rate.s_per_byte
-    )
+    seconds = np.zeros(1)
+    for product in PRODUCTS:
+        rate = layers.compute.rate(product)
+        s_per_flop = rate.s_per_flop * layers.times_slower(product)
+        s_per_flop *= layers.slowdown / layers.compute.sustained
+        moved_s = values[f"{name} {product} bytes"] * rate.s_per_byte
+        seconds = seconds + values[f"{name} {product} flop"] * s_per_flop + moved_s
+    return np.asarray(seconds)
 
 
 @kept
@@ -74,16 +84,17 @@ def _products(
 ) -> Compiled:
     expressions: dict[str, sympy.Expr] = {}
     for name, layer in graphs_of(graph.graph, treatments).items():
-        sums = _sums(layer, rules, graph.attention)
-        expressions |= {f"{name} flop": sums.flop, f"{name} bytes": sums.moved_bytes}
+        for product in PRODUCTS:
+            sums = _sums(layer, rules, graph.attention, product)
+            expressions[f"{name} {product} flop"] = sums.flop
+            expressions[f"{name} {product} bytes"] = sums.moved_bytes
     return compile_expressions(expressions, columns=size_names(), constants={})
 
 
-def _sums(layer: LayerGraph, rules: KernelRules, attention: str) -> _Sums:
+def _sums(layer: LayerGraph, rules: KernelRules, attention: str, product: OperatorClass) -> _Sums:
     flop = moved = sympy.Integer(0)
     for operator in layer.of_phase("backward"):
-        if makes_weight_gradient(operator):
-            assert class_of(operator) == "matmul"
+        if makes_weight_gradient(operator) and class_of(operator) == product:
             flop += operator.flop
             factor = bytes_factor(rule_of(operator, layer, rules, attention))
             moved += (operator.read_bytes + operator.written_bytes) * factor

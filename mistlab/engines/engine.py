@@ -26,17 +26,20 @@ class Engine:
 
     ``overlapped`` is its slot table with gradients reduced and weights gathered beside the passes,
     ``afterwards`` its slot table with both after the last pass; it has one of them at least.
-    ``sends`` is how its stages pass activations on. ``kernels`` are the rules by which its kernels
-    differ from a layer graph's operators. ``memory`` is what it keeps in each precision that it
-    trains in, ``step_moved`` how many bytes a parameter its optimizer's step reads and writes.
+    ``sends`` is how its stages pass activations on, and a send takes ``send_wait_s`` longer than
+    its link. ``kernels`` are the rules by which its kernels differ from a layer graph's operators.
+    ``memory`` is what it keeps in each precision that it trains in, ``step_moved`` how many bytes a
+    parameter its optimizer's step reads and writes.
     ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
     and goes; None stands for the allocator that a hardware file describes, which is the one of this
     package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None
     counts launches of kernels alone. Its products, its fused attention and its kernels that move
     bytes keep up ``products_share``, ``attention_share`` and ``memory_share`` of the rates that the
     hardware sustains, which were fitted to other engines' runs; ``shares_on`` has the three by the
-    name of a hardware on which they differ. A run takes ``crowded_factor``
-    times as long where a GPU's memory is nearly full.
+    name of a hardware on which they differ, ``eight_bit_on`` that of plain 8-bit products. A run
+    takes ``crowded_factor`` times as long where a GPU's memory is nearly full. ``slowest`` names
+    the profile of the slowest cluster on which its runs were measured: a cluster without a profile
+    may be as slow.
 
     ``expert_exchange`` is how copies of tokens get to their experts. ``measured_as`` names the
     engine whose measured runs say how sure this one's times are; empty stands for the engine
@@ -45,6 +48,8 @@ class Engine:
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
     says whether states and activations may lie in host memory. Stages run the default order of
     passes and the named ``orders``, or with ``takes_orders`` whatever order a plan gives.
+    With ``steps_apart`` no stage waits for another one's step: stages that begin late go on late,
+    and an iteration takes as long as the stage that is longest at it.
     ``parts_ends`` says whether the last stages of a pipeline may lack blocks, ``is_for_plans``
     whether plans may name the engine, ``runs_here`` whether this package's runtime executes its
     slot table.
@@ -54,6 +59,7 @@ class Engine:
     overlapped: Template | None = None
     afterwards: Template | None = None
     sends: Sends = "overlapped"
+    send_wait_s: float = 0.0
     kernels: tuple[KernelRule, ...] = ()
     memory: Mapping[Precision, EngineMemory]
     step_moved: Mapping[Precision, int]
@@ -63,6 +69,7 @@ class Engine:
     attention_share: float = 1.0
     memory_share: float = 1.0
     shares_on: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    eight_bit_on: Mapping[str, float] = field(default_factory=dict)
     crowded_factor: float = 1.0
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
@@ -70,6 +77,8 @@ class Engine:
     takes_orders: bool = False
     orders: tuple[str, ...] = ()
     parts_ends: bool = False
+    steps_apart: bool = False
+    slowest: str = ""
     expert_exchange: ExpertExchange = AT_ONCE
     measured_as: str = ""
     is_for_plans: bool = True
@@ -89,7 +98,7 @@ class Engine:
             wanted, other = other, wanted
         template = wanted or other
         assert template is not None
-        return replace(template, sends=self.sends)
+        return replace(template, sends=self.sends, send_wait_s=self.send_wait_s)
 
     def shares(self, hardware: str) -> tuple[float, float, float]:
         """The shares of the rates of products, attention and memory on a hardware."""

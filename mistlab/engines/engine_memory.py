@@ -27,6 +27,7 @@ class EngineMemory:
     gathered_elements: int = 0
     reduced: int = 0
     kept_gates: int = 0
+    whole_inputs: int = 0
     fixed_mib: int = 0
     wide_logits: int = 0
 

@@ -8,11 +8,15 @@ class ExpertExchange:
     """The exchanges of an engine between ranks with different experts.
 
     At each exchange the GPU waits ``wait_s`` for its host, which has to know how many rows come.
+    ``expert_s`` is the time of the small kernels that each of a rank's experts needs for itself,
+    for each exchange. Of the bytes' time the share ``hidden`` goes on beside another micro-batch.
     With ``once_a_node`` a token goes to each node once, however many of its experts are there, and
     is passed on inside the node.
     """
 
     wait_s: float = 0.0
+    expert_s: float = 0.0
+    hidden: float = 0.0
     once_a_node: bool = False
 
 

@@ -10,14 +10,19 @@ from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.host_time import HostTime
 
+# torchtitan computes the loss of the logits as 32-bit numbers, operator by operator: beside 16-bit
+# logits there are logarithms of shares, their gradient and that of the logits, 14 bytes a logit.
+# Workspaces are cuBLAS's, of torch's two threads. Eager blocks keep more than the graph, by up to
+# 12 tensors of the model's width; but half of the blocks recomputed, which stand for its selective
+# recomputation, keep as much as that does without them.
+_MEMORY = EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=5, fixed_mib=64)
+
 FSDP = Engine(
     name="fsdp",
     overlapped=OVERLAPPED,
     kernels=LOSS_IN_32_BITS,
-    memory=dict.fromkeys(
-        ("bf16", "fp8"), EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=1)
-    ),
-    step_moved={"bf16": 50, "fp8": 50},
+    memory=dict.fromkeys(("bf16", "fp8", "fp4"), _MEMORY),
+    step_moved={"bf16": 50, "fp8": 50, "fp4": 50},
     cached_share=CACHED_SHARE,
     # Fitted to 256 runs of llm-foundry on A100 and H100 (docs/results/runs.md). Its attention is a
     # kernel in Triton with linear biases. Bytes are counted operator by operator, where its kernels
@@ -27,6 +32,8 @@ FSDP = Engine(
     memory_share=1.6,
     # The same kernels make less of an H100.
     shares_on={"h100-80gb": (0.88, 0.416, 1.11)},
+    # B200's 8-bit rate is Transformer Engine's; torchao keeps up twice the 16-bit rate.
+    eight_bit_on={"b200-180gb": 0.77},
     host=HostTime(
         forward_s=1.6e-3, backward_s=2.4e-3, end_s=0.5e-3, step_s=2e-3, sharded_step_s=1e-3
     ),

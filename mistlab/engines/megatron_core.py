@@ -3,10 +3,15 @@ Engine's kernels, for NeMo, Megatron-Bridge and Megatron-LM alike.
 
 Norms, rotary embedding, gates and the loss are fused kernels; gradients of weights are added up in
 the products that make them. ``megatron-core`` sums gradients in 32 bits, and its host takes part in
-each exchange of tokens between experts. ``megatron-bridge`` has the settings of Megatron-Bridge's
-recipes: gradients are summed and reduced in 16 bits, blocks run as CUDA graphs, and fused kernels
-(DeepEP, HybridEP) exchange tokens in the order of experts. ``megatron-bridge-alltoall`` is the same
-with Megatron's plain exchange.
+each exchange of tokens between experts. ``megatron-core-fused-loss`` is the same with the loss in
+fused operators (``cross-entropy-loss-fusion``), ``megatron-fsdp`` with weights and gradients
+sharded as well (``megatron-fsdp optim_grads_params``).
+
+``megatron-bridge`` has the settings of Megatron-Bridge's recipes: gradients are summed and reduced
+in 16 bits, blocks run as CUDA graphs, and fused kernels (DeepEP, HybridEP) exchange tokens in the
+order of experts. ``megatron-bridge-alltoall`` is the same with Megatron's plain exchange,
+``megatron-bridge-eager`` without CUDA graphs, and ``megatron-bridge-graph`` with a whole iteration
+as one CUDA graph and exchanges hidden.
 """
 
 from dataclasses import replace
@@ -43,7 +48,12 @@ _EAGER = HostTime(forward_s=1.9e-3, backward_s=2.9e-3)
 # experts take 3 to 9 ms longer than their kernels, in six exchanges (SimuMax, Megatron-Bridge).
 _PLAIN = ExpertExchange(wait_s=0.7e-3)
 
-_HALF = EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1)
+# Whatever the plan: cuBLAS has workspaces of 32 MiB for torch's forward and backward threads, and
+# Transformer Engine has one of its own. Ranks of tiny models hold 45 (A100, free choice of kernels)
+# to 130 MiB (H100) beyond their tensors.
+_WORKSPACES_MIB = 96
+
+_HALF = EngineMemory(weight=2, gradient=4, optimizer=12, wide_logits=1, fixed_mib=_WORKSPACES_MIB)
 
 MEGATRON_CORE = Engine(
     name="megatron-core",
@@ -51,12 +61,20 @@ MEGATRON_CORE = Engine(
     afterwards=AFTERWARDS,
     kernels=_KERNELS,
     memory={
-        "fp16": EngineMemory(weight=2, gradient=2, optimizer=12, step_scratch=4, wide_logits=1),
+        "fp16": EngineMemory(
+            weight=2,
+            gradient=2,
+            optimizer=12,
+            step_scratch=4,
+            wide_logits=1,
+            fixed_mib=_WORKSPACES_MIB,
+        ),
         "bf16": _HALF,
         "fp8": _HALF,
-        "fp32": EngineMemory(weight=4, gradient=4, optimizer=8),
+        "fp4": _HALF,
+        "fp32": EngineMemory(weight=4, gradient=4, optimizer=8, fixed_mib=_WORKSPACES_MIB),
     },
-    step_moved={"fp16": 62, "bf16": 50, "fp8": 50, "fp32": 44},
+    step_moved={"fp16": 62, "bf16": 50, "fp8": 50, "fp4": 50, "fp32": 44},
     host=_EAGER,
     expert_exchange=_PLAIN,
     cached_share=CACHED_SHARE,
@@ -65,22 +83,57 @@ MEGATRON_CORE = Engine(
     orders=tuple(INTERLEAVED),
     measured_as="megatron",
 )
-_SIXTEEN = EngineMemory(weight=2, gradient=2, optimizer=12, wide_logits=1)
+# Products, conversions and paddings run expert by expert: blocks of Qwen3-30B, DeepSeek V3 and
+# Nemotron 3 Super take 0.08 ms longer for each expert of a rank, in six exchanges.
+_OF_AN_EXPERT_S = 14e-6
+# Fused operators of the loss make one more 32-bit copy of the logits.
+MEGATRON_CORE_FUSED_LOSS = replace(
+    MEGATRON_CORE,
+    name="megatron-core-fused-loss",
+    memory={
+        precision: replace(memory, wide_logits=memory.wide_logits + 2)
+        for precision, memory in MEGATRON_CORE.memory.items()
+    },
+)
+# Its own sharded data parallelism keeps what it keeps, and shards gradients and weights too.
+MEGATRON_FSDP = replace(
+    MEGATRON_CORE,
+    name="megatron-fsdp",
+    highest_zero=3,
+    highest_zero_in_pipeline=3,
+)
+_SIXTEEN = EngineMemory(
+    weight=2, gradient=2, optimizer=12, wide_logits=1, fixed_mib=_WORKSPACES_MIB
+)
 MEGATRON_BRIDGE = replace(
     MEGATRON_CORE,
     name="megatron-bridge",
     kernels=(_SORTED_ON_THE_WAY, *_KERNELS),
-    memory={"bf16": _SIXTEEN, "fp8": _SIXTEEN},
-    step_moved={"bf16": 48, "fp8": 48},
+    memory={"bf16": _SIXTEEN, "fp8": _SIXTEEN, "fp4": _SIXTEEN},
+    step_moved={"bf16": 48, "fp8": 48, "fp4": 48},
+    # H100's 8-bit rate is that of Transformer Engine in 2024. With that of 2025 and 2026 dense runs
+    # of Llama 70B (7 rows) take 9 % less; Llama 8B (2 rows) was left out.
+    eight_bit_on={"h100-80gb": 1.12},
     # Its recipes shard weights too where they say so (Megatron-FSDP).
     highest_zero=3,
     highest_zero_in_pipeline=3,
     host=None,
-    expert_exchange=ExpertExchange(once_a_node=True),
+    expert_exchange=ExpertExchange(once_a_node=True, expert_s=_OF_AN_EXPERT_S),
 )
+# Python issues the kernels of a block with experts, most of them one by one for each expert:
+# Qwen3-30B takes as long for 4,096 tokens on H100 and on B200, with either exchange.
+_EAGER_EXPERTS = HostTime(forward_s=3.6e-3, backward_s=5.6e-3)
 MEGATRON_BRIDGE_ALLTOALL = replace(
     MEGATRON_BRIDGE,
     name="megatron-bridge-alltoall",
     kernels=_KERNELS,
-    expert_exchange=_PLAIN,
+    expert_exchange=replace(_PLAIN, expert_s=_OF_AN_EXPERT_S),
+    host=_EAGER_EXPERTS,
+)
+MEGATRON_BRIDGE_EAGER = replace(MEGATRON_BRIDGE, name="megatron-bridge-eager", host=_EAGER_EXPERTS)
+# A whole iteration is one CUDA graph, and exchanges run beside another micro-batch's kernels.
+MEGATRON_BRIDGE_GRAPH = replace(
+    MEGATRON_BRIDGE,
+    name="megatron-bridge-graph",
+    expert_exchange=ExpertExchange(once_a_node=True, hidden=1.0),
 )

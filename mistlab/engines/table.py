@@ -8,18 +8,24 @@ from mistlab.engines.megatron import MEGATRON
 from mistlab.engines.megatron_core import (
     MEGATRON_BRIDGE,
     MEGATRON_BRIDGE_ALLTOALL,
+    MEGATRON_BRIDGE_EAGER,
+    MEGATRON_BRIDGE_GRAPH,
     MEGATRON_CORE,
+    MEGATRON_CORE_FUSED_LOSS,
+    MEGATRON_FSDP,
 )
 from mistlab.engines.mist import MIST
 from mistlab.engines.mistlab import MISTLAB
-from mistlab.engines.nanotron import NANOTRON
-from mistlab.engines.zero_bubble import ZERO_BUBBLE
+from mistlab.engines.nanotron import NANOTRON, NANOTRON_WHOLE_INPUTS
+from mistlab.engines.zero_bubble import ZERO_BUBBLE, ZERO_BUBBLE_WAITING
 
 ENGINES: dict[str, Engine] = {
     row.name: row
     for row in (
-        *(MISTLAB, MEGATRON, MEGATRON_CORE, MEGATRON_BRIDGE, MEGATRON_BRIDGE_ALLTOALL),
-        *(ZERO_BUBBLE, DEEPSPEED, ACESO, NANOTRON, FSDP, MIST),
+        *(MISTLAB, MEGATRON, MEGATRON_CORE, MEGATRON_CORE_FUSED_LOSS, MEGATRON_FSDP),
+        *(MEGATRON_BRIDGE, MEGATRON_BRIDGE_ALLTOALL, MEGATRON_BRIDGE_EAGER),
+        *(MEGATRON_BRIDGE_GRAPH, ZERO_BUBBLE, ZERO_BUBBLE_WAITING),
+        *(DEEPSPEED, ACESO, NANOTRON, NANOTRON_WHOLE_INPUTS, FSDP, MIST),
     )
 }
 

@@ -22,6 +22,9 @@ OperatorClass = Literal[
     "grouped_matmul",
     "matmul_8bit",
     "grouped_matmul_8bit",
+    "matmul_4bit",
+    "scan",
+    "step",
 ]
 # Classes that every hardware file has, and those that may take their rates from another class.
 OPERATOR_CLASSES: tuple[OperatorClass, ...] = (
@@ -32,8 +35,11 @@ AS_ANOTHER: Mapping[OperatorClass, OperatorClass] = {
     "grouped_matmul": "matmul",
     "matmul_8bit": "matmul",
     "grouped_matmul_8bit": "grouped_matmul",
+    "matmul_4bit": "matmul_8bit",
+    "scan": "memory",
+    "step": "memory",
 }
-EIGHT_BIT = ("matmul_8bit", "grouped_matmul_8bit")
+EIGHT_BIT = ("matmul_8bit", "grouped_matmul_8bit", "matmul_4bit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +49,8 @@ class Rate:
     Products with weights are ``matmul``, products of written-out attention ``batched_matmul``.
     Fused attention has two classes of its own. Operators that only move bytes are ``memory``.
     Products of experts are ``grouped_matmul``; products of 8-bit operands have classes of their
-    own, with rates in 8-bit operations.
+    own, with rates in 8-bit operations; so have products of 4-bit operands. Scans of state-space
+    blocks are ``scan``; the optimizer's step, one kernel, is ``step``.
     """
 
     operators: OperatorClass

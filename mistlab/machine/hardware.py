@@ -16,7 +16,7 @@ from mistlab.values.value import bounded, check_fields
 from mistlab.values.workload import Precision
 
 ProvenanceKind = Literal["datasheet", "measured", "borrowed"]
-_PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp32")
+_PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp8", "fp4", "fp32")
 CALIBRATED = ("interference", "transfers", "compute", "allocator", "engines")
 
 
@@ -28,6 +28,7 @@ class PeakTflops:
     bf16: float | None = field(metadata=bounded(above=0))
     fp32: float = field(metadata=bounded(above=0))
     fp8: float | None = field(default=None, metadata=bounded(above=0))
+    fp4: float | None = field(default=None, metadata=bounded(above=0))
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -36,12 +37,13 @@ class PeakTflops:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU; ``memory_gib`` is the part of its memory that torch can use, ``board_watts`` the
-    most power that its board draws."""
+    most power that its board draws, ``cores`` those of a CPU's part that stands in for a GPU."""
 
     memory_gib: float = field(metadata=bounded(above=0))
     memory_gbytes_per_s: float = field(metadata=bounded(above=0))
     peak_tflops: PeakTflops
     board_watts: float | None = field(default=None, metadata=bounded(above=0))
+    cores: int | None = field(default=None, metadata=bounded(minimum=1))
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -27,7 +27,8 @@ class Profile:
 
     Where a pipeline reaches over several nodes and at least ``block_ranks`` ranks share a block, a
     host takes ``block_ms`` x (those ranks) ^ ``block_power`` longer to issue a block's forward and
-    backward pass. From ``send_gpus`` GPUs on, a send between stages takes ``send_ms`` longer.
+    backward pass. From ``send_gpus`` GPUs on, and where at least ``send_ranks`` ranks share a
+    block, a send between stages takes ``send_ms`` longer.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Profile:
     block_ranks: int = field(default=2, metadata=bounded(minimum=2))
     block_power: float = field(default=1.0, metadata=bounded(minimum=0))
     send_gpus: int = field(default=1, metadata=bounded(minimum=1))
+    send_ranks: int = field(default=1 << 20, metadata=bounded(minimum=1))
     send_ms: float = field(default=0.0, metadata=bounded(minimum=0))
     source: str
 
@@ -48,7 +50,8 @@ class Profile:
         waits = in_pipeline & (ranks >= self.block_ranks)
         return waits * self.block_ms * MILLISECONDS * ranks**self.block_power
 
-    @property
-    def send_s(self) -> float:
-        """Seconds that a send takes longer."""
-        return self.send_ms * MILLISECONDS
+    def send_s(self, ranks: Ranks, gpus: int) -> Values:
+        """Seconds that a send takes longer between stages with blocks of so many ranks."""
+        is_late = (ranks >= self.send_ranks) | (gpus >= self.send_gpus)
+        late: Values = is_late.astype(float) * (self.send_ms * MILLISECONDS)
+        return late

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mistlab.cost.memory import room_bytes
 from mistlab.engines.table import ENGINES
 from mistlab.runs.jobs import RunJob
 from mistlab.values.prediction import Prediction, StagePrediction
@@ -40,9 +41,12 @@ class RunAnswer:
 def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     """The answer with the prediction of a run; a GPU that is nearly full is a note."""
     cluster = found.job.cluster
+    notes, more = found.notes, list[str]()
+    if found.saves_unsaid and not prediction.fits:
+        prediction = _capped(prediction, int(room_bytes(cluster)))
+        more.append("recompute is not said, but without it memory is short: all of it assumed full")
     # Runs were measured on their first stage, which holds the most micro-batches.
     fullest = prediction.stages[0].peak_allocated_bytes
-    notes, more = found.notes, list[str]()
     if fullest > NEARLY_FULL * cluster.memory_bytes:
         factor = ENGINES[found.job.plan.engine].crowded_factor
         prediction = slowed(prediction, factor)
@@ -55,6 +59,25 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
         prediction = replace(prediction, fits=False)
         more.append(found.unrunnable)
     return RunAnswer(prediction=prediction, notes=(*notes, *prediction.notes, *more))
+
+
+def nearly_fills(prediction: Prediction, found: RunJob) -> bool:
+    """Whether torch's allocator would nearly fill a GPU, or more."""
+    reserved = max(stage.peak_reserved_bytes for stage in prediction.stages)
+    return reserved > NEARLY_FULL * found.job.cluster.memory_bytes
+
+
+def _capped(prediction: Prediction, room: int) -> Prediction:
+    """A prediction of a run that saved memory in a way that nobody tells: it was full at most."""
+    stages = (
+        replace(
+            stage,
+            peak_allocated_bytes=min(stage.peak_allocated_bytes, room),
+            peak_reserved_bytes=min(stage.peak_reserved_bytes, room),
+        )
+        for stage in prediction.stages
+    )
+    return replace(prediction, fits=True, stages=tuple(stages))
 
 
 def slowed(prediction: Prediction, factor: float) -> Prediction:

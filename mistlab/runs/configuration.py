@@ -1,24 +1,38 @@
 """A measured run's configuration: what a row of a table says, and what is assumed otherwise.
 
 Nothing that was measured is read. From the column ``notes`` only these phrases are: "tied
-embeddings" and "untie-embeddings", "first and last stage have one layer less", "unfused attention"
-and "attention-backend=unfused", "swiglu=1", "non-overlap launch", "tokendrop", those about parts of
-models (``mistlab.runs.parts``), and the network, as "1600 Gbps node-node" or "400 Gb/s RDMA a GPU".
+embeddings" and "untie-embeddings", "dropout on", "first and last stage have one layer less",
+"unfused attention" and "attention-backend=unfused", "swiglu=1", "non-overlap launch", "tokendrop",
+those about parts of models (``mistlab.runs.parts``), and the network, as "1600 Gbps node-node" or
+"400 Gb/s RDMA a GPU".
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mistlab.engines.table import ENGINES
 from mistlab.runs.cells import count_of, flag_of, text_of
+from mistlab.runs.megatron_arguments import (
+    are_arguments,
+    check_blocks,
+    data_parallel_of,
+    ends_of,
+    fuses_loss,
+    writes_attention_out,
+)
 from mistlab.runs.shapes import Shape, shape_of
 from mistlab.runs.table import TableRow
 from mistlab.runs.words import (
+    USUAL_OF_ENGINE,
     Gpus,
+    Usual,
+    dispatcher_of,
     engine_of,
     exchange_of,
     gpus_of,
     network_of,
+    order_of,
     precision_of,
     zero_of,
 )
@@ -35,11 +49,14 @@ GPUS_OF_A_NODE = 8
 class Configuration:
     """One run's configuration; equal configurations are predicted once.
 
-    ``recompute`` is what a row says, ``notes`` are the assumptions.
+    ``otherwise`` is the engine that takes the place of ``engine`` where memory is short; empty for
+    none. ``recompute`` is what a row says; with ``saves_unsaid`` it says nothing. ``notes`` are the
+    assumptions.
     """
 
     shape: Shape
     engine: str
+    otherwise: str
     gpus: Gpus
     num_gpus: int
     gpus_per_node: int
@@ -54,12 +71,15 @@ class Configuration:
     expert_tensor_parallel: int
     overlaps: bool
     chunks: int
+    order: str
     zero: int
     sequence_parallel: bool
     recompute: str
+    saves_unsaid: bool
     precision: str
     attention: str
     short_ends: bool
+    ends: tuple[int, int] | None
     node_gbytes_per_s: float | None
     notes: tuple[str, ...]
 
@@ -76,39 +96,46 @@ def configuration_of(row: TableRow) -> Configuration:
     remarks = text_of(cells, "notes").casefold()
     zero_text = text_of(cells, "zero")
     engine, note = engine_of(text_of(cells, "engine"), zero_text)
+    order = order_of(text_of(cells, "engine"))
     notes.append(note)
+    check_blocks(remarks)
     gpus = gpus_of(text_of(cells, "hardware"))
     notes.append(gpus.note)
-    shape, found = shape_of(cells, remarks)
+    usual = USUAL_OF_ENGINE.get(engine)
+    if engine == "zero-bubble" and not order:
+        engine = "zero-bubble-waiting"
+    shape, found = shape_of(cells, remarks, usual)
     notes += found
-    if engine == "megatron-bridge" and count_of(cells, "experts"):
-        engine, note = exchange_of(text_of(cells, "dispatcher"), remarks, gpus)
+    if engine == "megatron-bridge" and experts_of(shape, cells):
+        engine, note = exchange_of(
+            text_of(cells, "dispatcher") or dispatcher_of(text_of(cells, "model")),
+            remarks,
+            gpus,
+            text_of(cells, "engine"),
+            joined=bool(shape.model.pattern) or bool(text_of(cells, "offload")),
+        )
         notes.append(note)
-    precision, note = precision_of(text_of(cells, "precision"))
+    precision, note = precision_of(text_of(cells, "precision"), engine)
     notes.append(note)
     if engine == "megatron" and precision not in ENGINES[engine].memory:
         notes.append(f"engine megatron has no {precision}: predicted as engine megatron-core")
         engine = "megatron-core"
+    if engine == "megatron-core" and fuses_loss(remarks):
+        engine = "megatron-core-fused-loss"
     zero, note = zero_of(zero_text, engine)
     notes.append(note)
     degrees = {name: _degree(cells, name, notes) for name in ("tp", "pp", "cp")}
     _check_offload(cells, notes)
-    experts, parts = _expert_degrees(cells, degrees["tp"], engine)
-    num_gpus, data = _ranks(cells, degrees, experts * parts, notes)
-    micro_batch = count_of(cells, "micro_batch")
-    if micro_batch is None:
-        refuse("micro_batch", "is empty: give the sequences of a rank's micro-batch")
-    sequence_length = count_of(cells, "sequence_length")
-    if sequence_length is None:
-        refuse("sequence_length", "is empty: give the tokens of a sequence")
-    recompute = text_of(cells, "recompute").casefold()
-    if not recompute or recompute.startswith(("not stated", "none (not stated")):
-        notes.append("recompute is not said: none assumed")
-        recompute = "none"
+    experts, parts = _expert_degrees(cells, experts_of(shape, cells), degrees["tp"], engine)
+    num_gpus, data = _ranks(cells, degrees, experts * parts, remarks, notes)
+    experts = _divisor(experts, degrees["tp"] * degrees["cp"] * data, parts, notes)
+    micro_batch, sequence_length = _sequences(cells, notes)
+    recompute = _recompute(cells, notes)
     gpus_per_node = count_of(cells, "gpus_per_node")
     return Configuration(
         shape=shape,
-        engine=engine,
+        engine=_at_first(engine, degrees),
+        otherwise=engine if _at_first(engine, degrees) != engine else "",
         gpus=gpus,
         num_gpus=num_gpus,
         gpus_per_node=gpus_per_node or 0,
@@ -123,25 +150,45 @@ def configuration_of(row: TableRow) -> Configuration:
         expert_tensor_parallel=parts,
         overlaps="non-overlap launch" not in remarks,
         chunks=count_of(cells, "vpp") or 1,
+        order=order,
         zero=zero,
         sequence_parallel=_sequence_parallel(cells, engine, degrees["tp"], notes),
-        recompute=recompute,
+        recompute=recompute or "none",
+        saves_unsaid=not recompute,
         precision=precision,
-        attention=_attention(remarks, shape),
+        attention=_attention(remarks, text_of(cells, "source"), shape, usual),
         node_gbytes_per_s=network_of(remarks, gpus_per_node or GPUS_OF_A_NODE),
         short_ends="first and last stage have one layer less" in remarks,
+        ends=ends_of(remarks),
         notes=tuple(note for note in notes if note),
     )
 
 
-def _attention(remarks: str, shape: Shape) -> str:
-    unfused = "unfused attention" in remarks or "attention-backend=unfused" in remarks
-    is_plain = {name for name, part in shape.parts if part} <= _WRITTEN_OUT
-    return "math" if unfused and is_plain else "flash"
+def _recompute(cells: Mapping[str, str], notes: list[str]) -> str:
+    """What a row says about recomputation; empty if it says nothing."""
+    words = text_of(cells, "recompute").casefold()
+    if words and not words.startswith(("not stated", "none (not stated")):
+        return words
+    notes.append("recompute is not said: none assumed")
+    return ""
 
 
-# Parts of models with which attention may be written out.
-_WRITTEN_OUT = {"experts", "head_dim", "rotary_fraction", "position_embedding"}
+def _at_first(engine: str, degrees: Mapping[str, int]) -> str:
+    """The engine that a run takes if memory allows it."""
+    is_alone = degrees["pp"] == 1 and degrees["tp"] > 1
+    return "nanotron-whole-inputs" if engine == "nanotron" and is_alone else engine
+
+
+def _attention(remarks: str, source: str, shape: Shape, usual: Usual | None) -> str:
+    is_windowed = any(name in _FUSED_ONLY and part for name, part in shape.parts)
+    written_out = writes_attention_out(remarks, source) or (
+        usual is not None and usual.attention == "math"
+    )
+    return "math" if written_out and not is_windowed else "flash"
+
+
+# Parts of models with which attention is never written out.
+_FUSED_ONLY = {"window", "sinks"}
 
 
 def _degree(cells: Mapping[str, str], name: str, notes: list[str]) -> int:
@@ -161,10 +208,30 @@ def _check_offload(cells: Mapping[str, str], notes: list[str]) -> None:
     notes.append(f"predicted without offload ({offload})")
 
 
-def _expert_degrees(cells: Mapping[str, str], tensor: int, engine: str) -> tuple[int, int]:
+def _sequences(cells: Mapping[str, str], notes: list[str]) -> tuple[int, int]:
+    """The sequences of a micro-batch, and the tokens of a sequence."""
+    micro_batch, sequence_length = (
+        count_of(cells, "micro_batch"),
+        count_of(cells, "sequence_length"),
+    )
+    if sequence_length is None:
+        refuse("sequence_length", "is empty: give the tokens of a sequence")
+    if micro_batch is None:
+        notes.append("micro_batch is empty: 1 assumed")
+    return micro_batch or 1, sequence_length
+
+
+def experts_of(shape: Shape, cells: Mapping[str, str]) -> int:
+    """How many experts a model has: none, or as many as its shape says."""
+    own = dict(shape.parts).get("experts")
+    return own.count if own is not None else count_of(cells, "experts") or 0
+
+
+def _expert_degrees(
+    cells: Mapping[str, str], experts: int, tensor: int, engine: str
+) -> tuple[int, int]:
     """The ranks that share a block's experts, and those that share an expert."""
-    experts = count_of(cells, "experts") or 1
-    if experts == 1:
+    if experts <= 1:
         return 1, 1
     ranks = count_of(cells, "ep") or 1
     if experts % ranks:
@@ -174,21 +241,44 @@ def _expert_degrees(cells: Mapping[str, str], tensor: int, engine: str) -> tuple
     return ranks, count_of(cells, "etp") or own
 
 
+def _divisor(experts: int, ranks: int, parts: int, notes: list[str]) -> int:
+    """The ranks that share experts, as far as there are so many in a stage."""
+    own = math.gcd(experts, ranks // parts) if ranks % parts == 0 else 0
+    if not own:
+        refuse("etp", f"{parts} does not divide tp x cp x dp {ranks}: correct one of them")
+    if own != experts:
+        notes.append(f"ep {experts} does not divide tp x cp x dp: {own} assumed")
+    return own
+
+
 def _ranks(
-    cells: Mapping[str, str], degrees: Mapping[str, int], of_experts: int, notes: list[str]
+    cells: Mapping[str, str],
+    degrees: Mapping[str, int],
+    of_experts: int,
+    remarks: str,
+    notes: list[str],
 ) -> tuple[int, int]:
     """The number of GPUs, and the degree of data parallelism; refuses unlike ones.
 
-    Where neither is said there are as many as the experts need.
+    Where neither is said there are as many as the experts need, for Megatron's own tests a node at
+    least.
     """
     split = degrees["tp"] * degrees["pp"] * degrees["cp"]
     product = f"tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']}"
     gpus, data = count_of(cells, "gpus"), count_of(cells, "dp")
+    if gpus is None and data is None:
+        data = data_parallel_of(remarks)
     if gpus is None:
         named = "tp x pp x cp" if data is None else "tp x pp x cp x dp"
         if data is None and of_experts > degrees["tp"] * degrees["cp"]:
             data = -(-of_experts // (degrees["tp"] * degrees["cp"]))
             named = "tp x pp x cp, as often as the experts need"
+        if (
+            (data or 1) * split < GPUS_OF_A_NODE
+            and are_arguments(remarks)
+            and GPUS_OF_A_NODE % split == 0
+        ):
+            data, named = GPUS_OF_A_NODE // split, "a whole node"
         gpus = split * (data or 1)
         notes.append(f"gpus is empty: {gpus} assumed ({named})")
     if data is None:
@@ -201,8 +291,6 @@ def _ranks(
             "dp",
             f"{product} x dp {data} = {split * data}, but gpus is {gpus}: correct one of them",
         )
-    if degrees["tp"] * degrees["cp"] * data % of_experts:
-        refuse("ep", f"ep x etp {of_experts} does not divide tp x cp x dp: correct one of them")
     return gpus, data
 
 

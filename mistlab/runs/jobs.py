@@ -9,10 +9,11 @@ from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.profile import Profile
-from mistlab.runs.configuration import Configuration
+from mistlab.runs.configuration import GPUS_OF_A_NODE, Configuration
 from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
+from mistlab.schedule.stage_chunks import most_chunks
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
@@ -24,13 +25,23 @@ from mistlab.values.workload import Workload
 MOST_IN_BOX, RACK = 16, 64
 
 
+# What torchtitan calls recomputing each second block, and each second product of all blocks (with
+# everything but attention between products).
+ALTERNATE = "selective op"
+HALF_OF_BLOCKS = ("selective layer", "selective every 2nd layer", ALTERNATE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
-    """A run's job, the assumptions with which it was made, and why it cannot run, if so."""
+    """A run's job, the assumptions with which it was made, and why it cannot run, if so.
+
+    With ``saves_unsaid`` nothing tells what the run recomputes.
+    """
 
     job: Job
     notes: tuple[str, ...]
     unrunnable: str = ""
+    saves_unsaid: bool = False
 
 
 def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
@@ -41,6 +52,8 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
     )
     blocks = blocks_of_stages(run, notes)
     order = _order(run, blocks, notes)
+    if run.recompute.startswith(ALTERNATE):
+        notes.append("every second product recomputed is predicted as every second block")
     mesh = {
         "data_parallel": run.data_parallel,
         "tensor_parallel": run.tensor_parallel,
@@ -55,7 +68,7 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
     plan = Plan(
         engine=run.engine,
         micro_batches=run.micro_batches,
-        overlap_communication=run.overlaps or ENGINES[run.engine].afterwards is None,
+        overlap_communication=_overlaps(run),
         order=order,
         stages=stages,
     )
@@ -64,7 +77,26 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
         job=Job(workload=workload, cluster=cluster, plan=plan),
         notes=tuple(notes),
         unrunnable=unrunnable(run, blocks),
+        saves_unsaid=run.saves_unsaid,
     )
+
+
+def _overlaps(run: Configuration) -> bool:
+    """Whether gradients and weights go on beside passes.
+
+    Those of experts, which are most of a rank's, do not where they cross nodes: gpt-oss 120B on
+    eight nodes, each with all experts, takes 2.7 s a step besides its micro-batches.
+    """
+    if ENGINES[run.engine].afterwards is None:
+        return True
+    in_node = run.gpus_per_node or GPUS_OF_A_NODE
+    copies = run.data_parallel * run.tensor_parallel * run.context_parallel
+    copies //= run.expert_parallel * run.expert_tensor_parallel
+    crosses = copies > 1 and run.num_gpus > in_node
+    has_experts = "experts" in dict(run.shape.parts) and dict(run.shape.parts)["experts"]
+    is_rack = run.gpus.hardware.startswith("gb")
+    is_bridge = run.engine.startswith("megatron-bridge")
+    return run.overlaps and not (is_bridge and has_experts and crosses and not is_rack)
 
 
 def _today(run: Configuration, notes: list[str]) -> dict[str, int]:
@@ -90,31 +122,56 @@ def _treatments(run: Configuration, layers: int) -> dict[str, int]:
     words = run.recompute
     if words in ("none", "no", "0", "false") or words.startswith("no activation"):
         return {}
-    if words in ("full", "whole", "1", "true"):
-        return {"checkpointed_layers": layers}
-    if found := re.match(r"full block (\d+) layers per", words):
-        return {"checkpointed_layers": min(layers, int(found[1]) * run.chunks)}
+    if (whole := _whole_blocks(run, layers)) is not None:
+        return {"checkpointed_layers": whole}
     if "core_attn" in words and "core_recomputed_layers" in DIMENSIONS:
         return {"core_recomputed_layers": layers}
-    if words.startswith("selective:") and run.attention == "flash":
-        # With fused attention the core keeps nothing that could be recomputed.
+    if words.startswith(_CHEAP) and run.attention == "flash":
+        # With fused attention the core keeps nothing that could be recomputed; MaxText's policies
+        # that keep all products with weights recompute what is cheap.
         return {}
     column = "recompute"
     raise FieldError(column, f"{shown(words)} cannot be said: give none or full")
+
+
+def _whole_blocks(run: Configuration, layers: int) -> int | None:
+    """How many blocks are recomputed whole; None if the row says another way."""
+    words = run.recompute
+    if words in ("full", "whole", "1", "true"):
+        return layers
+    if found := re.match(r"full block (\d+) layers per", words):
+        return min(layers, int(found[1]) * run.chunks)
+    if words.startswith(HALF_OF_BLOCKS):
+        return layers // 2
+    if words.startswith("selective:") and "moe" in re.split(r"[:+]", words):
+        return _blocks_of_experts(run, layers)
+    return None
+
+
+# Beginnings of ways to recompute what takes hardly any time.
+_CHEAP = ("selective:", "selective (recipe", "minimal")
+
+
+def _blocks_of_experts(run: Configuration, layers: int) -> int:
+    """Of a stage's blocks those with experts, on average; blocks of hybrid models are short."""
+    pattern = run.shape.model.pattern
+    if not pattern:
+        return layers
+    return round(layers * sum(letter in "EGA" for letter in pattern) / len(pattern))
 
 
 def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
     """The order of the run's passes; where it cannot be said, the nearest one is noted."""
     if run.pipeline_parallel == 1:
         return DEFAULT_ORDER
-    if run.engine == "zero-bubble":
-        return "zb-h1"
+    if run.order:
+        return run.order
     if run.chunks == 1:
         return DEFAULT_ORDER
-    engine, fewest = ENGINES[run.engine], min(blocks)
+    engine, most = ENGINES[run.engine], most_chunks(blocks)
     for name, chunks in sorted(INTERLEAVED.items(), key=lambda one: -one[1]):
         problem = engine.order_problem(name, default=DEFAULT_ORDER) or order_problem(
-            name, run.pipeline_parallel, run.micro_batches, fewest
+            name, run.pipeline_parallel, run.micro_batches, most
         )
         if chunks <= run.chunks and not problem:
             if chunks < run.chunks:

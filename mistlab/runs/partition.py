@@ -13,8 +13,13 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
     stages, layers = run.pipeline_parallel, run.shape.layers
     if stages == 1:
         return [layers]
-    if run.engine == "nanotron":
+    if run.engine.startswith("nanotron"):
         blocks = _by_cost(run)
+    elif run.ends is not None and stages > 2:
+        inner, rest = divmod(layers - sum(run.ends), stages - 2)
+        if rest:
+            refuse("pp", f"{layers} blocks do not divide over {stages} stages between such ends")
+        blocks = [run.ends[0], *([inner] * (stages - 2)), run.ends[1]]
     elif run.short_ends:
         inner = -(-(layers + 2) // stages)
         blocks = [inner - 1, *([inner] * (stages - 2)), inner - 1]
@@ -53,9 +58,16 @@ def unrunnable(run: Configuration, blocks: Sequence[int]) -> str:
     """Why an engine cannot run a pipeline with these blocks; empty if it can.
 
     Nanotron's pipeline ends with the head, a cast and the loss, each on a stage of its own where
-    stages are left. A stage after these has nothing, and nanotron does not start.
+    stages are left. A stage after these has nothing, and nanotron does not start. Of its runs whose
+    stages share a table of tokens, without ZeRO and over several data-parallel ranks and
+    micro-batches, five in six failed, whatever their memory.
     """
-    spare = list(blocks).count(0) - len(LAST_PARTS)
-    if run.engine != "nanotron" or spare <= 0:
+    if not run.engine.startswith("nanotron"):
         return ""
-    return f"{spare} of {len(blocks)} stages would have nothing: nanotron does not start"
+    spare = list(blocks).count(0) - len(LAST_PARTS)
+    if spare > 0:
+        return f"{spare} of {len(blocks)} stages would have nothing: nanotron does not start"
+    shares_table = run.shape.tied_embeddings and run.pipeline_parallel > 1
+    if shares_table and run.zero == 0 and run.data_parallel > 1 and run.micro_batches > 1:
+        return "stages share a table of tokens without ZeRO: most such runs of nanotron failed"
+    return ""

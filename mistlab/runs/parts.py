@@ -36,10 +36,13 @@ ALIKE_BY_WORD: Mapping[str, str] = {
 _STRUCTURE = ("qk_norm", "sinks", "window", "latent", "biases")
 
 
-def alike_of(name: str) -> ModelSpec | None:
-    """The model of the catalogue that is built like a model of this name."""
+def alike_of(name: str, remarks: str) -> ModelSpec | None:
+    """The model of the catalogue that is built like a model of this name, with these remarks."""
     words = name.casefold()
-    return next((catalog.model(own) for word, own in ALIKE_BY_WORD.items() if word in words), None)
+    own = next((own for word, own in ALIKE_BY_WORD.items() if word in words), None)
+    if own is None and "multi-latent-attention=1" in remarks:
+        own = "deepseek-v3"
+    return None if own is None else catalog.model(own)
 
 
 def parts_of(
@@ -50,8 +53,6 @@ def parts_of(
     ``sizes`` are those of the row, whose ``ffn`` is the experts' if there are experts.
     """
     found: dict[str, Any] = {}
-    if alike is None and "multi-latent-attention=1" in remarks:
-        alike = catalog.model("deepseek-v3")
     if alike is not None:
         found |= {name: getattr(alike, name) for name in _STRUCTURE}
         found["head_dim"] = alike.head_dim

@@ -1,12 +1,23 @@
 """The shape of a measured run's model, from a row's columns or from the catalogue's model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
-from mistlab import catalog
 from mistlab.runs.cells import count_of, text_of
+from mistlab.runs.megatron_arguments import (
+    DROPOUT,
+    TOKENS,
+    are_arguments,
+    dropout_of,
+    gated_width,
+    has_tokens_of,
+    padded,
+    two_thirds,
+)
+from mistlab.runs.named_models import hybrid_of_sizes, named_model
 from mistlab.runs.parts import alike_of, parts_of
+from mistlab.runs.words import Usual
 from mistlab.values.errors import refuse
 from mistlab.values.model import ModelSpec
 from mistlab.values.value import to_mapping
@@ -68,11 +79,16 @@ class Shape:
         )
 
 
-def shape_of(cells: Mapping[str, str], remarks: str) -> tuple[Shape, list[str]]:
-    """The shape of a row's model, and what is assumed about it."""
+def shape_of(
+    cells: Mapping[str, str], remarks: str, usual: Usual | None = None
+) -> tuple[Shape, list[str]]:
+    """The shape of a row's model, and what is assumed about it, as its engine's users have it."""
     name, notes = text_of(cells, "model"), list[str]()
-    known = _catalogued(name)
+    known, note = named_model(name)
     found = {size: count_of(cells, size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
+    if known is not None and (known.pattern or note):
+        notes.append(note)
+        return _whole(known, found, notes), notes
     if known is not None and any(found[size] is None for size in NAMES):
         notes.append(f"no shape is given: the catalogue's {known.name} taken")
         found = {size: found[size] or getattr(known, size) for size in found}
@@ -82,8 +98,8 @@ def shape_of(cells: Mapping[str, str], remarks: str) -> tuple[Shape, list[str]]:
     family = known.family if known is not None else _family(name, found, notes)
     if "swiglu=1" in remarks:
         family = "llama"
-    tied = "tied embeddings" in remarks or (family == "gpt" and _ties(name))
-    tied = tied and "untie-embeddings" not in remarks
+        found["ffn"] = gated_width(found["ffn"], found["hidden"], remarks)
+    tied = _shares_table(name, family, remarks, usual)
     heads, kv_heads = found["heads"], found["kv_heads"]
     if kv_heads is None:
         notes.append("kv_heads is empty: as many as heads assumed")
@@ -92,10 +108,13 @@ def shape_of(cells: Mapping[str, str], remarks: str) -> tuple[Shape, list[str]]:
     if found["ffn"] is None:
         sizes["ffn"] = ModelSpec.of(family=family, **plain).ffn  # type: ignore[arg-type]
         notes.append(f"ffn is empty: {sizes['ffn']} assumed")
-    if found["vocab"] is None:
-        sizes["vocab"] = VOCAB[family]
-        notes.append(f"vocab is empty: {sizes['vocab']} assumed")
-    parts = parts_of(cells, remarks, alike_of(name), sizes)
+    alike = alike_of(name, remarks)
+    sizes["vocab"] = _vocab(cells, family, remarks, alike, usual, notes)
+    parts = parts_of(cells, remarks, alike, sizes)
+    if family == "gpt" and _is_traced_as_llama(parts):
+        family = "llama"
+        parts |= _gated(parts, sizes, notes)
+    parts |= _dropped(family, remarks, usual, notes)
     own: dict[str, Any] = {name: parts.pop(name) for name in ("ffn", "kv_heads") if name in parts}
     sizes |= own
     kept = tuple(sorted(parts.items()))
@@ -104,13 +123,86 @@ def shape_of(cells: Mapping[str, str], remarks: str) -> tuple[Shape, list[str]]:
     return shape, notes
 
 
+def _is_traced_as_llama(parts: Mapping[str, Any]) -> bool:
+    """Whether a model has parts that are traced in blocks like Llama's alone."""
+    experts = parts.get("experts")
+    return bool(parts.get("latent")) or (experts is not None and experts.shared_ffn > 0)
+
+
+def _gated(parts: Mapping[str, Any], sizes: Mapping[str, int], notes: list[str]) -> dict[str, Any]:
+    """The widths of gated networks of two thirds the width: they have as many parameters, and keep
+    as much."""
+    notes.append("blocks like Llama's taken: gated networks of two thirds the width")
+    found: dict[str, Any] = {"ffn": two_thirds(parts.get("ffn", sizes["ffn"]))}
+    if experts := parts.get("experts"):
+        shared = two_thirds(experts.shared_ffn)
+        found["experts"] = replace(experts, ffn=two_thirds(experts.ffn), shared_ffn=shared)
+    return found
+
+
+def _shares_table(name: str, family: str, remarks: str, usual: Usual | None) -> bool:
+    """Whether embedding and head share a table of tokens."""
+    if "tied embeddings" in remarks:
+        return "untie-embeddings" not in remarks
+    if usual is not None:
+        return usual.tied_embeddings
+    return family == "gpt" and _ties(name) and "untie-embeddings" not in remarks
+
+
 def _plain(part: Any) -> Any:
     return to_mapping(part) if is_dataclass(part) and not isinstance(part, type) else part
 
 
-def _catalogued(name: str) -> ModelSpec | None:
-    plain = name.casefold()
-    return catalog.model(plain) if plain in catalog.model_names() else None
+def _whole(known: ModelSpec, found: Mapping[str, int | None], notes: list[str]) -> Shape:
+    """The shape of a hybrid model, or of one that is near to it, with the sizes of a row."""
+    model = hybrid_of_sizes(known, found) if known.pattern else known
+    notes.append(f"blocks are those of {model.name or known.name}")
+    parts = tuple((name, getattr(model, name)) for name in _PARTS_OF_WHOLE)
+    sizes = {name: getattr(model, name) for name in (*NAMES, "kv_heads", "ffn", "vocab")}
+    return Shape(family=model.family, tied_embeddings=model.tied_embeddings, parts=parts, **sizes)
+
+
+# Fields of models that are taken as they are.
+_PARTS_OF_WHOLE = (
+    *("head_dim", "rotary_fraction", "qk_norm", "latent", "experts", "state_space", "pattern"),
+)
+
+
+def _vocab(
+    cells: Mapping[str, str],
+    family: str,
+    remarks: str,
+    alike: ModelSpec | None,
+    usual: Usual | None,
+    notes: list[str],
+) -> int:
+    """The tokens of a row's model, with padding; those of a model built alike, of Megatron's own
+    tests, or of the family where the row says none."""
+    vocab = count_of(cells, "vocab")
+    if vocab is None:
+        vocab = TOKENS if are_arguments(remarks) else VOCAB[family]
+        vocab = vocab if usual is None else usual.vocab
+        if alike is not None and (
+            not are_arguments(remarks) or has_tokens_of(alike, count_of(cells, "hidden"), remarks)
+        ):
+            vocab = alike.vocab
+    if are_arguments(remarks):
+        vocab = padded(vocab, remarks, count_of(cells, "tp") or 1)
+    if count_of(cells, "vocab") is None:
+        notes.append(f"vocab is empty: {vocab} assumed")
+    return vocab
+
+
+def _dropped(family: str, remarks: str, usual: Usual | None, notes: list[str]) -> dict[str, Any]:
+    """The parts of a model that is trained with dropout; none if it is trained without."""
+    if are_arguments(remarks):
+        dropout = dropout_of(remarks)
+        return {"dropout": dropout} if dropout else {}
+    if family != "gpt" or (usual is None and "dropout on" not in remarks):
+        return {}
+    dropout = DROPOUT if usual is None else usual.dropout
+    notes.append(f"dropout {dropout} taken")
+    return {"biases": True, "dropout": dropout}
 
 
 def _family(name: str, found: Mapping[str, int | None], notes: list[str]) -> str:

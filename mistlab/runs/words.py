@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
+from mistlab.values.workload import Attention
 
 # What an engine's text contains, and the engine that it stands for; the first match counts.
 ENGINES_BY_WORD: Mapping[str, str] = {
     "nanotron": "nanotron",
-    "schedule zb": "zero-bubble",
+    "zero bubble": "zero-bubble",
     "torchtitan": "fsdp",
     "llm-foundry": "fsdp",
     "composer": "fsdp",
@@ -25,6 +26,34 @@ ENGINES_BY_WORD: Mapping[str, str] = {
     "megatron-core": "megatron-core",
     "simumax": "megatron-core",
     "megatron": "megatron",
+}
+
+
+# What an engine's text says of the order of passes, and the order; the first match counts.
+ORDERS_BY_WORD: Mapping[str, str] = {
+    "schedule zb-2p": "zb-2p",
+    "schedule zb-h2": "zb-h2",
+    "schedule zb": "zb-h1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """How an engine's own examples train a model, where a row does not say."""
+
+    vocab: int
+    attention: Attention
+    dropout: float
+    tied_embeddings: bool
+
+
+# Examples of the zero-bubble fork (examples/pretrain_zero_bubble.sh, 2024) have a table of tokens
+# by SentencePiece, which the head does not share. The names of the models (14.6B, 28.3B) count some
+# 32,000 tokens. Attention is Megatron-LM's of that time: written out, with dropout as by default.
+# The memory of these runs has room for scores and masks, and is a third to a half more than fused
+# attention keeps.
+USUAL_OF_ENGINE: Mapping[str, Usual] = {
+    "zero-bubble": Usual(vocab=32000, attention="math", dropout=0.1, tied_embeddings=False),
 }
 
 
@@ -56,8 +85,11 @@ GPUS_BY_WORD: Mapping[str, Gpus] = {
     "h200": Gpus(hardware="h200-141gb"),
     "b200": Gpus(hardware="b200-180gb"),
     "gb200": Gpus(hardware="gb200-186gb"),
-    "b300": Gpus(hardware="b200-180gb", memory_gib=268.0, note="rates of the B200 taken"),
-    "gb300": Gpus(hardware="gb200-186gb", memory_gib=277.0, note="rates of the GB200 taken"),
+    "b300": Gpus(hardware="b300-288gb"),
+    "gb300": Gpus(hardware="gb300-288gb"),
+    "gh200": Gpus(hardware="gh200-96gb"),
+    "mi300x": Gpus(hardware="mi300x-192gb"),
+    "mi325x": Gpus(hardware="mi325x-256gb"),
 }
 DEFAULT_GPUS = "h100"
 # What a text about sharding contains, and its ZeRO level.
@@ -68,6 +100,8 @@ _LEVELS: Mapping[str, int] = {
     "params": 3,
     "none": 0,
     "ddp": 0,
+    # Adapters alone are trained: their states are small, and predicted as those of all weights.
+    "lora": 1,
 }
 
 
@@ -75,6 +109,8 @@ def engine_of(text: str, zero: str) -> tuple[str, str]:
     """The engine that a text stands for, and a note where the engine is assumed."""
     words = text.casefold()
     found = next((name for word, name in ENGINES_BY_WORD.items() if word in words), "")
+    if found in ("megatron", "megatron-core") and "megatron-fsdp" in zero.casefold():
+        return "megatron-fsdp", ""
     if found and not (found in ("megatron", "megatron-core") and "fsdp" in zero.casefold()):
         return found, ""
     # Fully sharded weights are FSDP's, whatever runs it.
@@ -85,19 +121,48 @@ def engine_of(text: str, zero: str) -> tuple[str, str]:
     return assumed, f"{what}: predicted as engine {assumed}"
 
 
-def exchange_of(dispatcher: str, remarks: str, gpus: Gpus) -> tuple[str, str]:
+def order_of(text: str) -> str:
+    """The order of passes that an engine's text names; empty if it names none."""
+    words = text.casefold()
+    return next((order for word, order in ORDERS_BY_WORD.items() if word in words), "")
+
+
+def dispatcher_of(model: str) -> str:
+    """The dispatcher of a model whose row names none: DeepEP was made for DeepSeek V3."""
+    return "deepep" if "deepseek" in model.casefold() else ""
+
+
+# The first release of Megatron-Bridge whose recipes of transformers with experts for racks capture
+# whole iterations as a CUDA graph.
+WHOLE_GRAPHS = (26, 6)
+
+
+def exchange_of(
+    dispatcher: str, remarks: str, gpus: Gpus, release: str, *, joined: bool
+) -> tuple[str, str]:
     """The engine of Megatron-Bridge that exchanges experts' tokens by a dispatcher, and a note
-    where the dispatcher is assumed."""
-    words = dispatcher.casefold()
+    where the dispatcher or the graph is assumed. ``joined`` says whether a row has its recipe's
+    settings, so that a graph would be said."""
+    words, note = dispatcher.casefold(), ""
     if "tokendrop" in remarks:
         return "megatron-bridge", "tokens are dropped: no exchange waits for its host"
-    if any(word in words for word in ("deepep", "hybridep", "flex")):
-        return "megatron-bridge", ""
-    if words:
-        return "megatron-bridge-alltoall", ""
-    if gpus.hardware.startswith("gb"):
-        return "megatron-bridge", "dispatcher is empty: hybridep assumed, as recipes have it here"
-    return "megatron-bridge-alltoall", "dispatcher is empty: alltoall assumed"
+    if "cuda_graph=full_iteration" in remarks:
+        return "megatron-bridge-graph", ""
+    is_rack = gpus.hardware.startswith("gb")
+    if is_rack and _release(release) >= WHOLE_GRAPHS and not joined and "recipe" in remarks:
+        return "megatron-bridge-graph", "one CUDA graph assumed, as recipes of this release have it"
+    if not words and is_rack:
+        words, note = "hybridep", "dispatcher is empty: hybridep assumed, as recipes have it here"
+    if not any(word in words for word in ("deepep", "hybridep", "flex")):
+        return "megatron-bridge-alltoall", "" if words else "dispatcher is empty: alltoall assumed"
+    is_eager = "cuda_graph" not in remarks and gpus.hardware.startswith("h")
+    return "megatron-bridge-eager" if is_eager else "megatron-bridge", note
+
+
+def _release(engine: str) -> tuple[int, ...]:
+    """The year and month of a release that an engine's text names; nothing if it names none."""
+    found = re.search(r"([0-9]+)\.([0-9]+)", engine)
+    return () if found is None else (int(found[1]), int(found[2]))
 
 
 def gpus_of(text: str) -> Gpus:
@@ -108,7 +173,7 @@ def gpus_of(text: str) -> Gpus:
     if not text:
         found = DEFAULT_GPUS
     if found is None:
-        names = ", ".join(name.upper() for name in ("l4", "a100", "h100", "h200", "b200", "gb200"))
+        names = ", ".join(name.upper() for name in GPUS_BY_WORD if name.isalnum() and len(name) < 7)
         refuse("hardware", f"{shown(text)} has no hardware file: give {names}, or write a file")
     gpus = GPUS_BY_WORD[found]
     note = gpus.note if text else f"hardware is empty: {gpus.hardware} assumed"
@@ -132,19 +197,26 @@ def zero_of(text: str, engine: str) -> tuple[int, str]:
     raise FieldError(column, f"{shown(text)} is no ZeRO level: give 0, 1, 2 or 3, or nothing")
 
 
-def precision_of(text: str) -> tuple[str, str]:
+def precision_of(text: str, engine: str) -> tuple[str, str]:
     """The precision that a text says, and a note where it is assumed."""
     words = text.casefold()
+    if not words and engine == "deepspeed":
+        return "fp32", "precision is empty: fp32 assumed, which is Megatron-DeepSpeed's default"
     if not words:
         return "bf16", "precision is empty: bf16 assumed"
-    if any(word in words for word in ("fp8", "float8", "mxfp8", "fp4")):
-        note = f"{text} is predicted as fp8" if "fp4" in words else ""
-        return "fp8", note
+    if "fp4" in words and engine == "fsdp":
+        return "fp8", f"{text} is predicted as fp8"
+    if "fp4" in words:
+        return "fp4", ""
+    if any(word in words for word in ("fp8", "float8")):
+        return "fp8", ""
     for name in ("bf16", "fp16", "fp32"):
         if name in words or name.replace("fp", "float") in words:
             return name, ""
     column = "precision"
-    raise FieldError(column, f"{shown(text)} is unknown: give bf16, fp16, fp8 or fp32, or nothing")
+    raise FieldError(
+        column, f"{shown(text)} is unknown: give bf16, fp16, fp8, fp4 or fp32, or nothing"
+    )
 
 
 def network_of(remarks: str, gpus_per_node: int) -> float | None:

@@ -34,7 +34,10 @@ _AFTER: tuple[tuple[PassKind, PassKind, str], ...] = (
 
 
 def named_order(name: str, num_stages: int, micro_batches: int) -> PipelineOrder:
-    """A named order of a pipeline, checked."""
+    """A named order of a pipeline; refuses numbers that the order is not for.
+
+    What the package makes itself is not checked each time: that takes longer than making it.
+    """
     return _made(ORDERS[name], num_stages, micro_batches)
 
 
@@ -50,7 +53,8 @@ def order_of_text(text: str, num_stages: int, micro_batches: int) -> PipelineOrd
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _made(text_of: Callable[[int, int], str], num_stages: int, micro_batches: int) -> PipelineOrder:
-    return order_of_text(text_of(num_stages, micro_batches), num_stages, micro_batches)
+    text = text_of(num_stages, micro_batches)
+    return order_from_text(text, num_stages=num_stages, micro_batches=micro_batches)
 
 
 def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:

@@ -2,8 +2,8 @@
 
 1F1B (Narayanan et al. 2019): each stage runs ahead by as many forwards as there are stages after
 it, then alternates. GPipe (Huang et al. 2019): all forwards, then all backwards. Interleaved 1F1B
-(Narayanan et al. 2021): each stage has several chunks of the model. ZB-H1 (Qi et al. 2023): 1F1B
-in which gradients of weights fill the waits at the end.
+(Narayanan et al. 2021): each stage has several chunks of the model. ZB-H1, ZB-H2 and ZB-2p (Qi et
+al. 2023): 1F1B in which gradients of weights fill the waits; the last two hold twice as much.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,8 +66,14 @@ def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
     return interleaved_text(num_stages, micro_batches, chunks)
 
 
-def zero_bubble(num_stages: int, micro_batches: int) -> str:
-    """The text of ZB-H1: each stage holds as many micro-batches as the first stage of 1F1B.
+def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off: int = 1) -> str:
+    """The text of a pipeline in which gradients of weights fill waits; ZB-H1 by default.
+
+    A stage runs ``ahead`` forwards ahead for each stage after it, and puts ``put_off`` gradients of
+    weights off for each stage before it. ZB-H1 holds as much as the first stage of 1F1B, ZB-H2 (2
+    and 2) twice as much. With equal stages of F, B and W seconds, every stage of ZB-H2 waits (S -
+    1)(F + B - 2 W). With B freeing half of what a micro-batch holds, stages may put off more: none
+    waits long if ``put_off`` W are as long as F + B.
 
     >>> print(zero_bubble(2, 2), end="")
     Fm0 Fm1 Bm0 Wm0 Bm1 Wm1
@@ -75,13 +81,14 @@ def zero_bubble(num_stages: int, micro_batches: int) -> str:
     """
     lines = []
     for stage in range(num_stages):
-        ahead = min(micro_batches, num_stages - stage)
-        line = [f"Fm{m}" for m in range(ahead)]
+        first = min(micro_batches, ahead * (num_stages - stage - 1) + 1)
+        waiting = put_off * stage
+        line = [f"Fm{m}" for m in range(first)]
         for m in range(micro_batches):
             line.append(f"Bm{m}")
-            line += [f"Wm{m - stage}"] * (m >= stage)
-            line += [f"Fm{m + ahead}"] * (m + ahead < micro_batches)
-        done = max(0, micro_batches - stage)
+            line += [f"Wm{m - waiting}"] * (m >= waiting)
+            line += [f"Fm{m + first}"] * (m + first < micro_batches)
+        done = max(0, micro_batches - waiting)
         lines.append(" ".join((*line, *(f"Wm{m}" for m in range(done, micro_batches)))))
     return "\n".join(lines) + "\n"
 
@@ -95,10 +102,14 @@ ORDERS: dict[str, Callable[[int, int], str]] = {
     "gpipe": all_forwards_then_backwards,
     **{name: partial(interleaved, chunks=chunks) for name, chunks in INTERLEAVED.items()},
     "zb-h1": zero_bubble,
+    "zb-h2": partial(zero_bubble, ahead=2, put_off=2),
+    "zb-2p": partial(zero_bubble, ahead=2, put_off=3),
 }
+# Orders whose gradients of weights have passes of their own.
+SPLIT = ("zb-h1", "zb-h2", "zb-2p")
 # Orders whose stages repeat themselves with as many micro-batches as there are stages, between a
 # beginning and an end of a few such groups.
-REPEATING = frozenset((*INTERLEAVED, "zb-h1"))
+REPEATING = frozenset((*INTERLEAVED, *SPLIT))
 # Groups of an order that repeats itself which stand for any number of groups.
 GROUPS_PLAYED = 4
 
@@ -112,13 +123,13 @@ def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
     return micro_batches - beyond // num_stages * num_stages
 
 
-def order_problem(order: str, num_stages: int, micro_batches: int, layers: int) -> str:
-    """Why a named order cannot run stages of at least so many blocks; empty if it can."""
+def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: int) -> str:
+    """Why a named order cannot run stages of at most so many chunks; empty if it can."""
     chunks = INTERLEAVED.get(order, 1)
     if chunks > 1 and micro_batches % num_stages:
         return f"there are {micro_batches} micro-batches: give a multiple of {num_stages} stages"
-    if chunks > 1 and layers < chunks:
-        return f"a stage of {layers} layers has no {chunks} chunks: give an order of fewer"
+    if chunks > most_chunks:
+        return f"stages have blocks for {most_chunks} chunks, not {chunks}: give an order of fewer"
     return ""
 
 

@@ -18,7 +18,7 @@ from mistlab.schedule.orders import (
     in_flight,
     order_problem,
 )
-from mistlab.schedule.stage_chunks import blocks_of_chunks
+from mistlab.schedule.stage_chunks import blocks_of_chunks, most_chunks
 from mistlab.schedule.stage_passes import StagePasses, passes_of
 from mistlab.values.errors import InputError, refuse
 from mistlab.values.plan import Plan
@@ -31,12 +31,20 @@ _KINDS = 3
 _MARKS = 3
 
 
+def check_order(plan: Plan) -> None:
+    """Refuse the order of a plan's passes if it cannot run; named orders need not be made."""
+    if plan.order not in ORDERS:
+        order_of_plan(plan)
+        return
+    most = most_chunks([stage.layers for stage in plan.stages])
+    if problem := order_problem(plan.order, plan.num_stages, plan.micro_batches, most):
+        refuse("plan.order", f"{plan.order}, but {problem}")
+
+
 def order_of_plan(plan: Plan) -> PipelineOrder:
     """The order in which a plan's stages take their passes; refuses one that cannot run."""
     if plan.order in ORDERS:
-        layers = min(stage.layers for stage in plan.stages)
-        if problem := order_problem(plan.order, plan.num_stages, plan.micro_batches, layers):
-            refuse("plan.order", f"{plan.order}, but {problem}")
+        check_order(plan)
         return named_order(plan.order, plan.num_stages, plan.micro_batches)
     try:
         text = _text(Path(plan.order), _most_bytes(plan))
@@ -68,8 +76,8 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
         return [in_flight(stage, stages, micro_batches) for stage in range(stages)]
     passes = passes_of_plan(shortened(plan))
     return [
-        _most_held(of_stage, blocks_of_chunks(stage.layers, of_stage.chunks))
-        for stage, of_stage in zip(plan.stages, passes, strict=True)
+        _most_held(of_stage, blocks_of_chunks(stage.layers, of_stage.chunks, is_first=number == 0))
+        for number, (stage, of_stage) in enumerate(zip(plan.stages, passes, strict=True))
     ]
 
 
@@ -89,13 +97,15 @@ def _most_held(passes: StagePasses, blocks: tuple[int, ...]) -> float:
 
 
 def _check_chunks(plan: Plan, order: PipelineOrder) -> None:
-    for number, stage in enumerate(plan.stages):
-        if stage.layers < order.chunks:
-            message = (
-                f"has {order.chunks} chunks, plan.stages[{number}] {stage.layers} layers: give the "
-                "stage as many layers, or the order fewer chunks"
-            )
-            raise InputError(message)
+    blocks = [stage.layers for stage in plan.stages]
+    if order.chunks > most_chunks(blocks):
+        fewest = min(blocks)
+        number = blocks.index(fewest)
+        message = (
+            f"has {order.chunks} chunks, plan.stages[{number}] {fewest} layers: give the "
+            "stage as many layers, or the order fewer chunks"
+        )
+        raise InputError(message)
 
 
 def _text(path: Path, most_bytes: int) -> str:

@@ -86,9 +86,11 @@ Stream = Literal["compute", "gpu_to_gpu", "host_to_device", "device_to_host"]
 Phase = Literal["first_forward", "forward", "backward", "last_backward", "step"]
 Place = Literal["ahead", "here", "behind"]
 # How a stage sends activations and gradients on: beside its next pass (overlapped), before its next
-# pass (blocking), or beside it with each tensor-parallel rank sending a part, which the receivers
-# gather (split).
-Sends = Literal["overlapped", "blocking", "split"]
+# pass (blocking), before its next pass and with a receiver that does nothing else meanwhile
+# (meeting), or beside it with each tensor-parallel rank sending a part, which the receivers gather
+# (split).
+Sends = Literal["overlapped", "blocking", "meeting", "split"]
+IN_TURN: tuple[Sends, ...] = ("blocking", "meeting")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
@@ -131,6 +133,7 @@ class Template:
 
     phases: Mapping[Phase, tuple[Task, ...]]
     depth: int = 1
+    send_wait_s: float = 0.0
     sends: Sends = "overlapped"
     overlaps_tensor_backward: bool = False
 

@@ -1,10 +1,12 @@
 """The parts into which a model is cut: with S stages of v chunks each, there are S v parts.
 
 Part c S + s is chunk c of stage s. A stage's blocks are divided over its chunks as evenly as
-possible; the first chunks take the rest. The first part has the embedding, the last part the head.
+possible. The first chunks take the rest, but on the first stage the last chunks do: the first part
+has the embedding too, the last part the head. Where blocks are few, these two parts may have no
+block at all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mistlab.values.dimensions import counts_of_blocks
@@ -31,19 +33,37 @@ class StagePart:
         return self.blocks.start - self.has_embedding
 
 
-def blocks_of_chunks(blocks: int, chunks: int) -> tuple[int, ...]:
+def blocks_of_chunks(blocks: int, chunks: int, *, is_first: bool = False) -> tuple[int, ...]:
     """How many of a stage's blocks each of its chunks has.
 
     >>> blocks_of_chunks(8, 3)
     (3, 3, 2)
+    >>> blocks_of_chunks(8, 3, is_first=True)
+    (2, 3, 3)
     """
     each, rest = divmod(blocks, chunks)
-    return tuple(each + (chunk < rest) for chunk in range(chunks))
+    shares = tuple(each + (chunk < rest) for chunk in range(chunks))
+    return shares[::-1] if is_first else shares
+
+
+def most_chunks(blocks: Sequence[int]) -> int:
+    """The most chunks of a pipeline whose stages have so many blocks.
+
+    Each part has a block, but for the part with the embedding and the part with the head.
+
+    >>> most_chunks((2, 3, 2)), most_chunks((2,))
+    (3, 2)
+    """
+    ends = (0, len(blocks) - 1) if len(blocks) > 1 else ()
+    return min(count + (stage in ends) for stage, count in enumerate(blocks))
 
 
 def parts_of_plan(plan: Plan, chunks: int) -> list[StagePart]:
     """The parts of a plan's model, in order."""
-    shares = [blocks_of_chunks(stage.layers, chunks) for stage in plan.stages]
+    shares = [
+        blocks_of_chunks(stage.layers, chunks, is_first=number == 0)
+        for number, stage in enumerate(plan.stages)
+    ]
     ways = [_ways(stage) for stage in plan.stages]
     parts: list[StagePart] = []
     begin = 1

@@ -4,7 +4,7 @@ A pass's phase, its neighbours and its slot of activations are derived only here
 simulator and the runtime both use them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -87,7 +87,8 @@ def passes_of(order: PipelineOrder) -> tuple[StagePasses, ...]:
     return tuple(_of_stage(order, stage) for stage in range(order.num_stages))
 
 
-def in_turn(passes: Sequence[StagePasses]) -> list[StagePass]:
+@lru_cache(maxsize=_MOST_KEPT)
+def in_turn(passes: tuple[StagePasses, ...]) -> tuple[StagePass, ...]:
     """All passes of a pipeline that can run, each after the passes that it needs."""
     ran: list[StagePass] = []
     ended: set[PassKey] = set()
@@ -106,7 +107,7 @@ def in_turn(passes: Sequence[StagePasses]) -> list[StagePass]:
             done[stage] += 1
             if one.key in waiting:
                 ready.append(waiting.pop(one.key))
-    return ran
+    return tuple(ran)
 
 
 def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from mistlab.values.model import ModelSpec
 
 # Parts that a block may have beyond those of its family, in the order of graphs' names.
-PARTS = ("qk_norm", "sinks", "window", "latent", "experts", "shared_experts")
+PARTS = (
+    *("qk_norm", "sinks", "window", "latent", "experts", "shared_experts", "latent_experts"),
+    *("state_space", "delta_rule", "mixer_missing", "network_missing"),
+)
 
 # The kind of a model's last block; most models have no other.
 BLOCK = "block"
@@ -23,12 +26,53 @@ class BlockKinds:
 
 def kinds_of(model: ModelSpec) -> BlockKinds:
     """The kinds of a model of a family."""
+    if model.pattern:
+        return _of_pattern(model)
     dense = 0 if model.experts is None else model.experts.dense_blocks
     turns = 1 if model.window is None else model.window.full_every
     # Without dense blocks at the start, kinds take turns from the first block on.
     blocks = [_parts_of(model, block) for block in range(model.layers if dense else turns)]
     names = [_name(parts, blocks[-1]) for parts in blocks]
     return BlockKinds(pattern=tuple(names), parts=dict(zip(names, blocks, strict=True)))
+
+
+def _of_pattern(model: ModelSpec) -> BlockKinds:
+    """The kinds of a hybrid model; the kind of the pattern's last block has the usual name."""
+    pattern = model.pattern[: model.layers]
+    names = {letter: BLOCK if letter == pattern[-1] else _LETTERS[letter] for letter in pattern}
+    return BlockKinds(
+        pattern=tuple(names[letter] for letter in pattern),
+        parts={name: _parts_of_letter(model, letter) for letter, name in names.items()},
+    )
+
+
+# The kinds of blocks of hybrid models, by the letters of patterns.
+_LETTERS = {
+    "M": "scan",
+    "*": "attention",
+    "-": "network",
+    "E": "experts",
+    "G": "scan and network",
+    "A": "attention and network",
+}
+
+
+def _parts_of_letter(model: ModelSpec, letter: str) -> tuple[str, ...]:
+    """The parts of a hybrid model's blocks of one letter."""
+    experts, scan = model.experts, model.state_space
+    has_experts = experts is not None and letter in "EGA"
+    scans = scan is not None and letter in "MG"
+    has = {
+        "qk_norm": model.qk_norm and letter in "*A",
+        "experts": has_experts,
+        "shared_experts": has_experts and experts is not None and experts.shared_ffn > 0,
+        "latent_experts": has_experts and experts is not None and experts.hidden > 0,
+        "state_space": scans,
+        "delta_rule": scans and scan is not None and scan.delta_rule,
+        "mixer_missing": letter in "-E",
+        "network_missing": letter in "M*",
+    }
+    return tuple(part for part in PARTS if has.get(part, False))
 
 
 def _parts_of(model: ModelSpec, block: int) -> tuple[str, ...]:
@@ -42,8 +86,9 @@ def _parts_of(model: ModelSpec, block: int) -> tuple[str, ...]:
         "latent": model.latent is not None,
         "experts": has_experts,
         "shared_experts": has_experts and experts is not None and experts.shared_ffn > 0,
+        "latent_experts": has_experts and experts is not None and experts.hidden > 0,
     }
-    return tuple(part for part in PARTS if has[part])
+    return tuple(part for part in PARTS if has.get(part, False))
 
 
 def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:

@@ -11,6 +11,7 @@ With one rank (cp is 1) the graphs count what they counted before.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 from mistlab.symbolic.graph import LayerGraph, ModelGraph, Operator, Phase
@@ -27,7 +28,8 @@ def split_over_context(graph: ModelGraph) -> ModelGraph:
     width = _WIDTHS[graph.precision]
 
     def split(layer: LayerGraph) -> LayerGraph:
-        return _with_ring(_with_wide_scores(layer), width)
+        wide = _with_wide_scores(layer)
+        return _with_ring(wide, width) if _attends(layer) else wide
 
     return replace(
         graph,
@@ -36,6 +38,12 @@ def split_over_context(graph: ModelGraph) -> ModelGraph:
         further_blocks=tuple(map(split, graph.further_blocks)),
         head=_with_whole_tables(graph.head),
     )
+
+
+def _attends(layer: LayerGraph) -> bool:
+    """Whether a block has attention: neither a scan nor nothing in its place."""
+    has_mixer = any(one.module.startswith("attention") for one in layer.operators)
+    return has_mixer and not any(one.kind == "scan" for one in layer.operators)
 
 
 def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
@@ -66,6 +74,7 @@ def _with_wide_scores(layer: LayerGraph) -> LayerGraph:
     )
 
 
+@cache
 def _wide(expression: sympy.Expr) -> sympy.Expr:
     s, cp = size_symbol("s"), size_symbol("cp")
     return sympy.sympify(expression).xreplace({s**2: s**2 * cp})

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.maximum import expanded
 from mistlab.symbolic.symbols import size_symbol
 
 Shape = tuple["sympy.Expr", ...]
@@ -21,6 +22,7 @@ LAYERS = ("embedding", "block", "head")
 Kind = Literal[
     "matmul",
     "attention",
+    "scan",
     "normalization",
     "softmax",
     "elementwise",
@@ -82,7 +84,7 @@ class Parameter:
     @property
     def count(self) -> sympy.Expr:
         """Number of values."""
-        return sympy.expand(sympy.prod(self.shape))
+        return expanded(sympy.prod(self.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

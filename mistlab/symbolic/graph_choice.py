@@ -30,8 +30,12 @@ def by_graph(
 
     ``split`` is called only if there are such rows, because compiling takes long.
     """
-    values = plain(columns)
     rows = splits_tokens(columns)
+    if split is not None and rows.all():
+        other = split()
+        assert other.names == plain.names
+        return other(columns)
+    values = plain(columns)
     if split is not None and rows.any():
         other = split()
         assert other.names == plain.names

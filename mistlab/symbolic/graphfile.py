@@ -7,6 +7,7 @@ operator is one line, so that files can be compared line by line.
 import dataclasses
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 import sympy
@@ -57,7 +58,7 @@ def _value(kind: Any, plain: Any, where: str) -> Any:
 
 
 def _instance(kind: Any, plain: Mapping[str, Any], where: str) -> Any:
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     fields = dataclasses.fields(kind)
     required = {field.name for field in fields if field.default is dataclasses.MISSING}
     differing = (required - set(plain)) | (set(plain) - {field.name for field in fields})
@@ -66,6 +67,11 @@ def _instance(kind: Any, plain: Mapping[str, Any], where: str) -> Any:
         message = f"{where}: keys {keys} are missing or unknown: trace the model again"
         raise InputError(message)
     return kind(**{name: _value(hints[name], plain[name], f"{where}.{name}") for name in plain})
+
+
+@cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
 
 
 def _expect(kind: type, plain: Any, where: str) -> Any:

@@ -8,13 +8,14 @@ from itertools import product
 from pathlib import Path
 
 from mistlab.symbolic.block_kinds import BLOCK, kinds_of
-from mistlab.symbolic.eight_bit import eight_bit
+from mistlab.symbolic.eight_bit import in_precision
 from mistlab.symbolic.feasible import broken_at
 from mistlab.symbolic.graph import ModelGraph
+from mistlab.symbolic.made_variants import with_dropout, with_scores
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.values.datafile import read_json
 from mistlab.values.errors import InputError
-from mistlab.values.model import ModelSpec
+from mistlab.values.model import Family, ModelSpec
 from mistlab.values.workload import Workload
 
 FAMILIES = ("gpt", "llama", "falcon")
@@ -47,6 +48,7 @@ class Variant:
         return "-".join(parts)
 
 
+@cache
 def variants() -> tuple[Variant, ...]:
     """The variants of all shipped graphs: each family, GPT also with biases and dropout, and models
     of today; all of them also with sequence parallelism."""
@@ -71,7 +73,7 @@ _EXPERTS, _LATENT = ("experts",), ("latent",)
 _SINKS = ("sinks",)
 _SHARED = (*_EXPERTS, "shared_experts")
 # Family, attention, biases and parts of blocks: Mixtral, Qwen 3, gpt-oss, DeepSeek V2 and V3; GPT
-# with experts, as Megatron trains it.
+# with experts, as Megatron trains it; hybrid models.
 _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", False, _EXPERTS),
     ("llama", "flash", False, _SHARED),
@@ -83,12 +85,35 @@ _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", False, (*_LATENT, *_SHARED)),
     ("gpt", "flash", False, _EXPERTS),
     ("gpt", "math", False, _EXPERTS),
+    # Nemotron-H and Nemotron 3: blocks with one part alone.
+    ("nemotron", "flash", False, ("state_space", "network_missing")),
+    ("nemotron", "flash", False, ("network_missing",)),
+    ("nemotron", "flash", False, ("mixer_missing",)),
+    ("nemotron", "flash", False, (*_SHARED, "mixer_missing")),
+    ("nemotron", "flash", False, (*_SHARED, "latent_experts", "mixer_missing")),
+    # Qwen3-Next; its attention is Qwen 3's, with shared experts.
+    ("llama", "flash", False, (*_SHARED, "state_space", "delta_rule")),
+    ("llama", "flash", False, ("qk_norm", *_SHARED)),
 )
 
 
 def shipped(variant: Variant) -> ModelGraph:
     """The shipped graph of a variant."""
     return _stored(variant).graph
+
+
+def _of(variant: Variant) -> StoredGraph | None:
+    """The graph of a variant: shipped, or made of a shipped one; None if there is neither."""
+    if variant in variants():
+        return _stored(variant)
+    if variant.dropout:
+        base = _of(replace(variant, dropout=False))
+        splits = variant.sequence_parallel
+        return None if base is None else with_dropout(base, sequence_parallel=splits)
+    if variant.attention == "math":
+        base = _of(replace(variant, attention="flash"))
+        return None if base is None else with_scores(base)
+    return None
 
 
 @cache
@@ -103,7 +128,7 @@ def graph_of(workload: Workload) -> StoredGraph:
     precision = "single" if workload.precision == "fp32" else "half"
     if model.family == "custom":
         traced = _traced(workload, precision)
-        return eight_bit(traced) if workload.precision == "fp8" else traced
+        return in_precision(traced, workload.precision)
     return _of_family(workload, precision, sequence_parallel=False)
 
 
@@ -129,7 +154,7 @@ def _of_family(workload: Workload, precision: str, *, sequence_parallel: bool) -
     )
     of_kinds = {name: replace(own, parts=parts) for name, parts in kinds.parts.items()}
     for variant in of_kinds.values():
-        if variant not in variants() or not _has_family_structure(model):
+        if _of(variant) is None or not _has_family_structure(model):
             message = (
                 f"workload.model: no layer graph is shipped for {variant.name} with the structure "
                 f"of {model.name or 'this model'}: use the family's own structure, biases and "
@@ -138,18 +163,18 @@ def _of_family(workload: Workload, precision: str, *, sequence_parallel: bool) -
             )
             raise InputError(message)
     if len(of_kinds) == 1:
-        found = _stored(of_kinds[BLOCK])
+        found = _known(of_kinds[BLOCK])
     else:
         found = replace(_with_kinds(tuple(of_kinds.items())), turns=kinds.pattern)
-    return eight_bit(found) if workload.precision == "fp8" else found
+    return in_precision(found, workload.precision)
 
 
 @cache
 def _with_kinds(variants_of_kinds: tuple[tuple[str, Variant], ...]) -> StoredGraph:
     """The graph of a model whose blocks are of several kinds; the kinds in order of appearance."""
     own = dict(variants_of_kinds)
-    graph = _stored(own[BLOCK]).mapping
-    others = {name: _stored(variant).mapping for name, variant in own.items() if name != BLOCK}
+    graph = _known(own[BLOCK]).mapping
+    others = {name: _known(variant).mapping for name, variant in own.items() if name != BLOCK}
     conditions = [*graph["conditions"], *(one for g in others.values() for one in g["conditions"])]
     mapping = {
         **graph,
@@ -160,10 +185,21 @@ def _with_kinds(variants_of_kinds: tuple[tuple[str, Variant], ...]) -> StoredGra
     return StoredGraph.of(mapping, graph["name"])
 
 
+def _known(variant: Variant) -> StoredGraph:
+    found = _of(variant)
+    assert found is not None, variant.name
+    return found
+
+
 def _has_family_structure(model: ModelSpec) -> bool:
-    plain = ModelSpec.of(family=model.family, hidden=128, layers=1, heads=1)
+    plain = _smallest(model.family)
     names = ("norm", "mlp_type", "activation", "parallel_block", "position_embedding")
     return all(getattr(model, name) == getattr(plain, name) for name in names)
+
+
+@cache
+def _smallest(family: Family) -> ModelSpec:
+    return ModelSpec.of(family=family, hidden=128, layers=1, heads=1)
 
 
 def _traced(workload: Workload, precision: str) -> StoredGraph:

@@ -28,8 +28,9 @@ def constants_of(workload: Workload) -> Mapping[str, float]:
 
 def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
     """The sizes of parts of the model; 1 for those of parts that it does not have."""
-    window, latent, experts = workload.model.window, workload.model.latent, workload.model.experts
-    sizes = dict.fromkeys("wumvEaAjy", 1.0)
+    model = workload.model
+    window, latent, experts, scan = model.window, model.latent, model.experts, model.state_space
+    sizes = dict.fromkeys("wumvEaAjylqpge", 1.0)
     if window is not None:
         sizes["w"] = min(window.size, workload.sequence_length)
     if latent is not None:
@@ -37,6 +38,9 @@ def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
     if experts is not None:
         sizes |= {"E": experts.count, "a": experts.active, "j": experts.ffn}
         sizes |= {"A": experts.active * workload.expert_imbalance, "y": experts.shared_ffn or 1}
+        sizes |= {"l": experts.hidden or 1}
+    if scan is not None:
+        sizes |= {"q": scan.heads, "p": scan.channels, "g": scan.groups, "e": scan.states}
     return sizes
 
 

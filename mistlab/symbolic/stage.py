@@ -139,10 +139,12 @@ def _parameters(layer: LayerSums) -> Parameters:
 
 
 def _gates(memory: EngineMemory) -> sympy.Expr:
-    """Bytes that a block of this engine keeps beyond its graph's, in the feed-forward network."""
-    sizes = (size_symbol(name) for name in ("b", "s", "f"))
-    kept = memory.kept_gates * memory.weight
-    return kept * sympy.Mul(*sizes) / size_symbol("tp") if kept else sympy.Integer(0)
+    """Bytes that a block of this engine keeps beyond its graph's."""
+    b, s, f, h, tp = (size_symbol(name) for name in ("b", "s", "f", "h", "tp"))
+    gates = memory.kept_gates * b * s * f / tp
+    # A rank's own part of a whole input is in the graph.
+    inputs = memory.whole_inputs * choice_symbol("sp") * b * s * h * (1 - 1 / tp)
+    return memory.weight * sympy.sympify(gates + inputs)
 
 
 def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSums:

@@ -28,6 +28,11 @@ WORKLOAD_SIZES: Mapping[str, str] = {
     "A": "taken",  # copies of a token that the busiest rank's experts take
     "j": "expert_ffn",
     "y": "shared_ffn",
+    "l": "expert_hidden",
+    "q": "scan_heads",
+    "p": "scan_channels",  # of a head
+    "g": "scan_groups",
+    "e": "scan_states",
 }
 
 

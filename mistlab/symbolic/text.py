@@ -14,8 +14,6 @@ from mistlab.symbolic.symbols import size_symbol
 from mistlab.values.errors import InputError
 
 _BINARY: Mapping[type[ast.operator], Callable[[sympy.Expr, sympy.Expr], sympy.Expr]] = {
-    ast.Add: lambda left, right: left + right,
-    ast.Sub: lambda left, right: left - right,
     ast.Mult: lambda left, right: left * right,
     ast.Div: lambda left, right: left / right,
     ast.Pow: lambda left, right: left**right,
@@ -82,8 +80,8 @@ def _build(node: ast.expr) -> sympy.Expr:
             return sympy.Integer(number)
         case ast.Name(id=name):
             return size_symbol(name)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_build(operand)
+        case ast.UnaryOp(op=ast.USub()) | ast.BinOp(op=ast.Add() | ast.Sub()):
+            return sympy.Add(*_terms(node))
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
             return _build(left) ** min(power, 64)
         case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _BINARY:
@@ -92,3 +90,15 @@ def _build(node: ast.expr) -> sympy.Expr:
             return (sympy.Max if name == "Max" else sympy.Mod)(*map(_build, terms))
         case _:
             raise ValueError(ast.dump(node))
+
+
+def _terms(node: ast.expr) -> list[sympy.Expr]:
+    """The terms of a sum: SymPy takes longer to add them one by one."""
+    last: list[sympy.Expr] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        term = _build(node.right)
+        last.append(-term if isinstance(node.op, ast.Sub) else term)
+        node = node.left
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return [-_build(node.operand), *reversed(last)]
+    return [_build(node), *reversed(last)]

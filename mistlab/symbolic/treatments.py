@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from mistlab.symbolic.graph import LayerGraph, Operator, Peak, SavedTensor
 from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.maximum import expanded
 
 PLAIN = "plain"
 
@@ -85,7 +86,7 @@ def _runs_in_core(operator: Operator) -> bool:
 
 def _without(peak: Peak, gone: sympy.Expr) -> Peak:
     """A moment without the bytes that are gone, if it had them and is not of the core itself."""
-    left = sympy.expand(peak.size_bytes - gone)
+    left = expanded(peak.size_bytes - gone)
     had_all = all(share > 0 for share in left.as_coefficients_dict().values())
     if peak.operator in OF_CORE or not had_all:
         return peak

@@ -12,7 +12,7 @@ from typing import Any
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.schedule.plan_orders import order_of_plan
+from mistlab.schedule.plan_orders import check_order
 from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import FieldError, InputError, refuse
 from mistlab.values.model import ModelSpec
@@ -265,7 +265,7 @@ def _order_problem(job: Job) -> FieldError | None:
     if problem:
         return FieldError("plan.order", problem)
     try:
-        order_of_plan(plan)
+        check_order(plan)
     except FieldError as error:
         return error
     return None

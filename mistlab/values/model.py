@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from mistlab.values.errors import refuse, within
-from mistlab.values.model_parts import Experts, LatentAttention, Window
+from mistlab.values.model_parts import Experts, LatentAttention, StateSpace, Window
 from mistlab.values.trained import Trained
 from mistlab.values.value import bounded, check_field, check_fields, from_mapping, ratio
 
-Family = Literal["gpt", "llama", "falcon", "custom"]
+Family = Literal["gpt", "llama", "falcon", "nemotron", "custom"]
 MlpType = Literal["mlp", "gated_mlp"]
 Norm = Literal["layernorm", "rmsnorm"]
-Activation = Literal["gelu", "gelu_tanh", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "silu", "relu2"]
 PositionEmbedding = Literal["absolute", "rotary", "none"]
 
+# Kinds of blocks of a hybrid model.
+PATTERN_LETTERS = "M*-EGA"
 VOCAB_MULTIPLE = 128
 LLAMA_FFN_MULTIPLE = 256
 # The base of rotary position embedding as published (Su et al. 2021, arXiv 2104.09864).
@@ -38,8 +40,13 @@ class ModelSpec:
     trained by those who published it.
 
     With ``qk_norm`` each head's queries and keys are normalised. With ``sinks`` each head has one
-    more score, to which no value belongs. ``window``, ``latent`` and ``experts`` are parts that
-    some models have.
+    more score, to which no value belongs. ``window``, ``latent``, ``experts`` and ``state_space``
+    are parts that some models have.
+
+    A hybrid model has a ``pattern``: a letter for each block, which take turns. Blocks have one
+    part alone (``M`` the state-space mixer, ``*`` attention, ``-`` the network, ``E`` experts), or
+    a mixer and a network (``G`` the state-space mixer, ``A`` attention; both with experts, if the
+    model has experts).
     """
 
     name: str = ""
@@ -66,6 +73,8 @@ class ModelSpec:
     window: Window | None = None
     latent: LatentAttention | None = None
     experts: Experts | None = None
+    state_space: StateSpace | None = None
+    pattern: str = ""
     graph_file: str | None = None
     tensor_parallel_degrees: tuple[int, ...] | None = field(
         default=None, metadata=bounded(minimum=1)
@@ -78,6 +87,7 @@ class ModelSpec:
         self._check_attention()
         self._check_rotary()
         self._check_experts()
+        self._check_pattern()
         if self.mlp_type == "gated_mlp" and self.activation != "silu":
             problem = f"{self.activation!r} cannot gate a gated_mlp: give silu, or mlp_type: mlp"
             refuse("activation", problem)
@@ -100,7 +110,7 @@ class ModelSpec:
     @property
     def has_plain_blocks(self) -> bool:
         """Whether its blocks have none of the parts that only some models have."""
-        parts = (self.experts, self.latent, self.window, self.qk_norm, self.sinks)
+        parts = (self.experts, self.latent, self.window, self.qk_norm, self.sinks, self.pattern)
         return not any(parts)
 
     @property
@@ -128,6 +138,16 @@ class ModelSpec:
         if dense > self.layers:
             problem = f"{dense} is more than the model's layers: give at most {self.layers}"
             refuse("experts.dense_blocks", problem)
+
+    def _check_pattern(self) -> None:
+        if (self.state_space is None) != (not set(self.pattern) & set("MG")):
+            problem = f"{self.pattern!r} and state_space do not go together: give both, or neither"
+            refuse("pattern", problem)
+        if self.experts is None and "E" in self.pattern:
+            refuse("pattern", f"{self.pattern!r} has blocks of experts: give experts")
+        if strange := set(self.pattern) - set(PATTERN_LETTERS):
+            problem = f"{''.join(sorted(strange))!r} is no kind of block: give {PATTERN_LETTERS}"
+            refuse("pattern", problem)
 
     def _check_rotary(self) -> None:
         is_rotary = self.position_embedding == "rotary"
@@ -172,7 +192,9 @@ _LLAMA = {
     "position_embedding": "rotary",
 }
 _FALCON = {**_GPT, "position_embedding": "rotary", "parallel_block": True}
+_NEMOTRON = {**_GPT, "norm": "rmsnorm", "activation": "relu2", "position_embedding": "none"}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "nemotron": _NEMOTRON,
     "gpt": _GPT,
     "llama": _LLAMA,
     "falcon": _FALCON,

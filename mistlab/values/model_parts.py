@@ -1,4 +1,4 @@
-"""Parts of models beyond a plain transformer's: experts, latent attention, sliding windows.
+"""Parts of models beyond a plain transformer's: experts, latent attention, windows, state spaces.
 
 A model's description has each part that the model has, and None for the others.
 """
@@ -16,12 +16,15 @@ class Experts:
     There are ``count`` experts of the inner width ``ffn``, and a token goes to ``active`` of them.
     Experts that every token takes are one network of the width ``shared_ffn``. The first
     ``dense_blocks`` blocks of the model have a plain network instead, of the model's own width.
+    With ``hidden`` above 0 a token is made so short before it goes to its experts, and long again
+    after it came back.
     """
 
     count: int = field(metadata=bounded(minimum=2))
     active: int = field(metadata=bounded(minimum=1))
     ffn: int = field(metadata=bounded(minimum=1))
     shared_ffn: int = field(default=0, metadata=bounded(minimum=0))
+    hidden: int = field(default=0, metadata=bounded(minimum=0))
     dense_blocks: int = field(default=0, metadata=bounded(minimum=0))
 
     def __post_init__(self) -> None:
@@ -46,6 +49,28 @@ class LatentAttention:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace:
+    """A mixer that reads a sequence into states, in place of attention: Mamba-2's, or with
+    ``delta_rule`` the one of gated delta nets.
+
+    Each of the ``heads`` has a state of ``channels`` by ``states`` numbers. Heads of one of the
+    ``groups`` share their keys and queries.
+    """
+
+    heads: int = field(metadata=bounded(minimum=1))
+    channels: int = field(metadata=bounded(minimum=1))
+    groups: int = field(metadata=bounded(minimum=1))
+    states: int = field(metadata=bounded(minimum=1))
+    delta_rule: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.heads % self.groups:
+            problem = f"{self.groups} does not divide heads {self.heads}: give a divisor of heads"
+            refuse("groups", problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

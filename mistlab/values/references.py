@@ -1,5 +1,7 @@
 """Finds what a plan file names by catalogue name or path: its model, hardware and order of passes.
 
+The space that a search names is found in the same way.
+
 A text is a path if it holds a slash or has the ending of such a file. A path is relative to the
 folder of the plan file.
 """
@@ -19,11 +21,14 @@ from mistlab.values.datafile import read_json, read_yaml
 from mistlab.values.errors import FieldError, InputError, refuse, within
 from mistlab.values.field_checks import shown
 from mistlab.values.model import ModelSpec
+from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.value import from_mapping, to_mapping
 
 MODEL = "workload.model"
 HARDWARE = "cluster.hardware"
 ORDER = "plan.order"
+# The key of a space's mapping for the named space whose other choices it keeps.
+LIKE = "like"
 
 
 def model_from(plain: object, folder: Path) -> ModelSpec:
@@ -96,6 +101,32 @@ def plain_profile(profile: Profile) -> Any:
     if profile.name in catalog.profile_names() and profile == catalog.profile(profile.name):
         return profile.name
     return to_mapping(profile, omit_defaults=True)
+
+
+def space_from(plain: object, folder: Path) -> SearchSpace:
+    """The space that a name, a path of a YAML file, or a mapping stands for.
+
+    A mapping keeps the choices of the space that it is ``like``, but for those that it lists.
+    """
+    if isinstance(plain, str) and _is_path(plain, (".yaml", ".yml")):
+        path = _joined(folder, plain)
+        with _in_file("", path):
+            return space_from(read_yaml(Path(path)), Path(path).parent)
+    if isinstance(plain, str):
+        return space_of(plain)
+    if not isinstance(plain, Mapping) or not isinstance(plain.get(LIKE), str):
+        problem = f"{shown(plain)} is not a space: give a name, or a mapping with {LIKE}: NAME"
+        refuse("", problem)
+    own = {key: value for key, value in plain.items() if key != LIKE}
+    if "name" not in own:
+        refuse("name", "missing: give the space a name for tables")
+    try:
+        base = to_mapping(space_of(plain[LIKE]))
+    except InputError as error:
+        refuse(LIKE, str(error))
+    if isinstance(own.get("offload"), Mapping):
+        own["offload"] = {**base["offload"], **own["offload"]}
+    return from_mapping(SearchSpace, {**base, **own})
 
 
 def order_from(plain: object, folder: Path) -> object:

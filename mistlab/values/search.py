@@ -120,6 +120,19 @@ class StageCostModel(Protocol):
         ...
 
 
+@runtime_checkable
+class StageBoundModel(StageCostModel, Protocol):
+    """Bounds the costs of stages whose ratios lie between others."""
+
+    def stage_bounds(
+        self, least: "StageBatch", most: "StageBatch", *, engine: str = "mistlab"
+    ) -> "StageCosts | None":
+        """Costs that no candidate undercuts whose ratios lie between those of ``least`` and of
+        ``most``, which differ in positive ratios alone; ``fits`` says if one of them may fit. None
+        if this is not known of an engine."""
+        ...
+
+
 class PlanAndStagePredictor(Predictor, StageCostModel, Protocol):
     """Predicts plans and single stages consistently."""
 

@@ -7,7 +7,7 @@ from mistlab.values.model import ModelSpec
 from mistlab.values.value import bounded, check_fields
 
 Attention = Literal["flash", "math"]
-Precision = Literal["fp16", "bf16", "fp32", "fp8"]
+Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 Optimizer = Literal["adamw"]
 
 
@@ -16,7 +16,8 @@ class Workload:
     """One training step: ``global_batch`` sequences of ``sequence_length`` tokens.
 
     ``attention`` is fused in one kernel (flash) or computed product by product (math). The
-    precision fp8 is bf16 with 8-bit products of blocks and their weights. In blocks
+    precision fp8 is bf16 with 8-bit products of blocks and their weights; with fp4 these products
+    take 4-bit operands, but for those of experts, which take 8-bit ones. In blocks
     with experts the busiest rank takes ``expert_imbalance`` times as many tokens as the mean.
     """
 

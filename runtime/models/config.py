@@ -18,11 +18,15 @@ TYPE_OF_PRECISION = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """The parts of a block and how they are wired, whatever their sizes."""
+    """The parts of a block and how they are wired, whatever their sizes.
+
+    A block that ``mixes`` has attention or a state-space mixer; one that ``has_network`` has a
+    feed-forward network or experts. Most blocks have both.
+    """
 
     norm: Literal["layernorm", "rmsnorm"]
     gated_mlp: bool
-    activation: Literal["gelu", "gelu_tanh", "silu"]
+    activation: Literal["gelu", "gelu_tanh", "silu", "relu2"]
     position: Literal["absolute", "rotary", "none"]
     parallel_block: bool
     qk_norm: bool = False
@@ -31,6 +35,11 @@ class Structure:
     latent: bool = False
     experts: bool = False
     shared_experts: bool = False
+    latent_experts: bool = False
+    state_space: bool = False
+    delta_rule: bool = False
+    mixes: bool = True
+    has_network: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +95,11 @@ class ModelConfig:
     active: Size = 0
     expert_ffn: Size = 0
     shared_ffn: Size = 0
+    expert_hidden: Size = 0
+    scan_heads: Size = 0
+    scan_channels: Size = 0
+    scan_groups: Size = 0
+    states: Size = 0
     expert_ranks: ExpertRanks = ExpertRanks()
 
 
@@ -149,6 +163,11 @@ def _sizes_of_parts(spec: ModelSpec) -> dict[str, Any]:
     if spec.experts is not None:
         sizes |= {"experts": spec.experts.count, "expert_ffn": spec.experts.ffn}
         sizes |= {"active": spec.experts.active, "shared_ffn": spec.experts.shared_ffn}
+        sizes |= {"expert_hidden": spec.experts.hidden}
+    if spec.state_space is not None:
+        scan = spec.state_space
+        sizes |= {"scan_heads": scan.heads, "scan_channels": scan.channels}
+        sizes |= {"scan_groups": scan.groups, "states": scan.states}
     return sizes
 
 

@@ -24,6 +24,7 @@ from runtime.models.expert_operators import (
 from runtime.models.parallel import product
 from runtime.models.ranks import TensorParallel
 from runtime.models.sizes import Size
+from runtime.models.state_space_operators import SquaredRelu
 
 
 class Experts(nn.Module):
@@ -37,6 +38,13 @@ class Experts(nn.Module):
         width = 2 * inner if structure.gated_mlp else inner
         hidden, dtype = config.hidden, config.dtype
         self.router = _Matrix(config.experts, hidden, biases=config.biases, dtype=dtype)
+        self.shorter: _Matrix | None = None
+        self.longer: _Matrix | None = None
+        if structure.latent_experts:
+            short = config.expert_hidden
+            self.shorter = _Matrix(short, hidden, biases=False, dtype=dtype)
+            self.longer = _Matrix(hidden, short, biases=False, dtype=dtype)
+            hidden = short
         self.up = _Matrices(self.own, width, hidden, biases=config.biases, dtype=dtype)
         self.down = _Matrices(self.own, hidden, inner, biases=config.biases, dtype=dtype)
 
@@ -51,6 +59,8 @@ class Experts(nn.Module):
     def _routed(self, tokens: Tensor) -> Tensor:
         ranks = self.config.expert_ranks
         weights, chosen = Route.apply(self.router(tokens), self.config.active)
+        if self.shorter is not None:
+            tokens = self.shorter(tokens)
         rows, of_rows, order = Permute.apply(tokens, weights, chosen)
         sent = rows.shape[0]
         if ranks.is_one:
@@ -66,13 +76,16 @@ class Experts(nn.Module):
         if not ranks.is_one:
             made = exchanged(summed_parts(made.clone(), ranks), sent, ranks)
         back: Tensor = Unpermute.apply(made, order, tokens.shape[0])
-        return back
+        return back if self.longer is None else self.longer(back)
 
     def _activated(self, inner: Tensor, weights: Tensor) -> Tensor:
         if self.structure.gated_mlp:
             gated: Tensor = WeightedSwiglu.apply(inner, weights)
             return gated
-        return nn.functional.gelu(inner, approximate="tanh") * weights[:, None].to(inner.dtype)
+        if self.structure.activation == "relu2":
+            squares: Tensor = SquaredRelu.apply(inner, weights)
+            return squares
+        return nn.functional.gelu(inner, approximate="tanh") * weights.unsqueeze(1).to(inner.dtype)
 
 
 class _Matrix(nn.Module):

@@ -33,6 +33,14 @@ STRUCTURES: Mapping[str, Structure] = {
         position="rotary",
         parallel_block=True,
     ),
+    # NVIDIA 2025 (arXiv 2504.03624): hybrid models without position embedding.
+    "nemotron": Structure(
+        norm="rmsnorm",
+        gated_mlp=False,
+        activation="relu2",
+        position="none",
+        parallel_block=False,
+    ),
 }
 
 

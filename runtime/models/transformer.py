@@ -26,6 +26,8 @@ from runtime.models.parallel import (
 )
 from runtime.models.ranks import CountedRanks, OneRank, TensorParallel
 from runtime.models.sizes import construction
+from runtime.models.state_space import StateSpace
+from runtime.models.state_space_operators import SquaredRelu
 
 
 class Dropout(nn.Module):
@@ -61,6 +63,8 @@ class MLP(nn.Module):
         inner = self.up(x)
         if self.structure.gated_mlp:
             return self.down(swiglu(inner))
+        if self.structure.activation == "relu2":
+            return self.down(SquaredRelu.apply(inner, None))
         if self.structure.activation == "silu":
             return self.down(nn.functional.silu(inner))
         approximate = "tanh" if self.structure.activation == "gelu_tanh" else "none"
@@ -93,6 +97,9 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each added to the residual: one after the other or side by side.
 
+    In place of attention there may be a state-space mixer. Hybrid models have blocks with a mixer
+    alone, and blocks with a network alone.
+
     Side by side, attention and MLP share one normalisation and one sum over ranks. In place of the
     MLP there may be experts, with or without an MLP for all tokens beside them.
     """
@@ -107,13 +114,19 @@ class Block(nn.Module):
         super().__init__()
         norm = LayerNorm if structure.norm == "layernorm" else RMSNorm
         self.ranks = ranks
-        self.attention_norm = norm(config.hidden, config.dtype)
-        self.attention = _attention(config, structure, ranks, rotary)
-        self.mlp_norm = None if structure.parallel_block else norm(config.hidden, config.dtype)
+        self.attention: Attention | LatentAttention | StateSpace | None = None
+        self.mlp_norm: nn.Module | None = None
         self.mlp: MLP | None = None
         self.experts: Experts | None = None
         self.shared: MLP | None = None
-        if structure.experts:
+        if structure.mixes:
+            self.attention_norm = norm(config.hidden, config.dtype)
+            self.attention = _mixer(config, structure, ranks, rotary)
+        if structure.has_network and not structure.parallel_block:
+            self.mlp_norm = norm(config.hidden, config.dtype)
+        if not structure.has_network:
+            pass
+        elif structure.experts:
             self.experts = Experts(config, structure, ranks)
         else:
             self.mlp = MLP(config, structure, ranks)
@@ -123,16 +136,19 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """One layer of the model; input and output are (batch, sequence, hidden)."""
-        inner = self.attention_norm(x)
-        if not isinstance(self.attention, LatentAttention):
-            inner = enter(inner, self.ranks)
-        of_attention = self.attention.output.bias
-        if self.mlp is not None and self.mlp_norm is None:
-            biases = of_attention, self.mlp.down.bias
-            return x + self._complete(self.attention(inner) + self.mlp(inner), *biases)
-        x = x + self._complete(self.attention(inner), of_attention)
-        assert self.mlp_norm is not None
-        inner = self.mlp_norm(x)
+        if self.attention is not None:
+            inner = self.attention_norm(x)
+            if not isinstance(self.attention, LatentAttention):
+                inner = enter(inner, self.ranks)
+            of_attention = self.attention.output.bias
+            if self.mlp is not None and self.mlp_norm is None:
+                biases = of_attention, self.mlp.down.bias
+                return x + self._complete(self.attention(inner) + self.mlp(inner), *biases)
+            x = x + self._complete(self.attention(inner), of_attention)
+        return x if self.mlp_norm is None else self._through_network(x, self.mlp_norm(x))
+
+    def _through_network(self, x: Tensor, inner: Tensor) -> Tensor:
+        """The residual with what the network, or the experts, make of its norm."""
         if self.mlp is not None:
             return x + self._complete(self.mlp(enter(inner, self.ranks)), self.mlp.down.bias)
         assert self.experts is not None
@@ -148,12 +164,14 @@ class Block(nn.Module):
         return self.dropout(whole)
 
 
-def _attention(
+def _mixer(
     config: ModelConfig,
     structure: Structure,
     ranks: TensorParallel,
     rotary: RotaryTables | None,
-) -> Attention | LatentAttention:
+) -> Attention | LatentAttention | StateSpace:
+    if structure.state_space:
+        return StateSpace(config, structure, ranks)
     if structure.latent:
         assert rotary is not None, "latent attention rotates a part of its keys"
         return LatentAttention(config, ranks, rotary)

@@ -1,13 +1,15 @@
 """The devices that a profile measures: GPUs, or shares of a CPU in place of GPUs."""
 
-import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
 from mistlab.values.errors import InputError
 from mistlab.values.workload import Precision
 from runtime.devices.table import DRIVERS
+from runtime.threads import allowed_cores, cores_of_device, on_cores
 
 # ``cpu``, or a device kind that has a driver.
 DeviceKind = str
@@ -18,11 +20,15 @@ CPU_DEVICES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """Devices of one node, with one process each; a process has ``threads`` threads."""
+    """Devices of one node, with one process each; a process has ``threads`` threads.
+
+    On a CPU each thread has one of ``node_cores`` for itself.
+    """
 
     kind: DeviceKind
     count: int
     threads: int
+    node_cores: tuple[int, ...] = field(default_factory=lambda: tuple(sorted(allowed_cores())))
 
     @property
     def precision(self) -> Precision:
@@ -36,14 +42,16 @@ class Devices:
         """The device of the first process."""
         return torch.device(self.kind, 0)
 
-    def device(self, rank: int) -> torch.device:
-        """The device of a process; it becomes the process's current device."""
+    @contextmanager
+    def driven(self, rank: int) -> Iterator[torch.device]:
+        """The device of a process; in the ``with`` block it is the process's current device."""
         if self.kind == "cpu":
-            torch.set_num_threads(self.threads)
-            return torch.device("cpu")
+            with on_cores(cores_of_device(rank, self.threads, self.node_cores)):
+                yield torch.device("cpu")
+            return
         device = torch.device(self.kind, rank)
         DRIVERS[self.kind].choose(device)
-        return device
+        yield device
 
 
 def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
@@ -55,7 +63,7 @@ def devices_of(kind: DeviceKind | None, count: int | None) -> Devices:
         message = f"--gpus-per-node: {count} is below 1: give at least 1"
         raise InputError(message)
     if kind == "cpu":
-        cores, count = os.cpu_count() or 1, count or CPU_DEVICES
+        cores, count = len(allowed_cores()), count or CPU_DEVICES
         if count > max(cores, CPU_DEVICES):
             message = f"--gpus-per-node: {count} is above the {cores} cores: give fewer"
             raise InputError(message)

@@ -9,16 +9,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed import ProcessGroup
 
+from runtime.comm.group import Pending
+from runtime.comm.processes import ProcessGroup
 from runtime.profiling.rank import Rank
 from runtime.profiling.timing import TimedWork, Timing
-
-# torch 2.13 gives these functions new names, and warns of the names that 2.11 has.
-gather_into = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-scatter_into = getattr(distributed, "reduce_scatter_single", None) or (
-    distributed.reduce_scatter_tensor
-)
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce"]
 Copy = Literal["host_to_device", "device_to_host"]
@@ -72,12 +67,16 @@ class SendCase:
 
 
 def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> TimedWork:
-    """A function that runs a collective over this process's group."""
-    group = rank.groups[gpus]
+    """A function that runs a collective over this process's group, with the executor's calls."""
+    group = ProcessGroup(rank.groups[gpus])
     whole = _values(size_bytes, rank, gpus)
     part = whole[: len(whole) // gpus].clone()
-    run = _COLLECTIVES[kind]
-    return lambda: run(whole, part, group)
+    start: dict[Collective, Callable[[], Pending | None]] = {
+        "all_gather": lambda: group.all_gather(whole, part),
+        "reduce_scatter": lambda: group.reduce_scatter(whole),
+        "all_reduce": lambda: group.all_reduce(whole),
+    }
+    return lambda: _settled(start[kind]())
 
 
 def copy(kind: Copy, size_bytes: int, rank: Rank) -> TimedWork:
@@ -94,20 +93,10 @@ def _values(size_bytes: int, rank: Rank, divisor: int = 1) -> Tensor:
     return torch.randn(count, device=rank.clock.device)
 
 
-def _all_gather(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
-    gather_into(whole, part, group=group)
-
-
-def _reduce_scatter(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
-    scatter_into(part, whole, group=group)
-
-
-def _all_reduce(whole: Tensor, _part: Tensor, group: ProcessGroup) -> None:
-    distributed.all_reduce(whole, group=group)
-
-
-_COLLECTIVES: dict[Collective, Callable[[Tensor, Tensor, ProcessGroup], None]] = {
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_reduce": _all_reduce,
-}
+def _settled(pending: Pending | None) -> None:
+    """Wait for a collective as the executor does where nothing else is left to do."""
+    if pending is None:
+        return
+    while not pending.is_ready():
+        pending.wait_a_moment()
+    pending.finish()

@@ -1,6 +1,7 @@
 """One of the processes that measure together, with its device and its groups."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,9 +32,21 @@ class Rank:
     talk: ProcessGroup | None
 
     @classmethod
-    def join(cls, rank: int, devices: Devices, meeting: Path, repetitions: int) -> Self:
+    @contextmanager
+    def joined(cls, rank: int, devices: Devices, meeting: Path, repetitions: int) -> Iterator[Self]:
+        """Meet the other processes, and part from them when all have left the ``with`` block."""
+        with devices.driven(rank) as device:
+            place = cls._join(rank, devices, clock_of(device), meeting, repetitions)
+            yield place
+            place.together()
+            if place.talk is not None:
+                distributed.destroy_process_group()
+
+    @classmethod
+    def _join(
+        cls, rank: int, devices: Devices, clock: Clock, meeting: Path, repetitions: int
+    ) -> Self:
         """Meet the other processes, and make groups of neighbouring ranks."""
-        clock = clock_of(devices.device(rank))
         groups: dict[int, ProcessGroup] = {}
         talk = None
         driver = driver_of(clock.device)
@@ -78,12 +91,6 @@ class Rank:
         """Time work that all processes do at once."""
         self.together()
         return Timing.of(self.slowest(self.clock.samples_s(work, self.repetitions)))
-
-    def leave(self) -> None:
-        """Part from the other processes."""
-        self.together()
-        if self.talk is not None:
-            distributed.destroy_process_group()
 
 
 def group_sizes(count: int) -> list[int]:

@@ -95,7 +95,12 @@ def _measure(rank: int, world: World, folder: Path, cases: Sequence[Any], outcom
     """The work of one process: measure all cases in order; the first process reports."""
     # The terminal interrupts all its processes; this one ignores it, and the parent ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    place = Rank.join(rank, world.devices, folder / "meeting", world.repetitions)
+    meeting = folder / "meeting"
+    with Rank.joined(rank, world.devices, meeting, world.repetitions) as place:
+        _measure_all(place, world.lengths, cases, outcomes)
+
+
+def _measure_all(place: Rank, lengths: Lengths, cases: Sequence[Any], outcomes: Any) -> None:
     loads: dict[int, StreamLoads] = {}
     parent = parent_process()
     for case in cases:
@@ -103,10 +108,9 @@ def _measure(rank: int, world: World, folder: Path, cases: Sequence[Any], outcom
             return
         if isinstance(case, OverlapCase):
             if case.gpus not in loads:
-                loads = {case.gpus: StreamLoads(world.lengths, place, case.gpus)}
+                loads = {case.gpus: StreamLoads(lengths, place, case.gpus)}
             outcome: object = loads[case.gpus].measured(case)
         else:
             outcome = case.measured(place)
-        if rank == 0:
+        if place.rank == 0:
             outcomes.put(outcome)
-    place.leave()

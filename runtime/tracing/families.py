@@ -37,7 +37,7 @@ class Sizes:
     f: Size
     V: Size
     tp: Size
-    # Of windows, latent attention and experts, where a model has them.
+    # Of windows, latent attention, experts and state spaces, where a model has them.
     w: Size = 1
     u: Size = 1
     m: Size = 1
@@ -47,6 +47,11 @@ class Sizes:
     A: Size = 1
     j: Size = 1
     y: Size = 1
+    l: Size = 1  # noqa: E741 (the letter of graphs)
+    q: Size = 1
+    p: Size = 1
+    g: Size = 1
+    e: Size = 1
     ep: Size = 1
     et: Size = 1
 
@@ -96,6 +101,12 @@ def _sizes_of_parts(space: SizeSpace, parts: tuple[str, ...], tp: Size) -> dict[
         sizes |= {"j": space.multiple("j", 720, et)}
     if "shared_experts" in parts:
         sizes |= {"y": space.multiple("y", 1840, tp)}
+    if "latent_experts" in parts:
+        sizes |= {"l": space.size("l", 416)}
+    if "state_space" in parts:
+        g = space.multiple("g", 10, tp)
+        sizes |= {"g": g, "q": space.multiple("q", 60, g), "p": space.size("p", 56)}
+        sizes |= {"e": space.size("e", 88)}
     return sizes
 
 
@@ -122,7 +133,13 @@ def trace_spec(spec: ModelSpec, attention: str, precision: str) -> tuple[ModelSp
 def structure_with(variant: Variant) -> Structure:
     """The structure of a variant's blocks."""
     parts: dict[str, Any] = dict.fromkeys(variant.parts, True)
+    for lacking, has in _LACKING.items():
+        parts[has] = not parts.pop(lacking, False)
     return replace(STRUCTURES[variant.family], **parts)
+
+
+# Parts of variants that say what a block lacks, and the fields of structures that they turn off.
+_LACKING = {"mixer_missing": "mixes", "network_missing": "has_network"}
 
 
 def trace_sizes(
@@ -154,6 +171,11 @@ def trace_sizes(
         active=sizes.a,
         expert_ffn=sizes.j,
         shared_ffn=sizes.y,
+        expert_hidden=sizes.l,
+        scan_heads=sizes.q,
+        scan_channels=sizes.p,
+        scan_groups=sizes.g,
+        states=sizes.e,
         expert_ranks=ExpertRanks(parallel=sizes.ep, tensor=sizes.et, taken=sizes.A),
     )
     ranks = CountedRanks(sizes.tp, splits_tokens=variant.sequence_parallel)

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
-from mistlab.symbolic.graph import Kind
+from mistlab.symbolic.graph import Kind, Phase
 from runtime.models.sizes import Size, value_of
+from runtime.tracing.scans import READ, WRITTEN, scan_flop, state_bytes
 
 # Keys are names of operators without their overload. Pointwise operators that are not listed are
 # known by their tag.
@@ -60,6 +61,16 @@ KIND_OF_OPERATOR: Mapping[str, Kind] = {
     "mistlab.add_by_group": "elementwise",
     "mistlab.sum_by_group": "reduction",
     "mistlab.sinks_backward": "reduction",
+    "mistlab.short_convolution": "elementwise",
+    "mistlab.short_convolution_backward": "elementwise",
+    "mistlab.chunk_scan": "scan",
+    "mistlab.chunk_scan_backward": "scan",
+    "mistlab.delta_rule": "scan",
+    "mistlab.delta_rule_backward": "scan",
+    "mistlab.gated_norm": "normalization",
+    "mistlab.gated_norm_backward": "normalization",
+    "mistlab.squared_relu": "elementwise",
+    "mistlab.squared_relu_backward": "elementwise",
     "mistlab.route": "softmax",
     "mistlab.route_backward": "softmax",
     "mistlab.permute": "gather",
@@ -134,8 +145,15 @@ GATHERS = {"mistlab.gather_tokens", "mistlab.gather_again", "mistlab.gather_rows
 # Operators that read only past positions, which are half of each square of scores.
 READ_HALVES = {"mistlab.causal_softmax", "mistlab.causal_softmax_backward"}
 
-# Operators that write to an argument and do not read it.
-OVERWRITES = {"aten.copy_", "aten.scatter_"}
+# Operators that write to an argument and do not read it, with this argument.
+OVERWRITES = {
+    "aten.copy_": "self",
+    "aten.scatter_": "self",
+    "mistlab.short_convolution_backward": "of_x",
+    "mistlab.chunk_scan_backward": "of_steps",
+    "mistlab.delta_rule_backward": "of_steps",
+    "mistlab.gated_norm_backward": "of_gate",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +238,9 @@ def read_bytes(call: Call) -> Size:
         return fetched + sum(size_bytes(x) for x in call.inputs if x is not table)
     if call.name in READ_HALVES:
         return sum(map(size_bytes, call.inputs)) // 2
-    overwritten = call.argument("self") if call.name in OVERWRITES else None
-    return sum(size_bytes(x) for x in call.inputs if x is not overwritten)
+    overwritten = call.argument(OVERWRITES[call.name]) if call.name in OVERWRITES else None
+    own = sum(size_bytes(x) for x in call.inputs if x is not overwritten)
+    return own + _state_bytes(call, READ)
 
 
 def written_bytes(call: Call) -> Size:
@@ -230,7 +249,10 @@ def written_bytes(call: Call) -> Size:
         return size_bytes(call.argument("src"))
     if call.name in READ_HALVES:
         return size_bytes(call.result)
-    return sum(map(size_bytes, call.outputs))
+    own = sum(map(size_bytes, call.outputs))
+    if call.changed and call.name.startswith("mistlab."):
+        own = own + sum(map(size_bytes, tensors_in(call.result)))
+    return own + _state_bytes(call, WRITTEN)
 
 
 def tensors_in(values: object) -> list[Tensor]:
@@ -281,6 +303,30 @@ def _wide_attention_flop(call: Call) -> Size:
     return products * batch * heads * pairs
 
 
+def _phase(call: Call) -> Phase:
+    return "backward" if "gradient" in _names(call) else "forward"
+
+
+def _of_scan(call: Call) -> tuple[Size, Size, list[Size], bool]:
+    """Tokens, heads, sizes, and whether a scan is by the delta rule."""
+    mixed, heads = call.argument("mixed").shape, call.argument("shift").shape[0]
+    by_delta_rule = call.name.startswith("mistlab.delta_rule")
+    return mixed[0] * mixed[1], heads, call.argument("sizes"), by_delta_rule
+
+
+def _scan_flop(call: Call) -> Size:
+    tokens, heads, sizes, by_delta_rule = _of_scan(call)
+    return scan_flop(tokens, heads, sizes, _phase(call), by_delta_rule=by_delta_rule)
+
+
+def _state_bytes(call: Call, passes: Mapping[Phase, int]) -> Size:
+    """Bytes of the states that a scan passes from chunk to chunk; other operators have none."""
+    if kind_of(call) != "scan":
+        return 0
+    tokens, heads, sizes, by_delta_rule = _of_scan(call)
+    return passes[_phase(call)] * state_bytes(tokens, heads, sizes, by_delta_rule=by_delta_rule)
+
+
 def _is_given(window: Size) -> bool:
     return not isinstance(window, int) or window > 0
 
@@ -290,6 +336,10 @@ _FLOP: Mapping[str, Callable[[Call], Size]] = {
     "mistlab.grouped_product": _grouped_product_flop,
     "mistlab.grouped_product_of_rows": _grouped_product_flop,
     "mistlab.grouped_product_of_weight": _grouped_product_flop,
+    "mistlab.chunk_scan": _scan_flop,
+    "mistlab.chunk_scan_backward": _scan_flop,
+    "mistlab.delta_rule": _scan_flop,
+    "mistlab.delta_rule_backward": _scan_flop,
     "mistlab.attention": _wide_attention_flop,
     "mistlab.attention_backward": _wide_attention_flop,
 }

@@ -159,7 +159,7 @@ class Menus:
     def _is_hopeful(
         self, place: StagePosition, options: Options, limit_s: float
     ) -> NDArray[np.bool_]:
-        hopeful = self._least_s(place, options) < limit_s
+        hopeful = hopeful_s(self.problem, self.group, self.work, place, options) < limit_s
         if self.even_hosts:
             cluster = self.problem.cluster
             hopeful &= options.host_bytes * cluster.gpus_per_node <= cluster.host_memory_bytes
@@ -179,14 +179,21 @@ class Menus:
         steady_s = finest_s / self.group.micro_batches
         return fastest(options, Grain(steady_s=steady_s, once_s=finest_s, host_bytes=host_bytes))
 
-    def _least_s(self, place: StagePosition, options: Options) -> Column:
-        """The least seconds of a pipeline that has a candidate. Half of its passes in flight, at
-        most, run while the other stages compute."""
-        layers = self.problem.workload.model.layers - place.layers
-        others_s = self.group.least_stages_s(self.work, layers)
-        hidden_s = (place.in_flight - 1) / 2 * options.stable_s
-        own_s = self.group.micro_batches * options.stable_s
-        return np.asarray(options.once_s + own_s + np.maximum(others_s - hidden_s, 0.0))
+
+def hopeful_s(
+    problem: Problem,
+    group: Group,
+    work: Mapping[Mesh, LeastWork],
+    place: StagePosition,
+    options: Options,
+) -> Column:
+    """The least seconds of a pipeline that has a candidate. Half of its passes in flight, at
+    most, run while the other stages compute."""
+    layers = problem.workload.model.layers - place.layers
+    others_s = group.least_stages_s(work, layers)
+    hidden_s = (place.in_flight - 1) / 2 * options.stable_s
+    own_s = group.micro_batches * options.stable_s
+    return np.asarray(options.once_s + own_s + np.maximum(others_s - hidden_s, 0.0))
 
 
 def coarse(choices: Choices, *, is_alone: bool) -> Choices:

@@ -20,6 +20,7 @@ from searchers.joining.groups import Group, groups_of
 from searchers.joining.in_processes import jobs
 from searchers.joining.least_work import LeastWork, work_of
 from searchers.joining.programme import join_hastily
+from searchers.joining.proof import ROUNDING, has_bounds, proven_s
 from searchers.ledger import Ledger
 from searchers.membership import mesh_of
 from searchers.meshes import Mesh, Pipeline, layer_counts
@@ -111,7 +112,9 @@ class Hierarchy:
         most = layer_counts(layers, group.num_stages, self.space)[-1]
         return ways_alike(self.space, group.meshes[0], most, in_pipeline=group.num_stages > 1)
 
-    def joined_coarse_to_fine(self, join: Joiner) -> Ending:
+    def joined_coarse_to_fine(
+        self, join: Joiner, *, tolerance: float = 0.0, seconds: float = 0.0
+    ) -> Ending:
         """Find the best plan whose stages have equally many GPUs, with ratios from coarse to fine;
         then look for better plans with stages of different sizes.
 
@@ -126,7 +129,7 @@ class Hierarchy:
             unequal = [group for group in self.least_s if group.has_unequal_sizes]
             in_order = self._in_order(unequal)
             self._join([group for group, _ in in_order], join_hastily, coarse_to_fine=True)
-        return self._bounded()
+        return self._proven_within(tolerance, seconds)
 
     def _join(
         self,
@@ -191,3 +194,33 @@ class Hierarchy:
         if self.ledger.best is None:
             return Ending(status="INFEASIBLE")
         return Ending(status="FEASIBLE", lower_bound_s=min(self.least_s.values()))
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether stages have bounds over boxes of ratios."""
+        return has_bounds(self.ledger, self.space.engine)
+
+    def proven(self, *, tolerance: float, seconds: float) -> Ending:
+        """Find the best plan by bounds over boxes of ratios, to a tolerance or for some seconds;
+        plans whose stages are alike come first."""
+        self._in_order(list(groups_of(self.problem, self.space, equal_sizes=True)))
+        return self._proven_within(tolerance, seconds)
+
+    def _proven_within(self, tolerance: float, seconds: float) -> Ending:
+        """Prove how good the best plan is, or find a better one, for some seconds at most."""
+        if not self.has_bounds:
+            return self._bounded()
+        bound_s = proven_s(
+            self.problem,
+            self.space,
+            self.ledger,
+            self.work,
+            self.least_s,
+            tolerance=tolerance,
+            seconds=seconds,
+        )
+        if self.ledger.best is None:
+            return Ending(status="INFEASIBLE" if bound_s == inf else None)
+        if bound_s >= self.ledger.best_s * (1 - ROUNDING):
+            return self._proven()
+        return Ending(status="FEASIBLE", lower_bound_s=bound_s)

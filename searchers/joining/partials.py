@@ -83,8 +83,11 @@ class Partials:
     def undominated(self, rows: Rows) -> Rows:
         """Of rows with the same blocks and GPUs, the rows that no other row is at least as good
         as."""
-        columns = [getattr(self.chains, entry.name)[rows] for entry in fields(Chains)]
-        return rows[undominated([*columns, self.host_bytes[rows]])]
+        chains = [getattr(self.chains, entry.name)[rows] for entry in fields(Chains)]
+        columns = np.stack([*chains, self.host_bytes[rows]], axis=1)
+        # Of equal ones the first is enough; there are many once times are rounded.
+        different = np.sort(np.unique(columns, axis=0, return_index=True)[1])
+        return rows[different[undominated([*columns[different].T])]]
 
     def stages(self, row: int) -> Iterator[tuple[StagePosition, int]]:
         """The stages of one pipeline, the first stage first, each with its row on the menu."""
@@ -116,3 +119,10 @@ def joined(parts: Sequence[Partials]) -> Partials:
 def chosen_chains(chains: Chains[Table], rows: Rows | NDArray[np.bool_]) -> Chains[Table]:
     """The chains in these rows."""
     return Chains(**{e.name: getattr(chains, e.name)[rows] for e in fields(Chains)})
+
+
+def rounded_down(chains: Chains[Table], grain_s: float) -> Chains[Table]:
+    """The chains in whole grains."""
+    return Chains(
+        **{e.name: np.floor(getattr(chains, e.name) / grain_s) * grain_s for e in fields(Chains)}
+    )

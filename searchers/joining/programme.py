@@ -8,17 +8,31 @@ if no way to complete it takes less time than a known pipeline.
 Axes: K partial pipelines, P places, O options of all places.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import StageTimes, prepended
 from mistlab.values.plan import Plan
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.joining.candidate_table import Options
 from searchers.joining.candidates import Menus, StagePosition
-from searchers.joining.partials import Partials, Rows, Taken, chosen_chains, joined
+from searchers.joining.completions import Completions
+from searchers.joining.groups import Group
+from searchers.joining.least_work import LeastWork
+from searchers.joining.partials import (
+    Partials,
+    Rows,
+    Taken,
+    chosen_chains,
+    joined,
+    rounded_down,
+)
+from searchers.ledger import Ledger
 from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
 
 # In haste, this many partial pipelines with the same blocks and GPUs go on.
@@ -27,6 +41,29 @@ BEAM = 16
 FEW = 16
 # Partial pipelines that are put together at once.
 TOGETHER = 1 << 16
+
+
+class StageMenus(Protocol):
+    """Candidates for the stages of a group of pipelines, by their places."""
+
+    problem: Problem
+    space: SearchSpace
+    ledger: Ledger
+    group: Group
+    work: Mapping[Mesh, LeastWork]
+    with_host: bool
+
+    def __getitem__(self, place: StagePosition) -> Options:
+        """The candidates for a place that was prepared."""
+        ...
+
+    def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
+        """Work out the candidates for places in pipelines that take less than a limit."""
+        ...
+
+
+# Each stage of a pipeline: its place, and the row of its candidate on the place's menu.
+Chosen = tuple[tuple[StagePosition, int], ...]
 
 
 def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
@@ -50,7 +87,31 @@ def near_best(menus: Menus, limit_s: float) -> list[tuple[float, Plan, tuple[Sta
     return _Join(menus=menus, beam=beam).pipelines(limit_s, FEW)
 
 
-def places_by_stage(menus: Menus, limit_s: float) -> list[list[StagePosition]]:
+def fastest_few(
+    menus: StageMenus,
+    limit_s: float,
+    count: int,
+    *,
+    completions: Completions | None,
+    grain_s: float = 0.0,
+    beam: int | None = None,
+) -> list[tuple[float, Chosen]]:
+    """The fastest few pipelines with different places that take less than a limit, and their
+    times, fastest first. The times of partial pipelines are rounded down to a grain, if it is not
+    zero: so times are lower bounds, and far fewer partial pipelines differ."""
+    joined = _Join(menus=menus, beam=beam, completions=completions, grain_s=grain_s)
+    return joined.found(limit_s, count)
+
+
+def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
+    """The plan of a pipeline of candidates."""
+    stages = tuple(
+        menus[place].stage_plan(option, place.mesh, place.layers) for place, option in chosen
+    )
+    return Plan(engine=menus.space.engine, micro_batches=menus.group.micro_batches, stages=stages)
+
+
+def places_by_stage(menus: StageMenus, limit_s: float) -> list[list[StagePosition]]:
     """The possible places of each stage, the last stage first, in a group with a given number of
     stages. Menus are prepared for all of them."""
     stages = _Join(menus=menus).places_by_stage(limit_s)
@@ -60,8 +121,10 @@ def places_by_stage(menus: Menus, limit_s: float) -> list[list[StagePosition]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Join:
-    menus: Menus
+    menus: StageMenus
     beam: int | None = None
+    completions: Completions | None = None
+    grain_s: float = 0.0
 
     def fastest(self, limit_s: float) -> tuple[float, Plan] | None:
         found = self.pipelines(limit_s, 1)
@@ -71,6 +134,13 @@ class _Join:
         self, limit_s: float, count: int
     ) -> list[tuple[float, Plan, tuple[StagePosition, ...]]]:
         """The fastest few pipelines with different places, their times and plans."""
+        return [
+            (seconds, plan_of(self.menus, chosen), tuple(place for place, _ in chosen))
+            for seconds, chosen in self.found(limit_s, count)
+        ]
+
+    def found(self, limit_s: float, count: int) -> list[tuple[float, Chosen]]:
+        """The fastest few pipelines with different places, and their times."""
         found: dict[tuple[StagePosition, ...], tuple[float, Partials, int]] = {}
         partials = Partials.nothing()
         for after in range(self._most_stages):
@@ -89,17 +159,15 @@ class _Join:
                     del found[max(found, key=lambda places: found[places][0])]
                 if len(found) == count:
                     limit_s = max(seconds for seconds, _, _ in found.values())
-            partials = self._worth(partials.chosen(~is_whole), limit_s)
+            partials = self._worth(partials.chosen(~is_whole), after + 1, limit_s)
             if not len(partials):
                 break
         in_order = sorted(found.items(), key=lambda entry: entry[1][0])
-        return [
-            (seconds, self._plan(whole, row), places) for places, (seconds, whole, row) in in_order
-        ]
+        return [(seconds, tuple(whole.stages(row))) for _, (seconds, whole, row) in in_order]
 
-    def _worth(self, partials: Partials, limit_s: float) -> Partials:
-        """The partial pipelines that may be part of the fastest pipeline."""
-        least_s = self._least_s(partials)
+    def _worth(self, partials: Partials, stages: int, limit_s: float) -> Partials:
+        """The partial pipelines, of so many stages, that may be part of the fastest pipeline."""
+        least_s = self._least_s(partials, stages)
         kept = [np.empty(0, dtype=np.intp)]
         for _, here in partials.by_taken():
             self.menus.ledger.check_time()
@@ -151,7 +219,9 @@ class _Join:
             option, row = np.divmod(nth, behind[step])
             option += options.starts[place[step]]
             part = self._in_front(options, option, partials, first[step] + row, after)
-            found.append(part.chosen(self._least_s(part) < limit_s))
+            if self.grain_s:
+                part = replace(part, chains=rounded_down(part.chains, self.grain_s))
+            found.append(part.chosen(self._least_s(part, after + 1) < limit_s))
         return joined(found)
 
     def _steps(
@@ -247,10 +317,12 @@ class _Join:
         partials = replace(partials, host_bytes=held * (place_in_node > 0))
         return partials.chosen(held <= cluster.host_memory_bytes)
 
-    def _least_s(self, partials: Partials) -> NDArray[np.float64]:
-        """The least seconds of any completion (K): the slowest stage that is left takes an even
-        share of the blocks, and does at most half its passes ahead while the stages behind it
-        compute."""
+    def _least_s(self, partials: Partials, stages: int) -> NDArray[np.float64]:
+        """The least seconds of any completion (K) of so many stages: the slowest stage that is
+        left takes an even share of the blocks, and does at most half its passes ahead while the
+        stages behind it compute."""
+        if self.completions is not None:
+            return self.completions.least_s(partials, stages)
         group, work, chains = self.menus.group, self.menus.work, partials.chains
         layers, gpus = self._all[0] - partials.layers, self._all[1] - partials.gpus
         slowest_s = group.least_gpu_s(work, 1) * layers / np.maximum(gpus, 1)
@@ -264,17 +336,6 @@ class _Join:
                     group.micro_batches * slowest_s + behind,
                 ]
             )
-        )
-
-    def _plan(self, partials: Partials, row: int) -> Plan:
-        stages = tuple(
-            self.menus[place].stage_plan(option, place.mesh, place.layers)
-            for place, option in partials.stages(row)
-        )
-        return Plan(
-            engine=self.menus.space.engine,
-            micro_batches=self.menus.group.micro_batches,
-            stages=stages,
         )
 
 
@@ -295,7 +356,7 @@ class _Options:
     row: Rows
 
     @classmethod
-    def of(cls, menus: Menus, places: Sequence[StagePosition], limit_s: float) -> Self:
+    def of(cls, menus: StageMenus, places: Sequence[StagePosition], limit_s: float) -> Self:
         """The candidates for pipelines that take less than a limit."""
         found = [menus[place] for place in places]
         rows = [

@@ -8,6 +8,7 @@ from mistlab.values.space import SearchSpace
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.programme import join
 from searchers.ledger import Ledger
+from searchers.room import too_many_ways
 from searchers.strategy import Ending, NeedsStageCosts
 
 
@@ -15,7 +16,9 @@ from searchers.strategy import Ending, NeedsStageCosts
 def exact(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """Prove the best plan, or that there is none."""
+    """Prove the best plan, or that there is none; refuse what memory cannot hold."""
+    if reason := too_many_ways(problem, space):
+        return Ending(status="REFUSED", reason=reason)
     hierarchy = Hierarchy.of(problem, space, ledger)
     if space.unequal_stages:
         return hierarchy.joined(join)

@@ -13,15 +13,17 @@ from experiments.bars import in_order
 from experiments.bars import ordered as orders
 from experiments.bars import overlap as views
 from experiments.bars.cases import case_of, clusters, measured, sizes
-from experiments.bars.desk import Desk
+from experiments.bars.desk import Desk, Found
 from experiments.bars.ordered import ordered
 from experiments.bars.steps import left_out, steps
+from experiments.bars.systems import THEIRS, Asked, searched
 from experiments.bars.tuning_time import spaces
 from experiments.cli.commandline import run
 from mistlab.cost.averages import Summary, difference_in_parts
 from mistlab.values.quality import to_equal_quality
 from mistlab.values.search import Improvement
 from mistlab.values.space import space_of
+from mistlab.values.workload import Attention
 from searchers.choices import Chooser, chosen_plan
 from searchers.membership import contains
 from searchers.registry import SEARCHERS
@@ -80,6 +82,29 @@ def test_the_evaluation_compares_times_and_knows_what_was_published(
     assert (over["published_mean"], over["published_most"]) == (1.32, 1.59)
     assert "What was published" in page.read_text()
     assert (tmp_path / "end_to_end-l4.svg").is_file()
+
+
+@pytest.mark.usefixtures("some")
+@pytest.mark.parametrize(("attention", "asked"), [("flash", ["flash", "math"]), ("math", ["math"])])
+def test_aceso_is_also_asked_without_fused_attention_which_its_runtime_lacks(
+    attention: Attention, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    found = Desk.found
+
+    def noted(desk: Desk, searcher: str, *of: Any, **options: Any) -> Found | None:
+        if searcher == "aceso":
+            seen.append(desk.problem.workload.attention)
+        return found(desk, searcher, *of, **options)
+
+    monkeypatch.setattr(Desk, "found", noted)
+    case = case_of(clusters("l4-24gb")[0], "gpt3", "1.3b", attention)
+    row = searched(Asked(case=case, quick=True, seed=0))
+    assert seen == asked
+    fused, unfused = (row["seconds"][name] for name in ("aceso", "aceso:unfused"))
+    assert fused < unfused if attention == "flash" else fused == unfused
+    assert row["with_published_s"].keys() == THEIRS.keys()
+    assert row["with_published_s"]["its kernels"] != row["seconds"]["mist"]
 
 
 @pytest.mark.usefixtures("some")

@@ -179,7 +179,7 @@ def written_operators(path: Path, *, weight_gradients: bool = True) -> Path:
     lines = ["hardware,hidden,ffn,heads,seq,vocab,mbs,tp,op,fwd_us,bwd_us,failed"]
     for hidden, micro_batch in ((1024, 1), (2048, 2), (2048, 4), (4096, 1)):
         sizes = (hidden, 4 * hidden, 16, 1024, 50304, micro_batch)
-        work = operators._work_of_graph(operators.Block(*sizes))
+        work = operators._work_of_graph(operators.Block(*sizes), drops=True)
         for name in OPERATORS:
             operators_ = operators.CLASS_OF_OPERATOR[name]
             rate = TRUE_RATES[operators_]

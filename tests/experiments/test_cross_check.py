@@ -8,6 +8,7 @@ import pytest
 
 from experiments import cross_check, predict
 from experiments.cli.commandline import run
+from experiments.comparing import wide_plans as wide
 from experiments.comparing.cross_check import STRATA, WORST
 from experiments.comparing.random_plans import PROPOSING, random_plans
 from mistlab import catalog
@@ -25,9 +26,8 @@ def test_random_plans_fit_and_are_the_same_for_the_same_seed() -> None:
     plans = list(random_plans(PROBLEMS, 7))
     assert plans[:6] == list(islice(random_plans(PROBLEMS, 7), 6))
     assert plans[:2] != list(islice(random_plans(PROBLEMS, 8), 2))
-    problems = {(plan.job.workload, plan.job.cluster) for plan in plans}
     assert {plan.job.cluster.hardware.name for plan in plans} == set(catalog.hardware_names())
-    assert len(problems) == PROBLEMS
+    assert len(plans) == PROBLEMS
     for plan in plans:
         assert plan.prediction.fits
         assert plan.job.plan.layers == plan.job.workload.model.layers
@@ -71,6 +71,22 @@ def test_the_two_agree_over_random_plans(
     assert summary["worst"][0] == largest
     assert load_job(tmp_path / f"{largest['plan']:04}.yaml").plan.num_stages == largest["stages"]
     assert (tmp_path / "differences.svg").exists()
+
+
+def test_plans_of_today_are_of_all_engines_and_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "MODELS", {"gpt3-7b": (1,)})
+    monkeypatch.setattr(wide, "HARDWARE", ("a100-80gb",))
+    plans = list(wide.wide_plans(3, 1))
+    assert plans[:1] == list(islice(wide.wide_plans(3, 1), 1))
+    assert len({plan.job.plan.engine for plan in plans}) == len(plans) == 3
+    for plan in plans:
+        assert plan.prediction.fits
+        assert plan.strata <= wide.wide_strata().keys()
+
+
+def test_plans_of_today_have_their_own_orders(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cross_check.main, ["--space", "wide-today", "--order", "gpipe"]) == 2
+    assert "--order gpipe: plans of wide-today have all orders" in capsys.readouterr().err
 
 
 def test_no_plans_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,5 +205,7 @@ def test_measured_runs_take_their_plans_from_launch_lines(tmp_path: Path) -> Non
     assert predicted_s(launched, launched.cluster.hardware) == pytest.approx(
         predicted_s(described, described.cluster.hardware)
     )
-    with pytest.raises(InputError, match="holds no file named as a run of the tables"):
+    with pytest.raises(InputError, match="holds no file named as a run, such as"):
         launched_runs(runs, tmp_path)
+    with pytest.raises(InputError, match="nosuch: is no folder"):
+        launched_runs(runs, tmp_path / "nosuch")

@@ -71,7 +71,7 @@ def test_the_best_of_each_run_in_turn_and_a_second_call_measures_nothing_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(contenders, "BUDGET", Budget(evaluations=20))
+    monkeypatch.setattr(contenders, "BUDGET", Budget(evaluations=2_000))
     monkeypatch.setattr(measuring, "run_trial", stand_in(calls))
     monkeypatch.setattr(measuring, "_check_installed", lambda _: None)
     options = ["--models", "gpt3-1.3b", "--cap-gib", "40", "--batches", "8", "--json"]
@@ -130,5 +130,8 @@ def test_bad_options_are_refused(
 def test_a_run_without_an_answer_is_told_by_its_last_line() -> None:
     assert _told(None, "x\nCUDA out of memory. Tried\n")["outcome"] == "out of memory"
     assert _told(None, "Traceback\nTypeError: no\n\n")["outcome"] == "TypeError: no"
+    # The launcher of several ranks has words of its own below theirs.
+    told = _told(None, "[rank1]:   at\n[rank1]: a.BadError: no\nFailures:\n=====\n")
+    assert told["outcome"] == "a.BadError: no"
     told = _told({"seconds": [9.0, 8.0, 1.0, 3.0, 2.0], "losses": [1.0]}, "")
     assert told["timing"]["median_s"] == 2.0

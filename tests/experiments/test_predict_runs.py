@@ -80,6 +80,16 @@ def test_measurements_change_no_answer(tmp_path: Path, capsys: pytest.CaptureFix
     assert len({json.dumps({**one, "row": 0}) for one in found}) == 1
 
 
+def test_nanotron_keeps_whole_inputs_where_memory_allows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    divided = {"pp": "2", "dp": "2"}
+    path = table(tmp_path / "a.csv", {}, {"micro_batch": "16"}, {**divided, "micro_batch": "16"})
+    notes = [one["notes"] for one in answers(capsys, str(path))]
+    said = ["memory is short: engine nanotron" in some for some in notes]
+    assert said == [False, True, False]
+
+
 def test_equal_rows_are_predicted_once(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", *([{}] * 10_000))
     found = [*RowPredictor().answers(path)]

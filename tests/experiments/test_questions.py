@@ -182,7 +182,7 @@ def test_weak_scaling_is_predicted_as_published(scaled: dict[str, Any]) -> None:
 
 def test_efficiency_falls_faster_on_a_slower_network(scaled: dict[str, Any]) -> None:
     curves = efficiencies(chapter(scaled["rows"], "strong"))
-    assert sorted(curves) == [1, 2, 4]
+    assert sorted(curves) == [1, 4]
     assert scaled["falls_faster"]
     assert falls_faster(curves)
     assert all(points[0][1] == 1 for points in curves.values())

@@ -26,6 +26,9 @@ def test_an_opt_like_run_beside_the_published_loss(
     assert best["interval_s"] == pytest.approx(answer["best_interval_s"])
     sizes = [row["goodput"] for row in answer["rows"] if row["kind"] == "size"]
     assert sizes == sorted(sizes, reverse=True)
+    faster = [row for row in answer["rows"] if row["kind"] == "checkpoint"]
+    lost = [row["lost_gpu_hours"] for row in (asked, *faster)]
+    assert lost == sorted(lost, reverse=True)
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "41,700" in page
 

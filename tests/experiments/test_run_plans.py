@@ -11,7 +11,8 @@ import pytest
 from experiments import run_plans
 from experiments.cli.commandline import run
 from experiments.running import plan_folders
-from experiments.running.launcher import Launcher, _last_words
+from experiments.running.last_words import last_words
+from experiments.running.launcher import Launcher, silent
 
 TINY = Path(run_plans.__file__).parent / "plans" / "tiny"
 SECONDS = {"plain": 0.2, "recomputed": 0.25, "two-stages": 0.1}
@@ -145,6 +146,14 @@ def test_speedups_are_collected_from_folders_of_plans_and_of_results(
     assert (tmp_path / "both" / "run_plans.svg").exists()
 
 
+def test_in_haste_the_first_plans_of_a_folder_run_and_the_others_are_named(
+    tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(run_plans.main, [str(TINY), "--quick", "--out", str(tmp_path)]) == 0
+    assert ran == ["plain", "recomputed"]
+    assert "left out in haste (--quick): two-stages.yaml" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -167,9 +176,9 @@ def test_bad_input_is_refused_before_anything_is_written(
 
 def test_a_failure_is_told_in_the_words_of_the_rank_that_failed() -> None:
     text = "W torch: starting\nerror: the loss is nan\nTraceback\n  torch ... ChildFailedError\n"
-    assert _last_words(text, 1) == "the loss is nan"
-    assert _last_words("killed\n", 1) == "killed"
-    assert _last_words("", 9) == "it ended with status 9, without a word"
+    assert last_words(text, silent(1)) == "the loss is nan"
+    assert last_words("killed\n", silent(1)) == "killed"
+    assert last_words("", silent(9)) == "it ended with status 9, without a word"
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The frame of experiments: what a run leaves, what it says, and what it survives."""
 
 import argparse
+import errno
 import json
 import shlex
 import shutil
@@ -190,6 +191,27 @@ def test_without_matplotlib_pictures_are_left_out(
     assert squares(options_of("--out", str(tmp_path))) == 0
     assert "left out: pictures: matplotlib is not installed" in capsys.readouterr().err
     assert "lines.svg" not in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_page_that_becomes_unwritable_is_named_and_costs_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, page = tmp_path / "run", tmp_path / "docs" / "squares.md"
+    write = Path.write_text
+
+    def refused(path: Path, *of: Any, **options: Any) -> int:
+        if path == page:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return write(path, *of, **options)
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    assert squares(options_of("--out", str(out), "--page", str(page))) == 0
+    captured = capsys.readouterr()
+    assert (
+        f"--page {page}: cannot be written: Read-only file system: the page is in" in captured.err
+    )
+    assert f"warning: {out}" not in captured.err
+    assert (out / "report.md").is_file()
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_any_work(

@@ -12,6 +12,7 @@ from experiments.cli.commandline import run
 from mistlab.values.job import load_job
 from searchers.registry import SEARCHERS
 
+OFFLOADED = ("weights", "gradients", "optimizer", "activations")
 Tune = Callable[..., int]
 
 
@@ -96,3 +97,20 @@ def test_the_event_simulator_is_asked_by_those_who_need_plans_alone(
     assert "--predictor events: it gives no costs of single stages" in refusal
     assert "random" in refusal
     assert "alpa" not in refusal
+
+
+def test_a_space_of_a_file_is_searched_and_refused_where_its_ratios_are_too_fine(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "own.yaml", tmp_path / "plan.yaml"
+    path.write_text("{like: mist, name: own, zero: [2], data_parallel: [2]}", encoding="utf-8")
+    assert tuned(out, "--space", str(path)) == 0
+    assert [stage.zero for stage in load_job(out).plan.stages] == [2]
+    fine = ", ".join(f"{kind}: {[n / 400 for n in range(401)]}" for kind in OFFLOADED)
+    path.write_text(f"{{like: mist, name: fine, offload: {{{fine}}}}}", encoding="utf-8")
+    capsys.readouterr()
+    assert tuned(out, "--space", str(path), searcher="exact") == 1
+    said = capsys.readouterr().err
+    assert "error: space fine has 77,570,884,803 ways to save memory on a stage" in said
+    assert "158,935.7 GiB, and" in said
+    assert "No searcher found" not in said

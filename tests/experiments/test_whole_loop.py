@@ -3,18 +3,52 @@
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from experiments import profile_hardware, run_plan, tune
+from experiments import profile_hardware, run_plan, tune, whole_loop
 from experiments.calibrating.profile_sizes import SIZES
 from experiments.cli.commandline import DONE, run
-from mistlab.values.job import load_job
+from experiments.measuring import whole_loop as loop
+from mistlab.values.job import Job, load_job
+from simulators.symbolic import SymbolicPredictor
 from tests.experiments.test_profile_hardware import TINY
 
 MODEL = "{family: gpt, hidden: 64, layers: 4, heads: 4, vocab: 128}\n"
+
+
+def test_plans_run_in_turn_and_stand_beside_their_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+
+    def trial(system: str, job: Job, **_: object) -> dict[str, Any]:
+        ran.append(job.plan)
+        predicted_s = SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(
+            job.plan
+        )
+        seconds = 1.1 * predicted_s.iteration_s
+        return {"outcome": "ran", "timing": {"seconds": [seconds], "median_s": seconds}}
+
+    monkeypatch.setattr(loop, "run_trial", trial)
+    where = ("--hardware", "l4-24gb", "--systems", "mistlab", "--out", str(tmp_path / "loop"))
+    arguments = [*where, "--plans", "5", "--repeats", "2", "--json"]
+    assert run(whole_loop.main, arguments) == DONE
+    said = json.loads(capsys.readouterr().out)
+    # Plans take turns, and no plan comes twice in a turn.
+    assert ran[:5] == ran[5:]
+    assert len(set(ran)) == 5
+    assert {row["ranks"] for row in said["rows"]} == {1, 8}
+    # The search is on all devices.
+    assert said["rows"][0]["ranks"] == 8
+    assert said["timing"]["median_error"] == pytest.approx(1 - 1 / 1.1)
+    assert said["timing"]["pairs_apart"] == said["timing"]["pairs_right"] > 0
+    # What ran is not run again.
+    assert run(whole_loop.main, arguments) == DONE
+    assert len(ran) == 10
 
 
 @pytest.mark.slow
@@ -37,7 +71,7 @@ def test_a_plan_found_for_a_measured_machine_runs_beside_its_prediction(
     assert run(run_plan.main, [str(plan), "--steps", "5", "--out", str(out), "--json"]) == DONE
     found = json.loads(capsys.readouterr().out)
     assert len(found["losses"]) == 5
-    # Tiny models on simulated streams: an order of magnitude is all that the two may share.
+    # Of so tiny a model an order of magnitude is all that the two may share.
     ratio = statistics.median(found["iteration_s"]) / found["predicted_iteration_s"]
     assert 1 / 50 < ratio < 50
     events = json.loads((out / "timeline.json").read_text(encoding="utf-8"))["traceEvents"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.symbolic.block_kinds import kinds_of
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stored_graph import StoredGraph
@@ -36,6 +37,12 @@ TODAY = {
     "deepseek-v3": (671.0, 37.0),
     "gpt-oss-20b": (20.9, 3.6),
     "gpt-oss-120b": (116.8, 5.1),
+    "nemotron-h-56b": (56.0, 56.0),
+    "nemotron-3-nano": (31.6, 3.6),
+    "nemotron-3-super": (120.6, 12.7),
+    "nemotron-3-ultra": (550.0, 55.0),
+    "qwen3-next-80b-a3b": (79.7, 3.9),
+    "qwen3.6-35b-a3b": (34.7, 3.4),
 }
 HARDWARE = {
     "l4-24gb",
@@ -45,6 +52,11 @@ HARDWARE = {
     "v100-16gb",
     "v100-32gb",
     "h100-80gb",
+    "gh200-96gb",
+    "b300-288gb",
+    "gb300-288gb",
+    "mi300x-192gb",
+    "mi325x-256gb",
     "h200-141gb",
     "b200-180gb",
     "gb200-186gb",
@@ -75,8 +87,11 @@ def test_a_model_of_today_has_its_published_parameters(name: str) -> None:
     every -= spec.tied_embeddings * spec.vocab * spec.hidden
     used, experts = every, spec.experts
     if experts is not None:
-        blocks = spec.layers - experts.dense_blocks
-        used -= blocks * (experts.count - experts.active) * 3 * spec.hidden * experts.ffn
+        kinds = kinds_of(spec)
+        turns = (kinds.pattern[block % len(kinds.pattern)] for block in range(spec.layers))
+        blocks = sum("experts" in kinds.parts[kind] for kind in turns)
+        each = (3 if spec.mlp_type == "gated_mlp" else 2) * (experts.hidden or spec.hidden)
+        used -= blocks * (experts.count - experts.active) * each * experts.ffn
     if name.startswith("gpt-oss"):
         # Its published figure leaves the table of tokens out.
         used -= spec.vocab * spec.hidden
@@ -127,7 +142,8 @@ def test_hardware_bears_its_name_and_memory(name: str) -> None:
     assert hardware.name == name
     assert 0.9 * nominal_gb < hardware.gpu.memory_gib < nominal_gb
     # A rack of GB200 is one node, because NVLink joins all of its GPUs.
-    assert hardware.node.gpus == (72 if name.startswith("gb200") else 8)
+    of_node = {"gb200": 72, "gb300": 72, "gh200": 4}
+    assert hardware.node.gpus == of_node.get(name.split("-", maxsplit=1)[0], 8)
 
 
 @pytest.mark.parametrize("name", ["gpt3-20b", "llama-22b", "falcon-20b"])
@@ -185,6 +201,11 @@ def test_boards_draw_what_datasheets_say() -> None:
         "a100-80gb": 400,
         "a10g-24gb": 300,
         "b200-180gb": 1000,
+        "b300-288gb": 1400,
+        "gb300-288gb": 1400,
+        "gh200-96gb": 1000,
+        "mi300x-192gb": 750,
+        "mi325x-256gb": 1000,
         "gb200-186gb": 1200,
         "h100-80gb": 700,
         "h200-141gb": 700,

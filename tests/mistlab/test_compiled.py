@@ -8,7 +8,7 @@ from mistlab.engines.table import ENGINES
 from mistlab.symbolic.compiled import ROWS_AT_ONCE, compile_expressions
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import Variant, shipped
-from mistlab.symbolic.maximum import undominated
+from mistlab.symbolic.maximum import expanded, undominated
 from mistlab.symbolic.states import Parameters, gradients, optimizer, weights
 from mistlab.symbolic.symbols import size_symbol
 
@@ -75,6 +75,23 @@ def test_only_terms_that_can_be_the_largest_are_kept() -> None:
     b, s = size_symbol("b"), size_symbol("s")
     terms = [b, b + s, 2 * b, b * s]
     assert undominated(terms, lambda term: term) == [b + s, 2 * b, b * s]
+
+
+def test_expanding_is_left_out_only_where_nothing_is_to_expand() -> None:
+    b, s, h = (size_symbol(name) for name in "bsh")
+    ring = sympy.Piecewise((2 * b * s, s > 1), (0, True))
+    for expression in (
+        *(b, 2 * b * s**2 / h + 3 + ring, b * (s + h) + 1, (b + s) ** 2, sympy.Max(b * (s + h), h)),
+        sympy.Piecewise((b * (s + h), s > 1), (0, True)) + b,
+    ):
+        assert expanded(expression) == sympy.expand(expression)
+
+
+def test_terms_of_other_signs_and_fractions_decide_which_is_the_largest() -> None:
+    b, s = size_symbol("b"), size_symbol("s")
+    terms = [b / 2 - s, b - s, b - s / 3, b]
+    assert undominated(terms, lambda term: term) == [b]
+    assert undominated([b - s, s - b], lambda term: term) == [b - s, s - b]
 
 
 def test_extremes_of_three_columns_are_compiled() -> None:

@@ -105,6 +105,20 @@ def test_deepspeed_keeps_gathered_weights_up_to_its_limit() -> None:
     assert small.buffers_bytes == 2 * small.parameters
 
 
+def activations_of(engine: str, stage: StagePlan) -> float:
+    (found,) = figures_of(engine, (stage,)).activations_bytes
+    return float(found)
+
+
+def test_whole_inputs_are_what_a_rank_has_of_the_other_ranks_tokens() -> None:
+    tokens, hidden = WORK.sequence_length, WORK.model.hidden
+    for tensor, splits, share in ((2, 1, 1 / 2), (4, 1, 3 / 4), (2, 0, 0)):
+        stage = replace(STAGE, tensor_parallel=tensor, sequence_parallel=splits)
+        beyond = activations_of("nanotron-whole-inputs", stage) - activations_of("nanotron", stage)
+        # Two inputs a block, of 2 bytes a number.
+        assert beyond == pytest.approx(24 * 2 * 2 * tokens * hidden * share)
+
+
 @pytest.mark.parametrize("engine", ["megatron", "deepspeed"])
 def test_baselines_have_no_rings(engine: str) -> None:
     assert not ENGINES[engine].memory["bf16"].rings

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.cost.expert_seconds import exchanged_s
 from mistlab.cost.links import LinkTimes
+from mistlab.engines.expert_exchange import ExpertExchange
 from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.block_kinds import kinds_of
-from mistlab.symbolic.eight_bit import CAST, DTYPE, eight_bit
+from mistlab.symbolic.context import RING, split_over_context
+from mistlab.symbolic.eight_bit import CAST, DTYPE, DTYPE_OF_4, eight_bit, four_bit
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.stage_model import StageModel
@@ -252,6 +255,61 @@ def test_8_bit_products_run_at_their_own_rate() -> None:
     slow = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=2, gpus_per_node=8)
     with pytest.raises(FieldError, match=r"fp8 is not in this GPU's arithmetic: give fp16, bf16"):
         Job(workload=replace(WORK, precision="fp8"), cluster=slow, plan=PLAN)
+
+
+def test_products_of_experts_stay_in_8_bits_where_others_have_4() -> None:
+    block = four_bit(eight_bit(graph_of(WORK))).block
+    products = {o.module: o.dtype for o in block.operators if o.kind == "matmul"}
+    assert products["attention.qkv"] == DTYPE_OF_4
+    assert products["experts.up"] == DTYPE
+    dense = replace(WORK, model=catalog.model("llama3-8b"))
+    stage = STAGE.with_values({"layers": 16, "expert_parallel": 1})
+    plan = replace(PLAN, engine="megatron-bridge", stages=(stage, stage))
+    eight, four = (
+        SymbolicPredictor(workload=replace(dense, precision=one), cluster=CLUSTER)
+        .predict_many([plan])[0]
+        .iteration_s
+        for one in ("fp8", "fp4")
+    )
+    assert 0.5 * eight < four < eight
+
+
+def test_an_exchange_takes_longer_for_each_expert_and_may_be_hidden() -> None:
+    links = LinkTimes.of(CLUSTER)
+    size, messages = np.array([1e8]), np.array([2.0])
+    shape = np.array([4]), np.array([1])
+
+    def seconds(exchange: ExpertExchange) -> float:
+        experts = Experts(count=32, active=2, ffn=64)
+        return float(exchanged_s(links, exchange, experts, shape)(size, messages)[0])
+
+    plain = seconds(ExpertExchange())
+    # Eight experts of a rank, at each of two exchanges.
+    assert seconds(ExpertExchange(expert_s=1e-4)) - plain == pytest.approx(2 * 8 * 1e-4)
+    assert seconds(ExpertExchange(hidden=1.0, expert_s=1e-4)) == pytest.approx(2 * 8 * 1e-4)
+    assert seconds(ExpertExchange(hidden=0.5)) == pytest.approx(plain / 2)
+
+
+def test_kinds_of_hybrid_models_follow_their_pattern() -> None:
+    kinds = kinds_of(catalog.model("nemotron-3-nano"))
+    assert len(kinds.pattern) == 52
+    assert set(kinds.parts.values()) == {
+        ("state_space", "network_missing"),
+        ("experts", "shared_experts", "mixer_missing"),
+        ("network_missing",),
+    }
+    work = replace(WORK, model=catalog.model("nemotron-3-nano"))
+    kind_of_block = {one["name"]: one for one in graph_of(work).mapping["further_blocks"]}
+    names = {o["name"] for o in kind_of_block["scan"]["operators"]}
+    assert "mistlab.chunk_scan" in names
+    assert "mistlab.attention" not in names
+
+
+def test_a_ring_of_context_has_no_keys_where_a_block_does_not_attend() -> None:
+    work = replace(WORK, model=catalog.model("nemotron-3-nano"))
+    graph = split_over_context(graph_of(work).graph)
+    rings = [kind for kind in graph.kinds if RING in {o.name for o in graph.kinds[kind].operators}]
+    assert rings == ["attention"]
 
 
 @pytest.mark.parametrize("name", ["random", "aceso", "mist"])

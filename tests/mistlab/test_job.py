@@ -271,10 +271,11 @@ def jobs(draw: st.DrawFn) -> Job:
         "attention": draw(st.sampled_from(["flash", "math"])),
         "precision": draw(st.sampled_from(["fp16", "fp32"])),
     }
+    gpus_per_node = min(8, hardware.node.gpus)
     cluster = {
         "hardware": hardware,
-        "nodes": 2,
-        "gpus_per_node": 8,
+        "nodes": 16 // gpus_per_node,
+        "gpus_per_node": gpus_per_node,
         "memory_gib": draw(OVERRIDES),
         "inter_node_gbytes_per_s": draw(OVERRIDES),
     }

@@ -7,7 +7,8 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.kernels import class_of, rule_of
-from mistlab.cost.layers import BESIDE, LayerFigures, LayerModel, slowdown_of, work_of
+from mistlab.cost.layers import BESIDE, LayerFigures, LayerModel, work_of
+from mistlab.cost.rates import slowdown_of
 from mistlab.engines.table import ENGINES
 from mistlab.machine.compute import OPERATOR_CLASSES, Compute, Rate
 from mistlab.symbolic.library import Variant, graph_of, shipped

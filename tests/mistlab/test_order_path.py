@@ -102,3 +102,22 @@ def test_a_zero_bubble_leaves_what_is_published() -> None:
     slower = SplitTimes(weights_s=one, unhidden_s=0.5 * one)
     assert (order_iteration_s(equal(4, 1.0, 2.0), passes, slower) > path_s + 8 * 0.4).all()
     assert order_bound_s(equal(4, 1.0, 2.0), passes, split) <= path_s
+
+
+@pytest.mark.parametrize(("weights", "forward"), [(1.0, 1.0), (0.8, 1.0), (2 / 3, 1.0)])
+def test_stages_that_step_apart_leave_what_is_published(weights: float, forward: float) -> None:
+    """ZB-H2 waits for (p - 1)(F + B - 2 W), ZB-2p not at all if three W are as long as F + B."""
+    one = np.ones((1, 4))
+    split = SplitTimes(weights_s=weights * one, unhidden_s=0 * one)
+    times = equal(4, forward, 1.0 + weights)
+    busy = 24 * (forward + 1.0 + weights)
+
+    def waits(order: str, *, steps_apart: bool = True) -> float:
+        passes = passes_of(named_order(order, 4, 24))
+        return float(order_iteration_s(times, passes, split, steps_apart=steps_apart)[0]) - busy
+
+    assert waits("zb-h1") == pytest.approx(3 * (forward + 1.0 - weights))
+    assert waits("zb-h2") == pytest.approx(3 * (forward + 1.0 - 2 * weights))
+    assert waits("zb-2p") == pytest.approx(0.0, abs=1e-9)
+    # Where all step together, the last stage's late beginning counts.
+    assert waits("zb-2p", steps_apart=False) == pytest.approx(3 * forward)

@@ -1,7 +1,7 @@
 """Pipeline orders: their text, what is refused in it, and the passes that follow from it."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from time import perf_counter
 
@@ -20,7 +20,7 @@ from mistlab.schedule.orders import (
     zero_bubble,
 )
 from mistlab.schedule.plan_orders import in_flight_of_plan, order_of_plan
-from mistlab.schedule.stage_chunks import parts_of_plan
+from mistlab.schedule.stage_chunks import most_chunks, parts_of_plan
 from mistlab.schedule.stage_passes import StagePass, passes_of
 from mistlab.values.errors import FieldError, InputError
 from mistlab.values.plan import Plan, StagePlan
@@ -34,7 +34,7 @@ names = st.sampled_from(sorted(ORDERS))
 def test_every_micro_batch_goes_forward_and_back_once_on_every_stage(
     stages: int, micro_batches: int, name: str
 ) -> None:
-    assume(not order_problem(name, stages, micro_batches, layers=8))
+    assume(not order_problem(name, stages, micro_batches, most_chunks=8))
     order = named_order(name, stages, micro_batches)
     for passes in order.stages:
         for kind, chunk in product("FB", range(order.chunks)):
@@ -44,7 +44,7 @@ def test_every_micro_batch_goes_forward_and_back_once_on_every_stage(
 
 @given(stage_counts, micro_batch_counts, names)
 def test_an_order_comes_back_from_its_text(stages: int, micro_batches: int, name: str) -> None:
-    assume(not order_problem(name, stages, micro_batches, layers=8))
+    assume(not order_problem(name, stages, micro_batches, most_chunks=8))
     order = named_order(name, stages, micro_batches)
     assert order_of_text(str(order), stages, micro_batches) == order
 
@@ -157,6 +157,23 @@ def test_published_orders_can_be_said(stages: int, rounds: int, chunks: int) -> 
     assert [of_stage.most_held for of_stage in split] == [stages] * stages
 
 
+@given(st.integers(1, 6))
+def test_zb_h2_holds_less_than_twice_as_much_and_zb_2p_counts_freed_halves(stages: int) -> None:
+    """Micro-batches held: those that B frees by a half count a half until their W."""
+
+    def most(order: str, after_backward: float) -> float:
+        changes = {"F": 1.0, "B": after_backward - 1, "W": -after_backward}
+        sums = [
+            list(accumulate(changes[one.kind] for one in line))
+            for line in named_order(order, stages, 4 * stages).stages
+        ]
+        return max(map(max, sums))
+
+    assert most("zb-h1", 1.0) == stages
+    assert most("zb-h2", 1.0) == 2 * stages - 1
+    assert most("zb-2p", 0.5) <= 2 * stages
+
+
 TWO = tuple(StagePlan(layers=2, data_parallel=1, tensor_parallel=1, micro_batch=1) for _ in "ab")
 
 
@@ -168,22 +185,36 @@ def test_a_stage_holds_the_share_of_its_blocks_that_its_chunks_have(tmp_path: Pa
     path = tmp_path / "chunks.txt"
     path.write_text(CHUNKS)
     assert in_flight_of_plan(plan_of(path)) == [2.0, 1.5]
-    # Two micro-batches in the first chunk, of two blocks, and one in the other, of one.
+    # Two micro-batches in the first chunk, of one block, and one in the other, of two.
     path.write_text("F0m0 F1m0 B1m0 F0m1 F1m1 B1m1 B0m0 B0m1")
     uneven = replace(plan_of(path), stages=(replace(TWO[0], layers=3),))
-    assert in_flight_of_plan(uneven) == [pytest.approx((2 + 2 + 1) / 3)]
+    assert in_flight_of_plan(uneven) == [pytest.approx((1 + 1 + 2) / 3)]
 
 
 def test_chunks_share_a_stage_s_blocks_and_the_last_ones_are_recomputed() -> None:
     stage = replace(TWO[0], layers=5, checkpointed_layers=3)
     parts = parts_of_plan(Plan(micro_batches=1, stages=(stage, replace(stage, layers=3))), 2)
     assert [(one.stage, one.chunk) for one in parts] == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert [one.blocks for one in parts] == [*(range(1, 4), range(4, 6), range(6, 8), range(8, 9))]
-    assert [one.treated["checkpointed_layers"] for one in parts] == [1, 2, 2, 1]
-    assert [one.first_layer for one in parts] == [0, 4, 6, 8]
+    assert [one.blocks for one in parts] == [*(range(1, 3), range(3, 5), range(5, 8), range(8, 9))]
+    assert [one.treated["checkpointed_layers"] for one in parts] == [0, 2, 3, 1]
+    assert [one.first_layer for one in parts] == [0, 3, 5, 8]
     assert [(one.has_embedding, one.has_head) for one in parts] == [
         *((True, False), (False, False), (False, False), (False, True))
     ]
+
+
+def test_the_parts_with_embedding_and_head_may_have_no_block() -> None:
+    inner = replace(TWO[0], layers=3)
+    parts = parts_of_plan(Plan(micro_batches=3, stages=(TWO[0], inner, TWO[1])), 3)
+    assert [len(one.blocks) for one in parts] == [0, *[1] * 7, 0]
+    assert [
+        (one.first_layer, one.has_embedding, one.has_head) for one in (parts[0], parts[-1])
+    ] == [
+        (0, True, False),
+        (8, False, True),
+    ]
+    assert most_chunks((2, 3, 2)) == 3
+    assert most_chunks((2, 2, 3)) == 2
 
 
 def test_a_file_that_is_no_order_of_the_plan_is_refused(tmp_path: Path) -> None:
@@ -205,8 +236,8 @@ def test_a_file_that_is_no_order_of_the_plan_is_refused(tmp_path: Path) -> None:
     )
     assert "line 2: is not text: write passes like F0m3" in problem(b"Fm0\n\xff\xfe\x00")
     assert "line 1: '\\x00\\x01' is not a pass" in problem(b"\x00\x01\nFm0")
-    assert "has 3 chunks, plan.stages[0] 2 layers: give the stage" in problem(
-        interleaved(2, 2, 3).encode()
+    assert "has 4 chunks, plan.stages[0] 2 layers: give the stage" in problem(
+        interleaved(2, 2, 4).encode()
     )
     path.unlink()
     path.mkdir()

@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.job import dump_job, job_from_mapping, job_to_mapping, load_job
 from mistlab.values.model import ModelSpec
+from mistlab.values.references import space_from
+from mistlab.values.space import space_of
 from mistlab.values.value import to_mapping
 
 SPEC = ModelSpec.of(name="mine", family="custom", hidden=256, layers=32, heads=8)
@@ -213,3 +216,33 @@ def test_an_order_that_a_plan_cannot_have_is_refused(
         del stage["offload"]
     with pytest.raises(InputError, match=problem):
         load_job(written(folder, plan_file))
+
+
+def test_a_space_is_a_name_a_mapping_or_a_file_that_keeps_what_it_does_not_list(
+    tmp_path: Path,
+) -> None:
+    own = {"like": "mist", "name": "own", "zero": [2], "offload": {"optimizer": [0, 0.5]}}
+    base = space_of("mist")
+    offload = replace(base.offload, optimizer=(0.0, 0.5))
+    wanted = replace(base, name="own", zero=(2,), offload=offload)
+    assert space_from("mist", tmp_path) == base
+    assert space_from(own, tmp_path) == wanted
+    write_yaml(own, tmp_path / "own.yaml")
+    assert space_from("own.yaml", tmp_path) == wanted
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"like": "mist"}, "own.yaml: name: missing: give the space a name"),
+        ({"like": "mst", "name": "a"}, "own.yaml: like: space 'mst' is unknown: did you mean"),
+        ({"like": "mist", "name": "a", "zeros": [1]}, "own.yaml: zeros: unknown key: did you"),
+        ({"name": "a"}, "is not a space: give a name, or a mapping with like: NAME"),
+    ],
+)
+def test_a_bad_space_file_is_named_with_its_key(
+    content: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_yaml(content, tmp_path / "own.yaml")
+    with pytest.raises(InputError, match=re.escape(message)):
+        space_from("own.yaml", tmp_path)

@@ -10,7 +10,6 @@ from mistlab import catalog
 from mistlab.calibration.run_constants import Setting, fitted, values_of, with_values
 from mistlab.engines.nanotron import NANOTRON
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.hardware import Hardware
 from mistlab.machine.profile import Profile
 from mistlab.runs.answers import RunAnswer, answered
 from mistlab.runs.configuration import configuration_of
@@ -131,6 +130,18 @@ def test_a_gpu_that_is_nearly_full_makes_a_run_slow_and_says_so() -> None:
     assert not any("nearly full" in note for note in free.notes)
 
 
+def test_what_a_row_does_not_say_of_recomputation_fills_a_gpu_at_most() -> None:
+    full = replace(prediction(1.0, gib=120), fits=False)
+    unsaid = answered(full, job_of(configuration_of(row()))).prediction
+    said = answered(full, job_of(configuration_of(row(recompute="none")))).prediction
+    assert unsaid is not None
+    assert said is not None
+    assert unsaid.fits
+    assert not said.fits
+    assert unsaid.stages[0].peak_allocated_bytes < 80 * GIB_BYTES
+    assert said.stages[0].peak_allocated_bytes == 120 * GIB_BYTES
+
+
 def test_a_stage_beyond_head_cast_and_loss_keeps_nanotron_from_starting() -> None:
     runs = [configuration_of(row(pp=pp, gpus=str(4 * int(pp)))) for pp in ("8", "16")]
     starts, stops = (answered(prediction(1.0), job_of(run)).prediction for run in runs)
@@ -164,6 +175,22 @@ def test_a_profile_slows_wide_groups_of_pipelines_alone() -> None:
     assert not profile.block_s(ranks, in_pipeline=np.zeros(4, dtype=bool)).any()
 
 
+def test_a_profile_makes_sends_late_on_many_gpus_and_between_wide_groups() -> None:
+    profile = Profile(name="x", send_gpus=512, send_ranks=32, send_ms=100.0, source="made up")
+    ranks = np.array([1, 16, 32])
+    assert profile.send_s(ranks, 64).tolist() == [0.0, 0.0, 0.1]
+    assert profile.send_s(ranks, 512).tolist() == [0.1, 0.1, 0.1]
+
+
+def test_a_profile_s_constants_can_be_fitted() -> None:
+    setting = Setting(hardware=H100, engine=NANOTRON)
+    assert "send_ms" not in values_of(setting)
+    setting = replace(setting, profile=catalog.profile("ultrascale"))
+    changed = with_values(setting, {"send_ms": 7.0})
+    assert changed.profile is not None
+    assert (changed.profile.send_ms, changed.hardware) == (7.0, H100)
+
+
 def test_constants_are_read_and_written() -> None:
     setting = Setting(hardware=H100, engine=NANOTRON)
     values = values_of(setting)
@@ -179,9 +206,9 @@ def test_constants_are_read_and_written() -> None:
 def test_a_fit_finds_the_constants_behind_times() -> None:
     setting = Setting(hardware=H100, engine=NANOTRON)
 
-    def seconds(hardware: Hardware, engine: object) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        assert hardware.compute is not None
-        return np.array([1.0, 2.0, 3.0]) / hardware.compute.sustained
+    def seconds(tried: Setting) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        assert tried.hardware.compute is not None
+        return np.array([1.0, 2.0, 3.0]) / tried.hardware.compute.sustained
 
     measured = np.array([1.0, 2.0, 30.0]) / 0.6  # the last run is one of the slow ones
     found = fitted(setting, ["sustained"], seconds, measured, evaluations=20)
@@ -192,3 +219,15 @@ def test_a_cluster_without_a_profile_is_as_before() -> None:
     cluster = Cluster(hardware=H100, nodes=2, gpus_per_node=8)
     assert cluster.profile is None
     assert replace(cluster, profile=catalog.profile("ultrascale")) != cluster
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"zero": "1"}, {"notes": ""}, {"gpus": "8"}, {"pp": "1"}, {"global_batch": "2"}],
+)
+def test_stages_that_share_a_table_without_zero_fail_in_nanotron(changes: dict[str, str]) -> None:
+    cells = {"zero": "0", "notes": "tied embeddings", "recompute": "none", **changes}
+    found = answered(prediction(1.0), job_of(configuration_of(row(**cells))))
+    assert found.prediction is not None
+    assert found.prediction.fits == bool(changes)
+    assert any("share a table" in note for note in found.notes) == (not changes)

@@ -103,7 +103,6 @@ def test_without_gpus_and_dp_there_is_one_pipeline() -> None:
     [
         ({"dp": "3"}, "dp: tp 2 x pp 4 x cp 1 x dp 3 = 24, but gpus is 16: correct one of them"),
         ({"layers": ""}, "layers: is empty, and the catalogue has no model 'llama-like 1.3B'"),
-        ({"micro_batch": ""}, "micro_batch: is empty"),
         ({"sequence_length": ""}, "sequence_length: is empty"),
         (
             {"hidden": "2048 wide"},
@@ -111,7 +110,7 @@ def test_without_gpus_and_dp_there_is_one_pipeline() -> None:
         ),
         ({"tp": "1.5"}, "tp: 1.5 is not a whole number"),
         ({"grad_accumulation": "5"}, "global_batch: 64 is not micro_batch 2 x dp 2 x"),
-        ({"hardware": "MI300X"}, "hardware: 'MI300X' has no hardware file"),
+        ({"hardware": "TPU v5"}, "hardware: 'TPU v5' has no hardware file"),
         ({"precision": "int3"}, "precision: 'int3' is unknown"),
         ({"zero": "much"}, "zero: 'much' is no ZeRO level"),
     ],
@@ -137,7 +136,8 @@ def test_a_model_without_a_shape_is_the_catalogues() -> None:
         ("Megatron-Bridge 26.04", "zero1 (distributed optimizer)", "megatron-bridge", 1),
         ("Megatron-LM", "none", "megatron", 0),
         ("Megatron-DeepSpeed", "none", "deepspeed", 0),
-        ("Megatron-Core", "megatron-fsdp optim_grads_params", "fsdp", 3),
+        ("Megatron-Core", "megatron-fsdp optim_grads_params", "megatron-fsdp", 3),
+        ("Megatron-Core", "fsdp2", "fsdp", 3),
         ("something new", "fsdp 256 (zero3)", "fsdp", 3),
     ],
 )
@@ -150,6 +150,39 @@ def test_8_bits_are_megatron_core_s_where_megatron_has_none() -> None:
     found = run(engine="something new", precision="fp8", zero="1")
     assert found.engine == "megatron-core"
     assert "engine megatron has no fp8: predicted as engine megatron-core" in found.notes
+
+
+@pytest.mark.parametrize("words", ["selective every 2nd layer", "selective layer", "selective op"])
+def test_half_of_the_blocks_are_recomputed(words: str) -> None:
+    made = job_of(run(engine="torchtitan", recompute=words, layers="24"))
+    assert {stage.checkpointed_layers * 2 for stage in made.job.plan.stages} == {
+        stage.layers // 2 * 2 for stage in made.job.plan.stages
+    }
+    noted = any("every second product" in note for note in made.notes)
+    assert noted == (words == "selective op")
+
+
+def test_the_zero_bubble_fork_is_predicted_as_its_examples_train() -> None:
+    fork = "Megatron-LM fork (zero bubble), schedule "
+    shape = {"model": "gpt-2B", "layers": "22", "hidden": "2304", "heads": "24", "kv_heads": "24"}
+    given = {**shape, "ffn": "", "vocab": "", "pp": "8", "gpus": "8", "tp": "1", "dp": "1"}
+    given |= {"micro_batch": "1", "global_batch": "24", "zero": "0", "recompute": "none"}
+    given |= {"notes": "first and last stage have one layer less", "precision": "bf16"}
+    interleaved = run(engine=f"{fork}1F1B-I", vpp="3", **given)
+    assert (interleaved.attention, interleaved.shape.vocab) == ("math", 32000)
+    assert interleaved.shape.model.dropout == 0.1
+    jobs = {
+        schedule: job_of(run(engine=fork + schedule, **given)).job.plan
+        for schedule in ("1F1B", "ZB-1p", "ZB-2p")
+    }
+    found = {name: (plan.engine, plan.order) for name, plan in jobs.items()}
+    assert found == {
+        "1F1B": ("zero-bubble-waiting", "1f1b"),
+        "ZB-1p": ("zero-bubble", "zb-h1"),
+        "ZB-2p": ("zero-bubble", "zb-2p"),
+    }
+    # Each of its chunks has a block, but for the embedding's and the head's.
+    assert job_of(interleaved).job.plan.order == "interleaved-3"
 
 
 OF_TODAY = {
@@ -182,8 +215,8 @@ def test_a_row_with_experts_is_built_like_its_namesake() -> None:
     assert model.experts == v3.experts
     assert (stage.expert_parallel, stage.expert_tensor_parallel) == (8, 1)
     assert found.workload.precision == "fp8"
-    assert found.plan.engine == "megatron-bridge-alltoall"
-    assert job(**OF_TODAY, dispatcher="deepep").plan.engine == "megatron-bridge"
+    assert found.plan.engine == "megatron-bridge"
+    assert job(**OF_TODAY, dispatcher="alltoall").plan.engine == "megatron-bridge-alltoall"
 
 
 def test_notes_say_what_of_a_model_is_different() -> None:
@@ -201,13 +234,91 @@ def test_notes_say_what_of_a_model_is_different() -> None:
         ({"topk": ""}, "topk: is empty: give how many of 256 experts a token takes"),
         ({"topk": "300"}, "topk: 300 is more than experts 256"),
         ({"ep": "3"}, "ep: 3 does not divide experts 256"),
-        ({"ep": "16"}, "ep: ep x etp 16 does not divide tp x cp x dp"),
+        ({"etp": "3"}, "etp: 3 does not divide tp x cp x dp 8"),
     ],
 )
 def test_experts_that_contradict_are_refused(changes: dict[str, str], problem: str) -> None:
     with pytest.raises(InputError) as caught:
         run(**{**OF_TODAY, **changes})
     assert str(caught.value).startswith(problem)
+
+
+HYBRID = {
+    **dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "experts", "topk"), ""),
+    "model": "nemotron-3-nano",
+    "ep": "8",
+    "dispatcher": "hybridep",
+    "recompute": "selective (recipe default)",
+}
+
+
+def test_a_hybrid_model_is_taken_whole_by_its_name() -> None:
+    found = job(**{**OF_TODAY, **HYBRID})
+    known = catalog.model("nemotron-3-nano")
+    model = found.workload.model
+    assert (model.pattern, model.state_space) == (known.pattern, known.state_space)
+    assert (model.experts, model.layers) == (known.experts, 52)
+    assert found.plan.stages[0].expert_parallel == 8
+
+
+def test_a_hybrid_model_of_other_sizes_has_the_blocks_of_its_namesake() -> None:
+    found = run(model="nemotron-h-47b", layers="98", hidden="4096", heads="32").shape
+    assert (found.layers, found.hidden, found.family) == (98, 4096, "nemotron")
+    # The mixer is half as wide as that of the model with 8,192 channels.
+    assert dict(found.parts)["state_space"].heads == 128
+
+
+def test_a_model_that_is_near_to_one_says_what_it_lacks() -> None:
+    found = run(**{**OF_TODAY, **HYBRID, "model": "deepseek-v4-flash"})
+    assert (found.shape.layers, found.shape.hidden) == (43, 4096)
+    assert any("compressed attention is taken as" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [
+        ({"notes": "cuda_graph=full_iteration:"}, "megatron-bridge-graph"),
+        ({"notes": "recipe x", "engine": "Megatron-Bridge 26.08"}, "megatron-bridge-graph"),
+        ({"notes": "recipe x", "engine": "Megatron-Bridge 26.04"}, "megatron-bridge"),
+        ({"engine": "Megatron-Bridge 26.08"}, "megatron-bridge"),
+        ({"hardware": "H100", "dispatcher": "hybridep"}, "megatron-bridge-eager"),
+        ({"hardware": "H100", "dispatcher": "alltoall"}, "megatron-bridge-alltoall"),
+        ({"hardware": "H100", "model": "other"}, "megatron-bridge-alltoall"),
+        ({"hardware": "B200", "notes": "tokendrop", "dispatcher": "alltoall"}, "megatron-bridge"),
+    ],
+)
+def test_recipes_say_the_graph_and_the_exchange(changes: dict[str, str], engine: str) -> None:
+    found = run(**{**OF_TODAY, "hardware": "GB200", **changes})
+    assert found.engine == engine
+
+
+def test_gradients_of_experts_over_nodes_go_after_the_passes() -> None:
+    """Here each of two nodes has all experts of a stage; in a rack nothing crosses."""
+    row = {**OF_TODAY, "gpus": "32", "dp": "16", "ep": "8", "dispatcher": "deepep"}
+    assert not job(**row).plan.overlap_communication
+    assert job(**{**row, "hardware": "GB200"}).plan.overlap_communication
+    assert job(**{**row, "ep": "16"}).plan.overlap_communication
+    assert job(**{**row, "experts": "", "model": "llama3-8b"}).plan.overlap_communication
+
+
+def test_a_group_of_experts_is_as_large_as_a_stage_allows() -> None:
+    found = run(**{**OF_TODAY, "ep": "16"})
+    assert found.expert_parallel == 8
+    assert "ep 16 does not divide tp x cp x dp: 8 assumed" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("recompute", "blocks"),
+    [("selective:moe+layernorm+core_attn", 23), ("selective:moe_act+layernorm", 0)],
+)
+def test_recomputed_experts_are_recomputed_blocks(recompute: str, blocks: int) -> None:
+    """Of 52 blocks of Nemotron 3 Nano 23 are experts."""
+    row = {**OF_TODAY, **HYBRID, "pp": "1", "gpus": "8", "recompute": recompute}
+    assert job(**row).plan.stages[0].checkpointed_layers == blocks
+
+
+def test_4_bits_are_a_precision_of_their_own() -> None:
+    assert run(**{**OF_TODAY, "precision": "NVFP4"}).precision == "fp4"
 
 
 def test_rows_count_from_one_and_name_their_line(tmp_path: Path) -> None:

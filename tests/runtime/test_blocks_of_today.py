@@ -18,6 +18,7 @@ from mistlab.symbolic.library import Variant, shipped  # noqa: E402
 from runtime.models.config import ModelConfig  # noqa: E402
 from runtime.models.experts import Experts  # noqa: E402
 from runtime.models.ranks import OneRank  # noqa: E402
+from runtime.models.state_space_operators import chunk_scan, delta_rule  # noqa: E402
 from runtime.models.transformer import Block, RotaryTables  # noqa: E402
 from runtime.models.wide_attention import WideAttention  # noqa: E402
 from runtime.tracing.families import structure_with  # noqa: E402
@@ -35,11 +36,20 @@ SIZES: Mapping[str, int] = dict(
     y=24,
     ep=1,
     et=1,
+    l=16,
+    q=4,
+    p=8,
+    g=2,
+    e=6,
 )
 
 
 def variant(*parts: str, biases: bool = False) -> Variant:
     return Variant(family="llama", attention="flash", precision="half", biases=biases, parts=parts)
+
+
+def hybrid(*parts: str) -> Variant:
+    return replace(variant(*parts), family="nemotron")
 
 
 VARIANTS = [
@@ -49,6 +59,13 @@ VARIANTS = [
     variant("sinks", "window", "experts", biases=True),
     variant("latent"),
     variant("latent", "experts", "shared_experts"),
+    hybrid("state_space", "network_missing"),
+    hybrid("network_missing"),
+    hybrid("mixer_missing"),
+    hybrid("experts", "shared_experts", "mixer_missing"),
+    hybrid("experts", "shared_experts", "latent_experts", "mixer_missing"),
+    variant("experts", "shared_experts", "state_space", "delta_rule"),
+    variant("qk_norm", "experts", "shared_experts"),
 ]
 
 
@@ -73,6 +90,11 @@ def block_of(one: Variant, dtype: torch.dtype) -> Block:
         active=size["a"],
         expert_ffn=size["j"],
         shared_ffn=size["y"],
+        expert_hidden=size["l"],
+        scan_heads=size["q"],
+        scan_channels=size["p"],
+        scan_groups=size["g"],
+        states=size["e"],
     )
     torch.manual_seed(0)
     block = Block(config, structure_with(one), OneRank(), RotaryTables(config))
@@ -167,3 +189,33 @@ def test_a_window_of_the_whole_sequence_is_plain_attention() -> None:
     narrow = WideAttention.apply(query, key, own, None, 1)
     # A token that sees itself alone takes its own value.
     torch.testing.assert_close(narrow, own.repeat_interleave(2, dim=2))
+
+
+def test_a_scan_is_attention_with_weights_that_fade() -> None:
+    """Mamba-2's recurrence, written out as a product over all pairs of tokens (section 6)."""
+    heads, channels, groups, states, tokens = 4, 3, 2, 5, 6
+    mixed = torch.randn(1, tokens, heads * channels + 2 * groups * states)
+    steps, decay, shift, skip = (
+        torch.randn(*shape) for shape in ((1, tokens, 4), (4,), (4,), (4,))
+    )
+    made = chunk_scan(mixed, steps, decay, shift, skip, [groups, channels, states])
+    moved = nn.functional.softplus(steps + shift)[0]
+    fading = (-moved * decay.exp()).cumsum(0)
+    values, keys, queries = mixed[0].split([12, 10, 10], dim=-1)
+    expected = torch.zeros(tokens, heads, channels)
+    for head in range(heads):
+        key, query = (one.view(tokens, groups, states)[:, head // 2] for one in (keys, queries))
+        value = values.view(tokens, heads, channels)[:, head]
+        fade = (fading[:, None, head] - fading[None, :, head]).exp().tril()
+        expected[:, head] = (query @ key.t() * fade * moved[:, head]) @ value + skip[head] * value
+    torch.testing.assert_close(made[0].view(tokens, heads, channels), expected)
+
+
+def test_a_state_under_the_delta_rule_says_what_was_last_written_to_a_key() -> None:
+    key = nn.functional.normalize(torch.randn(4), dim=0)
+    first, last = torch.randn(4), torch.randn(4)
+    mixed = torch.stack([torch.cat([value, key, key]) for value in (first, last)])[None]
+    # Rates of 1 take back all that the state says; without forgetting nothing else is lost.
+    steps = torch.tensor([[[40.0, -40.0]] * 2])
+    made = delta_rule(mixed, steps, torch.zeros(1), torch.zeros(1), [1, 4, 4])
+    torch.testing.assert_close(made[0], torch.stack([first, last]))

@@ -87,12 +87,13 @@ def test_a_session_runs(stages: int, by_itself: int | None) -> None:
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[Rank]:
-    with fake_device():
-        yield Rank.join(0, DEVICES, tmp_path / "meeting", 2)
+    with fake_device(), Rank.joined(0, DEVICES, tmp_path / "meeting", 2) as rank:
+        yield rank
 
 
 def test_operators_are_profiled(rank: Rank) -> None:
-    measured = [block_operator(BLOCK, place, "bf16", rank.clock, 2) for place in places_of(BLOCK)]
+    places = places_of(BLOCK, "cuda")
+    measured = [block_operator(one, "bf16", rank.clock, 2) for one in places.values()]
     measured.append(fused_attention(ATTENTION, "bf16", rank.clock, 2))
     for one in measured:
         assert one.forward.median_s > 0

@@ -12,7 +12,12 @@ torch = pytest.importorskip("torch")
 from experiments import run_plan  # noqa: E402
 from experiments.cli.commandline import WRONG_USAGE, run  # noqa: E402
 from runtime.devices.cuda import CONNECTIONS, SETTINGS, CudaDriver  # noqa: E402
-from runtime.threads import share  # noqa: E402
+from runtime.threads import (  # noqa: E402
+    allowed_cores,
+    cores_of_device,
+    share,
+    with_share,
+)
 from tests.sweep import sweep  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -37,12 +42,29 @@ def test_one_rank_and_a_number_that_is_given_are_left_alone() -> None:
     assert share(EIGHT, is_given=True, **cores) is None
 
 
+def test_each_device_of_a_cpu_has_cores_of_its_own() -> None:
+    assert [cores_of_device(place, 2, {7, 5, 3, 1}) for place in range(2)] == [[1, 3], [5, 7]]
+    # With too few cores, devices share them.
+    assert [cores_of_device(place, 1, {4}) for place in range(2)] == [[4], [4]]
+
+
+def test_a_rank_that_stands_in_for_a_gpu_stays_on_its_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, threads = allowed_cores(), torch.get_num_threads()
+    monkeypatch.setenv("LOCAL_RANK", str(len(before) - 1))
+    with with_share(1):
+        assert allowed_cores() == {max(before)}
+        assert torch.get_num_threads() == 1
+    assert (allowed_cores(), torch.get_num_threads()) == (before, threads)
+
+
 # As torchrun does: it sets the variable for its ranks after it has started, if it has none.
 LAUNCHER = """
 import os, subprocess, sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-rank = "import os, torch; from runtime.threads import take_share; before = torch.get_num_threads()"
-rank += "; os.sched_getaffinity = lambda _: range(8); take_share()"
+rank = "import os, torch; from runtime.threads import with_share; before = torch.get_num_threads()"
+rank += "; os.sched_getaffinity = lambda _: range(8); share = with_share(); share.__enter__()"
 rank += "; print(before, torch.get_num_threads())"
 world = {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "some"}
 subprocess.run([sys.executable, "-c", rank], env={**os.environ, **world}, check=True)

@@ -3,13 +3,17 @@
 import os
 import threading
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from mistlab.calibration.operators import CLASS_OF_OPERATOR, OPERATORS_OF_CLASS  # noqa: E402
+from torch._ops import OpOverload  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from mistlab.calibration.operators import CLASS_OF_OPERATOR, OPERATORS_OF_CLASS, OPTIONAL  # noqa: E402
 from mistlab.cost.layers import work_of  # noqa: E402
 from mistlab.engines.table import ENGINES  # noqa: E402
 from mistlab.machine.compute import OperatorClass  # noqa: E402
@@ -22,7 +26,12 @@ from runtime.profiling.device import Devices, devices_of  # noqa: E402
 from runtime.profiling.lanes import ThreadLanes  # noqa: E402
 from runtime.profiling.launches import launches  # noqa: E402
 from runtime.profiling.links import CollectiveCase, CopyCase, SendCase  # noqa: E402
-from runtime.profiling.operators import BlockSizes, block_operator, places_of  # noqa: E402
+from runtime.profiling.operators import (  # noqa: E402
+    BlockSizes,
+    block_operator,
+    optimizer_step,
+    places_of,
+)
 from runtime.profiling.rank import group_sizes  # noqa: E402
 from runtime.profiling.side_by_side import (  # noqa: E402
     Lengths,
@@ -34,18 +43,35 @@ from runtime.profiling.timing import WARM_UPS, HostClock, Timing  # noqa: E402
 from runtime.profiling.world import World  # noqa: E402
 
 BLOCK = BlockSizes(hidden=32, ffn=96, heads=4, sequence_length=16, vocab=64, micro_batch=3)
+
+
+class StepRecorder(TorchDispatchMode):
+    """Notes the names of operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, operator: OpOverload, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        """Note the operator and run it."""
+        self.names.append(operator.name())
+        return operator(*args, **(kwargs or {}))
+
+
 CPU = Devices(kind="cpu", count=2, threads=1)
 LENGTHS = Lengths(levels=(0, 1), unit_s=1e-4, product_size=16, chunk_bytes=4096)
 
 
 def test_the_places_that_are_measured_are_those_that_are_fitted() -> None:
-    assert set(places_of(BLOCK)) == set(CLASS_OF_OPERATOR)
+    assert set(places_of(BLOCK, "cuda")) == set(CLASS_OF_OPERATOR)
 
 
 @pytest.mark.parametrize("operators", ["matmul", "batched_matmul"])
 def test_products_do_what_the_layer_graph_counts(operators: OperatorClass) -> None:
     counted = [
-        block_operator(BLOCK, place, "fp32", HostClock(), 1)
+        block_operator(places_of(BLOCK, "cuda")[place], "fp32", HostClock(), 1)
         for place in OPERATORS_OF_CLASS[operators]
     ]
     sizes = asdict(BLOCK)
@@ -71,13 +97,27 @@ def test_products_do_what_the_layer_graph_counts(operators: OperatorClass) -> No
 
 
 def test_every_place_of_the_tables_is_measured() -> None:
-    places = places_of(BLOCK)
+    places = places_of(BLOCK, "cuda")
     assert set(places) == {name for names in OPERATORS_OF_CLASS.values() for name in names}
-    for place in places:
-        found = block_operator(BLOCK, place, "bf16", HostClock(), 1)
+    for operator in places.values():
+        found = block_operator(operator, "bf16", HostClock(), 1)
         assert found.forward.median_s > 0
         assert found.backward.median_s > 0
         assert found.moved_bytes > 0
+
+
+def test_a_cpu_drops_nothing() -> None:
+    on_gpu, on_cpu = (places_of(BLOCK, kind) for kind in ("cuda", "cpu"))
+    assert set(on_gpu) - set(on_cpu) == {OPTIONAL}
+    function, shapes = on_cpu["enc-post-MLP-dropout"]
+    x = torch.ones(shapes[0])
+    assert torch.equal(function(x, x), x + x)
+
+
+def test_a_step_rounds_masters_to_weights() -> None:
+    with StepRecorder() as recorder:
+        assert optimizer_step(4096, "bf16", HostClock(), 1).median_s > 0
+    assert recorder.names[-2:] == ["aten::_fused_adamw_", "aten::copy_"]
 
 
 def test_more_kernels_are_counted_where_attention_is_written_out() -> None:
@@ -147,7 +187,7 @@ def test_a_process_that_fails_ends_the_others() -> None:
 def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices_of(None, None).kind == "cpu"
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert devices_of("cpu", 3) == Devices(kind="cpu", count=3, threads=2)
     with pytest.raises(InputError, match="--gpus-per-node: 9 is above the 8 cores: give fewer"):
         devices_of("cpu", 9)

@@ -60,7 +60,14 @@ def sizes_of_parts(variant: Variant, draw: random.Random, tp: int) -> dict[str, 
     sizes = {"w": draw.choice([1, 2]), "u": draw.choice([3, 8]), "m": draw.choice([4, 6])}
     sizes |= {"v": draw.choice([2, 8]), "ep": ep, "et": et, "E": ep * draw.choice([1, 2, 4])}
     sizes |= {"a": a, "A": a * draw.choice([1, 2]), "j": et * draw.choice([1, 6])}
-    return {**sizes, "y": tp * draw.choice([1, 5])}
+    g = tp * draw.choice([1, 2])
+    sizes |= {
+        "g": g,
+        "q": g * draw.choice([1, 3]),
+        "p": draw.choice([4, 6]),
+        "e": draw.choice([2, 8]),
+    }
+    return {**sizes, "y": tp * draw.choice([1, 5]), "l": draw.choice([8, 12])}
 
 
 def evaluate(value: object, sizes: Sizes) -> object:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 from zlib import crc32
 
@@ -79,6 +80,7 @@ def starting_tensor(name: str, shape: tuple[int, ...], *, tied: bool) -> Tensor:
     return tensor + torch.empty(shape).normal_(std=INITIAL_STD, generator=generator)
 
 
+@cache
 def plainly(
     work: Workload,
     training: Training = TRAINING,
@@ -86,7 +88,7 @@ def plainly(
     start: Start = starting_tensor,
 ) -> Trained:
     """One process, torch's own AdamW, the whole batch at once; with a loss scale, the first step is
-    left out."""
+    left out. Tests that train alike share the result, and leave it as it is."""
     model, tied = model_of(work), work.model.tied_embeddings
     for name, parameter in model.named_parameters():
         parameter.data.copy_(start(name, tuple(parameter.shape), tied=tied))

@@ -30,6 +30,7 @@ from searchers.strategies.aceso import initial_plans
 from searchers.strategy import StrategySearcher
 from tests.searchers.problems import SMALL, predictor_of
 from tests.searchers.test_contract import OWN_SPACES, every_searcher
+from tests.sweep import sweep
 
 # A model that takes long to divide, on many GPUs.
 LARGE = Problem(
@@ -68,8 +69,10 @@ class CountedCalls:
 
 
 @every_searcher
-def test_no_searcher_goes_on_for_long_without_a_look_at_the_clock(name: str) -> None:
-    calls = BUDGET_CALLS if name != "exact" else FEWER_CALLS
+@pytest.mark.parametrize("share", sweep([0.3, 1.0], first=1))
+def test_no_searcher_goes_on_for_long_without_a_look_at_the_clock(name: str, share: float) -> None:
+    most = BUDGET_CALLS if name != "exact" else FEWER_CALLS
+    calls = share * most
     space, predictor = space_of(OWN_SPACES.get(name, ("mist",))[0]), predictor_of(LARGE)
     searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
     # What is imported or compiled once is no part of it.
@@ -78,7 +81,7 @@ def test_no_searcher_goes_on_for_long_without_a_look_at_the_clock(name: str) -> 
     clock = CountedCalls()
     with clock.running():
         result = replace(searcher, clock=clock).search(LARGE, space, Budget(seconds=calls), 0)
-    longer = CALLS_OF_OPTUNA if name.startswith("optuna") else 0.1 * calls
+    longer = CALLS_OF_OPTUNA if name.startswith("optuna") else 0.1 * most
     assert result.wall_s <= calls + longer
 
 

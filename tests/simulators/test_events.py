@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -159,7 +160,13 @@ BUSY = {
         *[replace(HALF, layers=6, micro_batch=8, zero=1, offload=EVERYTHING)] * 4, micro_batches=2
     ),
 }
-SIMULATED = {name: simulated(plan) for name, plan in BUSY.items()}
+
+
+@cache
+def played(name: str, *, contention: bool = True) -> Simulation:
+    return simulated(BUSY[name], contention=contention)
+
+
 all_busy = pytest.mark.parametrize("name", BUSY)
 
 
@@ -169,7 +176,7 @@ def found(simulation: Simulation) -> dict[str, PlayedTask]:
 
 @all_busy
 def test_no_task_starts_before_what_it_waits_for(name: str) -> None:
-    simulation = SIMULATED[name]
+    simulation = played(name)
     starts, ends = simulation.times.starts_s, simulation.times.ends_s
     edges = list(simulation.graph.edges())
     assert len(edges) >= len(simulation)
@@ -180,7 +187,7 @@ def test_no_task_starts_before_what_it_waits_for(name: str) -> None:
 @all_busy
 def test_layers_compute_after_their_inputs(name: str) -> None:
     """Worked out from the actions alone, not from what the graph was told."""
-    tasks = found(SIMULATED[name])
+    tasks = found(played(name))
     checked = 0
     for task in tasks.values():
         action = task.action
@@ -208,7 +215,7 @@ def test_layers_compute_after_their_inputs(name: str) -> None:
 @all_busy
 def test_a_layers_gather_ends_before_it_computes(name: str) -> None:
     """A layer is gathered once in each pass that gathers it."""
-    simulation = SIMULATED[name]
+    simulation = played(name)
     gathers: dict[tuple[int, int, int], list[PlayedTask]] = defaultdict(list)
     computes: dict[tuple[int, int, int], list[PlayedTask]] = defaultdict(list)
     for task in simulation.tasks():
@@ -224,7 +231,7 @@ def test_a_layers_gather_ends_before_it_computes(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, plan in BUSY.items() if plan.stages[0].zero == 3])
 def test_prefetching_stays_within_its_buffers(name: str) -> None:
     """While a layer computes, at most the next one's weights are there or on their way."""
-    simulation = SIMULATED[name]
+    simulation = played(name)
     for stage in range(BUSY[name].num_stages):
         of_stage = [t for t in simulation.tasks() if t.action.stage == stage]
         computing = [t for t in of_stage if t.action.kind in "FB"]
@@ -238,7 +245,7 @@ def test_prefetching_stays_within_its_buffers(name: str) -> None:
 @all_busy
 def test_streams_run_one_task_at_a_time(name: str) -> None:
     spans: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
-    for task in SIMULATED[name].tasks():
+    for task in played(name).tasks():
         spans[task.action.stage, task.stream].append((task.start_s, task.end_s))
     for of_stream in spans.values():
         of_stream.sort()
@@ -248,7 +255,7 @@ def test_streams_run_one_task_at_a_time(name: str) -> None:
 
 @all_busy
 def test_without_contention_busy_time_is_the_sum_of_durations(name: str) -> None:
-    simulation = simulated(BUSY[name], contention=False)
+    simulation = played(name, contention=False)
     sums = defaultdict(float)
     for lane, seconds in zip(simulation.graph.lanes, simulation.graph.seconds, strict=True):
         sums[divmod(lane, len(STREAMS))] += seconds
@@ -259,8 +266,8 @@ def test_without_contention_busy_time_is_the_sum_of_durations(name: str) -> None
 
 @all_busy
 def test_contention_takes_longer_and_stretches_every_task(name: str) -> None:
-    simulation = SIMULATED[name]
-    assert simulation.iteration_s >= simulated(BUSY[name], contention=False).iteration_s
+    simulation = played(name)
+    assert simulation.iteration_s >= played(name, contention=False).iteration_s
     for task, seconds in zip(simulation.tasks(), simulation.graph.seconds, strict=True):
         assert task.end_s - task.start_s >= seconds * (1 - 1e-9)
 
@@ -268,8 +275,8 @@ def test_contention_takes_longer_and_stretches_every_task(name: str) -> None:
 @all_busy
 def test_the_same_plan_gives_the_same_trace(name: str) -> None:
     again = simulated(BUSY[name])
-    assert again.times == SIMULATED[name].times
-    assert list(again.tasks()) == list(SIMULATED[name].tasks())
+    assert again.times == played(name).times
+    assert list(again.tasks()) == list(played(name).tasks())
 
 
 def test_the_trace_is_the_same_in_another_process() -> None:
@@ -290,7 +297,7 @@ def test_the_trace_is_the_same_in_another_process() -> None:
             check=True,
             text=True,
         ).stdout
-        assert printed.strip() == repr(SIMULATED["all features"].times.ends_s)
+        assert printed.strip() == repr(played("all features").times.ends_s)
 
 
 def test_offloading_overlaps_with_computing() -> None:

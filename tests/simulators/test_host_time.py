@@ -8,6 +8,7 @@ from mistlab import catalog
 from mistlab.engines.host_time import HostTime
 from mistlab.engines.nanotron import NANOTRON
 from mistlab.machine.cluster import Cluster
+from mistlab.machine.profile import Profile
 from mistlab.values.model import ModelSpec
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.stages import StageBatch
@@ -64,6 +65,57 @@ def test_closed_form_and_events_agree(one: Plan, profile: str) -> None:
     closed = SymbolicPredictor(workload=WORKLOAD, cluster=cluster).predict(one).iteration_s
     played = EventSimulator(workload=WORKLOAD, cluster=cluster).simulate(one).iteration_s
     assert closed == pytest.approx(played, rel=0.05)
+
+
+LATE = Profile(name="late", send_gpus=1, send_ms=1000.0, source="made up")
+
+
+@pytest.mark.parametrize(("blocks", "sends"), [((4, 4), 2), ((2, 2, 2, 2), 4)])
+def test_a_late_send_keeps_both_of_its_stages(blocks: tuple[int, ...], sends: int) -> None:
+    """A stage sends and receives in both directions for each micro-batch, one after another."""
+    late = replace(CLUSTER, profile=LATE)
+    fewer, more = (plan(1, blocks, micro_batch) for micro_batch in (2, 1))
+    passed = more.micro_batches - fewer.micro_batches
+    for predicted in (
+        lambda one, on: SymbolicPredictor(workload=WORKLOAD, cluster=on).predict(one).iteration_s,
+        lambda one, on: EventSimulator(workload=WORKLOAD, cluster=on).simulate(one).iteration_s,
+    ):
+        longer, shorter = (predicted(one, late) - predicted(one, CLUSTER) for one in (more, fewer))
+        assert (longer - shorter) / passed == pytest.approx(sends, rel=0.05)
+
+
+def test_a_first_micro_batch_waits_once_for_each_late_send() -> None:
+    """There and back between two stages, not twice for sender and receiver."""
+    one = replace(plan(1, (4, 4), 8), micro_batches=1)
+    late = replace(CLUSTER, profile=LATE)
+    for made in (SymbolicPredictor, EventSimulator):
+        plain, slow = (
+            made(workload=replace(WORKLOAD, global_batch=64), cluster=on).predict(one).iteration_s
+            for on in (CLUSTER, late)
+        )
+        assert slow - plain == pytest.approx(2.0, rel=0.02)
+
+
+def test_stepped_weights_are_gathered_after_the_step() -> None:
+    stages = tuple(replace(stage, zero=1) for stage in plan(1, (8,), 4).stages)
+    one = replace(plan(1, (8,), 4), stages=stages)
+    closed = SymbolicPredictor(workload=WORKLOAD, cluster=CLUSTER).predict(one).iteration_s
+    played = EventSimulator(workload=WORKLOAD, cluster=CLUSTER).simulate(one).iteration_s
+    assert closed == pytest.approx(played, rel=0.02)
+
+
+def test_without_a_profile_the_upper_bound_is_that_of_the_slowest_cluster() -> None:
+    named = replace(CLUSTER, profile=catalog.profile("ultrascale"))
+    one = plan(4, (2, 2, 2, 2))
+    here, there = (
+        SymbolicPredictor(workload=WORKLOAD, cluster=on).predict(one) for on in (CLUSTER, named)
+    )
+    assert here.iteration_s < there.iteration_s
+    assert here.iteration_s_high == pytest.approx(there.iteration_s_high)
+    width = here.iteration_s_low / here.iteration_s
+    assert width == pytest.approx(there.iteration_s_low / there.iteration_s)
+    alone = SymbolicPredictor(workload=WORKLOAD, cluster=CLUSTER).predict(plan(4, (8,)))
+    assert alone.iteration_s_high / alone.iteration_s == pytest.approx(2 - width)
 
 
 def test_only_the_last_stages_of_nanotron_may_lack_blocks() -> None:

@@ -45,7 +45,7 @@ def predicted(one: Plan, kind: type = SymbolicPredictor) -> Prediction:
     return found
 
 
-@pytest.mark.parametrize("order", ["interleaved-2", "interleaved-5", "zb-h1"])
+@pytest.mark.parametrize("order", ["interleaved-2", "interleaved-5", "zb-h1", "zb-h2", "zb-2p"])
 def test_a_few_groups_stand_for_all(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages are unlike, so the slowest one sets the pace only after a while."""
     ours = plan(order, 44)
@@ -59,7 +59,14 @@ def test_a_few_groups_stand_for_all(order: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("order", "engine"), [("interleaved-2", "megatron"), ("interleaved-3", "mistlab")]
+    ("order", "engine"),
+    [
+        ("interleaved-2", "megatron"),
+        ("interleaved-3", "mistlab"),
+        ("interleaved-3", "zero-bubble-waiting"),
+        ("zb-2p", "mistlab"),
+        ("zb-2p", "zero-bubble"),
+    ],
 )
 def test_what_is_played_is_near(order: str, engine: str) -> None:
     ours = plan(order, 24, engine)
@@ -67,6 +74,35 @@ def test_what_is_played_is_near(order: str, engine: str) -> None:
     assert closed.iteration_s == pytest.approx(played.iteration_s, rel=0.01)
     for one, other in zip(closed.stages, played.stages, strict=True):
         assert one.peak_allocated_bytes == pytest.approx(other.peak_allocated_bytes, rel=0.05)
+
+
+def test_parts_without_blocks_are_predicted_and_played() -> None:
+    """Embedding and head have a chunk each, so ten blocks fill four stages of three chunks."""
+    ends, inner = replace(STAGE, layers=2), replace(STAGE, layers=3)
+    given = {"workload": work(8, layers=10), "cluster": CLUSTER}
+    stages = ends, inner, inner, ends
+    ours = Plan(engine="megatron", micro_batches=8, stages=stages, order="interleaved-3")
+    closed = SymbolicPredictor(**given).predict(ours)  # type: ignore[arg-type]
+    played = EventSimulator(**given).predict(ours)  # type: ignore[arg-type]
+    # A stage steps its chunks one after another, when all of its passes are over.
+    assert closed.iteration_s == pytest.approx(played.iteration_s, rel=0.005)
+    for one, other in zip(closed.stages, played.stages, strict=True):
+        assert one.peak_allocated_bytes == pytest.approx(other.peak_allocated_bytes, rel=0.01)
+
+
+def test_gradients_of_experts_weights_have_passes_of_their_own() -> None:
+    ours = replace(plan("zb-h1", 8), stages=(replace(STAGE, layers=8),) * 4)
+    workload = replace(work(8), model=catalog.model("mixtral-8x7b"))
+    given = {"workload": workload, "cluster": CLUSTER}
+    closed = SymbolicPredictor(**given).predict(ours)  # type: ignore[arg-type]
+    simulation = EventSimulator(**given).simulate(ours)  # type: ignore[arg-type]
+    assert closed.iteration_s == pytest.approx(simulation.iteration_s, rel=0.01)
+    # Nearly a third of all computing, and nothing else.
+    busy = dict.fromkeys("FBW", 0.0)
+    for task in simulation.tasks():
+        if task.action.kind in busy:
+            busy[task.action.kind] += task.end_s - task.start_s
+    assert 0.2 < busy["W"] / sum(busy.values()) < 1 / 3
 
 
 def test_interleaving_fills_the_bubble_and_holds_more() -> None:
@@ -82,7 +118,7 @@ def test_interleaving_fills_the_bubble_and_holds_more() -> None:
     ("order", "micro_batches", "engine", "problem"),
     [
         ("interleaved-2", 6, "megatron", "give a multiple of 4 stages"),
-        ("interleaved-8", 8, "megatron", "a stage of 6 layers has no 8 chunks"),
+        ("interleaved-8", 8, "megatron", "blocks for 7 chunks, not 8"),
         ("zb-h1", 8, "megatron", "give 1f1b, interleaved-2"),
         ("interleaved-2", 8, "deepspeed", "runs 1f1b alone here"),
     ],

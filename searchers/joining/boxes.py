@@ -1,0 +1,109 @@
+"""Boxes of ways to save memory: each stands for all ways whose ratios lie in some intervals.
+
+The corner with the least ratios takes the least time, the corner with the most leaves the most
+room. So the time of the one and the fit of the other say what no way inside the box undercuts. A
+ratio of zero is an interval of its own: it needs no buffers, and starts no copies.
+
+Axes: R rows, each a box with numbers of treated blocks; D dimensions of ``names_of("savings")``.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.values.dimensions import DIMENSIONS, names_of
+
+# The values of each dimension that a stage may choose, smallest first.
+Choices = tuple[tuple[float, ...], ...]
+# Numbers of choices (R, D).
+Places = NDArray[np.int64]
+
+# Dimensions along which a box is halved at once.
+HALVED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Boxes:
+    """Boxes from the choices numbered ``low`` to those numbered ``high`` (R, D)."""
+
+    choices: Choices
+    low: Places
+    high: Places
+
+    @classmethod
+    def whole(cls, choices: Choices) -> Self:
+        """The boxes that have every way to save memory once."""
+        parts = [
+            _parts(own) if DIMENSIONS[name].is_ratio else [(i, i) for i in range(len(own))]
+            for name, own in zip(names_of("savings"), choices, strict=True)
+        ]
+        bounds = np.array([*product(*parts)], dtype=np.int64)
+        return cls(choices=choices, low=bounds[:, :, 0], high=bounds[:, :, 1])
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    @property
+    def are_points(self) -> NDArray[np.bool_]:
+        """Whether each box has a single way."""
+        return np.asarray((self.low == self.high).all(axis=1))
+
+    @property
+    def codes(self) -> NDArray[np.int64]:
+        """A number for each box; equal boxes have equal numbers."""
+        base = max(map(len, self.choices))
+        code = np.zeros(len(self), dtype=np.int64)
+        for places in (*self.low.T, *self.high.T):
+            code = code * base + places
+        return code
+
+    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
+        """The boxes in these rows."""
+        return type(self)(choices=self.choices, low=self.low[rows], high=self.high[rows])
+
+    def and_also(self, others: Self) -> Self:
+        """These boxes and others with the same choices."""
+        return type(self)(
+            choices=self.choices,
+            low=np.concatenate([self.low, others.low]),
+            high=np.concatenate([self.high, others.high]),
+        )
+
+    def savings(self, places: Places) -> NDArray[np.float64]:
+        """The values (R, D) of choices."""
+        return np.stack(
+            [np.array(own)[column] for own, column in zip(self.choices, places.T, strict=True)],
+            axis=1,
+        )
+
+    def halved(self) -> tuple[Self, NDArray[np.intp]]:
+        """Each box in parts, halved along its widest dimensions; and the box of each part."""
+        parts, origin = self, np.arange(len(self))
+        for _ in range(HALVED):
+            width = parts.high - parts.low
+            widest = width.argmax(axis=1)
+            rows = np.flatnonzero(width.max(axis=1) > 0)
+            along = widest[rows]
+            middle = (parts.low[rows, along] + parts.high[rows, along]) // 2
+            upper = parts.chosen(rows)
+            upper.low[np.arange(len(rows)), along] = middle + 1
+            lower_high = parts.high.copy()
+            lower_high[rows, along] = middle
+            lower = type(self)(choices=self.choices, low=parts.low, high=lower_high)
+            parts, origin = lower.and_also(upper), np.concatenate([origin, origin[rows]])
+        return parts, origin
+
+
+def _parts(ratios: Sequence[float]) -> list[tuple[int, int]]:
+    """The numbers of the first and the last choice of each part: zero, and all positive ratios."""
+    zeros = sum(ratio == 0 for ratio in ratios)
+    return [*([(0, zeros - 1)] if zeros else []), *_rest(zeros, len(ratios))]
+
+
+def _rest(first: int, count: int) -> Iterator[tuple[int, int]]:
+    if first < count:
+        yield first, count - 1

@@ -1,0 +1,117 @@
+"""Proves how good the best plan is, by bounds from boxes of ways to save memory.
+
+Each group of pipelines has a bound: the time of its fastest pipeline of boxes. The boxes of this
+pipeline are halved until it has none, or until no pipeline of the group may beat the best plan.
+The group with the least bound comes next. So the least bound of all rises, and is the bound of the
+whole space.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+import numpy as np
+
+from mistlab.values.search import Problem, StageBoundModel
+from mistlab.values.space import SearchSpace
+from mistlab.values.stages import StageBatch
+from searchers.joining.box_menus import BoxMenus
+from searchers.joining.completions import Completions
+from searchers.joining.groups import Group
+from searchers.joining.least_work import LeastWork
+from searchers.joining.programme import BEAM, fastest_few, places_by_stage, plan_of
+from searchers.ledger import BudgetSpentError, Ledger
+from searchers.meshes import Mesh
+
+# Pipelines whose boxes are halved at once.
+AT_ONCE = 8
+# Where to begin with telling partial pipelines apart, and how much finer to go on where the boxes
+# are points.
+GRAIN, FINER = 0.25, 4.0
+# Times that differ by less than this share are equal but for rounding.
+ROUNDING = 1e-9
+
+
+def has_bounds(ledger: Ledger, engine: str) -> bool:
+    """Whether the predictor bounds the costs of boxes of an engine's stages."""
+    model = ledger.predictor
+    one = StageBatch(layers=np.array([1]), data_parallel=1, tensor_parallel=1, micro_batch=1)
+    return isinstance(model, StageBoundModel) and (
+        model.stage_bounds(one, one, engine=engine) is not None
+    )
+
+
+def proven_s(
+    problem: Problem,
+    space: SearchSpace,
+    ledger: Ledger,
+    work: Mapping[Mesh, LeastWork],
+    least_s: Mapping[Group, float],
+    *,
+    tolerance: float,
+    seconds: float,
+) -> float:
+    """Seconds that no plan of the groups beats: within the tolerance of the best plan's, or as
+    near to them as some seconds allow. ``least_s`` are bounds of the groups to begin with."""
+    goal = 1 - max(tolerance, ROUNDING)
+    # The numbers keep groups with equal bounds from being compared.
+    left = [(bound, number, group) for number, (group, bound) in enumerate(least_s.items())]
+    heapify(left)
+    proofs: dict[Group, _GroupProof] = {}
+    with suppress(BudgetSpentError), ledger.for_seconds(seconds):
+        while left and left[0][0] < goal * ledger.best_s:
+            bound, number, group = left[0]
+            if group not in proofs:
+                menus = BoxMenus(
+                    problem=problem, space=space, ledger=ledger, group=group, work=work
+                )
+                proofs[group] = _GroupProof(menus=menus, bound_s=bound)
+            heapreplace(left, (proofs[group].further(), number, group))
+    return min([ledger.best_s, *(bound for bound, _, _ in left)])
+
+
+@dataclass(slots=True, kw_only=True)
+class _GroupProof:
+    """The bound of one group of pipelines so far."""
+
+    menus: BoxMenus
+    bound_s: float
+    # Partial pipelines are told apart by this share of the gap, divided by the number of stages.
+    share: float = GRAIN
+
+    def further(self) -> float:
+        """A bound after one more round; the best time of the ledger if the group cannot beat it.
+        The ledger sees every plan that is found."""
+        menus, ledger, group = self.menus, self.menus.ledger, self.menus.group
+        limit_s = ledger.best_s
+        menus.fall_to(limit_s)
+        stages = places_by_stage(menus, limit_s)
+        # Without a plan to beat, anything up to twice the bound may be the best.
+        gap_s = min(limit_s, 2 * self.bound_s) - self.bound_s
+        grain_s = self.share * gap_s / max(1, len(stages))
+        completions = None
+        if group.num_stages is not None and not group.has_unequal_sizes:
+            layers = menus.problem.workload.model.layers
+            completions = Completions.of(menus, stages, group.micro_batches, layers)
+        found = fastest_few(menus, limit_s, AT_ONCE, completions=completions, grain_s=grain_s)
+        self.bound_s = max(self.bound_s, found[0][0]) if found else limit_s
+        closed = [one for _, one in found if not any(menus.is_open(*stage) for stage in one)]
+        for plan in [plan_of(menus, one) for one in closed]:
+            if not ledger.predict([plan])[0].fits and not menus.with_host:
+                menus.heed_hosts()
+                return self.bound_s
+        if closed:
+            self.share /= FINER
+        elif found:
+            self._look_for_plans(completions)
+        menus.split([stage for _, one in found for stage in one], ledger.best_s)
+        return self.bound_s
+
+    def _look_for_plans(self, completions: Completions | None) -> None:
+        """Show the ledger a plan of candidates without boxes that beats its best, if a few
+        partial pipelines lead to one."""
+        certain = self.menus.certain()
+        limit_s = self.menus.ledger.best_s
+        found = fastest_few(certain, limit_s, 1, completions=completions, beam=BEAM)
+        self.menus.ledger.predict([plan_of(certain, one) for _, one in found])

@@ -1,0 +1,92 @@
+"""Says why a space has no plan for a problem, by trying what would give it one.
+
+Memory is not looked at: a space whose plans do not fit is not empty.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.meshes import other_names, pipelines
+from searchers.savings import counts_choices
+
+# Lists of a space that None opens to all numbers that divide.
+OPEN = ("data_parallel", "tensor_parallel", "pipeline", "micro_batches", "micro_batch")
+# Batches and nodes that are tried instead of a problem's own, as multiples of them.
+MULTIPLES = (2, 3, 4, 5, 6, 7, 8)
+# Numbers of a list that are shown.
+SHOWN = 6
+
+
+def why_empty(problem: Problem, space: SearchSpace) -> str:
+    """Why the space has no plan for the problem, and which changes alone would give it one; empty
+    if it has plans.
+
+    >>> from searchers.why_empty import _listed
+    >>> _listed((1, 2, 4, 8, 16, 32, 64))
+    '1, 2, 4, 8, 16, 32, ...'
+    """
+    if next(pipelines(problem, space), None) is None:
+        begin = (
+            f"space {space.name} has no pipeline of {problem.cluster.num_gpus} GPUs for a global "
+            f"batch of {problem.workload.global_batch}"
+        )
+        helps = [
+            words
+            for words, other_problem, other_space in _changes(problem, space)
+            if next(pipelines(other_problem, other_space), None) is not None
+        ]
+        if helps:
+            return f"{begin}: there is one {'; or '.join(helps)}"
+        return f"{begin}, and no single change that was tried gives one"
+    layers = problem.workload.model.layers
+    if not any(counts_choices(space, own) for own in range(1, layers + 1)):
+        return (
+            f"space {space.name} lets no stage treat its blocks: recomputation "
+            f"{space.recomputation} and core_recomputed_layers "
+            f"{_listed(space.core_recomputed_layers or ())} leave no numbers that add up to a "
+            "stage's blocks: list 0 in core_recomputed_layers, or give recomputation any"
+        )
+    return ""
+
+
+def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Problem, SearchSpace]]:
+    """Single changes of the space and of the problem, each in words."""
+    for name in OPEN:
+        if (listed := getattr(space, name)) is not None:
+            words = f"with another {name} than {_listed(listed)}"
+            yield words, problem, _with(space, name, None)
+    for name in other_names():
+        default = DIMENSIONS[name].default
+        listed = space.listed(name) or ()
+        if default not in listed and hasattr(space, name):
+            words = f"with {name} {default}, which is not among {_listed(listed)}"
+            yield words, problem, _with(space, name, (default,))
+    if space.tensor_parallel_in_node:
+        words = "with tensor_parallel_in_node false"
+        yield words, problem, replace(space, tensor_parallel_in_node=False)
+    work, cluster = problem.workload, problem.cluster
+    for times in MULTIPLES:
+        batch = times * work.global_batch
+        other = replace(problem, workload=replace(work, global_batch=batch))
+        if next(pipelines(other, space), None) is not None:
+            yield f"for a global batch of {batch}", other, space
+            break
+    for gpus in range(cluster.gpus_per_node - 1, 0, -1):
+        other = replace(problem, cluster=replace(cluster, gpus_per_node=gpus))
+        if next(pipelines(other, space), None) is not None:
+            yield f"on {gpus} GPUs of each node", other, space
+            break
+
+
+def _with(space: SearchSpace, name: str, listed: tuple[Any, ...] | None) -> SearchSpace:
+    other: dict[str, Any] = {name: listed}
+    return replace(space, **other)
+
+
+def _listed(numbers: tuple[float, ...]) -> str:
+    shown = ", ".join(f"{number:g}" for number in numbers[:SHOWN])
+    return f"{shown}, ..." if len(numbers) > SHOWN else shown

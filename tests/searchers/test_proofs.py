@@ -1,0 +1,262 @@
+"""Bounds over boxes of ratios: nothing inside a box undercuts them, and searches end at the best
+plan."""
+
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mistlab import catalog
+from mistlab.cost.side_by_side import Factors, lowered, overlapped
+from mistlab.engines.table import ENGINES
+from mistlab.machine.cluster import Cluster
+from mistlab.values.dimensions import OFFLOADS
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import SearchSpace, space_of
+from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.values.workload import Workload
+from searchers.joining.boxes import Boxes
+from searchers.joining.groups import Group
+from searchers.joining.hierarchy import Hierarchy
+from searchers.joining.proof import proven_s
+from searchers.ledger import Ledger
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+from simulators.symbolic import SymbolicPredictor
+from tests.searchers.small import short_of_memory, small_problem
+from tests.searchers.test_exact import SEEDS, every_prediction, predictor_of
+from tests.searchers.test_near_exact import ROWS, problem_of
+from tests.sweep import sweep
+
+HARDWARE = ("l4-24gb", "a100-40gb", "h100-80gb")
+OFFLOADING = [name for name, engine in ENGINES.items() if engine.offloads]
+
+
+def random_factors(seed: int) -> Factors:
+    """Factors by the set of busy streams; more streams may slow a stream less."""
+    draw = np.random.default_rng(seed)
+    table = draw.uniform(1, 4, (16, 4))
+    table[[0, 1, 2, 4, 8]] = 1.0
+    return table
+
+
+def works(seed: int, rows: int = 400) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Work on streams (C, 4), and greater work on the same streams."""
+    draw = np.random.default_rng(seed)
+    less = draw.exponential(1.0, (rows, 4)) * (draw.random((rows, 4)) < 0.7)
+    return less, less * (1 + draw.exponential(0.3, (rows, 4)) * (draw.random((rows, 4)) < 0.5))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_greater_work_undercuts_lowered_factors(seed: int) -> None:
+    factors = random_factors(seed)
+    less, more = works(seed)
+    for awaited in (("compute", "gpu_to_gpu", "host_to_device", "device_to_host"), ("compute",)):
+        true = overlapped(more, factors, awaited)
+        assert (overlapped(less, lowered(factors), awaited) <= true * (1 + 1e-12)).all()
+    # Without lowering, more work would sometimes take less time.
+    assert (overlapped(less, factors) > overlapped(more, factors) * (1 + 1e-3)).any()
+
+
+def parts_that_matter(costs: StageCosts) -> dict[str, NDArray[np.float64]]:
+    """The parts of stages' times of which none makes a pipeline faster by being longer."""
+    s = costs.seconds
+    first = s.through_forward_s + s.within_forward_s
+    last = s.through_backward_s + s.within_backward_s
+    return {
+        "through forward": s.through_forward_s,
+        "through backward": s.through_backward_s,
+        "beyond through forward": s.forward_s - s.through_forward_s,
+        "beyond through backward": s.backward_s - s.through_backward_s,
+        "first": first,
+        "last": last,
+        "begun": np.maximum(first, s.forward_s + s.delta_forward_s),
+        "ended": last + np.maximum(s.delta_backward_s - s.within_backward_s, 0),
+        "sends": s.point_to_point_s,
+        "host": costs.host_bytes,
+    }
+
+
+def corners(seed: int, rows: int) -> tuple[StageBatch, StageBatch]:
+    """Random stages, and the same with larger positive ratios."""
+    draw = np.random.default_rng(seed)
+    layers = draw.integers(1, 9, rows)
+    least = {name: draw.choice([0, 0, 1, 2, 4, 8], rows) / 8 for name in OFFLOADS}
+    more = {name: np.minimum(1, r + draw.integers(0, 5, rows) / 8) for name, r in least.items()}
+    alike = {
+        "layers": layers,
+        "checkpointed_layers": draw.integers(0, layers + 1),
+        "data_parallel": 2 ** draw.integers(0, 3, rows),
+        "tensor_parallel": 2 ** draw.integers(0, 3, rows),
+        "micro_batch": draw.integers(1, 4, rows),
+        "zero": draw.integers(0, 4, rows),
+        "in_flight": draw.integers(1, 5, rows),
+        "has_embedding": draw.integers(0, 2, rows),
+        "has_head": draw.integers(0, 2, rows),
+        "first_rank": np.zeros(rows, dtype=int),
+    }
+    most = {name: np.where(least[name] > 0, ratios, 0.0) for name, ratios in more.items()}
+    return StageBatch(**alike, **least), StageBatch(**alike, **most)
+
+
+@pytest.mark.parametrize("engine", OFFLOADING)
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_no_stage_inside_a_box_undercuts_its_bounds(hardware: str, engine: str) -> None:
+    seed = HARDWARE.index(hardware)
+    workload = Workload(
+        model=catalog.model(("gpt3-2.7b", "llama-7b", "falcon-7b")[seed % 3]),
+        sequence_length=2048,
+        global_batch=64,
+        attention="flash",
+        precision="fp16",
+    )
+    nodes, gpus = ((1, 8), (4, 4))[seed % 2]
+    predictor = SymbolicPredictor(
+        workload=workload,
+        cluster=Cluster(hardware=catalog.hardware(hardware), nodes=nodes, gpus_per_node=gpus),
+    )
+    least, most = corners(seed, 300)
+    bounds = predictor.stage_bounds(least, most, engine=engine)
+    assert bounds is not None
+    true = predictor.stage_costs(most, engine=engine)
+    parts = parts_that_matter(true)
+    for name, bound in parts_that_matter(bounds).items():
+        assert (bound <= parts[name] * (1 + 1e-9) + 1e-12).all(), name
+    smallest = predictor.stage_costs(least, engine=engine)
+    assert (true.peak_reserved_bytes <= smallest.peak_reserved_bytes * (1 + 1e-12)).all()
+    # The bounds are times of the corner itself, but for the lowered factors.
+    near = bounds.seconds.stable_s / smallest.seconds.stable_s
+    assert (near <= 1 + 1e-9).all()
+    assert near.mean() > 0.99
+
+
+def test_engines_whose_host_issues_passes_have_no_bounds() -> None:
+    problem, _ = small_problem(SEEDS[0])
+    problem = replace(problem, workload=replace(problem.workload, precision="bf16"))
+    one = StageBatch(layers=np.array([1]), data_parallel=1, tensor_parallel=1, micro_batch=1)
+    assert ENGINES["fsdp"].host is not None
+    assert predictor_of(problem).stage_bounds(one, one, engine="fsdp") is None
+    assert predictor_of(problem).stage_bounds(one, one, engine="mistlab") is not None
+
+
+def test_boxes_and_their_halves_have_every_way_once() -> None:
+    eighths = tuple(place / 8 for place in range(9))
+    whole = Boxes.whole(((1.0, 2.0), (0.0,), (0.0, 0.5, 1.0), eighths, (0.25, 1.0)))
+    expected = {
+        (level, 0, w, o, a)
+        for level in range(2)
+        for w in range(3)
+        for o in range(9)
+        for a in range(2)
+    }
+    boxes = whole
+    while True:
+        inside = [
+            tuple(int(place) for place in places)
+            for low, high in zip(boxes.low, boxes.high, strict=True)
+            for places in np.stack(
+                np.meshgrid(*(np.arange(a, b + 1) for a, b in zip(low, high, strict=True))), -1
+            ).reshape(-1, 5)
+        ]
+        assert len(inside) == len(expected)
+        assert {*inside} == expected
+        if boxes.are_points.all():
+            break
+        boxes, origin = boxes.halved()
+        assert len(boxes) == len(origin)
+
+
+def proven(
+    problem: Problem, space: SearchSpace, predictor: SymbolicPredictor
+) -> tuple[float, Ledger]:
+    """The bound of a whole space and the ledger, from nothing but boxes."""
+    ledger = Ledger(predictor=predictor, budget=Budget(seconds=1000), clock=perf_counter)
+    hierarchy = Hierarchy.of(problem, space, ledger)
+    bounds: dict[Group, float] = {**hierarchy.least_s}
+    seconds = proven_s(problem, space, ledger, hierarchy.work, bounds, tolerance=0.0, seconds=1000)
+    return seconds, ledger
+
+
+@pytest.mark.parametrize("is_short", [False, True], ids=["roomy", "short of memory"])
+@pytest.mark.parametrize("seed", sweep(SEEDS, first=2))
+def test_boxes_alone_lead_to_the_best_of_all_plans(seed: int, is_short: bool) -> None:
+    problem, space = small_problem(seed)
+    predictions = every_prediction(problem, space, predictor_of(problem))
+    if is_short:
+        problem = short_of_memory(problem, predictions)
+        predictions = every_prediction(problem, space, predictor_of(problem))
+    best_s = min(one.iteration_s for one in predictions if one.fits)
+    bound_s, ledger = proven(problem, space, predictor_of(problem))
+    assert ledger.best_s == pytest.approx(best_s, rel=1e-9)
+    assert bound_s == pytest.approx(best_s, rel=1e-9)
+
+
+# Problems of space ``mist``, with nine choices of each ratio.
+MANY = [row for row in ROWS if row[1] == "mist"]
+QUICKEST = next(row for row in MANY if row[2:4] == ["gpt3-7b", "4"])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row[1:], id=" ".join(row[2:]), marks=[pytest.mark.slow] * (row != QUICKEST))
+        for row in MANY
+    ],
+)
+def test_boxes_alone_lead_to_the_plan_that_is_proven_by_trying_all(row: list[str]) -> None:
+    problem, space = problem_of(*row[1:]), space_of(row[0])
+    predictor = predictor_of(problem)
+    exact = StrategySearcher(strategy=SEARCHERS["exact"], predictor=predictor).search(
+        problem, space, Budget(seconds=1000), 0
+    )
+    assert exact.prediction is not None
+    bound_s, ledger = proven(problem, space, predictor)
+    assert ledger.best_s == pytest.approx(exact.prediction.iteration_s, rel=1e-9)
+    assert bound_s == pytest.approx(exact.prediction.iteration_s, rel=1e-9)
+
+
+class TooHigh(SymbolicPredictor):
+    """A predictor with a planted fault: its bounds are those of a corner that recomputes a block
+    more."""
+
+    def stage_bounds(
+        self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
+    ) -> StageCosts | None:
+        recomputed = np.minimum(least.value("checkpointed_layers") + 1, least.value("layers"))
+        return super().stage_bounds(
+            least.with_columns(checkpointed_layers=recomputed), most, engine=engine
+        )
+
+
+def test_a_fault_in_a_bound_is_noticed() -> None:
+    """With too high a bound, a worse plan is taken for the best: the tests above can fail."""
+    problem, space = problem_of(*QUICKEST[2:]), space_of("mist")
+    bound_s, ledger = proven(problem, space, predictor_of(problem))
+    wrong = TooHigh(workload=problem.workload, cluster=problem.cluster)
+    wrong_s, misled = proven(problem, space, wrong)
+    assert wrong_s > bound_s * 1.001
+    assert misled.best_s > ledger.best_s * 1.001
+
+
+def test_a_space_without_a_plan_that_fits_is_infeasible() -> None:
+    problem, space = small_problem(SEEDS[0])
+    tight = replace(problem, cluster=replace(problem.cluster, memory_gib=0.8))
+    bound_s, ledger = proven(tight, space, predictor_of(tight))
+    assert ledger.best is None
+    assert bound_s == np.inf
+
+
+def test_a_proof_that_is_stopped_still_says_how_good_the_plan_is() -> None:
+    problem, space = problem_of(*QUICKEST[2:]), space_of("mist")
+    exact_s, _ = proven(problem, space, predictor_of(problem))
+    ledger = Ledger(
+        predictor=predictor_of(problem), budget=Budget(seconds=1000), clock=perf_counter
+    )
+    hierarchy = Hierarchy.of(problem, space, ledger)
+    bound_s = proven_s(
+        problem, space, ledger, hierarchy.work, hierarchy.least_s, tolerance=0.2, seconds=1000
+    )
+    assert bound_s <= exact_s <= ledger.best_s
+    assert bound_s >= 0.8 * ledger.best_s

@@ -1,0 +1,100 @@
+"""Why a search has no plan: the space is empty, its ways are too many to list, time was short."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import SPACES, OffloadRatios, space_of
+from searchers.meshes import pipelines
+from searchers.registry import SEARCHERS
+from searchers.room import WAY_BYTES, free_bytes, too_many_ways, ways_listed
+from searchers.strategy import StrategySearcher
+from searchers.why_empty import why_empty
+from tests.searchers.problems import SMALL, predictor_of
+
+THOUSANDTHS = tuple(ratio / 1000 for ratio in range(1001))
+FINE = replace(
+    space_of("mist"),
+    name="fine",
+    offload=OffloadRatios(
+        weights=THOUSANDTHS, gradients=THOUSANDTHS, optimizer=THOUSANDTHS, activations=THOUSANDTHS
+    ),
+)
+
+
+def problem_with(**changes: int) -> Problem:
+    workload, cluster = SMALL.workload, SMALL.cluster
+    if "batch" in changes:
+        workload = replace(workload, global_batch=changes["batch"])
+    if "gpus" in changes:
+        cluster = replace(cluster, gpus_per_node=changes["gpus"])
+    return Problem(workload=workload, cluster=cluster)
+
+
+@pytest.mark.parametrize(
+    ("limits", "problem", "helps"),
+    [
+        ({"pipeline": (3,)}, {}, "with another pipeline than 3"),
+        ({"micro_batches": (5,)}, {"batch": 4}, "with another micro_batches than 5"),
+        (
+            {"data_parallel": (2,), "tensor_parallel": (1,), "pipeline": (1,)},
+            {"batch": 3},
+            "for a global batch of 6",
+        ),
+        ({"data_parallel": (1,), "pipeline": (1,), "tensor_parallel": (1,)}, {}, "on 1 GPUs of"),
+        ({"context_parallel": (64,)}, {}, "with context_parallel 1, which is not among 64"),
+    ],
+    ids=["pipeline", "micro-batches", "batch", "GPUs", "context"],
+)
+def test_an_empty_space_says_which_change_would_fill_it(
+    limits: dict[str, Any], problem: dict[str, int], helps: str
+) -> None:
+    space = replace(space_of("mist"), **limits)
+    reason = why_empty(problem_with(**problem), space)
+    assert reason.startswith("space mist has no pipeline of 2 GPUs for a global batch of")
+    assert helps in reason
+
+
+def test_blocks_that_no_number_treats_are_said() -> None:
+    space = replace(space_of("mist"), recomputation="all", core_recomputed_layers=(1,))
+    assert "lets no stage treat its blocks" in why_empty(SMALL, space)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_space_that_has_pipelines_is_not_empty(name: str) -> None:
+    assert (next(pipelines(SMALL, SPACES[name]), None) is None) == bool(
+        why_empty(SMALL, SPACES[name])
+    )
+
+
+def test_ratios_that_memory_cannot_list_are_refused_with_what_they_take() -> None:
+    assert ways_listed(FINE) == 3 * 1001**4
+    reason = too_many_ways(SMALL, FINE)
+    assert "space fine has 3,012,018,012,003 ways" in reason
+    assert "6,171,352.8 GiB" in reason
+    space = space_of("mist")
+    needed = ways_listed(space) * WAY_BYTES
+    assert not too_many_ways(SMALL, space, room_bytes=needed)
+    assert too_many_ways(SMALL, space, room_bytes=needed - 1)
+    assert 0 < free_bytes() < 1 << 50
+
+
+def test_only_a_search_of_all_ways_refuses_fine_ratios() -> None:
+    budget = Budget(evaluations=20)
+    statuses = {
+        name: StrategySearcher(strategy=SEARCHERS[name], predictor=predictor_of(SMALL))
+        .search(SMALL, FINE, budget, 0)
+        .status
+        for name in ("exact", "random", "mist")
+    }
+    assert statuses["exact"] == "REFUSED"
+    assert "REFUSED" not in (statuses["random"], statuses["mist"])
+
+
+def test_a_search_without_a_plan_in_time_says_so() -> None:
+    searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor_of(SMALL))
+    result = searcher.search(SMALL, space_of("mist"), Budget(seconds=1e-9), 0)
+    assert (result.status, result.plan) == ("BUDGET", None)
+    assert result.reason.startswith("no plan in time: the budget of 1e-09 s was spent when")
