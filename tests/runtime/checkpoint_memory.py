@@ -26,11 +26,15 @@ from tests.runtime.worlds import TRAINING, begun, ratios, run_step, stage, workl
 # 15 million parameters: 180 MB of masters and moments, the largest tensor of 6 MB.
 SIZES = {"hidden": 640, "ffn": 2560, "layers": 3}
 STATE_BYTES_OF_PARAMETER = 12
+# Of glibc's malloc.h.
+M_ARENA_MAX = -8
 
 
 def main() -> None:
     rank, size, folder, offloaded, place = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
     torch.set_num_threads(1)
+    # One heap for all threads: with several, how much they keep for later differs from run to run.
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     boxes.is_away = lambda _: place == "away"
     if size > 1:
         meeting = f"file://{folder}/meeting"

@@ -245,7 +245,7 @@ def test_exported_weights_are_the_model_s(tmp_path: Path) -> None:
 def test_saving_and_loading_take_no_second_copy_of_the_state(
     tmp_path: Path, warm_python: str, ranks: int, offloaded: float, place: str
 ) -> None:
-    """Beyond what the interpreter takes: at most 1.1 times what training holds."""
+    """Beyond what training holds: less than half the state, some tensors on their way."""
     code = "from tests.runtime.checkpoint_memory import main; main()"
     processes = [
         subprocess.Popen(
@@ -262,9 +262,9 @@ def test_saving_and_loading_take_no_second_copy_of_the_state(
             process.wait()
     for rank in range(ranks):
         said = json.loads((tmp_path / f"{rank}.json").read_text())
-        # A copy would show: the state is most of what is held, and more than a tenth by far.
-        assert said["held"] > said["state"] > 0.25 * said["held"]
-        assert max(said["saving"], said["loading"]) <= 1.1 * said["held"]
+        assert said["held"] > said["state"]
+        # A copy would add the whole state.
+        assert max(said["saving"], said["loading"]) < said["held"] + 0.5 * said["state"]
 
 
 def test_boxes_are_cut_and_copied_without_a_change(
