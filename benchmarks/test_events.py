@@ -11,6 +11,7 @@ import resource
 from collections.abc import Generator
 from dataclasses import replace
 from time import process_time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,7 +86,7 @@ def with_memory(simulator: EventSimulator, plan: Plan) -> Simulation:
 @pytest.mark.parametrize("micro_batches", [32, 128])
 @pytest.mark.parametrize("offloaded", OFFLOADS)
 def test_tasks_a_second(
-    benchmark, simulator: EventSimulator, offloaded: str, micro_batches: int
+    benchmark: Any, simulator: EventSimulator, offloaded: str, micro_batches: int
 ) -> None:
     plan = plan_of(offloaded, micro_batches)
     with_memory(simulator, plan)
@@ -119,7 +120,7 @@ STAGE = StagePlan(
     ],
 )
 def test_growth(
-    benchmark, simulator: EventSimulator, stages: int, micro_batches: int, layers: int
+    benchmark: Any, simulator: EventSimulator, stages: int, micro_batches: int, layers: int
 ) -> None:
     plan = Plan(micro_batches=micro_batches, stages=(replace(STAGE, layers=layers),) * stages)
     simulator.simulate(plan)
@@ -130,7 +131,7 @@ def test_growth(
     benchmark.extra_info["tasks_per_s"] = len(simulation) / benchmark.stats["median"]
 
 
-def test_175_billion_parameters_on_1024_gpus(benchmark) -> None:
+def test_175_billion_parameters_on_1024_gpus(benchmark: Any) -> None:
     work = Workload(
         model=catalog.model("gpt3-175b"),
         sequence_length=2048,

@@ -16,20 +16,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from statistics import median, quantiles
 from time import process_time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+import torch
+from torch.utils.checkpoint import checkpoint
 
-from mistlab.values.plan import NO_OFFLOAD, Offload  # noqa: E402
-from runtime.engine.streams.cuda import CudaStreams  # noqa: E402
-from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
-from runtime.models.families import model_of  # noqa: E402
-from runtime.profiling.launches import undisturbed  # noqa: E402
-from runtime.profiling.tiny_blocks import (  # noqa: E402
+from mistlab.values.model import Family
+from mistlab.values.plan import NO_OFFLOAD, Offload
+from runtime.devices.driver import Driver
+from runtime.engine.streams.cuda import CudaStreams
+from runtime.engine.streams.lanes import Streams
+from runtime.engine.streams.simulated import SimulatedStreams
+from runtime.models.families import model_of
+from runtime.profiling.launches import undisturbed
+from runtime.profiling.tiny_blocks import (
     FEW,
     MANY,
     MICRO_BATCHES,
@@ -58,9 +62,9 @@ class NoDevice:
         return 0.0
 
 
-STREAMS = {
+STREAMS: dict[str, Callable[[torch.device], Streams]] = {
     "simulated": lambda _device: SimulatedStreams(spoils=False),
-    "cuda": lambda device: CudaStreams(device, NoDevice()),
+    "cuda": lambda device: CudaStreams(device, cast("Driver", NoDevice())),
 }
 OFFLOADS = {
     "nothing": NO_OFFLOAD,
@@ -73,7 +77,7 @@ OFFLOADS = {
 class PlainModel:
     """Blocks between an embedding and a head, each differentiated by itself."""
 
-    def __init__(self, family: str, layers: int, again: bool) -> None:
+    def __init__(self, family: Family, layers: int, again: bool) -> None:
         self.again = again
         self.model = model_of(tiny(family, "flash", "fp32", layers=layers))
         for parameter in self.model.parameters():
@@ -106,7 +110,7 @@ def leaf(x: torch.Tensor) -> torch.Tensor:
     return x.detach().requires_grad_()
 
 
-def plain_blocks(family: str, again: bool) -> Callable[[], float]:
+def plain_blocks(family: Family, again: bool) -> Callable[[], float]:
     """Times a forward and a backward pass of a plain block."""
     few, many = (PlainModel(family, layers, again) for layers in (FEW, MANY))
     return lambda: (many.iteration_s() - few.iteration_s()) / (MANY - FEW) / MICRO_BATCHES
@@ -117,12 +121,15 @@ def plain_blocks(family: str, again: bool) -> Callable[[], float]:
 @pytest.mark.parametrize("streams", STREAMS)
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_block_through_the_executor(
-    benchmark, family: str, streams: str, again: bool, offloaded: str
+    benchmark: Any, family: Family, streams: str, again: bool, offloaded: str
 ) -> None:
     with undisturbed():
         plain = plain_blocks(family, again)
         blocks = TinyBlocks(
-            *(family, "flash", "fp32", CPU),
+            family,
+            "flash",
+            "fp32",
+            CPU,
             again=again,
             offload=OFFLOADS[offloaded],
             streams=STREAMS[streams],

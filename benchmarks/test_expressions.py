@@ -4,6 +4,8 @@ The rate is in ``extra_info``; that it does not fall with the number of rows is 
 show. Run on one core: ``taskset -c 0 make benchmark``.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import sympy
@@ -15,7 +17,7 @@ from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import Variant, shipped
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.symbolic.states import gradients, optimizer, weights
+from mistlab.symbolic.states import Parameters, gradients, optimizer, weights
 from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Workload
 
@@ -38,10 +40,12 @@ def compiled() -> Compiled:
             f"{phase} moved": block.moved_bytes(phase),
             f"{phase} collectives": block.collective_bytes(phase),
         }
+    blocks = Parameters(every=block.parameters, experts=block.expert_parameters)
+    no_ends = blocks.times(sympy.Integer(0))
     for state in (weights, gradients, optimizer):
-        made = state(block.parameters, sympy.Integer(0), ENGINES["mistlab"].memory["fp16"])
+        made = state(blocks, no_ends, ENGINES["mistlab"].memory["fp16"])
         expressions |= {f"{state.__name__}": made.device, f"{state.__name__} host": made.host}
-    columns = ("b", "tp", "dp", "z", "ww", "wg", "wo")
+    columns = ("b", "tp", "dp", "cp", "z", "ww", "wg", "wo")
     return compile_expressions(expressions, columns=columns, constants=GPT_22B)
 
 
@@ -61,7 +65,7 @@ def stages() -> StageModel:
 
 
 @ROWS
-def test_rows_of_a_stage_a_second(benchmark, stages: StageModel, rows: int) -> None:
+def test_rows_of_a_stage_a_second(benchmark: Any, stages: StageModel, rows: int) -> None:
     draw = np.random.default_rng(0)
     layers = draw.integers(1, 49, rows)
     kinds = ("weights", "gradients", "optimizer", "activations")
@@ -87,12 +91,13 @@ def test_rows_of_a_stage_a_second(benchmark, stages: StageModel, rows: int) -> N
 
 
 @ROWS
-def test_rows_of_a_block_a_second(benchmark, compiled: Compiled, rows: int) -> None:
+def test_rows_of_a_block_a_second(benchmark: Any, compiled: Compiled, rows: int) -> None:
     draw = np.random.default_rng(0)
     columns = {
         "b": draw.integers(1, 5, rows),
         "tp": 2 ** draw.integers(0, 4, rows),
         "dp": 2 ** draw.integers(0, 4, rows),
+        "cp": np.ones(rows, dtype=int),
         "z": draw.integers(0, 4, rows),
         **{ratio: draw.random(rows) for ratio in ("ww", "wg", "wo")},
     }

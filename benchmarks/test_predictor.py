@@ -6,6 +6,7 @@ checkpointed blocks and micro-batches in flight that a stage of four can have. R
 """
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def batch_of(strategies: int) -> StageBatch:
 
 @pytest.mark.parametrize("strategies", [540, 5400])
 def test_stage_candidates_a_second(
-    benchmark, predictor: SymbolicPredictor, strategies: int
+    benchmark: Any, predictor: SymbolicPredictor, strategies: int
 ) -> None:
     batch = batch_of(strategies)
 
@@ -92,7 +93,7 @@ def test_stage_candidates_a_second(
     benchmark.extra_info["strategies_per_s"] = strategies / median
 
 
-def test_candidates_in_no_order_a_second(benchmark, predictor: SymbolicPredictor) -> None:
+def test_candidates_in_no_order_a_second(benchmark: Any, predictor: SymbolicPredictor) -> None:
     batch = batch_of(540)
     order = np.random.default_rng(0).permutation(len(batch))
     shuffled = batch.chosen(order)
@@ -128,7 +129,9 @@ def _stage(draw: np.random.Generator, *, alike: bool) -> StagePlan:
 
 @pytest.mark.parametrize("alike", [True, False], ids=["stages alike", "no stage twice"])
 @pytest.mark.parametrize("at_once", [1, 2000])
-def test_plans_a_second(benchmark, predictor: SymbolicPredictor, at_once: int, alike: bool) -> None:
+def test_plans_a_second(
+    benchmark: Any, predictor: SymbolicPredictor, at_once: int, alike: bool
+) -> None:
     """Each round has plans that were not asked about before."""
     draw, number = np.random.default_rng(0), 2000
     predictor.predict_many(plans_of(500, draw, alike=alike))

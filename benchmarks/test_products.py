@@ -10,6 +10,7 @@ the passes that add inside products are slower. Sizes are those at which arithme
 from collections.abc import Callable
 from statistics import median, quantiles
 from time import process_time
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def backward(channels: int, tokens: int, *, inside: bool) -> Callable[[], float]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_backward_pass_that_adds_inside_its_products(benchmark, size: str) -> None:
+def test_a_backward_pass_that_adds_inside_its_products(benchmark: Any, size: str) -> None:
     channels, tokens, passes = SIZES[size]
     adding, plain = (backward(channels, tokens, inside=inside) for inside in (True, False))
     pairs: list[tuple[float, float]] = []
