@@ -42,7 +42,7 @@ from runtime.profiling.tiny_blocks import (
     tiny,
 )
 
-ROUNDS = 20
+ROUNDS = 8
 CPU = torch.device("cpu")
 
 
