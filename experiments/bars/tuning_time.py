@@ -225,7 +225,8 @@ def _picture(rows: Sequence[Row]) -> Lines:
         name="tuning_time",
         caption="Seconds of searches on spaces that grow from left to right.",
         curves=curves,
-        x=f"space: {', '.join(f'{place} {name}' for place, name in enumerate(steps))}",
+        x="space",
+        names=steps,
         y="seconds of one core",
         log_y=True,
     )

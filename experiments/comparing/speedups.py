@@ -196,19 +196,7 @@ def _report(rows: Sequence[Row], averages: Sequence[Row]) -> Report:
         title="Speedups over the grids of Megatron-LM and DeepSpeed",
         words=[table(HEAD, map(_cells, rows)), *map(_sentence, averages)],
         summary={"averages": averages},
-        pictures=[
-            Bars(
-                name="speedups",
-                caption="Predicted speedups over the grids, workload by workload.",
-                groups=[_workload(row) for row in rows],
-                series={
-                    "over Megatron-LM": [row["over_megatron"] for row in rows],
-                    "over DeepSpeed": [row["over_deepspeed"] for row in rows],
-                },
-                y="speedup",
-                marks={"equal": 1.0},
-            )
-        ],
+        pictures=[*_pictures(rows)],
         beside=[BESIDE],
     )
 
@@ -223,6 +211,24 @@ def _sentence(row: Row) -> str:
         f"{row['most']:.2f}x; played {row['mean_played']:.2f}x, {row['least_played']:.2f}x at "
         f"least{beside}."
     )
+
+
+def _pictures(rows: Sequence[Row]) -> Iterator[Bars]:
+    """A picture for each hardware and attention."""
+    for where in dict.fromkeys((row["hardware"], row["attention"]) for row in rows):
+        some = [row for row in rows if (row["hardware"], row["attention"]) == where]
+        hardware, attention = where
+        yield Bars(
+            name=f"speedups-{hardware.partition('-')[0]}-{attention}",
+            caption=f"Predicted speedups over the grids, {hardware}, {attention} attention.",
+            groups=[row["model"] for row in some],
+            series={
+                "over Megatron-LM": [row["over_megatron"] for row in some],
+                "over DeepSpeed": [row["over_deepspeed"] for row in some],
+            },
+            y="speedup",
+            marks={"equal": 1.0},
+        )
 
 
 def _workload(row: Row) -> str:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
     """Curves of points; those named in ``dots`` are drawn without the line between them. ``marks``
-    are horizontal lines at values that are not measured here, such as a published one."""
+    are horizontal lines at values that are not measured here, such as a published one. ``names``
+    are those of the places 0, 1, 2, ... where curves run over things and not over a number."""
 
     name: str
     caption: str
@@ -24,6 +25,7 @@ class Lines:
     log_x: bool = False
     log_y: bool = False
     dots: Sequence[str] = ()
+    names: Sequence[str] = ()
     marks: Mapping[str, float] = field(default_factory=dict)
 
 

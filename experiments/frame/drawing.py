@@ -18,6 +18,7 @@ STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "mistlab"}
 SIZE = (6.4, 3.8)
 # More groups than this, or names with more letters together, get names that lean.
 FEW_GROUPS, FEW_LETTERS = 8, 70
+NUMBER_WIDTH = 0.34
 
 
 def drawn(picture: Picture) -> Figure:
@@ -48,6 +49,8 @@ def _lines(chart: Lines) -> Figure:
     if chart.log_x:
         axes.set_xscale("log")
     axes.set_xlabel(chart.x)
+    if chart.names:
+        axes.set_xticks(range(len(chart.names)), chart.names)
     _finish(axes, chart, len(chart.curves))
     return figure
 
@@ -55,8 +58,11 @@ def _lines(chart: Lines) -> Figure:
 def _bars(chart: Bars) -> Figure:
     """Bars in groups."""
     many = len(chart.groups) > FEW_GROUPS or len("".join(chart.groups)) > FEW_LETTERS
+    # A number above each bar needs more room than a bar.
+    group_width = max(0.45, NUMBER_WIDTH * len(chart.series) if chart.number else 0)
     figure = Figure(
-        figsize=(max(SIZE[0], 2 + 0.45 * len(chart.groups)), SIZE[1] + many), layout="constrained"
+        figsize=(max(SIZE[0], 2 + group_width * len(chart.groups)), SIZE[1] + many),
+        layout="constrained",
     )
     axes = figure.subplots()
     places = range(len(chart.groups))
@@ -97,6 +103,8 @@ def _finish(axes: Axes, chart: Lines | Bars, named: int) -> None:
         )
     if chart.log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
     axes.set_ylabel(chart.y)
     axes.grid(alpha=0.3, axis="y" if isinstance(chart, Bars) else "both")
     axes.set_axisbelow(True)
