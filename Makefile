@@ -26,9 +26,9 @@ test: $(DEV)/.done
 test-all: $(DEV)/.done extras
 	$(TEST) $(ARGS)
 
-# Ray and transformers, which a few tests need: without them those say so, and are left out. Ray's
-# are slow ones.
-extras: transformers $(DEV)/.ray
+# Ray, Triton and transformers, which a few tests need: without them those say so, and are left out.
+# Ray's are slow ones.
+extras: transformers $(DEV)/.ray $(DEV)/.triton
 
 transformers: $(DEV)/.transformers
 
@@ -70,6 +70,10 @@ $(DEV)/.done: pyproject.toml $(PINS)
 
 $(DEV)/.transformers: $(DEV)/.done
 	$(INSTALL) --editable '.[huggingface]'
+	touch $@
+
+$(DEV)/.triton: $(DEV)/.done
+	$(INSTALL) --editable '.[kernels]'
 	touch $@
 
 $(DEV)/.ray: $(DEV)/.done

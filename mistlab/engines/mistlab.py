@@ -6,7 +6,8 @@ from mistlab.engines.engine import Engine
 from mistlab.engines.kernel_rules import BATCHED_PRODUCTS, KernelRule
 from mistlab.engines.mist import STREAMED, ring_memory
 
-# Operators without a rule here are torch's own, as in the graphs.
+# Operators without a rule here are torch's own, or one kernel of runtime.models.kernels, as in the
+# graphs.
 _KERNELS = (
     # Products add gradients of weights (runtime.engine.work.products); one kernel adds the
     # gradients of all vectors (ParameterPlaces.add_vectors).
@@ -22,15 +23,6 @@ _KERNELS = (
         KernelRule(name=name, module="attention", bytes_own_keys=1.0, kernels_a_sequence=1)
         for name in BATCHED_PRODUCTS
     ),
-    # runtime.models.operators: the graph counts 1.5 passes (half of the scores are read, all shares
-    # written). The runtime reads and writes all scores; before, it fills 15/32 of them and masks
-    # 1/16, which is read and written: 2.59 passes, in 8 kernels.
-    KernelRule(name="mistlab.causal_softmax", bytes_factor=83 / 48, kernels=8),
-    # One kernel in the graph is several here. Counted in halves of a tensor, rotate_ moves 12 where
-    # the graph counts 4, swiglu 5 instead of 3, its backward pass 11 instead of 5.
-    KernelRule(name="mistlab.rotate_", bytes_factor=3.0),
-    KernelRule(name="mistlab.swiglu", bytes_factor=5 / 3),
-    KernelRule(name="mistlab.swiglu_backward", bytes_factor=2.2),
 )
 
 MISTLAB = Engine(

@@ -2,10 +2,15 @@
 
 They keep the same tensors for the backward pass as a fused GPU kernel does. RMSNorm keeps its input
 and one number a row, SwiGLU its input, causal softmax its result. Rotary embedding works in place
-and keeps nothing.
+and keeps nothing. On GPUs where Triton works, softmax, SwiGLU and rotary embedding are one kernel
+each (``runtime.models.kernels``); elsewhere torch runs several.
 """
 
 import math
+import warnings
+from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,6 +18,29 @@ from torch import Tensor
 
 # How often ``_hide_future`` halves the squares at the diagonal before it masks the rest.
 HALVINGS = 4
+# Triton holds a row of scores in a GPU's registers.
+LONGEST_ROW = 32_768
+
+
+def _kernels_for(x: Tensor) -> ModuleType | None:
+    """The operators as one kernel each, for a tensor in a GPU's memory, or None."""
+    return _triton() if x.device.type == "cuda" else None
+
+
+@cache
+def _triton() -> ModuleType | None:
+    """The operators as one kernel each, or None, with a warning, if Triton does not work here."""
+    try:
+        kernels = import_module("runtime.models.kernels")
+        kernels.causal_softmax(torch.zeros(16, 16, device="cuda"), 16)
+    except Exception as error:  # Compilers fail in many ways, and none is fatal.
+        warnings.warn(
+            "softmax, SwiGLU and rotary embedding run as several kernels each, which takes longer "
+            f"than predicted, because Triton does not work here: {error}",
+            stacklevel=2,
+        )
+        return None
+    return kernels
 
 
 @torch.library.custom_op("mistlab::rms_norm", mutates_args=())
@@ -71,6 +99,8 @@ rms_norm.register_autograd(_differentiate_rms_norm, setup_context=_keep_rms_norm
 @torch.library.custom_op("mistlab::swiglu", mutates_args=())
 def swiglu(gate_and_up: Tensor) -> Tensor:
     """``silu(gate) * up``, where gate and up are the two halves of the last dimension."""
+    if kernels := _kernels_for(gate_and_up):
+        return kernels.swiglu(gate_and_up)
     gate, up = gate_and_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate).mul_(up)
 
@@ -84,6 +114,8 @@ def _(gate_and_up: Tensor) -> Tensor:
 @torch.library.custom_op("mistlab::swiglu_backward", mutates_args=())
 def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
     """Gradient of ``swiglu``; the halves of the result are the only scratch memory."""
+    if kernels := _kernels_for(gate_and_up):
+        return kernels.swiglu_backward(gradient, gate_and_up)
     result = torch.empty_like(gate_and_up)
     gate, up = gate_and_up.chunk(2, dim=-1)
     of_gate, of_up = result.chunk(2, dim=-1)
@@ -116,6 +148,9 @@ def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
 
     The tables are (sequence, rotated channels / 2). Channels beyond the rotated ones stay.
     """
+    if kernels := _kernels_for(heads):
+        kernels.rotate_(heads, cosine, sine)
+        return
     half = cosine.shape[-1]
     first, second = heads[..., :half], heads[..., half : 2 * half]
     cosine, sine = cosine[:, None].to(heads.dtype), sine[:, None].to(heads.dtype)
@@ -163,8 +198,10 @@ class Rotary(torch.autograd.Function):
 def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
     """Softmax of ``scores`` (.., S) over the positions up to the query's own position.
 
-    Rows are in order of query position. The scores of future positions are overwritten.
+    Rows are in order of query position. The scores of future positions may be overwritten.
     """
+    if sequence <= LONGEST_ROW and (kernels := _kernels_for(scores)):
+        return kernels.causal_softmax(scores, sequence)
     _hide_future(scores.view(-1, sequence, sequence))
     return torch.softmax(scores, dim=-1)
 

@@ -1,0 +1,137 @@
+"""Causal softmax, SwiGLU and rotary embedding as one Triton kernel each, where torch runs several.
+
+Each program reads what it needs once and writes its result once; between the two it computes in 32
+bits. ``runtime.models.operators`` calls these kernels on GPUs and checks shapes.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913, PLR0917
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+# Columns of a program that goes through a row in parts.
+PART = 1024
+
+
+def causal_softmax(scores: Tensor, sequence: int) -> Tensor:
+    """The shares of ``runtime.models.operators.causal_softmax``; reads no score of the future."""
+    scores = scores.contiguous()
+    shares = torch.empty_like(scores)
+    block = triton.next_power_of_2(sequence)
+    _softmax[scores.numel() // sequence,](
+        shares, scores, sequence, block, num_warps=min(16, max(1, block // 256))
+    )
+    return shares
+
+
+def swiglu(gate_and_up: Tensor) -> Tensor:
+    """As ``runtime.models.operators.swiglu``."""
+    gate_and_up = gate_and_up.contiguous()
+    *rows, both = gate_and_up.shape
+    result = gate_and_up.new_empty((*rows, both // 2))
+    _swiglu[_parts(result)](result, gate_and_up, both // 2, PART)
+    return result
+
+
+def swiglu_backward(gradient: Tensor, gate_and_up: Tensor) -> Tensor:
+    """As ``runtime.models.operators.swiglu_backward``."""
+    gradient, gate_and_up = gradient.contiguous(), gate_and_up.contiguous()
+    result = torch.empty_like(gate_and_up)
+    _swiglu_backward[_parts(gradient)](result, gradient, gate_and_up, gradient.shape[-1], PART)
+    return result
+
+
+def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
+    """As ``runtime.models.operators.rotate_``; a program turns all heads at one position."""
+    batch, sequence, count, _ = heads.shape
+    half = cosine.shape[-1]
+    _rotate[batch * sequence,](
+        heads,
+        cosine.contiguous(),
+        sine.contiguous(),
+        sequence,
+        *heads.stride()[:3],
+        count,
+        half,
+        triton.next_power_of_2(count),
+        triton.next_power_of_2(half),
+    )
+
+
+def _parts(rows: Tensor) -> tuple[int, int]:
+    columns = rows.shape[-1]
+    return rows.numel() // columns, triton.cdiv(columns, PART)
+
+
+@triton.jit
+def _softmax(shares, scores, sequence, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    known = column <= row % sequence
+    place = row * sequence + column
+    score = tl.load(scores + place, mask=known, other=-float("inf")).to(tl.float32)
+    power = tl.exp(score - tl.max(score, axis=0))
+    share = power / tl.sum(power, axis=0)
+    tl.store(shares + place, share.to(shares.dtype.element_ty), mask=column < sequence)
+
+
+@triton.jit
+def _swiglu(result, gate_and_up, columns, part: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * part + tl.arange(0, part)
+    inside = column < columns
+    place = 2 * row * columns + column
+    gate = tl.load(gate_and_up + place, mask=inside).to(tl.float32)
+    up = tl.load(gate_and_up + place + columns, mask=inside).to(tl.float32)
+    product = gate * tl.sigmoid(gate) * up
+    tl.store(result + row * columns + column, product.to(result.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _swiglu_backward(result, gradient, gate_and_up, columns, part: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * part + tl.arange(0, part)
+    inside = column < columns
+    place = 2 * row * columns + column
+    slope = tl.load(gradient + row * columns + column, mask=inside).to(tl.float32)
+    gate = tl.load(gate_and_up + place, mask=inside).to(tl.float32)
+    up = tl.load(gate_and_up + place + columns, mask=inside).to(tl.float32)
+    share = tl.sigmoid(gate)
+    of_gate = slope * up * share * (1 + gate * (1 - share))
+    of_up = slope * gate * share
+    tl.store(result + place, of_gate.to(result.dtype.element_ty), mask=inside)
+    tl.store(result + place + columns, of_up.to(result.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rotate(
+    heads,
+    cosine,
+    sine,
+    sequence,
+    of_sequence,
+    of_position,
+    of_head,
+    count,
+    half,
+    all_heads: tl.constexpr,
+    all_channels: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    position = place % sequence
+    head = tl.arange(0, all_heads)[:, None]
+    channel = tl.arange(0, all_channels)[None, :]
+    inside = (head < count) & (channel < half)
+    start = heads + (place // sequence) * of_sequence + position * of_position
+    first = tl.load(start + head * of_head + channel, mask=inside).to(tl.float32)
+    second = tl.load(start + head * of_head + channel + half, mask=inside).to(tl.float32)
+    angle = position * half + channel
+    cos = tl.load(cosine + angle, mask=channel < half).to(tl.float32)
+    sin = tl.load(sine + angle, mask=channel < half).to(tl.float32)
+    turned = first * cos - second * sin
+    other = second * cos + first * sin
+    tl.store(start + head * of_head + channel, turned.to(heads.dtype.element_ty), mask=inside)
+    tl.store(start + head * of_head + channel + half, other.to(heads.dtype.element_ty), mask=inside)

@@ -1,0 +1,76 @@
+"""Kernels in Triton: compared with torch on Triton's interpreter, and compiled for several GPUs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton", reason="not installed: make extras")
+
+ROOT = Path(__file__).parents[2]
+
+COMPARED = """
+import torch
+from runtime.models import kernels, operators
+
+torch.manual_seed(0)
+for kind, near in ((torch.float32, 1e-6), (torch.float16, 4e-3)):
+    same = lambda one, other: torch.testing.assert_close(one, other, rtol=near, atol=near)
+    # Two groups of queries share keys; the row is no power of two.
+    scores = torch.randn(6, 40, 20, dtype=kind)
+    own = kernels.causal_softmax(scores, 20)
+    same(own, operators.causal_softmax(scores.clone(), 20))
+    assert own[0, 3, 4:].eq(0).all() and own[0, 23, 4:].eq(0).all()
+    # More columns than a program goes through.
+    both, gradient = torch.randn(3, 5, 2200, dtype=kind), torch.randn(3, 5, 1100, dtype=kind)
+    same(kernels.swiglu(both), operators.swiglu(both))
+    same(kernels.swiglu_backward(gradient, both), operators.swiglu_backward(gradient, both))
+    # Six of nine heads, ten of twelve channels.
+    whole, other = (torch.ones(2, 7, 9, 12, dtype=kind).cumsum(-1) for _ in range(2))
+    cosine, sine = torch.rand(7, 5), torch.rand(7, 5)
+    kernels.rotate_(whole[:, :, :6], cosine, sine)
+    operators.rotate_(other[:, :, :6], cosine, sine)
+    same(whole, other)
+"""
+
+COMPILED = """
+import re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from runtime.models import kernels
+
+def compiled(kernel, capability, numbers, **fixed):
+    types = {name: "*fp16" for name in kernel.arg_names}
+    types |= {name: "*fp32" for name in ("cosine", "sine") if name in types}
+    types |= {name: "i32" for name in numbers} | {name: "constexpr" for name in fixed}
+    source = ASTSource(kernel, types, constexprs=fixed)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm
+
+for capability in (75, 80, 89, 90, 100):
+    softmax = compiled(kernels._softmax, capability, ["sequence"], block=4096)
+    loads = re.findall(r"^.*ld\\.global.*$", softmax["ptx"], re.MULTILINE)
+    # Every load waits for its predicate: what is masked is not read.
+    assert loads and all(line.lstrip().startswith("@%p") for line in loads), loads
+    compiled(kernels._swiglu, capability, ["columns"], part=1024)
+    compiled(kernels._swiglu_backward, capability, ["columns"], part=1024)
+    places = ["sequence", "of_sequence", "of_position", "of_head", "count", "half"]
+    compiled(kernels._rotate, capability, places, all_heads=32, all_channels=64)
+"""
+
+
+@pytest.mark.parametrize(("code", "interpreted"), [(COMPARED, "1"), (COMPILED, "0")])
+def test_kernels_do_what_torch_does_and_compile(code: str, interpreted: str) -> None:
+    settings = {"TRITON_INTERPRET": interpreted, "TRITON_DEFAULT_FP_FUSION": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
