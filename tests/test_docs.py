@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+MOST_LINES = 400
 PACKAGES = ("experiments", "mistlab", "runtime", "searchers", "simulators")
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
@@ -59,3 +60,16 @@ def _defines(source: str, names: list[str]) -> bool:
     """Whether a source text has definitions of all these names."""
     kinds = r"^\s*(?:def|class) {0}\b|^{0}(?:: .*)? = |^\s+{0}: "
     return all(re.search(kinds.format(name), source, re.MULTILINE) for name in names)
+
+
+def test_files_are_short_and_begin_by_saying_what_they_are() -> None:
+    """Modules of the packages begin with a sentence; tests need not."""
+    for room in (*PACKAGES, "tests", "benchmarks"):
+        for path in (ROOT / room).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            assert text.count("\n") <= MOST_LINES, path
+            if room in PACKAGES:
+                docstring = text.removeprefix('"""').partition('"""')[0]
+                first = docstring.partition("\n\n")[0]
+                assert text.startswith('"""'), path
+                assert first.endswith((".", ":")), path
