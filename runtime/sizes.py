@@ -52,6 +52,8 @@ class SizeSpace(ShapeEnv):
         return other + self._symbol(difference, value - value_of(other))
 
     def _symbol(self, name: sympy.Expr, value: int) -> Size:
+        # With symbols, finding out that an operator ran before takes longer than running it again.
+        self.fake_mode.cache_enabled = False
         source = ConstantSource(str(name))
         symbol = self.create_symbol(
             value,

@@ -1,5 +1,6 @@
 """What tests of every package may ask for."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -10,10 +11,30 @@ from hypothesis import HealthCheck, settings
 from tests.warm.start import warm_server
 
 # How long an example takes says how busy the machine is, not whether the code is right.
-settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("any machine")
+for name, examples in (("few examples", 40), ("all examples", 100)):
+    settings.register_profile(
+        name,
+        deadline=None,
+        max_examples=examples,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """While somebody waits, fewer examples are enough."""
+    waited_for = config.getoption("markexpr") == "not slow"
+    settings.load_profile("few examples" if waited_for else "all examples")
+
+
+def pytest_collection() -> None:
+    """Importing makes little garbage, and looking for it again and again takes a while."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Modules stay until the end: whoever collects garbage need not look at what they hold."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+MOST_LINES = 400
+PACKAGES = ("experiments", "mistlab", "runtime", "searchers", "simulators")
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -38,3 +40,36 @@ def test_the_glossary_is_in_order() -> None:
     terms = [term.lower() for term in re.findall(r"^- \*\*([^*]+)\*\*", text, re.MULTILINE)]
     assert len(terms) > 40
     assert terms == sorted(terms)
+
+
+def test_the_walks_name_functions_where_they_are() -> None:
+    """``Name`` (``file.py``) in the page about the architecture: the file defines the name."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    pairs = re.findall(r"`([A-Za-z_][\w.]*)`\s+\(`([\w/]+\.py)`", text)
+    assert len(pairs) >= 30
+    sources = [one for room in PACKAGES for one in (ROOT / room).rglob("*.py")]
+    missing = []
+    for name, file in pairs:
+        found = [one for one in sources if one.as_posix().endswith(f"/{file}")]
+        if not any(_defines(one.read_text(encoding="utf-8"), name.split(".")) for one in found):
+            missing.append((name, file))
+    assert missing == []
+
+
+def _defines(source: str, names: list[str]) -> bool:
+    """Whether a source text has definitions of all these names."""
+    kinds = r"^\s*(?:def|class) {0}\b|^{0}(?:: .*)? = |^\s+{0}: "
+    return all(re.search(kinds.format(name), source, re.MULTILINE) for name in names)
+
+
+def test_files_are_short_and_begin_by_saying_what_they_are() -> None:
+    """Modules of the packages begin with a sentence; tests need not."""
+    for room in (*PACKAGES, "tests", "benchmarks"):
+        for path in (ROOT / room).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            assert text.count("\n") <= MOST_LINES, path
+            if room in PACKAGES:
+                docstring = text.removeprefix('"""').partition('"""')[0]
+                first = docstring.partition("\n\n")[0]
+                assert text.startswith('"""'), path
+                assert first.endswith((".", ":")), path

@@ -1,4 +1,4 @@
-"""A plan that was tried, and what it would cost."""
+"""A changed plan, tried in place of one that does not fit, and what it would cost."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What stands on a page beside what came out: what was published, and why the two differ."""
+"""Paragraphs that a page of results has beside its own results: published ones, and comments."""
 
 from collections.abc import Sequence
 from importlib.resources import files

@@ -1,4 +1,4 @@
-"""Pictures, drawn from rows."""
+"""Draws pictures of predicted and measured runs from the rows of a report."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How long work on the four streams takes while it runs side by side.
+"""How long work on the four streams of a GPU takes while it runs side by side.
 
 While a set of streams is busy, each of them runs slower by a factor that depends on the set and on
 the group of GPUs that communicates; when one is done, the others go on under the factors of the

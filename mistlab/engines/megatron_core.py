@@ -1,5 +1,6 @@
-"""The engines ``megatron-core`` and ``megatron-bridge``: Megatron as it is today, on Transformer
-Engine's kernels, for NeMo, Megatron-Bridge and Megatron-LM alike.
+"""The engines ``megatron-core`` and ``megatron-bridge``: Megatron as it is today.
+
+NeMo, Megatron-Bridge and Megatron-LM stand on it, and it on Transformer Engine's kernels.
 
 Norms, rotary embedding, gates and the loss are fused kernels; gradients of weights are added up in
 the products that make them. ``megatron-core`` sums gradients in 32 bits, and its host takes part in

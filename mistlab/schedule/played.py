@@ -1,4 +1,4 @@
-"""The buffers that tasks use in simulated passes, where the runtime gives them less room.
+"""The buffers that tasks of simulated passes use where the runtime would make tasks share one.
 
 In the closed form all tasks of a slot run side by side, and the event simulator gives them room to
 do so. In the runtime some of these tasks share a buffer and wait for one another

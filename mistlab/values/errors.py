@@ -5,7 +5,6 @@ A message names the field, the value and the remedy.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import NoReturn, Self
 
 
@@ -60,6 +59,8 @@ def near_matches(name: object, known: Iterable[str]) -> str:
     >>> near_matches("fast", ["fp16", "fp32"])
     ': give one of fp16, fp32'
     """
+    from difflib import get_close_matches  # noqa: PLC0415 (only for an error)
+
     names, text = list(known), str(name)
     beginnings = [known_name for known_name in names if text and known_name.startswith(text)]
     near = get_close_matches(text, names, n=2) or beginnings[:2]

@@ -1,4 +1,4 @@
-"""What the driver of a baseline is: it trains a job in another system's own code, step by step."""
+"""Drivers of baselines: each trains a job in another system's own code, step by step."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -9,10 +9,13 @@ fine, and the gap is to a bound from arithmetic alone.
 
 import numpy as np
 
+from mistlab.values.plan import Plan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
+from searchers.joining.candidates import Menus
+from searchers.joining.group_tasks import Joiner
 from searchers.joining.hierarchy import Hierarchy
-from searchers.joining.milp import join_by
+from searchers.joining.programme import join as join_exactly
 from searchers.ledger import Ledger
 from searchers.room import ways_listed
 from searchers.strategy import Ending, NeedsStageCosts, Strategy
@@ -29,7 +32,7 @@ PROOF_S, UNEQUAL_S = 60.0, 15.0
 def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
     """The strategy with one of the solvers of ``searchers.joining.milp``; it ends when its plan is
     known to be within a tolerance (a share of the plan's time) of the best."""
-    join = join_by(solver, PATIENCE_S)
+    join = _joined_by(solver)
 
     def mist(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
@@ -48,3 +51,16 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
         return hierarchy.joined_coarse_to_fine(join, tolerance=tolerance, seconds=UNEQUAL_S)
 
     return NeedsStageCosts(mist)
+
+
+def _joined_by(solver: str) -> Joiner:
+    """A joiner that asks a solver only where there are stages to join, and imports it only then."""
+
+    def join(menus: Menus, limit_s: float) -> tuple[float, Plan] | None:
+        if menus.group.num_stages == 1:
+            return join_exactly(menus, limit_s)
+        from searchers.joining.milp import join_by  # noqa: PLC0415 (the solver is slow to import)
+
+        return join_by(solver, PATIENCE_S)(menus, limit_s)
+
+    return join

@@ -1,4 +1,4 @@
-"""Learns a policy by REINFORCE (Williams 1992).
+"""Learns which choices make plans fast, by the policy gradient REINFORCE (Williams 1992).
 
 Each choice of a plan is drawn from its own logits. These move towards choices that made plans
 faster than others of their batch.

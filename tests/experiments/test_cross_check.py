@@ -24,7 +24,7 @@ PROBLEMS = 1 + 3 * len(catalog.hardware_names())
 
 def test_random_plans_fit_and_are_the_same_for_the_same_seed() -> None:
     plans = list(random_plans(PROBLEMS, 7))
-    assert plans[:6] == list(islice(random_plans(PROBLEMS, 7), 6))
+    assert plans[:3] == list(islice(random_plans(PROBLEMS, 7), 3))
     assert plans[:2] != list(islice(random_plans(PROBLEMS, 8), 2))
     assert {plan.job.cluster.hardware.name for plan in plans} == set(catalog.hardware_names())
     assert len(plans) == PROBLEMS
@@ -43,10 +43,10 @@ def test_searchers_propose_a_tenth_of_the_plans_of_a_problem() -> None:
     assert all(plan.is_default for plan in plans)
 
 
-# Of a tenth of the plans the median scatters more: 0.01 to 0.11 % over three seeds.
+# Of few plans the median scatters more.
 @pytest.mark.parametrize(
     ("plans", "seed", "median"),
-    [(100, 3, 0.002), pytest.param(1000, 0, 0.001, marks=pytest.mark.slow)],
+    [(60, 3, 0.002), pytest.param(1000, 0, 0.001, marks=pytest.mark.slow)],
 )
 def test_the_two_agree_over_random_plans(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], plans: int, seed: int, median: float

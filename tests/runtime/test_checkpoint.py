@@ -239,8 +239,11 @@ def test_exported_weights_are_the_model_s(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "offloaded", "place"),
-    [(1, 1.0, "here"), (1, 0.0, "away"), (2, 0.5, "here")],
-    ids=["all offloaded", "all on a device", "two ranks, half offloaded"],
+    [
+        pytest.param(1, 1.0, "here", id="all offloaded", marks=pytest.mark.slow),
+        pytest.param(1, 0.0, "away", id="all on a device"),
+        pytest.param(2, 0.5, "here", id="two ranks, half offloaded"),
+    ],
 )
 def test_saving_and_loading_take_no_second_copy_of_the_state(
     tmp_path: Path, warm_python: str, ranks: int, offloaded: float, place: str

@@ -44,6 +44,8 @@ CASES: Sequence[tuple[int, Offload]] = (
     (0, ratios(0, 0, 0, 0.5)),
     (2, ratios(0.5, 0.5, 1, 0.5)),
 )
+# The last three have one kind of saving alone, which another case has beside others.
+IN_TURN = [CASES[number] for number in (0, 3, 5, 6, 7, 1, 2, 4)]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +74,7 @@ def assert_predicted(taken: int, predicted: float, offload: Offload, *, rel: flo
     assert predicted - LARGEST_WEIGHT_BYTES - more <= taken <= predicted + more
 
 
-@pytest.mark.parametrize(("checkpointed", "offload"), CASES)
+@pytest.mark.parametrize(("checkpointed", "offload"), sweep(IN_TURN, first=5))
 @pytest.mark.parametrize("family", sweep(["llama", "gpt", "falcon"], first=1))
 def test_an_iteration_takes_what_is_predicted(
     family: str, checkpointed: int, offload: Offload
@@ -84,10 +86,7 @@ def test_an_iteration_takes_what_is_predicted(
     assert_predicted(taken_bytes(work, plan, isolated(plan, 0, CPU, 0)), predicted, offload)
 
 
-@pytest.mark.parametrize(
-    "case",
-    sweep([7, 2, 0, 1, 3, 4, 5, 6], first=2),
-)
+@pytest.mark.parametrize("case", sweep([7, 2, 0, 1, 3, 4, 5, 6], first=1))
 def test_a_stage_takes_what_is_predicted_for_its_micro_batches_in_flight(case: int) -> None:
     """Not counted are two tensors between stages, and that blocks that will be computed again run
     forward in less."""

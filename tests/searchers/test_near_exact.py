@@ -46,7 +46,7 @@ slow  aceso gpt3-2.7b    - v100-32gb 1x8 1024 2048 math      -
 quick mist  falcon-13b   5 v100-32gb 1x1    8 1024 flash     -
 slow  mist  falcon-2.7b  7 a100-40gb 1x2   16 2048 flash 13.89
 slow  mist  gpt3-13b     9 v100-32gb 1x2  128 4096 flash     -
-quick mist  gpt3-13b     6 l4-24gb   1x2   48 1024 flash     -
+slow  mist  gpt3-13b     6 l4-24gb   1x2   48 1024 flash     -
 slow  mist  gpt3-2.7b    7 a100-80gb 1x2   48 2048 flash     -
 slow  mist  gpt3-7b      8 a100-80gb 1x2   48 4096 flash 38.02
 quick mist  gpt3-7b      4 a100-80gb 1x2   64 1024 flash 16.23
@@ -62,7 +62,7 @@ slow  mist  falcon-22b   8 a100-80gb 2x8  128 1024 flash 25.46
 slow  wide  falcon-13b   6 a100-40gb 1x1   32 4096 flash 35.26
 quick wide  falcon-13b   7 a100-80gb 1x1  128 1024 math      -
 slow  wide  gpt3-7b      6 a100-80gb 1x1   32 4096 flash     -
-quick wide  llama-22b    7 a100-80gb 1x1   64 2048 flash 70.69
+slow  wide  llama-22b    7 a100-80gb 1x1   64 2048 flash 70.69
 quick wide  llama-7b     6 a100-40gb 1x1   64 2048 flash 33.82
 slow  wide  falcon-13b   3 a100-80gb 1x2   16 2048 flash     -
 slow  wide  llama-13b    7 a100-40gb 1x2   32 2048 math  31.83

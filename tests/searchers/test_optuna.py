@@ -14,6 +14,7 @@ from mistlab.values.space import space_of
 from searchers.strategies.optuna_search import optuna_strategy
 from searchers.strategy import StrategySearcher
 from tests.searchers.problems import SMALL, Counting, predictor_of
+from tests.sweep import sweep
 
 SPACE = space_of("mist")
 
@@ -65,7 +66,7 @@ def test_optuna_opens_the_study_and_sees_every_trial(kind: str, tmp_path: Path) 
     assert all((trial.constraints["memory"] > 0) != trial.user_attrs["fits"] for trial in complete)
 
 
-@both_kinds
+@pytest.mark.parametrize("kind", sweep(["journal", "sqlite"], first=1))
 def test_a_study_goes_on_from_its_best(kind: str, tmp_path: Path) -> None:
     first = searched(url_of(kind, tmp_path))
     again = searched(url_of(kind, tmp_path), evaluations=11)
