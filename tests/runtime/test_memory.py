@@ -1,5 +1,6 @@
 """The bytes that a rank's states take are those that predictions count, class by class."""
 
+import weakref
 from collections.abc import Iterable
 
 import pytest
@@ -114,3 +115,32 @@ def test_whatever_is_kept_is_let_go_of_and_every_iteration_keeps_as_much(
         assert executor.passes.held_bytes == 0
         peaks.append(executor.passes.peak_bytes)
     assert peaks[0] == peaks[1] > 0
+
+
+class Ended:
+    """A collective that has ended; ``held`` is memory that it needed."""
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    def is_ready(self) -> bool:
+        return True
+
+    def wait_a_moment(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+def test_a_collective_that_has_ended_holds_no_memory_though_later_work_waited_for_it() -> None:
+    streams, held = SimulatedStreams(), torch.zeros(8)
+    dies = weakref.ref(held)
+    pending = Ended(held)
+    del held
+    first = streams.submit("all_gather", lambda: pending, [])
+    later = streams.submit("compute", lambda: None, [first])
+    del pending
+    assert first.is_done
+    assert later.is_done
+    assert dies() is None
