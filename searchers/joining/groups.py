@@ -44,7 +44,8 @@ class Group:
 
         In each micro-batch the slowest stage takes at least an even share. While the stages after
         it compute, it can do at most half its passes ahead (the forwards or the backwards); the
-        rest of their time is added.
+        rest of their time is added. If they take less than this half, the slowest stage takes its
+        own time for every micro-batch all the same.
         """
         layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
         ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)
@@ -52,7 +53,8 @@ class Group:
         stages = self.num_stages or min(layers, gpus)
         ahead = min(self.micro_batches, stages) - 1
         through_s = self.least_stages_s(work, layers) + ends_s / self._largest
-        return through_s + (self.micro_batches - 1 - ahead / 2) * slowest_s
+        hidden_s = min(through_s, (1 + ahead / 2) * slowest_s)
+        return self.micro_batches * slowest_s + through_s - hidden_s
 
     def least_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
         """The least GPU-seconds of a micro-batch in some blocks."""

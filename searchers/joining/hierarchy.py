@@ -7,6 +7,7 @@ the best plan so far.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from contextlib import suppress
 from math import inf
 from typing import Self
 
@@ -21,7 +22,7 @@ from searchers.joining.in_processes import jobs
 from searchers.joining.least_work import LeastWork, work_of
 from searchers.joining.programme import join_hastily
 from searchers.joining.proof import ROUNDING, has_bounds, proven_s
-from searchers.ledger import Ledger
+from searchers.ledger import BudgetSpentError, Ledger
 from searchers.membership import mesh_of
 from searchers.meshes import Mesh, Pipeline, layer_counts
 from searchers.savings import Way, way_of, ways_alike
@@ -30,6 +31,10 @@ from searchers.strategy import Ending
 # With coarse to fine, a group is left out if its best plan of alike stages takes this many times as
 # long as the best plan.
 FAR = 1.15
+
+# The share of the seconds of a proof that goes to stages of equally many GPUs first, if stages of
+# unequal sizes may be better.
+FIRST = 0.25
 
 
 def _shape_of(plan: Plan) -> tuple[int, Mesh]:
@@ -201,26 +206,40 @@ class Hierarchy:
         return has_bounds(self.ledger, self.space.engine)
 
     def proven(self, *, tolerance: float, seconds: float) -> Ending:
-        """Find the best plan by bounds over boxes of ratios, to a tolerance or for some seconds;
-        plans whose stages are alike come first."""
-        self._in_order(list(groups_of(self.problem, self.space, equal_sizes=True)))
-        return self._proven_within(tolerance, seconds)
+        """Find the best plan by bounds over boxes of ratios, to a tolerance or for some seconds.
+
+        Plans whose stages are alike come first, then plans whose stages have equally many GPUs.
+        """
+        ends_s = self.ledger.wall_s + seconds
+        sizes = list(groups_of(self.problem, self.space, equal_sizes=True))
+        with suppress(BudgetSpentError), self.ledger.for_seconds(seconds):
+            self._in_order(sizes)
+            if self.space.unequal_meshes:
+                equal = {group: self._least_s(group) for group in sizes}
+                self._bound_s(equal, tolerance=tolerance, seconds=FIRST * seconds)
+        left_s = ends_s - self.ledger.wall_s
+        return self._proven_within(tolerance, max(0.0, left_s))
 
     def _proven_within(self, tolerance: float, seconds: float) -> Ending:
         """Prove how good the best plan is, or find a better one, for some seconds at most."""
         if not self.has_bounds:
             return self._bounded()
-        bound_s = proven_s(
-            self.problem,
-            self.space,
-            self.ledger,
-            self.work,
-            self.least_s,
-            tolerance=tolerance,
-            seconds=seconds,
-        )
+        bound_s = self._bound_s(self.least_s, tolerance=tolerance, seconds=seconds)
         if self.ledger.best is None:
             return Ending(status="INFEASIBLE" if bound_s == inf else None)
         if bound_s >= self.ledger.best_s * (1 - ROUNDING):
             return self._proven()
         return Ending(status="FEASIBLE", lower_bound_s=bound_s)
+
+    def _bound_s(
+        self, least_s: Mapping[Group, float], *, tolerance: float, seconds: float
+    ) -> float:
+        return proven_s(
+            self.problem,
+            self.space,
+            self.ledger,
+            self.work,
+            least_s,
+            tolerance=tolerance,
+            seconds=seconds,
+        )

@@ -29,6 +29,9 @@ AT_ONCE = 8
 # Where to begin with telling partial pipelines apart, and how much finer to go on where the boxes
 # are points.
 GRAIN, FINER = 0.25, 4.0
+# The gaps that are reached one after another where meshes have unequal sizes: the larger the gap,
+# the fewer stages must be looked at.
+GAPS = (0.16, 0.08, 0.04, 0.02, 0.01, 0.005)
 # Times that differ by less than this share are equal but for rounding.
 ROUNDING = 1e-9
 
@@ -54,21 +57,39 @@ def proven_s(
 ) -> float:
     """Seconds that no plan of the groups beats: within the tolerance of the best plan's, or as
     near to them as some seconds allow. ``least_s`` are bounds of the groups to begin with."""
-    goal = 1 - max(tolerance, ROUNDING)
+    bounds = dict(least_s)
+    is_long = any(group.has_unequal_sizes for group in bounds)
+    with suppress(BudgetSpentError), ledger.for_seconds(seconds):
+        for gap in (*(gap for gap in GAPS if is_long and gap > tolerance), tolerance):
+            _close(problem, space, ledger, work, bounds, gap=gap)
+    return min([ledger.best_s, *bounds.values()])
+
+
+def _close(
+    problem: Problem,
+    space: SearchSpace,
+    ledger: Ledger,
+    work: Mapping[Mesh, LeastWork],
+    bounds: dict[Group, float],
+    *,
+    gap: float,
+) -> None:
+    """Raise the bounds of groups until none is further from the best plan than a gap."""
+    goal = 1 - max(gap, ROUNDING)
     # The numbers keep groups with equal bounds from being compared.
-    left = [(bound, number, group) for number, (group, bound) in enumerate(least_s.items())]
+    left = [(bound, number, group) for number, (group, bound) in enumerate(bounds.items())]
     heapify(left)
     proofs: dict[Group, _GroupProof] = {}
-    with suppress(BudgetSpentError), ledger.for_seconds(seconds):
-        while left and left[0][0] < goal * ledger.best_s:
-            bound, number, group = left[0]
-            if group not in proofs:
-                menus = BoxMenus(
-                    problem=problem, space=space, ledger=ledger, group=group, work=work
-                )
-                proofs[group] = _GroupProof(menus=menus, bound_s=bound)
-            heapreplace(left, (proofs[group].further(), number, group))
-    return min([ledger.best_s, *(bound for bound, _, _ in left)])
+    while left and left[0][0] < goal * ledger.best_s:
+        bound, number, group = left[0]
+        if group not in proofs:
+            menus = BoxMenus(problem=problem, space=space, ledger=ledger, group=group, work=work)
+            proofs[group] = _GroupProof(menus=menus, bound_s=bound, gap=gap)
+        bounds[group] = proofs[group].further()
+        if bounds[group] >= goal * ledger.best_s:
+            # The menus of a group take much memory.
+            del proofs[group]
+        heapreplace(left, (bounds[group], number, group))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,14 +98,16 @@ class _GroupProof:
 
     menus: BoxMenus
     bound_s: float
+    # A share of the best time: pipelines that are nearer to it are left out.
+    gap: float
     # Partial pipelines are told apart by this share of the gap, divided by the number of stages.
     share: float = GRAIN
 
     def further(self) -> float:
-        """A bound after one more round; the best time of the ledger if the group cannot beat it.
-        The ledger sees every plan that is found."""
+        """A bound after one more round; the best time of the ledger, less the gap, if the group
+        cannot beat it. The ledger sees every plan that is found."""
         menus, ledger, group = self.menus, self.menus.ledger, self.menus.group
-        limit_s = ledger.best_s
+        limit_s = self._limit_s
         menus.fall_to(limit_s)
         stages = places_by_stage(menus, limit_s)
         # Without a plan to beat, anything up to twice the bound may be the best.
@@ -105,13 +128,17 @@ class _GroupProof:
             self.share /= FINER
         elif found:
             self._look_for_plans(completions)
-        menus.split([stage for _, one in found for stage in one], ledger.best_s)
+        menus.split([stage for _, one in found for stage in one], self._limit_s)
         return self.bound_s
+
+    @property
+    def _limit_s(self) -> float:
+        return (1 - self.gap) * self.menus.ledger.best_s
 
     def _look_for_plans(self, completions: Completions | None) -> None:
         """Show the ledger a plan of candidates without boxes that beats its best, if a few
         partial pipelines lead to one."""
         certain = self.menus.certain()
-        limit_s = self.menus.ledger.best_s
+        limit_s = self._limit_s
         found = fastest_few(certain, limit_s, 1, completions=completions, beam=BEAM)
         self.menus.ledger.predict([plan_of(certain, one) for _, one in found])

@@ -46,9 +46,9 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
         # Stages of unequal sizes are left to the exact searcher.
         if is_small and not space.unequal_meshes:
             return hierarchy.joined(join)
-        if not space.unequal_meshes and hierarchy.has_bounds:
+        if hierarchy.has_bounds:
             return hierarchy.proven(tolerance=tolerance, seconds=PROOF_S)
-        return hierarchy.joined_coarse_to_fine(join, tolerance=tolerance, seconds=UNEQUAL_S)
+        return hierarchy.joined_coarse_to_fine(join)
 
     return NeedsStageCosts(mist)
 
