@@ -22,12 +22,11 @@ def check_runnable(job: Job) -> None:
         raise InputError(message)
     check_order(job.plan)
     for number, stage in enumerate(job.plan.stages):
-        if stage.context_parallel > 1:
-            where = f"plan.stages[{number}].context_parallel"
-            message = (
-                f"{where}: {stage.context_parallel} can be predicted and not yet trained: give 1"
-            )
-            raise InputError(message)
+        for name in ("context_parallel", "state_replicas"):
+            if (degree := stage.degree(name)) > 1:
+                where = f"plan.stages[{number}].{name}"
+                message = f"{where}: {degree} can be predicted and not yet trained: give 1"
+                raise InputError(message)
         for name, value in stage.others:
             if name not in FOLLOWED and name not in counts_of_blocks():
                 where = f"plan.stages[{number}].{name}"

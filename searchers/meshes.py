@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
 from mistlab.values.dimensions import DIMENSIONS, names_of
-from mistlab.values.job import degree_problem, parts_problem
+from mistlab.values.job import degree_problem, parts_problem, replicas_problem
 from mistlab.values.mesh import num_gpus, ranks_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -119,6 +119,7 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         and _divides_nodes(mesh.num_gpus, cluster)
         and (not others or (_has_effect(mesh) and not _parts_problem(problem, mesh)))
         and experts_divide(problem, mesh)
+        and _replicas_are_nodes(problem, mesh)
     ]
 
 
@@ -242,6 +243,15 @@ def experts_divide(problem: Problem, mesh: Mesh) -> bool:
         return ranks * parts == 1
     divides = experts.count % ranks == 0 and experts.ffn % parts == 0
     return divides and mesh.num_gpus % (ranks * parts) == 0
+
+
+def _replicas_are_nodes(problem: Problem, mesh: Mesh) -> bool:
+    """Whether the mesh has one replica, or one in each node that it fills."""
+    replicas = mesh.value("state_replicas") if mesh.others else 1
+    if replicas == 1:
+        return True
+    is_node = mesh.num_gpus == replicas * problem.cluster.gpus_per_node
+    return is_node and not replicas_problem(mesh.value)
 
 
 def _other_degrees(space: SearchSpace) -> list[tuple[tuple[str, int], ...]]:

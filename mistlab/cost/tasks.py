@@ -226,7 +226,11 @@ class TaskSeconds:
 
     def _reduce(self) -> Values:
         gradient = self.memory.reduced_gradient
-        scattered = self._of_states("reduce", "reduce_scatter", "R", gradient)
+        scattered = self._of_states("gather", "reduce_scatter", "R", gradient)
+        if (self.columns["state_replicas"] > 1).any():
+            # Replicas sum a block's shards over the network while the next block's are scattered.
+            shards = self._factored("R", self._own_parameters(1) * gradient)
+            scattered = np.maximum(scattered, self._over("state replicas", "all_reduce", shards))
         reduced = self._of_states("reduce", "all_reduce", "R", gradient)
         return np.asarray(np.where(self.zero >= 1, scattered, reduced))
 

@@ -6,6 +6,8 @@ reduce whole gradients. Offloading takes weights, gradients and optimizer state 
 them.
 """
 
+import math
+
 from mistlab.export.rules import (
     highest,
 )
@@ -34,3 +36,10 @@ def states_offloaded(job: Job) -> Job:
 def offloads(job: Job) -> bool:
     """Whether any state of a stage is offloaded."""
     return any(highest(job, name) > 0 for name in STATES)
+
+
+def fewest_replicas(job: Job) -> Job:
+    """All stages have as many replicas of states as the stage with the fewest, if they shard."""
+    first, *_ = stages = job.plan.stages
+    fewest = min(stage.state_replicas for stage in stages) if first.zero else 1
+    return with_values(job, {"state_replicas": math.gcd(fewest, first.data_parallel)})

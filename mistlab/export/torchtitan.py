@@ -10,7 +10,14 @@ from collections.abc import Iterator, Mapping
 
 from mistlab import catalog
 from mistlab.export.found import Found
-from mistlab.export.fsdp import ENGINES, STATES, offloads, sharded, states_offloaded
+from mistlab.export.fsdp import (
+    ENGINES,
+    STATES,
+    fewest_replicas,
+    offloads,
+    sharded,
+    states_offloaded,
+)
 from mistlab.export.given import Given, Imported
 from mistlab.export.megatron_read import order_of_chunks
 from mistlab.export.rules import (
@@ -131,6 +138,11 @@ ROWS = (
         because="shards by FSDP2, ZeRO-2 or 3, alike on all stages, and always along sequences",
     ),
     Row(
+        choices=("state_replicas",),
+        nearest=fewest_replicas,
+        because="cuts all stages into as many replicas, where it shards",
+    ),
+    Row(
         choices=("layers", "checkpointed_layers"),
         nearest=_recomputed,
         because="recomputes all blocks, or every n-th",
@@ -179,9 +191,10 @@ def write(job: Job) -> str:
 
 def _degrees(job: Job) -> dict[str, object]:
     stage = job.plan.stages[0]
+    replicas = stage.state_replicas if stage.zero else stage.data_parallel
     degrees: dict[str, object] = {
-        "data_parallel_replicate_degree": 1 if stage.zero else stage.data_parallel,
-        "data_parallel_shard_degree": stage.data_parallel if stage.zero else 1,
+        "data_parallel_replicate_degree": replicas,
+        "data_parallel_shard_degree": stage.data_parallel // replicas,
         "fsdp_reshard_after_forward": "always" if stage.zero == 3 else "never",
         "tensor_parallel_degree": stage.tensor_parallel,
         "pipeline_parallel_degree": job.plan.num_stages,
@@ -276,8 +289,9 @@ def _read_degrees(section: Section, found: Found, layers: int) -> None:
     whole = shards == 1 and found.values.get("context_parallel", 1) == 1
     found.values["zero"] = 0 if whole else 3 if reshards else 2
     if replicas > 1 and shards != 1:
-        text = f"{replicas} replicas of {shards} shards: taken as all sharded together"
-        found.remark("assumed", "zero", text)
+        found.set_dimension(
+            "state_replicas", replicas, f"data_parallel_replicate_degree {replicas}"
+        )
     _read_stages(section, found, layers)
 
 

@@ -34,6 +34,7 @@ from mistlab.runs.words import (
     network_of,
     order_of,
     precision_of,
+    replicas_of,
     zero_of,
 )
 from mistlab.values.errors import refuse
@@ -73,6 +74,7 @@ class Configuration:
     chunks: int
     order: str
     zero: int
+    state_replicas: int
     sequence_parallel: bool
     recompute: str
     saves_unsaid: bool
@@ -132,6 +134,8 @@ def configuration_of(row: TableRow) -> Configuration:
     micro_batch, sequence_length = _sequences(cells, notes)
     recompute = _recompute(cells, notes)
     gpus_per_node = count_of(cells, "gpus_per_node")
+    replicas, note = replicas_of(zero_text, data, degrees["cp"], gpus_per_node or GPUS_OF_A_NODE)
+    notes.append(note)
     return Configuration(
         shape=shape,
         engine=_at_first(engine, degrees),
@@ -152,6 +156,7 @@ def configuration_of(row: TableRow) -> Configuration:
         chunks=count_of(cells, "vpp") or 1,
         order=order,
         zero=zero,
+        state_replicas=replicas,
         sequence_parallel=_sequence_parallel(cells, engine, degrees["tp"], notes),
         recompute=recompute or "none",
         saves_unsaid=not recompute,

@@ -59,6 +59,7 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
         "tensor_parallel": run.tensor_parallel,
         "micro_batch": run.micro_batch,
         "zero": run.zero if run.data_parallel * run.context_parallel > 1 else 0,
+        "state_replicas": run.state_replicas,
         **_today(run, notes),
     }
     stages = tuple(

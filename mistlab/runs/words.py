@@ -97,6 +97,8 @@ _LEVELS: Mapping[str, int] = {
     "shard_grad_op": 2,
     "distributed optimizer": 1,
     "fsdp": 3,
+    "hsdp": 3,
+    "hybrid": 3,
     "params": 3,
     "none": 0,
     "ddp": 0,
@@ -195,6 +197,26 @@ def zero_of(text: str, engine: str) -> tuple[int, str]:
             return level, ""
     column = "zero"
     raise FieldError(column, f"{shown(text)} is no ZeRO level: give 0, 1, 2 or 3, or nothing")
+
+
+def replicas_of(text: str, data: int, context: int, gpus_per_node: int) -> tuple[int, str]:
+    """The replicas of the shards that a text says ("fsdp 8 in the node x data 16", "hsdp over 8",
+    "hybrid shard, 4 replicas"), and a note where they are assumed; 1 if it says none."""
+    words, note = text.casefold(), ""
+    ranks = data * context
+    if match := re.search(r"([0-9]+) replicas|replicate[ =]?([0-9]+)", words):
+        found = int(match[1] or match[2])
+    elif match := re.search(r"(?:over|fsdp[23]?|hsdp|shard) ([0-9]+)\b", words):
+        shards = int(match[1])
+        found = ranks // shards if shards > 1 and ranks % shards == 0 else 1
+    elif "hsdp" in words or "hybrid" in words:
+        found = max(1, ranks // gpus_per_node)
+        note = f"shards lie inside a node: {found} replicas assumed"
+    else:
+        return 1, ""
+    if data % found:
+        refuse("zero", f"{shown(text)}: {found} replicas do not divide dp {data}: correct one")
+    return found, note
 
 
 def precision_of(text: str, engine: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ device, because they are needed first and last in every pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,7 +15,7 @@ from mistlab.engines.engine_memory import EngineMemory
 from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.symbols import choice_symbol, size_symbol
 from mistlab.values.dimensions import DIMENSIONS
-from mistlab.values.mesh import AXES, GROUPS
+from mistlab.values.mesh import AXES, GROUPS, STATE_AXES, Axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +72,12 @@ def sharded(whole: Parameters, *, level: int) -> sympy.Expr:
 
 def ranks_that_share() -> sympy.Expr:
     """The number of ranks that divide states: those of group ``gather``."""
-    return sympy.Mul(*(choice_symbol(DIMENSIONS[name].symbol) for name in _axes_that_share()))
+    others = [axis for name, axis in STATE_AXES.items() if name not in GROUPS["gather"]]
+    return _degree(AXES.values()) / _degree(others)
 
 
-def _axes_that_share() -> list[str]:
-    return [AXES[axis].dimension for axis in GROUPS["gather"]]
+def _degree(axes: Iterable[Axis]) -> sympy.Expr:
+    return sympy.Mul(*(choice_symbol(DIMENSIONS[axis.dimension].symbol) for axis in axes))
 
 
 def _states(blocks: Parameters, ends: Parameters, each: int, *, level: int, ratio: str) -> States:

@@ -126,6 +126,14 @@ DIMENSIONS: dict[str, Dimension] = {
         label="expert tensor",
         noun="expert tensor parallel",
     ),
+    "state_replicas": Dimension(
+        part="mesh",
+        symbol="rp",
+        minimum=1,
+        default=1,
+        shared_by="gather",
+        noun="replicas of the states",
+    ),
     "zero": Dimension(
         part="savings", symbol="z", maximum=3, default=0, shared_by="gather", amount="ZeRO-{}"
     ),

@@ -15,6 +15,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.plan_orders import check_order
 from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import FieldError, InputError, refuse
+from mistlab.values.mesh import num_gpus
 from mistlab.values.model import ModelSpec
 from mistlab.values.plan import NO_OFFLOAD, Plan
 from mistlab.values.references import (
@@ -184,6 +185,28 @@ def _experts_problem(job: Job) -> FieldError | None:
     return None
 
 
+def _replicas_problem(job: Job) -> FieldError | None:
+    for index, stage in enumerate(job.plan.stages):
+        if problem := replicas_problem(stage.degree):
+            return FieldError(f"plan.stages[{index}].state_replicas", problem)
+    return None
+
+
+def replicas_problem(degree: Callable[[str], int]) -> str:
+    """Why a stage's ranks cannot keep so many replicas of states; empty if they can."""
+    replicas, data = degree("state_replicas"), degree("data_parallel")
+    if data % replicas:
+        return f"{replicas} does not divide data_parallel {data}: give a divisor"
+    gpus = num_gpus(degree) // replicas
+    ranks = degree("expert_parallel") * degree("expert_tensor_parallel")
+    if replicas > 1 and gpus % ranks:
+        return (
+            f"{replicas} leaves {gpus} GPUs to a replica, which expert_parallel x "
+            f"expert_tensor_parallel {ranks} does not divide: give fewer replicas"
+        )
+    return ""
+
+
 def _parts_problem(job: Job) -> FieldError | None:
     for index, stage in enumerate(job.plan.stages):
         if problem := parts_problem(job.workload, stage.degree):
@@ -279,6 +302,7 @@ _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _batch_problem,
     _tensor_parallel_problem,
     _experts_problem,
+    _replicas_problem,
     _parts_problem,
     _engine_problem,
     _num_gpus_problem,

@@ -5,7 +5,8 @@ next stage. A group is a set of axes: ranks that differ only along these axes wo
 is added by its row, and by its name in the groups that contain it.
 
 The same ranks count along other axes where blocks have experts: those of ``EXPERT_AXES``, which cut
-across the first ones. The last of them has as many ranks as are left.
+across the first ones. Ranks that divide states count along ``STATE_AXES``, which cut data-parallel
+ranks into replicas of the states. The axis without a dimension has as many ranks as are left.
 
 The argument ``value`` of a function gives the degree of a dimension: ``stage.value`` for a stage of
 a plan, ``batch.value`` for columns of candidates.
@@ -44,28 +45,38 @@ EXPERT_AXES: dict[str, Axis] = {
     "expert tensor": Axis(dimension="expert_tensor_parallel", words="expert tensor"),
     "expert": Axis(dimension="expert_parallel", words="expert"),
     "expert data": Axis(dimension="", words="expert data"),
+    "expert replica": Axis(dimension="state_replicas", words="expert replica"),
+}
+
+STATE_AXES: dict[str, Axis] = {
+    "state tensor": Axis(dimension="tensor_parallel", words="tensor"),
+    "state context": Axis(dimension="context_parallel", words="context"),
+    "shard": Axis(dimension="", words="shard"),
+    "replica": Axis(dimension="state_replicas", words="replica"),
 }
 
 # By name, the axes of a group: of ranks that sum parts of activations; of ranks that exchange keys
-# and values; of ranks that divide states under ZeRO, and gather weights; of ranks that reduce
-# gradients. Then the same of experts: of ranks that have parts of the same experts; that have
-# different experts, to which tokens go; that divide the experts' states; that reduce the experts'
-# gradients.
+# and values; of ranks that divide states under ZeRO, and gather weights; of ranks that have the
+# same shard, whose gradients they add up; of ranks that reduce gradients. Then the same of experts:
+# of ranks that have parts of the same experts; that have different experts, to which tokens go;
+# that divide the experts' states; that reduce the experts' gradients.
 GROUPS: dict[str, tuple[str, ...]] = {
     "tensor": ("tensor",),
     "context": ("context",),
-    "gather": ("context", "data"),
+    "gather": ("state context", "shard"),
+    "state replicas": ("replica",),
     "reduce": ("context", "data"),
     "expert tensor": ("expert tensor",),
     "experts": ("expert",),
     "gather experts": ("expert data",),
-    "reduce experts": ("expert data",),
+    "reduce experts": ("expert data", "expert replica"),
 }
 
 
 def axes_of(group: str) -> dict[str, Axis]:
     """The table of axes that a group belongs to."""
-    return AXES if GROUPS[group][0] in AXES else EXPERT_AXES
+    first, *_ = GROUPS[group]
+    return next(axes for axes in (AXES, EXPERT_AXES, STATE_AXES) if first in axes)
 
 
 def degrees(axes: Mapping[str, Axis], value: Callable[[str], Degree]) -> dict[str, Degree]:

@@ -51,9 +51,10 @@ class StagePlan:
     (1) tensor-parallel ranks split tokens wherever they do not split weights. Experts are divided
     among ``expert_parallel`` ranks, and each expert's width among ``expert_tensor_parallel`` ones;
     both are neighbours among the stage's GPUs, whatever the other degrees. ``zero`` shards
-    optimizer state (1), also gradients (2), also weights (3). The last ``core_recomputed_layers``
-    blocks recompute attention's core, and ``checkpointed_layers`` before them all activations.
-    ``others`` has values of dimensions that were added to
+    optimizer state (1), also gradients (2), also weights (3). It does so over all data-parallel
+    ranks, or with ``state_replicas`` over each of so many equal parts of them. The last
+    ``core_recomputed_layers`` blocks recompute attention's core, and ``checkpointed_layers`` before
+    them all activations. ``others`` has values of dimensions that were added to
     ``mistlab.values.dimensions.DIMENSIONS``, without default values.
     """
 
@@ -67,6 +68,7 @@ class StagePlan:
     expert_tensor_parallel: int = field(
         default=1, metadata=DIMENSIONS["expert_tensor_parallel"].numbers
     )
+    state_replicas: int = field(default=1, metadata=DIMENSIONS["state_replicas"].numbers)
     zero: int = field(default=0, metadata=DIMENSIONS["zero"].numbers)
     checkpointed_layers: int = field(default=0, metadata=DIMENSIONS["checkpointed_layers"].numbers)
     core_recomputed_layers: int = field(

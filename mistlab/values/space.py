@@ -48,9 +48,10 @@ class SearchSpace:
     stages have the same ZeRO level, ratios and number of recomputed blocks (or all blocks, if they
     have fewer); with it, each stage chooses for itself. Whether stages may have unequal numbers of
     blocks is said apart: up to ``layers_off_balance`` fewer or more than an even share, or any
-    number with None. With ``unequal_meshes`` degrees may differ too. A single rank shards nothing,
-    and takes the lowest ZeRO level. ``others`` lists values of dimensions that were added to the
-    table; an added dimension that is not listed has its default.
+    number with None. With ``unequal_meshes`` degrees may differ too. Of
+    ``state_replicas`` a stage has one, or one in each node that it fills, if this is listed. A
+    single rank shards nothing, and takes the lowest ZeRO level. ``others`` lists values of
+    dimensions that were added to the table; an added dimension that is not listed has its default.
     """
 
     name: str
@@ -65,6 +66,7 @@ class SearchSpace:
     sequence_parallel: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=1))
     expert_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
     expert_tensor_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
+    state_replicas: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
     zero: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=3))
     offload: OffloadRatios = field(default_factory=OffloadRatios)
     orders: tuple[str, ...] = (DEFAULT_ORDER,)
@@ -260,10 +262,15 @@ _FSDP = SearchSpace(
     micro_batch=_POWERS[:6],
     sequence_parallel=(0, 1),
     expert_parallel=_POWERS[:7],
+    state_replicas=_POWERS,
     zero=(2, 3),
 )
 _EVERYTHING = replace(
-    _WIDE, name="everything", sequence_parallel=(0, 1), expert_parallel=_POWERS[:7]
+    _WIDE,
+    name="everything",
+    sequence_parallel=(0, 1),
+    expert_parallel=_POWERS[:7],
+    state_replicas=_POWERS,
 )
 
 SPACES: Mapping[str, SearchSpace] = {

@@ -1,7 +1,8 @@
 """Trains a job in PyTorch's FSDP2: this package's torch model, each block sharded by itself.
 
 ZeRO-3 gathers weights again for the backward pass, ZeRO-2 keeps them. Offloading takes all states
-to the host. Recomputed blocks run under torch's own checkpointing.
+to the host. With several replicas of states the ranks are a mesh of replicas by shards. Recomputed
+blocks run under torch's own checkpointing.
 """
 
 import os
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from mistlab.values.errors import InputError
@@ -19,6 +21,8 @@ from runtime.comm.processes import world_of_launcher
 from runtime.models.config import TYPE_OF_PRECISION
 from runtime.models.families import model_of
 from runtime.models.recomputed import Recomputed
+
+MESH = ("replicate", "shard")
 
 
 class FsdpRun:
@@ -81,6 +85,9 @@ class FsdpRun:
             "reshard_after_forward": stage.zero == 3,
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
         }
+        if stage.state_replicas > 1:
+            shape = stage.state_replicas, stage.data_parallel // stage.state_replicas
+            how["mesh"] = init_device_mesh(self._device.type, shape, mesh_dim_names=MESH)
         if stage.offload.optimizer:
             how["offload_policy"] = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
         for place, block in enumerate(model.blocks):

@@ -18,8 +18,10 @@ from runtime.comm.connecting import enter, greet
 from runtime.comm.group import Alone, Channel, Group
 
 CPU = torch.device("cpu")
-# The runtime has all experts on each rank, so it needs no groups of experts.
-GROUPS_HERE = [name for name in GROUPS if not name.endswith(("experts", "expert tensor"))]
+# The runtime has all experts on each rank and one replica of states, so it needs no groups of
+# experts and of replicas.
+_ELSEWHERE = ("experts", "expert tensor", "state replicas")
+GROUPS_HERE = [name for name in GROUPS if not name.endswith(_ELSEWHERE)]
 Direction = Literal["forward", "backward"]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.export.given import Given, Imported
+from mistlab.export.nearest import nearest
 from mistlab.export.shell import launch_of
 from mistlab.export.table import TARGETS
 from mistlab.values.errors import InputError
@@ -263,6 +264,17 @@ def test_a_torchtitan_configuration_is_a_plan() -> None:
     assert (first.data_parallel, first.tensor_parallel, first.micro_batch) == (4, 2, 1)
     assert first.checkpointed_layers == 4
     assert "not once a local batch" not in said(found, "assumed").get("micro_batches", "")
+
+
+def test_replicas_of_a_torchtitan_configuration_are_read_and_written() -> None:
+    given = Given(hardware=catalog.hardware("h100-80gb"), nodes=2, gpus_per_node=8)
+    text = TOML.replace(
+        "shard_degree = -1", "shard_degree = -1\ndata_parallel_replicate_degree = 2"
+    )
+    job = TARGETS["torchtitan"].read(text, given).job
+    assert {(one.data_parallel, one.state_replicas) for one in job.plan.stages} == {(4, 2)}
+    written = TARGETS["torchtitan"].write(nearest(job, TARGETS["torchtitan"]).job)
+    assert "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 2\n" in str(written)
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,24 @@ def test_engines_and_levels_are_recognised(engine: str, zero: str, name: str, le
     assert (found.engine, found.zero) == (name, level)
 
 
+@pytest.mark.parametrize(
+    ("zero", "replicas"),
+    [
+        ("fsdp 8 in the node x data 4", 4),
+        ("fsdp2 zero3 over 32", 1),
+        ("fsdp2 over 8", 4),
+        ("hsdp, 2 replicas", 2),
+        ("HYBRID_SHARD", 4),
+        ("fsdp2 zero3", 1),
+    ],
+)
+def test_shards_may_lie_within_a_part_of_the_ranks(zero: str, replicas: int) -> None:
+    found = run(engine="torchtitan", zero=zero, gpus="32", dp="32", tp="1", pp="1", cp="1")
+    assert (found.zero, found.state_replicas) == (3, replicas)
+    stage, *_ = job_of(found).job.plan.stages
+    assert stage.state_replicas == replicas
+
+
 def test_8_bits_are_megatron_core_s_where_megatron_has_none() -> None:
     found = run(engine="something new", precision="fp8", zero="1")
     assert found.engine == "megatron-core"

@@ -20,7 +20,7 @@ from tests.runtime.test_accepted_exports import needs
 
 ROOT = Path(__file__).parents[2]
 STEPS = 2
-RANKS = 2
+RANKS = 4
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"family": "gpt", "hidden": 64, "layers": 4, "heads": 4, "vocab": 256},
     "llama": {
@@ -113,6 +113,11 @@ RUNS: dict[str, tuple[str, str, tuple[dict[str, Any], ...]]] = {
             },
         ),
     ),
+    "fsdp, two replicas of two shards": (
+        "fsdp",
+        "gpt",
+        ({"data_parallel": 4, "zero": 3, "state_replicas": 2},),
+    ),
 }
 
 
@@ -123,7 +128,8 @@ def test_first_losses_are_those_of_a_plain_run(name: str, tmp_path: Path) -> Non
     if system in TARGETS:
         needs(TARGETS[system].package)
     plan, out = tmp_path / "plan.yaml", tmp_path / "out.json"
-    dump_job(job_of(family, *stages), plan)
+    job = job_of(family, *stages)
+    dump_job(job, plan)
     said = {
         "plan": str(plan),
         "system": system,
@@ -133,10 +139,10 @@ def test_first_losses_are_those_of_a_plain_run(name: str, tmp_path: Path) -> Non
         "cap_gib": None,
         "out": str(out),
     }
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     worker = ["-m", "experiments.running.baseline_worker", json.dumps(said)]
     done = subprocess.run(
-        [sys.executable, *launcher, *worker],
+        [sys.executable, *launcher, str(job.plan.num_gpus), *worker],
         capture_output=True,
         text=True,
         cwd=ROOT,
