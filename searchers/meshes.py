@@ -127,11 +127,19 @@ def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
     """All pipelines whose stages have one mesh."""
     for micro_batches in micro_batch_counts(problem, space):
         for mesh in meshes(problem, space, micro_batches):
-            num_stages, rest = divmod(problem.cluster.num_gpus, mesh.num_gpus)
-            if rest or not allows(space.pipeline, num_stages):
-                continue
-            if num_stages <= problem.workload.model.layers:
+            num_stages = equal_stages(mesh, problem)
+            if num_stages and allows(space.pipeline, num_stages):
                 yield Pipeline(micro_batches=micro_batches, meshes=(mesh,) * num_stages)
+
+
+def equal_stages(mesh: Mesh, problem: Problem) -> int:
+    """The number of stages of one mesh that take all GPUs, with a block each at least; 0 if they
+    cannot, or if some of them would lie in parts of two nodes."""
+    cluster, gpus = problem.cluster, mesh.num_gpus
+    num_stages, rest = divmod(cluster.num_gpus, gpus)
+    lie_well = cluster.gpus_per_node % gpus == 0 or gpus % cluster.gpus_per_node == 0
+    is_one = not rest and lie_well and num_stages <= problem.workload.model.layers
+    return num_stages if is_one else 0
 
 
 def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:

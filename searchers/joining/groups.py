@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.least_work import LeastWork
-from searchers.meshes import Mesh, Pipeline, allows, meshes, micro_batch_counts
+from searchers.meshes import Mesh, Pipeline, allows, equal_stages, meshes, micro_batch_counts
 
 # Less than any number of blocks, even when blocks of more stages are added.
 NONE = -(1 << 60)
@@ -26,9 +26,8 @@ class Group:
     def equal_pipelines(self, problem: Problem) -> Iterator[Pipeline]:
         """The pipelines whose stages all have the same mesh."""
         for mesh in self.meshes:
-            num_stages, rest = divmod(problem.cluster.num_gpus, mesh.num_gpus)
-            is_one = num_stages <= problem.workload.model.layers and self._allows(num_stages)
-            if not rest and is_one:
+            num_stages = equal_stages(mesh, problem)
+            if num_stages and self._allows(num_stages):
                 yield Pipeline(micro_batches=self.micro_batches, meshes=(mesh,) * num_stages)
 
     def _allows(self, num_stages: int) -> bool:
@@ -97,7 +96,9 @@ def groups_of(
         else:
             together = [
                 (alike, problem.cluster.num_gpus // size)
-                for size in sorted({mesh.num_gpus for mesh in choices})
+                for size in sorted(
+                    {mesh.num_gpus for mesh in choices if equal_stages(mesh, problem)}
+                )
                 for alike in _alike(space, [mesh for mesh in choices if mesh.num_gpus == size])
             ]
         for alike, count in together:

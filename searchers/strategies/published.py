@@ -26,6 +26,10 @@ from searchers.strategy import Ending, NeedsStageCosts, Strategy
 
 # With more ways to save memory than this, ratios are tried from coarse to fine.
 FEW = 256
+NONE_FITS = (
+    "no pipeline fits whose stages have equally many GPUs and equal shares of their host's memory; "
+    "others are not tried"
+)
 # A group is looked at closely if its time with coarse ratios is at most this many times the best.
 NEAR = 1.1
 
@@ -62,9 +66,13 @@ class _Search:
             )
             return Ending(status="REFUSED", reason=reason)
         groups = list(groups_of(self.problem, self.space, equal_sizes=True))
-        meshes = sorted({mesh for group in groups for mesh in group.meshes})
+        if not groups:
+            reason = f"joins stages of equally many GPUs, and space {self.space.name} has none"
+            return Ending(status="REFUSED", reason=reason)
+        every = list(groups_of(self.problem, self.space))
+        meshes = sorted({mesh for group in every for mesh in group.meshes})
         work = work_of(self.problem, self.space, self.ledger, meshes)
-        least_s = {group: group.least_s(self.problem, work) for group in groups}
+        least_s = {group: group.least_s(self.problem, work) for group in {*groups, *every}}
         best: tuple[float, Plan | None] = (inf, None)
         try:
             for found in self._found(groups, work, least_s):
@@ -73,7 +81,8 @@ class _Search:
             if best[1] is None or self.ledger.evaluations_left == 0:
                 raise
         if best[1] is None:
-            return Ending(status="INFEASIBLE")
+            # Stages of unequal sizes may fit, and hosts whose stages take unequal shares.
+            return Ending(reason=NONE_FITS)
         self.ledger.predict([best[1]])
         return Ending(status="FEASIBLE", lower_bound_s=min(least_s.values()))
 

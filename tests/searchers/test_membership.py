@@ -8,9 +8,11 @@ import pytest
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.search import Problem
 from mistlab.values.space import SPACES, OffloadRatios, SearchSpace, space_of
 from searchers.choices import Chooser, chosen_plan
 from searchers.membership import contains
+from searchers.meshes import equal_pipelines
 from searchers.strategies.choice_names import key_names
 from tests.searchers.problems import SMALL
 
@@ -32,6 +34,21 @@ def test_every_chosen_plan_is_inside_and_asks_for_known_names(space: SearchSpace
     assert any(plans)
     assert all(contains(FOUR, space, plan) for plan in plans if plan is not None)
     assert names <= set(key_names(FOUR, space))
+
+
+@pytest.mark.parametrize("name", ["3d", "+zero", "aceso"])
+def test_no_stage_lies_in_parts_of_two_nodes(name: str) -> None:
+    """Of three stages of two GPUs on two nodes of three, the middle one would."""
+    cluster = replace(SMALL.cluster, nodes=2, gpus_per_node=3)
+    model = replace(SMALL.workload.model, layers=6)
+    problem = Problem(workload=replace(SMALL.workload, model=model), cluster=cluster)
+    draw, space = np.random.default_rng(0), space_of(name)
+    chooser = Chooser(lambda _, options: int(draw.integers(options)))
+    drawn = [plan for _ in range(50) if (plan := chosen_plan(problem, space, chooser)) is not None]
+    even = [pipeline.meshes for pipeline in equal_pipelines(problem, space)]
+    assert drawn
+    assert all(contains(problem, space, plan) for plan in drawn)
+    assert {mesh.num_gpus for chosen in even for mesh in chosen} == {1}
 
 
 def with_first(**changes: object) -> Plan:

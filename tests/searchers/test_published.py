@@ -1,6 +1,6 @@
 """The published search: what its objective and its weighted sums choose, and what that costs."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
@@ -93,6 +93,20 @@ def test_the_published_search_is_never_better_than_the_exact_one(seed: int) -> N
     assert found.prediction.fits
     assert found.prediction.iteration_s >= exact.prediction.iteration_s * (1 - 1e-12)
     assert found.plan_evaluations == 1
+
+
+def test_what_the_published_search_does_not_try_is_not_called_infeasible() -> None:
+    """On three GPUs no stages of equally many fit the batch; those of unequal numbers may."""
+    problem, _ = small_problem(2)
+    problem = replace(problem, cluster=replace(problem.cluster, nodes=1, gpus_per_node=3))
+    space = replace(space_of("wide"), tensor_parallel=(1, 2), data_parallel=(1,), pipeline=(2,))
+    searcher = StrategySearcher(
+        strategy=SEARCHERS["mist:published"],
+        predictor=SymbolicPredictor(workload=problem.workload, cluster=problem.cluster),
+    )
+    result = searcher.search(problem, space, Budget(seconds=1000), 0)
+    assert result.status == "REFUSED"
+    assert "equally many GPUs" in result.reason
 
 
 def test_true_frontiers_find_what_is_best_by_the_objective() -> None:
