@@ -14,6 +14,7 @@ from mistlab.values.space import SearchSpace
 from searchers.meshes import (
     Mesh,
     Pipeline,
+    divides_groups,
     even_layers,
     layer_counts,
     lies_well,
@@ -91,7 +92,8 @@ def _leaves_a_plan(
     problem: Problem, space: SearchSpace, mesh: Mesh, taken: int, left: int, stages_left: int
 ) -> bool:
     if not space.unequal_meshes:
-        return left % mesh.num_gpus == 0 and left // mesh.num_gpus <= stages_left
+        divides = left % mesh.num_gpus == 0 and divides_groups(mesh.num_gpus, problem.cluster)
+        return divides and left // mesh.num_gpus <= stages_left
     if mesh.num_gpus > left or not lies_well(taken, mesh.num_gpus, problem.cluster):
         return False
     return mesh.num_gpus == left or stages_left > 1

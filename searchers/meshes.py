@@ -129,6 +129,8 @@ def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
             num_stages, rest = divmod(problem.cluster.num_gpus, mesh.num_gpus)
             if rest or not allows(space.pipeline, num_stages):
                 continue
+            if not divides_groups(mesh.num_gpus, problem.cluster):
+                continue
             if num_stages <= problem.workload.model.layers:
                 yield Pipeline(micro_batches=micro_batches, meshes=(mesh,) * num_stages)
 
@@ -166,9 +168,16 @@ def allows(choices: tuple[int, ...] | None, value: int) -> bool:
 
 
 def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
-    """Whether a stage lies inside one node or fills whole ones."""
+    """Whether a stage lies inside one node or fills whole ones, which are equal."""
     gpus, place = cluster.gpus_per_node, first_rank % cluster.gpus_per_node
+    if cluster.others and not cluster.in_one_group(first_rank, num_gpus):
+        return False
     return place + num_gpus <= gpus or (place == 0 and num_gpus % gpus == 0)
+
+
+def divides_groups(gpus: int, cluster: Cluster) -> bool:
+    """Whether stages of so many GPUs, one after another, each lie in one group of nodes."""
+    return not any(one.start % gpus for one in cluster.ranks_of_groups)
 
 
 def layer_counts(layers: int, num_stages: int, space: SearchSpace) -> range:

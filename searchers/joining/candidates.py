@@ -2,8 +2,8 @@
 best.
 
 A stage's place in the pipeline decides how much memory it must hold, and whether it has the
-embedding or the head. Its cost depends on nothing else of the pipeline. Nodes are equal, so only
-the place of its first rank inside a node matters.
+embedding or the head. Its cost depends on nothing else of the pipeline. Where nodes are equal, only
+the place of its first rank inside a node matters; else its group of nodes matters, too.
 """
 
 from collections import defaultdict
@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.memory import host_room_at
 from mistlab.cost.pipeline import StageTimes
+from mistlab.machine.cluster import Cluster
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -46,7 +48,10 @@ COARSE = {"offload_weights": 1, "offload_gradients": 1}
 
 
 class StagePosition(NamedTuple):
-    """A number of blocks on a mesh, at some place of a pipeline."""
+    """A number of blocks on a mesh, at some place of a pipeline.
+
+    ``place_in_node`` is the first rank from which the stage costs the same (``Cluster.like_rank``).
+    """
 
     mesh: Mesh
     place_in_node: int
@@ -162,7 +167,8 @@ class Menus:
         hopeful = hopeful_s(self.problem, self.group, self.work, place, options) < limit_s
         if self.even_hosts:
             cluster = self.problem.cluster
-            hopeful &= options.host_bytes * cluster.gpus_per_node <= cluster.host_memory_bytes
+            room = host_room_at(cluster, np.array([place.place_in_node]))
+            hopeful &= options.host_bytes * cluster.gpus_per_node <= room
         return np.asarray(hopeful)
 
     def _fastest(self, place: StagePosition, options: Options, limit_s: float) -> Options:
@@ -315,7 +321,7 @@ class _Rows:
         gpus_of_node = np.minimum(
             self._of_place(lambda place: place.mesh.num_gpus), cluster.gpus_per_node
         )
-        fits = costs.fits & (costs.host_bytes * gpus_of_node <= cluster.host_memory_bytes)
+        fits = costs.fits & (costs.host_bytes * gpus_of_node <= self._host_room(cluster))
         by_strategy = fits.reshape(len(self.strategies), -1)
         seconds, first = costs.seconds, 0
         for number, _, counts in self.part:
@@ -331,6 +337,12 @@ class _Rows:
                 ),
             )
             first += len(counts)
+
+    def _host_room(self, cluster: Cluster) -> NDArray[np.float64] | float:
+        """Bytes of the host memory of each row's nodes; one number where all nodes are equal."""
+        if not cluster.others:
+            return cluster.host_memory_bytes
+        return host_room_at(cluster, self._of_place(lambda place: place.place_in_node))
 
     def _of_mesh(self, name: str) -> NDArray[np.int64]:
         return self._of_place(lambda place: place.mesh.value(name))

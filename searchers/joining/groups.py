@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.least_work import LeastWork
-from searchers.meshes import Mesh, Pipeline, allows, meshes, micro_batch_counts
+from searchers.meshes import Mesh, Pipeline, allows, divides_groups, meshes, micro_batch_counts
 
 # Less than any number of blocks, even when blocks of more stages are added.
 NONE = -(1 << 60)
@@ -28,7 +28,7 @@ class Group:
         for mesh in self.meshes:
             num_stages, rest = divmod(problem.cluster.num_gpus, mesh.num_gpus)
             is_one = num_stages <= problem.workload.model.layers and self._allows(num_stages)
-            if not rest and is_one:
+            if not rest and is_one and divides_groups(mesh.num_gpus, problem.cluster):
                 yield Pipeline(micro_batches=self.micro_batches, meshes=(mesh,) * num_stages)
 
     def _allows(self, num_stages: int) -> bool:
