@@ -194,12 +194,14 @@ def hopeful_s(
     options: Options,
 ) -> Column:
     """The least seconds of a pipeline that has a candidate. Half of its passes in flight, at
-    most, run while the other stages compute."""
+    most, run while the other stages compute; so does its work before its first pass and after its
+    last."""
     layers = problem.workload.model.layers - place.layers
     others_s = group.least_stages_s(work, layers)
     hidden_s = (place.in_flight - 1) / 2 * options.stable_s
-    own_s = group.micro_batches * options.stable_s
-    return np.asarray(options.once_s + own_s + np.maximum(others_s - hidden_s, 0.0))
+    beside_s = options.times.begin_s + options.times.end_s
+    own_s = options.once_s + group.micro_batches * options.stable_s
+    return np.asarray(own_s + np.maximum(others_s - hidden_s - beside_s, 0.0))
 
 
 def coarse(choices: Choices, *, is_alone: bool) -> Choices:
