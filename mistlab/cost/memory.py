@@ -52,10 +52,11 @@ def room_at(cluster: Cluster, first_rank: NDArray[np.int64]) -> Values | float:
     return figure_at(cluster, first_rank, room_bytes)
 
 
-def room_of_plan(cluster: Cluster, plan: Plan) -> Values | float:
+def room_of_plan(cluster: Cluster, plan: Plan) -> Values:
     """``room_bytes`` of the GPUs of each stage of a plan (C)."""
     gpus = [stage.num_gpus for stage in plan.stages]
-    return room_at(cluster, np.cumsum([0, *gpus[:-1]]))
+    room = room_at(cluster, np.cumsum([0, *gpus[:-1]]))
+    return np.broadcast_to(room, len(gpus))
 
 
 def allocator_of(cluster: Cluster) -> Allocator:
@@ -99,6 +100,17 @@ def _host_bytes_of_nodes(host_bytes: Values, gpus: Column, cluster: Cluster) -> 
 
 def host_bytes_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
     """Bytes in host memory of the node that holds most, for a plan that was predicted."""
+    return float(_host_bytes_of_plan(plan, prediction, cluster).max())
+
+
+def host_bytes_over(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
+    """The most bytes by which a predicted plan exceeds a node's host memory; negative if none."""
+    held = _host_bytes_of_plan(plan, prediction, cluster)
+    room = host_room_at(cluster, np.arange(len(held)) * cluster.gpus_per_node)
+    return float((held - room).max())
+
+
+def _host_bytes_of_plan(plan: Plan, prediction: Prediction, cluster: Cluster) -> Values:
     gpus = np.array([stage.num_gpus for stage in plan.stages])
     held = np.array([stage.host_bytes for stage in prediction.stages])
-    return host_bytes_of_fullest_node(held / np.minimum(gpus, cluster.gpus_per_node), gpus, cluster)
+    return _host_bytes_of_nodes(held / np.minimum(gpus, cluster.gpus_per_node), gpus, cluster)

@@ -72,6 +72,14 @@ class Cluster:
         return (NodeGroup(hardware=self.hardware, nodes=first), *self.others)
 
     @property
+    def name(self) -> str:
+        """The hardware's name; of several groups the name and the nodes of each, as command lines
+        give them."""
+        if not self.others:
+            return self.hardware.name
+        return ",".join(f"{group.hardware.name}:{group.nodes}" for group in self.groups)
+
+    @property
     def of_groups(self) -> tuple[Self, ...]:
         """For each group, this cluster as if all its nodes were of that group."""
         if not self.others:
