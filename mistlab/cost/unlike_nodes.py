@@ -7,9 +7,9 @@ reduction of a table that the first and the last stage share.
 Axes: C candidates, S strategies.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,23 +41,27 @@ class Borders:
         after = first + num_gpus(seconds.columns.__getitem__).astype(np.int64)
         if self.group > 0:
             rows = np.flatnonzero(first == self.ranks.start)
-            there = self._there(self.group - 1, seconds.columns, rows)
-            seconds.receive_s = _slower(seconds.receive_s, rows, there.receive_s)
+            there_s = self._there(self.group - 1, seconds, rows, lambda one: one.receive_s)
+            seconds.receive_s = _slower(seconds.receive_s, rows, there_s)
         if self.group + 1 < len(self.groups):
             rows = np.flatnonzero(after == self.ranks.stop)
-            there = self._there(self.group + 1, seconds.columns, rows)
-            seconds.send_s = _slower(seconds.send_s, rows, there.send_s)
+            there_s = self._there(self.group + 1, seconds, rows, lambda one: one.send_s)
+            seconds.send_s = _slower(seconds.send_s, rows, there_s)
         if seconds.tied_s.any():
             every = np.arange(len(first))
             for other in range(len(self.groups)):
-                there = self._there(other, seconds.columns, every)
-                seconds.tied_s = np.maximum(seconds.tied_s, there.tied_s)
+                there_s = self._there(other, seconds, every, lambda one: one.tied_s)
+                seconds.tied_s = _slower(seconds.tied_s, every, there_s)
         return seconds
 
-    def _there(self, group: int, columns: Mapping[str, NDArray[Any]], rows: Rows) -> TaskSeconds:
-        """The times that some strategies would have in another group."""
-        chosen = {name: column[rows] for name, column in columns.items()}
-        return self.groups[group].seconds(chosen)
+    def _there(
+        self, group: int, seconds: TaskSeconds, rows: Rows, times: Callable[[TaskSeconds], Values]
+    ) -> Values:
+        """Times that some strategies (rows) would have in another group."""
+        if not len(rows):
+            return np.empty(0)
+        chosen = {name: column[rows] for name, column in seconds.columns.items()}
+        return times(self.groups[group].seconds(chosen))
 
 
 def _slower(own_s: Values, rows: Rows, there_s: Values) -> Values:
