@@ -134,10 +134,11 @@ def equal_pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
 
 def equal_stages(mesh: Mesh, problem: Problem) -> int:
     """The number of stages of one mesh that take all GPUs, with a block each at least; 0 if they
-    cannot, or if some of them would lie in parts of two nodes."""
+    cannot, or if some of them would lie in parts of two nodes or in two groups of nodes."""
     cluster, gpus = problem.cluster, mesh.num_gpus
     num_stages, rest = divmod(cluster.num_gpus, gpus)
     lie_well = cluster.gpus_per_node % gpus == 0 or gpus % cluster.gpus_per_node == 0
+    lie_well = lie_well and divides_groups(gpus, cluster)
     is_one = not rest and lie_well and num_stages <= problem.workload.model.layers
     return num_stages if is_one else 0
 
@@ -175,9 +176,16 @@ def allows(choices: tuple[int, ...] | None, value: int) -> bool:
 
 
 def lies_well(first_rank: int, num_gpus: int, cluster: Cluster) -> bool:
-    """Whether a stage lies inside one node or fills whole ones."""
+    """Whether a stage lies inside one node or fills whole ones, which are equal."""
     gpus, place = cluster.gpus_per_node, first_rank % cluster.gpus_per_node
+    if cluster.others and not cluster.in_one_group(first_rank, num_gpus):
+        return False
     return place + num_gpus <= gpus or (place == 0 and num_gpus % gpus == 0)
+
+
+def divides_groups(gpus: int, cluster: Cluster) -> bool:
+    """Whether stages of so many GPUs, one after another, each lie in one group of nodes."""
+    return not any(one.start % gpus for one in cluster.ranks_of_groups)
 
 
 def layer_counts(layers: int, num_stages: int, space: SearchSpace) -> range:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import bounds_of
+from mistlab.cost.figures_at import mean_peak_flop_per_s
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.tasks import TaskModel
+from mistlab.cost.unlike_nodes import task_models
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
@@ -113,7 +115,9 @@ class EventSimulator:
     workload: Workload
     cluster: Cluster
     _symbolic: SymbolicPredictor | None = field(default=None, init=False)
-    _models: dict[tuple[Engine, bool], TaskModel] = field(default_factory=dict, init=False)
+    _models: dict[tuple[Engine, bool], tuple[TaskModel, ...]] = field(
+        default_factory=dict, init=False
+    )
 
     def simulate(
         self,
@@ -136,9 +140,9 @@ class EventSimulator:
 
     def simulate_stage(self, plan: Plan, stage: int) -> Simulation:
         """Play one stage of a plan without the others, like ``SymbolicPredictor.predict_stage``."""
-        model, passes = self._model(plan), passes_of_plan(plan)
-        parts, factors = tasks_of_parts(model, plan, passes)
-        graph = build_stage(parts, stage, model.template, passes)
+        models, passes = self._of_groups(plan), passes_of_plan(plan)
+        parts, factors = tasks_of_parts(models, plan, passes, self.cluster)
+        graph = build_stage(parts, stage, models[0].template, passes)
         return _played(graph, factors)
 
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
@@ -151,9 +155,9 @@ class EventSimulator:
 
     def _graph(self, plan: Plan, engine: Engine | None = None) -> tuple[TaskGraph, list[Factors]]:
         _check_layers(plan)
-        model, passes = self._model(plan, engine), passes_of_plan(plan)
-        parts, factors = tasks_of_parts(model, plan, passes)
-        graph = build_graph(parts, model.template, passes)
+        models, passes = self._of_groups(plan, engine), passes_of_plan(plan)
+        parts, factors = tasks_of_parts(models, plan, passes, self.cluster)
+        graph = build_graph(parts, models[0].template, passes)
         graph.steps_apart = (engine or ENGINES[plan.engine]).steps_apart
         return graph, factors
 
@@ -184,7 +188,9 @@ class EventSimulator:
             num_gpus=plan.num_gpus,
             flop=model_flop(self.workload),
             workload=self.workload,
-            cluster=self.cluster,
+            peak_flop_per_s=mean_peak_flop_per_s(
+                self.cluster, self.workload.precision, 0, plan.num_gpus
+            ),
             bounds=bounds_of(self.workload, self.cluster, plan.engine),
         )
         return replace(
@@ -224,10 +230,11 @@ class EventSimulator:
             )
         )
 
-    def _model(self, plan: Plan, engine: Engine | None = None) -> TaskModel:
+    def _of_groups(self, plan: Plan, engine: Engine | None = None) -> tuple[TaskModel, ...]:
+        """The tasks of stages in each group of nodes."""
         row, overlaps = engine or ENGINES[plan.engine], plan.overlap_communication
         if (row, overlaps) not in self._models:
-            self._models[row, overlaps] = TaskModel.of(
+            self._models[row, overlaps] = task_models(
                 self.workload, self.cluster, row, overlap_communication=overlaps
             )
         return self._models[row, overlaps]

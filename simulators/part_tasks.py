@@ -11,6 +11,7 @@ import numpy as np
 from mistlab.cost.host_waits import peculiar_s
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
+from mistlab.machine.cluster import Cluster
 from mistlab.schedule.slot_table import Kind, Template
 from mistlab.schedule.stage_chunks import StagePart, parts_of_plan
 from mistlab.schedule.stage_passes import StagePasses
@@ -25,20 +26,24 @@ _COMPUTING: Mapping[Kind, str] = {"F": "forward", "B": "backward"}
 
 
 def tasks_of_parts(
-    model: TaskModel, plan: Plan, passes: Sequence[StagePasses]
+    models: Sequence[TaskModel], plan: Plan, passes: Sequence[StagePasses], cluster: Cluster
 ) -> tuple[list[StageTasks], list[Factors]]:
     """The times of each part's tasks, and the factors by which the streams of each stage slow one
-    another."""
+    another; ``models`` has the tasks of each group of the cluster's nodes."""
     batch = StageBatch.of_plan(plan)
-    seconds = model.seconds({name: batch.value(name) for name in task_columns()})
-    chunks = passes[0].chunks
-    later_s = peculiar_s(batch.value, model.cluster)
+    columns = {name: batch.value(name) for name in task_columns()}
+    group_of = cluster.group_of(batch.first_rank).tolist()
+    of_group = {group: models[group].seconds(columns) for group in dict.fromkeys(group_of)}
+    of_stages = [of_group[group] for group in group_of]
+    chunks, model = passes[0].chunks, models[0]
+    later_s = peculiar_s(batch.value, cluster)
     parts = parts_of_plan(plan, chunks)
     of_parts = model.types.of_stages(batch_of_parts([plan], chunks).value)
-    networks, names = _networks(seconds, batch, parts), _names(model.template)
+    networks, names = _networks(of_stages, batch, parts), _names(model.template)
     tasks = []
     for part, types, uses in zip(parts, of_parts, networks, strict=True):
         stage = part.stage
+        seconds = of_stages[stage]
         of_name = {name: _seconds(seconds, name, stage, types) for name in names}
         of_name |= _later(model, of_name, types, float(later_s[stage]))
         if passes[stage].splits_backward:
@@ -56,7 +61,7 @@ def tasks_of_parts(
                 issues=_issues(model, types),
             )
         )
-    return tasks, _factors(seconds, plan.num_stages)
+    return tasks, _factors(of_stages)
 
 
 def _split(
@@ -111,30 +116,44 @@ def _issues(model: TaskModel, types: Sequence[int]) -> dict[Kind, list[float]]:
 
 
 def _networks(
-    seconds: TaskSeconds, batch: StageBatch, parts: Sequence[StagePart]
+    of_stages: Sequence[TaskSeconds], batch: StageBatch, parts: Sequence[StagePart]
 ) -> list[dict[Kind, tuple[Use, ...]]]:
     """The links across nodes that each part's sends use, and the share of each that they take.
 
     An even link is traffic out of a node, an odd link is traffic into it. A stage's first rank
-    stands for all its ranks.
+    stands for all its ranks. A send takes an equal share of equal networks; the faster of two
+    unlike networks has as many bytes to pass on as the slower one.
     """
-    shapes, links = seconds.shapes, seconds.model.links
-    nodes = (batch.first_rank // seconds.model.cluster.gpus_per_node).tolist()
+    shapes = of_stages[0].shapes
+    nodes = (batch.first_rank // of_stages[0].model.cluster.gpus_per_node).tolist()
     found: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in parts]
     for place, (sender, receiver) in enumerate(pairwise(parts)):
         here, there = nodes[sender.stage], nodes[receiver.stage]
         # The last stage sends to the first, which is in its node where there is one alone.
         goes_back = receiver.stage < sender.stage
         if shapes.crosses_to_next[sender.stage] and not (goes_back and here == there):
-            # A send that is late uses the network for the rest of its time.
-            part, back = (
-                links.part_of_network(int(shapes.senders_of_node[one.stage]))
-                * (1 - float(seconds.late_s[one.stage] / seconds.send_s[one.stage]))
-                for one in (sender, receiver)
-            )
-            found[place]["F"] = ((2 * here, part), (2 * there + 1, part))
-            found[place + 1]["B"] = ((2 * there, back), (2 * here + 1, back))
+            ends = of_stages[sender.stage], of_stages[receiver.stage]
+            of_sender = _shares(ends, sender.stage)
+            of_receiver = _shares(ends, receiver.stage)
+            found[place]["F"] = ((2 * here, of_sender[0]), (2 * there + 1, of_sender[1]))
+            found[place + 1]["B"] = ((2 * there, of_receiver[1]), (2 * here + 1, of_receiver[0]))
     return found
+
+
+def _shares(ends: tuple[TaskSeconds, TaskSeconds], stage: int) -> tuple[float, float]:
+    """The shares of the networks at both ends of a send, with as many senders as a stage has in a
+    node."""
+    links = [end.model.links for end in ends]
+    senders = int(ends[0].shapes.senders_of_node[stage])
+    parts = [one.part_of_network(senders) for one in links]
+    if links[0] is not links[1]:
+        rates = [one.cluster.inter_node_bytes_per_s for one in links]
+        bytes_per_s = min(part * rate for part, rate in zip(parts, rates, strict=True))
+        parts = [bytes_per_s / rate for rate in rates]
+    # A send that is late uses the network for the rest of its time.
+    own = ends[0]
+    in_time = 1 - float(own.late_s[stage] / own.send_s[stage])
+    return parts[0] * in_time, parts[1] * in_time
 
 
 def _names(template: Template) -> list[Name]:
@@ -153,12 +172,14 @@ def _seconds(seconds: TaskSeconds, name: Name, stage: int, types: Sequence[int])
     return [of_type_s[layer_type] for layer_type in types]
 
 
-def _factors(seconds: TaskSeconds, stages: int) -> list[Factors]:
-    model = seconds.model
-    found: list[Factors] = [ALONE] * stages
-    if model.template.depth == 0 and model.cluster.hardware.interference is None:
-        return found
-    for rows, factors in seconds.factors():
-        for stage in np.flatnonzero(rows).tolist():
-            found[stage] = factors.tolist()
+def _factors(of_stages: Sequence[TaskSeconds]) -> list[Factors]:
+    found: list[Factors] = [ALONE] * len(of_stages)
+    for seconds in dict.fromkeys(of_stages):
+        model = seconds.model
+        if model.template.depth == 0 and model.cluster.hardware.interference is None:
+            continue
+        for rows, factors in seconds.factors():
+            for stage in np.flatnonzero(rows).tolist():
+                if of_stages[stage] is seconds:
+                    found[stage] = factors.tolist()
     return found

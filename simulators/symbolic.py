@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from mistlab.cost.arithmetic import model_flop, stage_flop
 from mistlab.cost.bounds import PredictionBounds, bounds_of, slowest_cluster
+from mistlab.cost.figures_at import in_one_group, mean_peak_flop_per_s
 from mistlab.cost.iteration import iteration_figures
-from mistlab.cost.memory import host_bytes_of_fullest_node, reserved_bytes, room_bytes
+from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
 from mistlab.cost.order_memory import unlike_bytes
 from mistlab.cost.order_times import ordered_iterations_s
 from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.cost.stage import FEW_ROWS, StageTimeModel
-from mistlab.cost.tasks import TaskModel
+from mistlab.cost.stage import FEW_ROWS
+from mistlab.cost.unlike_nodes import StagesOnGroups, task_models
 from mistlab.engines.engine import Engine
 from mistlab.engines.mistlab import MISTLAB
 from mistlab.engines.table import ENGINES
@@ -66,8 +67,8 @@ class SymbolicPredictor:
     workload: Workload
     cluster: Cluster
     _memory: dict[str, StageModel] = field(default_factory=dict, init=False)
-    _times: dict[EngineMode, StageTimeModel] = field(default_factory=dict, init=False)
-    _slow: dict[EngineMode, StageTimeModel] = field(default_factory=dict, init=False)
+    _times: dict[EngineMode, StagesOnGroups] = field(default_factory=dict, init=False)
+    _slow: dict[EngineMode, StagesOnGroups] = field(default_factory=dict, init=False)
     _bounds: dict[str, PredictionBounds] = field(default_factory=dict, init=False)
     _known: dict[EngineMode, dict[StageRow, KnownStage]] = field(default_factory=dict, init=False)
 
@@ -95,7 +96,8 @@ class SymbolicPredictor:
         alone = self._stages_of(_mode_of(plan), [self._rows(plan)[stage]])
         (seconds,) = _iterations(alone, [plan.micro_batches])
         flop = stage_flop(self.workload, plan, stage)
-        return self._prediction(plan.engine, seconds, alone, flop)
+        first_rank = sum(before.num_gpus for before in plan.stages[:stage])
+        return self._prediction(plan.engine, seconds, alone, flop, first_rank=first_rank)
 
     def stage_costs(
         self, batch: StageBatch, *, engine: str = "mistlab", overlap_communication: bool = True
@@ -123,8 +125,8 @@ class SymbolicPredictor:
         roomiest, smallest = model.peaks(most), model.peaks(least)
         reserved = reserved_bytes(roomiest, most, self.cluster, own)
         return StageCosts(
-            seconds=replace(self._model(mode), is_least=True)(least),
-            fits=roomiest.feasible & (reserved <= room_bytes(self.cluster)),
+            seconds=self._model(mode).least(least),
+            fits=roomiest.feasible & self._has_room(reserved, most),
             peak_allocated_bytes=roomiest.peak_bytes,
             peak_reserved_bytes=reserved,
             host_bytes=smallest.host_bytes,
@@ -191,26 +193,29 @@ class SymbolicPredictor:
         stages: Sequence[KnownStage],
         flop: float,
         slowest_s: float = 0.0,
+        first_rank: int = 0,
     ) -> Prediction:
         """The prediction of a pipeline: ``seconds`` is the time of all passes of its stages,
-        ``slowest_s`` the time on the slowest cluster known, ``flop`` their operations."""
+        ``slowest_s`` the time on the slowest cluster known, ``flop`` their operations. The stages
+        begin at ``first_rank``."""
         gpus = [stage.num_gpus for stage in stages]
         calibration, num_gpus = self._calibration(engine), sum(gpus)
         rank_bytes = np.array([stage.rank_host_bytes for stage in stages])
-        node_bytes = host_bytes_of_fullest_node(rank_bytes, np.array(gpus), self.cluster)
         times = iteration_figures(
             seconds,
             num_gpus=num_gpus,
             flop=flop,
             workload=self.workload,
-            cluster=self.cluster,
+            peak_flop_per_s=mean_peak_flop_per_s(
+                self.cluster, self.workload.precision, first_rank, num_gpus
+            ),
             bounds=calibration,
             slowest_s=slowest_s,
         )
         return Prediction(
             **times,
             fits=all(stage.fits for stage in stages)
-            and node_bytes <= self.cluster.host_memory_bytes,
+            and fullest_host(rank_bytes, np.array(gpus), self.cluster) <= 1,
             predictor=NAME,
             notes=calibration.notes(num_gpus),
             stages=tuple(stage.prediction for stage in stages),
@@ -261,21 +266,28 @@ class SymbolicPredictor:
         reserved = reserved_bytes(figures, batch, self.cluster, mode.engine)
         return StageCosts(
             seconds=self._model(mode)(batch),
-            fits=figures.feasible & (reserved <= room_bytes(self.cluster)),
+            fits=figures.feasible & self._has_room(reserved, batch),
             peak_allocated_bytes=figures.peak_bytes,
             peak_reserved_bytes=reserved,
             host_bytes=figures.host_bytes,
         )
 
-    def _model(self, mode: EngineMode) -> StageTimeModel:
+    def _has_room(
+        self, reserved: NDArray[np.float64], batch: StageBatch
+    ) -> NDArray[np.bool_] | bool:
+        """Whether the GPUs of each candidate have room for so many bytes, and are alike."""
+        room = room_at(self.cluster, batch.first_rank)
+        return (reserved <= room) & in_one_group(self.cluster, batch)
+
+    def _model(self, mode: EngineMode) -> StagesOnGroups:
         if mode not in self._times:
             self._times[mode] = self._model_on(self.cluster, mode)
         return self._times[mode]
 
-    def _model_on(self, cluster: Cluster, mode: EngineMode) -> StageTimeModel:
+    def _model_on(self, cluster: Cluster, mode: EngineMode) -> StagesOnGroups:
         overlaps = mode.overlap_communication
-        tasks = TaskModel.of(self.workload, cluster, mode.engine, overlap_communication=overlaps)
-        return StageTimeModel(tasks=tasks)
+        tasks = task_models(self.workload, cluster, mode.engine, overlap_communication=overlaps)
+        return StagesOnGroups.of(cluster, tasks)
 
     def _calibration(self, engine: str) -> PredictionBounds:
         if engine not in self._bounds:

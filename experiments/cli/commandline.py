@@ -36,7 +36,10 @@ BASE = frozenset(
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--model": {"help": "catalogue name, or path of a traced model's JSON or of a model's YAML"},
-    "--hardware": {"help": "catalogue name, or path of a hardware file"},
+    "--hardware": {
+        "help": "catalogue name, or path of a hardware file; for a search also several with their "
+        "nodes, such as l4-24gb:1,a100-40gb:2"
+    },
     "--nodes": {"type": int, "help": "nodes of the cluster"},
     "--gpus-per-node": {"type": int, "help": "GPUs used of each node"},
     "--sequence-length": {"type": int, "help": "tokens of a sequence"},

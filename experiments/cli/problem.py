@@ -2,15 +2,21 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
-from experiments.cli.commandline import as_options
+from experiments.cli.commandline import PROBLEM, as_options
 from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import refuse
+from mistlab.values.group_references import fields_of, groups_named
 from mistlab.values.references import hardware_from, model_from
 from mistlab.values.workload import Workload
 
 
-def problem_of(options: argparse.Namespace) -> tuple[Workload, Cluster]:
-    """The workload and the cluster that the common options describe."""
+def problem_of(
+    options: argparse.Namespace, *, takes_groups: bool = False
+) -> tuple[Workload, Cluster]:
+    """The workload and the cluster that the common options describe. A cluster with several groups
+    of nodes is refused unless the command ``takes_groups``."""
     with as_options():
         workload = Workload(
             model=model_from(options.model, Path()),
@@ -20,9 +26,30 @@ def problem_of(options: argparse.Namespace) -> tuple[Workload, Cluster]:
             precision=options.precision,
         )
         cluster = Cluster(
-            hardware=hardware_from(options.hardware, Path()),
-            nodes=options.nodes,
-            gpus_per_node=options.gpus_per_node,
+            **_nodes_of(options, takes_groups=takes_groups), gpus_per_node=options.gpus_per_node
         )
-        cluster.peak_flop_per_s(workload.precision)
+        for group in cluster.of_groups:
+            group.peak_flop_per_s(workload.precision)
     return workload, cluster
+
+
+def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, Any]:
+    """The hardware and the nodes of the options, as fields of a ``Cluster``."""
+    groups = groups_named(options.hardware, Path())
+    if not groups:
+        return {"hardware": hardware_from(options.hardware, Path()), "nodes": options.nodes}
+    if len(groups) > 1 and not takes_groups:
+        problem = (
+            f"{options.hardware}: this command takes equal nodes alone: give one hardware, or use "
+            "tune, compare_searchers or predict"
+        )
+        refuse("hardware", problem)
+    fields = fields_of(groups)
+    # One node is what commands assume where nobody says how many.
+    if options.nodes not in (PROBLEM["nodes"], fields["nodes"]):
+        problem = (
+            f"{options.nodes}, but --hardware {options.hardware} has {fields['nodes']} nodes: "
+            "leave it out"
+        )
+        refuse("nodes", problem)
+    return fields

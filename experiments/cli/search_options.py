@@ -25,7 +25,7 @@ OWN_SPACES = ("megatron", "deepspeed", "megatron:published", "deepspeed:publishe
 def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     """The problem and the space of the options; what no plan can divide is refused."""
     space = space_called(options.space, options.engine)
-    workload, cluster = problem_of(options)
+    workload, cluster = problem_of(options, takes_groups=True)
     problem = Problem(workload=workload, cluster=cluster)
     if reason := why_empty(problem, space):
         message = f"--global-batch {workload.global_batch} on {cluster.num_gpus} GPUs: {reason}"

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Self
 
-from mistlab.cost.memory import allocator_of, room_bytes
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.memory import allocator_of, room_of_plan
 from mistlab.cost.named_views import FULL, view_of
 from mistlab.cost.views import View, viewed
 from mistlab.values.job import Job
@@ -165,10 +168,9 @@ class Bench:
         """Bytes of a GPU that are not torch's."""
         return allocator_of(self.problem.cluster).outside_bytes
 
-    @property
-    def room_bytes(self) -> float:
-        """Bytes of a GPU that torch's allocator may hold."""
-        return room_bytes(self.problem.cluster)
+    def room_bytes(self, plan: Plan) -> NDArray[np.float64]:
+        """Bytes that torch's allocator may hold on a GPU of each stage."""
+        return room_of_plan(self.problem.cluster, plan)
 
     def job(self, plan: Plan) -> Job:
         """A plan with what it is for."""

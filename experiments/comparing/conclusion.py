@@ -193,7 +193,7 @@ def _write_page(
         rows=rows,
         answer=answer,
         no_answer=nothing,
-        limit_bytes=bench.problem.cluster.memory_bytes,
+        limit_bytes=max(one.memory_bytes for one in bench.problem.cluster.of_groups),
         outside_bytes=bench.outside_bytes,
         config=read_json(folder / "config.json"),
     )

@@ -119,7 +119,7 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
         "plan": number,
         "workload": f"{job.workload.model.name}, sequence {job.workload.sequence_length}, batch "
         f"{job.workload.global_batch}, {job.workload.attention}, {cluster.nodes} x "
-        f"{cluster.gpus_per_node} {cluster.hardware.name}",
+        f"{cluster.gpus_per_node} {cluster.name}",
         "stages": job.plan.num_stages,
         "micro_batches": job.plan.micro_batches,
         "engine": job.plan.engine,

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.comparing.bench import BASELINE, Bench, Entry
 from experiments.comparing.neighbours import neighbours
 from mistlab.cost.iteration_terms import Terms, slowest_stage
-from mistlab.cost.memory import host_bytes_of
+from mistlab.cost.memory import host_bytes_over
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Comparison, Prediction, compared
 
@@ -126,14 +126,14 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
     ]
     short = {
         index
-        for *_, found in faster
-        for index, stage in enumerate(found.stages)
-        if stage.peak_reserved_bytes > bench.room_bytes
+        for _, _, other, found in faster
+        for index, over in enumerate(_over_bytes(other, found, bench))
+        if over > 0
     }
     others = [entry for entry in entries if entry is not best and entry.answer is not None]
     return Why(
         searcher=best.searcher,
-        stages=_limits(prediction, short, bench),
+        stages=_limits(prediction, short, bench.room_bytes(plan).tolist()),
         runner_up=_runner_up(best, others),
         baseline=_baseline(prediction, others),
         same=tuple(entry.searcher for entry in others if entry.result.plan == plan),
@@ -160,7 +160,16 @@ def _predicted_s(entry: Entry) -> float:
     return entry.answer[1].iteration_s
 
 
-def _limits(prediction: Prediction, short: set[int], bench: Bench) -> tuple[StageLimit, ...]:
+def _over_bytes(plan: Plan, prediction: Prediction, bench: Bench) -> list[float]:
+    """Bytes of each stage that exceed the room on its GPUs; negative where room is left."""
+    room = bench.room_bytes(plan).tolist()
+    both = zip(prediction.stages, room, strict=True)
+    return [stage.peak_reserved_bytes - own for stage, own in both]
+
+
+def _limits(
+    prediction: Prediction, short: set[int], room: Sequence[float]
+) -> tuple[StageLimit, ...]:
     slowest_s = max(stage.stable_s for stage in prediction.stages)
     limits = []
     for index, stage in enumerate(prediction.stages):
@@ -177,7 +186,7 @@ def _limits(prediction: Prediction, short: set[int], bench: Bench) -> tuple[Stag
                 exposed_communication_s=exposed_s,
                 share_of_slowest=stage.stable_s / slowest_s,
                 memory_bytes=stage.peak_reserved_bytes,
-                room_bytes=round(bench.room_bytes),
+                room_bytes=round(room[index]),
             )
         )
     return tuple(limits)
@@ -187,7 +196,7 @@ def _rejected(
     change: str, best: tuple[Plan, Prediction], other: tuple[Plan, Prediction], bench: Bench
 ) -> Rejected:
     (_, prediction), (plan, found) = best, other
-    over = [stage.peak_reserved_bytes - bench.room_bytes for stage in found.stages]
+    over = _over_bytes(plan, found, bench)
     place = int(np.argmax(over))
     faster_by_s = prediction.iteration_s - found.iteration_s
     if over[place] <= 0:
@@ -197,10 +206,7 @@ def _rejected(
             stage=None,
             phase=None,
             memory_class="host memory",
-            over_bytes=round(
-                host_bytes_of(plan, found, bench.problem.cluster)
-                - bench.problem.cluster.host_memory_bytes
-            ),
+            over_bytes=round(host_bytes_over(plan, found, bench.problem.cluster)),
         )
     here, there = prediction.stages[place], found.stages[place]
     phases = {

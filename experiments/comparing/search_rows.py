@@ -7,7 +7,9 @@ proof, else by the highest bound that any searcher of equal engine and space has
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.comparing.bench import BASELINE, Bench, Entry, PlayedRival, Point, fullest_bytes
+import numpy as np
+
+from experiments.comparing.bench import BASELINE, Bench, Entry, PlayedRival, Point
 from mistlab.values.job import job_from_mapping, job_to_mapping
 from mistlab.values.search import Improvement, SearchResult
 from mistlab.values.space import SearchSpace
@@ -68,9 +70,10 @@ def _answer(entry: Entry, bench: Bench) -> dict[str, Any]:
     names = ("predicted_s", "predicted_s_low", "predicted_s_high", "simulated_s")
     if entry.answer is None:
         return dict.fromkeys((*names, "headroom_bytes"))
-    _, prediction = entry.answer
+    plan, prediction = entry.answer
     seconds = (prediction.iteration_s, prediction.iteration_s_low, prediction.iteration_s_high)
-    headroom = round(bench.room_bytes - fullest_bytes(prediction))
+    reserved = np.array([stage.peak_reserved_bytes for stage in prediction.stages])
+    headroom = round(float((bench.room_bytes(plan) - reserved).min()))
     return {
         **dict(zip(names, (*seconds, entry.answer_simulated_s), strict=True)),
         "headroom_bytes": headroom,

@@ -11,8 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 
-from experiments.comparing.bench import Bench, fullest_bytes
-from mistlab.cost.memory import host_bytes_of
+import numpy as np
+
+from experiments.comparing.bench import Bench
+from mistlab.cost.memory import allocator_of, host_bytes_of
+from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
 from mistlab.values.prediction import Prediction
 from mistlab.values.search import Problem
@@ -63,19 +66,20 @@ def smallest(bench: Bench, space: SearchSpace) -> Smallest:
 def nearest(bench: Bench, space: SearchSpace) -> Smallest:
     """The plan of a space that comes nearest to fitting; no remedies are tried."""
     plan, prediction = _nearest(bench, space)
-    fullest = max(prediction.stages, key=lambda stage: stage.peak_reserved_bytes)
+    place = int(np.argmax(_shares(plan, prediction, bench)))
+    fullest = prediction.stages[place]
+    own, cluster = _group_of(plan, place, bench.problem.cluster), bench.problem.cluster
     held = {entry.name: getattr(fullest.memory, entry.name) for entry in fields(fullest.memory)}
     memory_class = max(held, key=lambda name: held[name])
-    cluster = bench.problem.cluster
     return Smallest(
         plan=plan,
         prediction=prediction,
-        memory_bytes=round(fullest_bytes(prediction) + bench.outside_bytes),
-        limit_bytes=cluster.memory_bytes,
+        memory_bytes=round(fullest.peak_reserved_bytes + allocator_of(own).outside_bytes),
+        limit_bytes=own.memory_bytes,
         memory_class=memory_class,
         class_bytes=held[memory_class],
-        host_bytes=round(host_bytes_of(plan, prediction, bench.problem.cluster)),
-        host_limit_bytes=cluster.host_memory_bytes,
+        host_bytes=round(host_bytes_of(plan, prediction, cluster)),
+        host_limit_bytes=own.host_memory_bytes,
         remedies=(),
     )
 
@@ -120,7 +124,20 @@ def _fullness(one: tuple[Plan, Prediction], bench: Bench) -> tuple[bool, float]:
         host_bytes_of(plan, prediction, bench.problem.cluster)
         / bench.problem.cluster.host_memory_bytes
     )
-    return not prediction.fits, max(fullest_bytes(prediction) / bench.room_bytes, host)
+    return not prediction.fits, max(*_shares(plan, prediction, bench), host)
+
+
+def _shares(plan: Plan, prediction: Prediction, bench: Bench) -> list[float]:
+    """The share of the room on its GPUs that each stage takes."""
+    room = bench.room_bytes(plan).tolist()
+    both = zip(prediction.stages, room, strict=True)
+    return [stage.peak_reserved_bytes / own for stage, own in both]
+
+
+def _group_of(plan: Plan, stage: int, cluster: Cluster) -> Cluster:
+    """The cluster as if all nodes were of a stage's group."""
+    first_rank = sum(before.num_gpus for before in plan.stages[:stage])
+    return cluster.of_groups[int(cluster.group_of(np.array([first_rank]))[0])]
 
 
 def _saving(pipeline: Pipeline, layers: int, space: SearchSpace) -> Iterator[Plan]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from experiments.cli.commandline import (
     progress,
 )
-from mistlab.cost.memory import reserved_bytes, room_bytes
+from mistlab.cost.memory import reserved_bytes, room_of_plan
 from mistlab.engines.table import ENGINES
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.job import Job
@@ -32,7 +32,7 @@ def _memory(job: Job, simulation: Simulation) -> list[MemoryOverTime]:
     figures = model.figures(batch)
     reserved = reserved_bytes(figures, batch, job.cluster, ENGINES[job.plan.engine])
     beyond = reserved - figures.peak_bytes
-    memory = memory_of(simulation, job.plan, model, room_bytes(job.cluster) - beyond)
+    memory = memory_of(simulation, job.plan, model, room_of_plan(job.cluster, job.plan) - beyond)
     for stage in memory:
         if stage.overflow:
             progress(stage.overflow)

@@ -155,13 +155,14 @@ def _table(answer: Answer) -> str:
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
     ]
-    room = job.cluster.memory_bytes / GIB_BYTES
+    groups = job.cluster.of_groups
+    room = " and ".join(f"{one.memory_bytes / GIB_BYTES:.1f}" for one in groups)
     verdict = "fits" if prediction.fits else "does not fit"
     summary = (
         f"{answer.path}\n{prediction.iteration_s:.3f} s an iteration "
         f"({prediction.iteration_s_low:.3f} to {prediction.iteration_s_high:.3f}), "
         f"{prediction.tokens_per_s:,.0f} tokens/s, {prediction.mfu:.0%} of the peak; "
-        f"{verdict} {room:.1f} GiB"
+        f"{verdict} {room} GiB"
     )
     notes = [f"note: {note}" for note in prediction.notes]
     return "\n".join([summary, *lines, *notes])

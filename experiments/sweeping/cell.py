@@ -55,7 +55,7 @@ class Cell:
         overrides = {name: own for name in OVERRIDES if (own := getattr(cluster, name)) is not None}
         return {
             "model": work.model.name,
-            "hardware": cluster.hardware.name,
+            "hardware": cluster.name,
             "nodes": cluster.nodes,
             "gpus_per_node": cluster.gpus_per_node,
             **overrides,

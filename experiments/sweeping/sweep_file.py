@@ -23,6 +23,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.values.datafile import read_yaml
 from mistlab.values.errors import FieldError, InputError, near_matches, refuse, within
 from mistlab.values.field_checks import shown
+from mistlab.values.group_references import with_groups
 from mistlab.values.model import ModelSpec
 from mistlab.values.references import (
     MODEL,
@@ -203,11 +204,12 @@ def _model(plain: Any, folder: Path) -> ModelSpec:
 def _cluster(plain: Any, folder: Path) -> Cluster:
     if not isinstance(plain, Mapping):
         refuse("", f"{shown(plain)} is not a cluster: give hardware, nodes and gpus_per_node")
-    resolved = dict(plain)
+    with _at("", "cluster"):
+        resolved = dict(with_groups(plain, folder))
     for key, value_from in (("hardware", hardware_from), ("profile", profile_from)):
-        if key in plain:
+        if key in resolved:
             with _at(key, f"cluster.{key}"):
-                resolved[key] = value_from(plain[key], folder)
+                resolved[key] = value_from(resolved[key], folder)
     return from_mapping(Cluster, resolved)
 
 

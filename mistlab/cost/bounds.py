@@ -24,6 +24,8 @@ from mistlab.values.workload import Workload
 UNMEASURED_HALF_WIDTH = 0.3
 # A prediction gets a note if a quantity differs from measured runs by more than this factor.
 SLACK = 1.25
+# The note of every prediction on unlike nodes.
+UNLIKE = "no run on unlike nodes was measured: bounds are those of the least sure group of nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +36,21 @@ class PredictionBounds:
     calibration: EngineCalibration | None
     hidden: int
     sequence_length: int
+    # The same plans on the other groups of unlike nodes.
+    others: "tuple[PredictionBounds, ...]" = ()
 
     _known: dict[int, "_Sure"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def half_width(self, gpus: int) -> float:
         """90 % of measurements on ``gpus`` GPUs lie within this share of the prediction."""
-        return self._on(gpus).half_width
+        return max(one._on(gpus).half_width for one in (self, *self.others))
 
     def notes(self, gpus: int) -> tuple[str, ...]:
         """Assumptions of a prediction on ``gpus`` GPUs that were not measured."""
-        return self._on(gpus).notes
+        if not self.others:
+            return self._on(gpus).notes
+        own = (note for one in (self, *self.others) for note in one._on(gpus).notes)
+        return (*dict.fromkeys(own), UNLIKE)
 
     def _on(self, gpus: int) -> "_Sure":
         if gpus not in self._known:
@@ -83,7 +90,13 @@ def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
 
 
 def bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionBounds:
-    """The bounds of a workload's plans on a cluster, under an engine."""
+    """The bounds of a workload's plans on a cluster, under an engine; of unlike nodes, those of the
+    group whose bounds are widest."""
+    first, *others = (_bounds_of(workload, group, engine) for group in cluster.of_groups)
+    return replace(first, others=tuple(others)) if others else first
+
+
+def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionBounds:
     calibrations = {c.engine: c for c in cluster.hardware.engines or ()}
     return PredictionBounds(
         engine=engine,

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from mistlab.cost.bounds import PredictionBounds
-from mistlab.machine.cluster import Cluster
 from mistlab.values.workload import Workload
 
 
@@ -14,21 +13,21 @@ def iteration_figures(
     num_gpus: int,
     flop: float,
     workload: Workload,
-    cluster: Cluster,
+    peak_flop_per_s: float,
     bounds: PredictionBounds,
     slowest_s: float = 0.0,
 ) -> Mapping[str, Any]:
     """The figures of a ``Prediction`` whose iteration takes ``seconds``.
 
-    ``flop`` is the number of operations that all GPUs together do in the iteration, ``slowest_s``
-    how long the iteration takes on the slowest cluster known.
+    ``flop`` is the number of operations that all GPUs together do in the iteration,
+    ``peak_flop_per_s`` the peak rate of one of them, ``slowest_s`` how long the iteration takes on
+    the slowest cluster known.
     """
     width = bounds.half_width(num_gpus)
-    peak = cluster.peak_flop_per_s(workload.precision)
     return {
         "iteration_s": seconds,
         "iteration_s_low": seconds * max(0.0, 1 - width),
         "iteration_s_high": max(seconds, slowest_s) * (1 + width),
         "tokens_per_s": workload.tokens / seconds,
-        "mfu": flop / (seconds * num_gpus * peak),
+        "mfu": flop / (seconds * num_gpus * peak_flop_per_s),
     }

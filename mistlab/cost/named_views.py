@@ -28,7 +28,12 @@ def _sharing(cluster: Cluster, *, taking_turns: bool) -> Cluster:
     )
     alike = GroupSlowdowns(gpus_in_node=1, nodes=1, slowdowns=slowdowns)
     interference = Interference(groups=(alike,))
-    return replace(cluster, hardware=replace(cluster.hardware, interference=interference))
+    others = tuple(
+        replace(group, hardware=replace(group.hardware, interference=interference))
+        for group in cluster.others
+    )
+    hardware = replace(cluster.hardware, interference=interference)
+    return replace(cluster, hardware=hardware, others=others)
 
 
 def _taking_turns(cluster: Cluster) -> Cluster:

@@ -13,6 +13,7 @@ from mistlab.cost.order_path import SplitTimes, order_iteration_s
 from mistlab.cost.pipeline import StageTimes
 from mistlab.cost.stage import StageTimeModel
 from mistlab.cost.tasks import task_columns
+from mistlab.cost.unlike_nodes import StagesOnGroups
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.plan_orders import order_of_plan, shortened
@@ -24,7 +25,7 @@ from mistlab.values.stages import StageBatch
 Table = NDArray[np.float64]
 
 
-def ordered_iterations_s(model: StageTimeModel, plans: Sequence[Plan]) -> Table:
+def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
     """Seconds (C) of an iteration of plans that have equally many stages and the same order, cut to
     equally many micro-batches (``shortened``)."""
     played = shortened(plans[0])
@@ -50,13 +51,17 @@ def ordered_iterations_s(model: StageTimeModel, plans: Sequence[Plan]) -> Table:
     return np.asarray(few_s + (more_s - few_s) * beyond / stages)
 
 
-def _split_times(model: StageTimeModel, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
+def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
     """The changes of backward passes whose gradients of weights have their own passes."""
+    weights_s, unhidden_s = model.by_group(batch, _weights_and_unhidden_s)
+    return SplitTimes(weights_s=weights_s.reshape(shape), unhidden_s=unhidden_s.reshape(shape))
+
+
+def _weights_and_unhidden_s(model: StageTimeModel, batch: StageBatch) -> Table:
+    """Seconds of the gradients of weights, and of messages that they hid (2, parts)."""
     types = model.tasks.types
     seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
     layers = types.of_stages(batch.value)
     counts = np.array([[one.count(place) for one in layers] for place in range(len(types.names))])
-    return SplitTimes(
-        weights_s=(counts * weight_gradients_s(seconds)).sum(axis=0).reshape(shape),
-        unhidden_s=(counts * seconds.hidden_s).sum(axis=0).reshape(shape),
-    )
+    of_types = np.stack([weight_gradients_s(seconds), seconds.hidden_s])
+    return np.asarray((counts * of_types).sum(axis=1))

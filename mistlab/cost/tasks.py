@@ -7,7 +7,7 @@ share nothing else.
 Axes: S strategies, T types of layers (``mistlab.symbolic.layer_types``).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -52,7 +52,8 @@ def task_columns() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskModel:
-    """The times of a workload's tasks on a cluster, under one engine's schedule."""
+    """The times of a workload's tasks on a cluster of equal nodes, under one engine's schedule;
+    ``meet`` changes those of stages at the border to other nodes."""
 
     workload: Workload
     cluster: Cluster
@@ -65,6 +66,7 @@ class TaskModel:
     kernels: KernelRules
     step_s_a_parameter: float
     expert_exchange: ExpertExchange
+    meet: "Callable[[TaskSeconds], TaskSeconds] | None" = None
     known_layers: Known[Mapping[str, LayerFigures]] = field(
         default_factory=Known, init=False, repr=False, compare=False
     )
@@ -142,7 +144,8 @@ class TaskModel:
 
     def seconds(self, columns: Mapping[str, NDArray[Any]]) -> "TaskSeconds":
         """The times for columns of ``task_columns``."""
-        return TaskSeconds(self, columns)
+        seconds = TaskSeconds(self, columns)
+        return seconds if self.meet is None else self.meet(seconds)
 
 
 class TaskSeconds:

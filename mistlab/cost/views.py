@@ -17,7 +17,7 @@ from typing import Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.memory import room_bytes
+from mistlab.cost.memory import room_at, room_of_plan
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan
@@ -113,16 +113,24 @@ def viewed(predictor: Predictor, view: View) -> Predictor:
 
 def keeping_free(cluster: Cluster, free_bytes: float) -> View:
     """A view in which plans fit only if ``free_bytes`` of every GPU stay free."""
-    room = room_bytes(cluster) - free_bytes
-    return View(of_plan=partial(_plan_within, room), of_stages=partial(_stages_within, room))
+    return View(
+        of_plan=partial(_plan_within, cluster, free_bytes),
+        of_stages=partial(_stages_within, cluster, free_bytes),
+    )
 
 
-def _plan_within(room: float, _plan: Plan, prediction: Prediction) -> Prediction:
-    within = all(stage.peak_reserved_bytes <= room for stage in prediction.stages)
-    return replace(prediction, fits=prediction.fits and within)
+def _plan_within(
+    cluster: Cluster, free_bytes: float, plan: Plan, prediction: Prediction
+) -> Prediction:
+    reserved = np.array([stage.peak_reserved_bytes for stage in prediction.stages])
+    within = (reserved <= room_of_plan(cluster, plan) - free_bytes).all()
+    return replace(prediction, fits=prediction.fits and bool(within))
 
 
-def _stages_within(room: float, _batch: StageBatch, costs: StageCosts) -> StageCosts:
+def _stages_within(
+    cluster: Cluster, free_bytes: float, batch: StageBatch, costs: StageCosts
+) -> StageCosts:
+    room = room_at(cluster, batch.first_rank) - free_bytes
     return replace(costs, fits=costs.fits & (costs.peak_reserved_bytes <= room))
 
 

@@ -1,9 +1,14 @@
-"""A cluster is a number of equal nodes of one hardware, on which a plan runs."""
+"""A cluster is a number of nodes on which a plan runs: equal nodes, or groups of equal nodes."""
 
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mistlab.machine.hardware import Hardware
+from mistlab.machine.node_group import NodeGroup
 from mistlab.machine.profile import Profile
 from mistlab.values.errors import refuse
 from mistlab.values.units import GBYTES, GIB_BYTES
@@ -13,9 +18,12 @@ from mistlab.values.workload import Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Nodes of one hardware, with ``gpus_per_node`` GPUs used in each.
+    """So many nodes, with ``gpus_per_node`` GPUs used in each.
 
-    The optional fields replace numbers of the hardware: ``memory_gib`` is the memory of a GPU,
+    The nodes have one hardware, unless the last of them are groups of ``others``. Figures of a
+    cluster with several groups are those of its first group; ``of_groups`` has a cluster for each.
+
+    The optional numbers replace numbers of all hardware: ``memory_gib`` is the memory of a GPU,
     ``host_memory_gib`` that of a node, and the bandwidths are those of ``Node``. ``profile`` has
     the peculiarities of one such cluster.
     """
@@ -28,15 +36,24 @@ class Cluster:
     intra_node_gbytes_per_s: float | None = field(default=None, metadata=bounded(above=0))
     inter_node_gbytes_per_s: float | None = field(default=None, metadata=bounded(above=0))
     profile: Profile | None = None
+    others: tuple[NodeGroup, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.gpus_per_node > self.hardware.node.gpus:
+        others = sum(group.nodes for group in self.others)
+        if others >= self.nodes:
             problem = (
-                f"{self.gpus_per_node} is more than a node of {self.hardware.name} has: "
-                f"give at most {self.hardware.node.gpus}, or a hardware file with a larger node"
+                f"{self.nodes} are all in other groups, which have {others}: give at least one more"
             )
-            refuse("gpus_per_node", problem)
+            refuse("nodes", problem)
+        for group in self.groups:
+            hardware = group.hardware
+            if self.gpus_per_node > hardware.node.gpus:
+                problem = (
+                    f"{self.gpus_per_node} is more than a node of {hardware.name} has: "
+                    f"give at most {hardware.node.gpus}, or a hardware file with a larger node"
+                )
+                refuse("gpus_per_node", problem)
 
     @property
     def num_gpus(self) -> int:
@@ -46,7 +63,56 @@ class Cluster:
     @property
     def alone(self) -> Self:
         """A cluster of only one GPU of this hardware."""
-        return replace(self, nodes=1, gpus_per_node=1)
+        return replace(self, nodes=1, gpus_per_node=1, others=())
+
+    @property
+    def groups(self) -> tuple[NodeGroup, ...]:
+        """The groups of equal nodes, in the order of ranks."""
+        first = self.nodes - sum(group.nodes for group in self.others)
+        return (NodeGroup(hardware=self.hardware, nodes=first), *self.others)
+
+    @property
+    def name(self) -> str:
+        """The hardware's name; of several groups the name and the nodes of each, as command lines
+        give them."""
+        if not self.others:
+            return self.hardware.name
+        return ",".join(f"{group.hardware.name}:{group.nodes}" for group in self.groups)
+
+    @property
+    def of_groups(self) -> tuple[Self, ...]:
+        """For each group, this cluster as if all its nodes were of that group."""
+        if not self.others:
+            return (self,)
+        return tuple(replace(self, hardware=one.hardware, others=()) for one in self.groups)
+
+    @property
+    def ranks_of_groups(self) -> tuple[range, ...]:
+        """The ranks of each group."""
+        sizes = (group.nodes * self.gpus_per_node for group in self.groups)
+        return tuple(range(*ends) for ends in pairwise(accumulate(sizes, initial=0)))
+
+    def group_of(self, ranks: NDArray[np.int64]) -> NDArray[np.intp]:
+        """The number of the group of each rank (C); ranks beyond the cluster are in the last."""
+        ends = [one.stop for one in self.ranks_of_groups[:-1]]
+        return np.searchsorted(ends, ranks, side="right")
+
+    def in_one_group(self, first_rank: int, num_gpus: int) -> bool:
+        """Whether so many ranks from one on all lie in one group."""
+        borders = [one.start for one in self.ranks_of_groups] if self.others else []
+        return not any(first_rank < border < first_rank + num_gpus for border in borders)
+
+    def like_rank(self, first_rank: int, num_gpus: int) -> int:
+        """The first rank from which a stage of so many GPUs costs the same as from ``first_rank``:
+        in the same group, at the same place in a node, and at the same borders of the group."""
+        gpus = self.gpus_per_node
+        if not self.others:
+            return first_rank % gpus
+        own = next(one for one in self.ranks_of_groups if first_rank in one)
+        if first_rank == own.start or first_rank + num_gpus == own.stop:
+            return first_rank
+        # A stage that begins a node here does not begin the group.
+        return own.start + (first_rank % gpus or gpus)
 
     @property
     def memory_bytes(self) -> int:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.plan_orders import check_order
 from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import FieldError, InputError, refuse
+from mistlab.values.group_references import plain_groups, with_groups
 from mistlab.values.mesh import num_gpus
 from mistlab.values.model import ModelSpec
 from mistlab.values.plan import NO_OFFLOAD, Plan
@@ -22,7 +25,6 @@ from mistlab.values.references import (
     hardware_from,
     model_from,
     order_from,
-    plain_hardware,
     plain_model,
     plain_order,
     plain_profile,
@@ -72,13 +74,15 @@ def job_from_mapping(mapping: object, folder: Path = HERE) -> Job:
     if not isinstance(mapping, Mapping):
         return from_mapping(Job, mapping)
     resolved = dict(mapping)
+    if isinstance(mapping.get("cluster"), Mapping):
+        resolved["cluster"] = with_groups(mapping["cluster"], folder)
     for section, key, value_from in (
         ("workload", "model", model_from),
         ("cluster", "hardware", hardware_from),
         ("cluster", "profile", profile_from),
         ("plan", "order", order_from),
     ):
-        content = mapping.get(section)
+        content = resolved.get(section)
         if isinstance(content, Mapping) and key in content:
             resolved[section] = {**resolved[section], key: value_from(content[key], folder)}
     return from_mapping(Job, resolved)
@@ -88,7 +92,8 @@ def job_to_mapping(job: Job, folder: Path = HERE) -> dict[str, Any]:
     """The content of a plan file in ``folder`` for a job; defaults are left out."""
     mapping = to_mapping(job, omit_defaults=True)
     mapping["workload"]["model"] = plain_model(job.workload.model, folder)
-    mapping["cluster"]["hardware"] = plain_hardware(job.cluster.hardware)
+    mapping["cluster"] |= plain_groups(job.cluster)
+    mapping["cluster"].pop("others", None)
     if job.cluster.profile is not None:
         mapping["cluster"]["profile"] = plain_profile(job.cluster.profile)
     if "order" in mapping["plan"]:
@@ -106,7 +111,8 @@ def _model_problem(job: Job) -> FieldError | None:
 
 def _precision_problem(job: Job) -> FieldError | None:
     try:
-        job.cluster.peak_flop_per_s(job.workload.precision)
+        for cluster in job.cluster.of_groups:
+            cluster.peak_flop_per_s(job.workload.precision)
     except FieldError as error:
         return error.within("workload")
     return None
@@ -279,6 +285,27 @@ def _num_gpus_problem(job: Job) -> FieldError | None:
     return FieldError("plan.stages", problem)
 
 
+def _groups_problem(job: Job) -> FieldError | None:
+    """A stage whose GPUs are of two groups of nodes."""
+    cluster, first_rank = job.cluster, 0
+    for index, stage in enumerate(job.plan.stages):
+        after = first_rank + stage.num_gpus
+        if not cluster.in_one_group(first_rank, stage.num_gpus):
+            border = next(one.start for one in cluster.ranks_of_groups if one.start > first_rank)
+            first, last = (
+                cluster.groups[number].hardware.name
+                for number in cluster.group_of(np.array([first_rank, border])).tolist()
+            )
+            problem = (
+                f"takes GPUs {first_rank} to {after - 1}, of which those before {border} are "
+                f"{first} and the others {last}: give the stages before it, or it, degrees with "
+                f"which a stage ends at GPU {border}"
+            )
+            return FieldError(f"plan.stages[{index}]", problem)
+        first_rank = after
+    return None
+
+
 def _order_problem(job: Job) -> FieldError | None:
     """What is wrong with the order of the plan's passes."""
     plan = job.plan
@@ -306,5 +333,6 @@ _CHECKS: tuple[Callable[[Job], FieldError | None], ...] = (
     _parts_problem,
     _engine_problem,
     _num_gpus_problem,
+    _groups_problem,
     _order_problem,
 )

@@ -130,7 +130,8 @@ class AlikeStages:
         savings, counts = np.split(candidates, [len(self.choices)], axis=1)
         layers, number = np.repeat(self.shares, rows), np.arange(stages)
         held = [in_flight(stage, stages, pipeline.micro_batches) for stage in range(stages)]
-        in_node = np.array(pipeline.first_ranks()) % self.problem.cluster.gpus_per_node
+        cluster = self.problem.cluster
+        ranks = [cluster.like_rank(rank, mesh.num_gpus) for rank in pipeline.first_ranks()]
         return StageBatch(
             layers=layers,
             **mesh.values(),
@@ -139,7 +140,7 @@ class AlikeStages:
             in_flight=np.repeat(held, rows),
             has_embedding=np.repeat((number == 0).astype(np.int64), rows),
             has_head=np.repeat((number == stages - 1).astype(np.int64), rows),
-            first_rank=np.repeat(in_node, rows),
+            first_rank=np.repeat(ranks, rows),
             micro_batches=pipeline.micro_batches,
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.memory import host_room_at
 from mistlab.cost.pipeline import StageTimes
 from mistlab.values.dimensions import counts_of_blocks, names_of
 from mistlab.values.search import Problem
@@ -174,7 +175,8 @@ class BoxMenus:
                 for one in asked
             ]
         )
-        may = bounds.fits & (bounds.host_bytes * gpus <= cluster.host_memory_bytes)
+        room = host_room_at(cluster, least.first_rank)
+        may = bounds.fits & (bounds.host_bytes * gpus <= room)
         ends = np.cumsum([len(one.boxes) for one in asked])
         hopeful = []
         for one, end in zip(asked, ends, strict=True):

@@ -2,8 +2,8 @@
 best.
 
 A stage's place in the pipeline decides how much memory it must hold, and whether it has the
-embedding or the head. Its cost depends on nothing else of the pipeline. Nodes are equal, so only
-the place of its first rank inside a node matters.
+embedding or the head. Its cost depends on nothing else of the pipeline. Where nodes are equal, only
+the place of its first rank inside a node matters; else its group of nodes matters, too.
 """
 
 from collections import defaultdict
@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.memory import host_room_at
 from mistlab.cost.pipeline import StageTimes
+from mistlab.machine.cluster import Cluster
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -46,7 +48,10 @@ COARSE = {"offload_weights": 1, "offload_gradients": 1}
 
 
 class StagePosition(NamedTuple):
-    """A number of blocks on a mesh, at some place of a pipeline."""
+    """A number of blocks on a mesh, at some place of a pipeline.
+
+    ``place_in_node`` is the first rank from which the stage costs the same (``Cluster.like_rank``).
+    """
 
     mesh: Mesh
     place_in_node: int
@@ -162,7 +167,8 @@ class Menus:
         hopeful = hopeful_s(self.problem, self.group, self.work, place, options) < limit_s
         if self.even_hosts:
             cluster = self.problem.cluster
-            hopeful &= options.host_bytes * cluster.gpus_per_node <= cluster.host_memory_bytes
+            room = host_room_at(cluster, np.array([place.place_in_node]))
+            hopeful &= options.host_bytes * cluster.gpus_per_node <= room
         return np.asarray(hopeful)
 
     def _fastest(self, place: StagePosition, options: Options, limit_s: float) -> Options:
@@ -188,12 +194,14 @@ def hopeful_s(
     options: Options,
 ) -> Column:
     """The least seconds of a pipeline that has a candidate. Half of its passes in flight, at
-    most, run while the other stages compute."""
+    most, run while the other stages compute; so does its work before its first pass and after its
+    last."""
     layers = problem.workload.model.layers - place.layers
     others_s = group.least_stages_s(work, layers)
     hidden_s = (place.in_flight - 1) / 2 * options.stable_s
-    own_s = group.micro_batches * options.stable_s
-    return np.asarray(options.once_s + own_s + np.maximum(others_s - hidden_s, 0.0))
+    beside_s = options.times.begin_s + options.times.end_s
+    own_s = options.once_s + group.micro_batches * options.stable_s
+    return np.asarray(own_s + np.maximum(others_s - hidden_s - beside_s, 0.0))
 
 
 def coarse(choices: Choices, *, is_alone: bool) -> Choices:
@@ -315,7 +323,7 @@ class _Rows:
         gpus_of_node = np.minimum(
             self._of_place(lambda place: place.mesh.num_gpus), cluster.gpus_per_node
         )
-        fits = costs.fits & (costs.host_bytes * gpus_of_node <= cluster.host_memory_bytes)
+        fits = costs.fits & (costs.host_bytes * gpus_of_node <= self._host_room(cluster))
         by_strategy = fits.reshape(len(self.strategies), -1)
         seconds, first = costs.seconds, 0
         for number, _, counts in self.part:
@@ -331,6 +339,12 @@ class _Rows:
                 ),
             )
             first += len(counts)
+
+    def _host_room(self, cluster: Cluster) -> NDArray[np.float64] | float:
+        """Bytes of the host memory of each row's nodes; one number where all nodes are equal."""
+        if not cluster.others:
+            return cluster.host_memory_bytes
+        return host_room_at(cluster, self._of_place(lambda place: place.place_in_node))
 
     def _of_mesh(self, name: str) -> NDArray[np.int64]:
         return self._of_place(lambda place: place.mesh.value(name))

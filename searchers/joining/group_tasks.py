@@ -82,25 +82,27 @@ class GroupTask:
         """The likely least work of each mesh, from middle stages with half an even share of the
         blocks and coarse ratios: hardly any pipeline has less work. Infinite where nothing fits."""
         layers, gpus = self.problem.workload.model.layers, self.problem.cluster.num_gpus
+        starts = [ranks.start for ranks in self.problem.cluster.ranks_of_groups]
         places = {
-            mesh: StagePosition(
+            (mesh, start): StagePosition(
                 mesh=mesh,
-                place_in_node=0,
+                place_in_node=start,
                 layers=max(1, layers * mesh.num_gpus // gpus // 2),
                 in_flight=min(self.group.micro_batches, max(1, gpus // mesh.num_gpus // 2)),
                 is_first=False,
                 is_last=False,
             )
             for mesh in self.group.meshes
+            for start in starts
         }
         menus = self._menus(ledger, self.work, with_host=False)
         menus.prepare(places.values(), inf)
         return {
             mesh: LeastWork(
-                block_s=float(menus[place].stable_s.min(initial=inf)) / place.layers,
+                block_s=min(_least_block_s(menus, places[mesh, start]) for start in starts),
                 ends_s=self.work[mesh].ends_s,
             )
-            for mesh, place in places.items()
+            for mesh in self.group.meshes
         }
 
     @property
@@ -139,6 +141,10 @@ class GroupTask:
             menus.refine(places - refined, min(self.limit_s, found[0]))
             refined |= places
         return found
+
+
+def _least_block_s(menus: Menus, place: StagePosition) -> float:
+    return float(menus[place].stable_s.min(initial=inf)) / place.layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ the best plan so far.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from contextlib import suppress
+from dataclasses import dataclass, field
 from math import inf
 from typing import Self
 

@@ -39,8 +39,24 @@ class LeastWork:
 def work_of(
     problem: Problem, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
-    """The least work on each mesh, from stages with one block, with two, and with one and both
-    ends."""
+    """The least work on each mesh, in the fastest of unlike groups of nodes, from stages with one
+    block, with two, and with one and both ends."""
+    found = [
+        _work_from(ranks.start, space, ledger, meshes) for ranks in problem.cluster.ranks_of_groups
+    ]
+    return {
+        mesh: LeastWork(
+            block_s=min(of_group[mesh].block_s for of_group in found),
+            ends_s=min(of_group[mesh].ends_s for of_group in found),
+        )
+        for mesh in meshes
+    }
+
+
+def _work_from(
+    first_rank: int, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
+) -> dict[Mesh, LeastWork]:
+    """The least work on each mesh of the group of nodes at a rank."""
     names = [name for name in names_of("savings") if name in added()]
     ways = [
         dict(zip(names, values, strict=True))
@@ -49,7 +65,14 @@ def work_of(
     layers, ends = (np.repeat(column, len(meshes)) for column in ([1, 2, 1], [0, 0, 1]))
     columns = {name: np.tile([mesh.value(name) for mesh in meshes], 3) for name in names_of("mesh")}
     batches = [
-        StageBatch(layers=layers, **columns, **way, has_embedding=ends, has_head=ends)
+        StageBatch(
+            layers=layers,
+            **columns,
+            **way,
+            has_embedding=ends,
+            has_head=ends,
+            first_rank=first_rank,
+        )
         for way in ways
     ]
     costs = ledger.stage_costs(StageBatch.joined(batches), engine=space.engine)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pulp
 
 from mistlab.cost.chains import PASSES, Chains, Counts, PassLengths, chained
+from mistlab.cost.memory import host_room_at
 from mistlab.values.plan import Plan
 from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.programme import join as join_exactly
@@ -187,5 +189,6 @@ class _Programme:
                 }
             )
             held[node] = held.get(node, 0) + here
-        for here in held.values():
-            self.problem.addConstraint(here <= cluster.host_memory_bytes)
+        for node, here in held.items():
+            room = host_room_at(cluster, np.array([node * cluster.gpus_per_node]))
+            self.problem.addConstraint(here <= float(np.min(room)))

@@ -15,6 +15,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.memory import host_room_at
 from mistlab.cost.pipeline import StageTimes, prepended
 from mistlab.values.plan import Plan
 from mistlab.values.search import Problem
@@ -257,7 +258,7 @@ class _Join:
             mesh=mesh,
             layers=layers,
             in_flight=min(self.menus.group.micro_batches, after + 1),
-            place_in_node=first_rank % self.menus.problem.cluster.gpus_per_node,
+            place_in_node=self.menus.problem.cluster.like_rank(first_rank, mesh.num_gpus),
             is_first=first_rank == 0,
             is_last=after == 0,
         )
@@ -314,8 +315,8 @@ class _Join:
         assert partials.behind is not None
         shares_node = (place_in_node + gpus) % cluster.gpus_per_node > 0
         held += shares_node * partials.behind.host_bytes[partials.row_behind]
-        partials = replace(partials, host_bytes=held * (place_in_node > 0))
-        return partials.chosen(held <= cluster.host_memory_bytes)
+        partials = replace(partials, host_bytes=held * (place_in_node % cluster.gpus_per_node > 0))
+        return partials.chosen(held <= host_room_at(cluster, place_in_node))
 
     def _least_s(self, partials: Partials, stages: int) -> NDArray[np.float64]:
         """The least seconds of any completion (K) of so many stages: the slowest stage that is

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mistlab.cost.memory import room_bytes
+from mistlab.cost.memory import room_of_plan
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction, StagePrediction
@@ -121,7 +121,7 @@ def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tu
     """The bottlenecks of a plan, the worst first: stages, each with the resource that it is short
     of."""
     if not prediction.fits:
-        return _short_of_memory(prediction, cluster)
+        return _short_of_memory(plan, prediction, cluster)
     found: list[tuple[int, Resource]] = []
     for stage in _slowest(plan, prediction):
         times = prediction.stages[stage]
@@ -132,11 +132,15 @@ def bottlenecks(plan: Plan, prediction: Prediction, cluster: Cluster) -> list[tu
     return found
 
 
-def _short_of_memory(prediction: Prediction, cluster: Cluster) -> list[tuple[int, Resource]]:
+def _short_of_memory(
+    plan: Plan, prediction: Prediction, cluster: Cluster
+) -> list[tuple[int, Resource]]:
     """The stage that exceeds a GPU's memory most; if all fit, the stage with most on its host."""
     stages = prediction.stages
-    fullest = max(range(len(stages)), key=lambda stage: stages[stage].peak_reserved_bytes)
-    if stages[fullest].peak_reserved_bytes > room_bytes(cluster):
+    reserved = np.array([stage.peak_reserved_bytes for stage in stages])
+    excess = reserved - room_of_plan(cluster, plan)
+    fullest = int(np.argmax(excess))
+    if excess[fullest] > 0:
         return [(fullest, "memory")]
     return [(max(range(len(stages)), key=lambda stage: stages[stage].host_bytes), "host")]
 

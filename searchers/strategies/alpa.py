@@ -37,12 +37,19 @@ from searchers.strategy import Ending, NeedsStageCosts
 
 # Bounds on the slowest stage that lie closer together than this count as one.
 SPACING = 1.01
+# The reason to refuse a search on unlike nodes.
+UNLIKE_NODES = (
+    "takes all nodes as equal, and this cluster has unlike ones: ask another searcher, such as "
+    "mist or aceso"
+)
 
 
 @NeedsStageCosts
 def alpa(problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator) -> Ending:
     """Solve the programme for each number of micro-batches; predict the pipelines it finds."""
     del draw  # Nothing is left to chance.
+    if problem.cluster.others:
+        return Ending(status="REFUSED", reason=UNLIKE_NODES)
     for division in divisions(problem, space):
         table = stage_table(problem, space, ledger, division)
         if table is not None:

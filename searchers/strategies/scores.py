@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mistlab.cost.memory import host_bytes_of_fullest_node, room_bytes
+from mistlab.cost.memory import fullest_host, room_of_plan
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
@@ -38,14 +38,14 @@ def score_of(plan: Plan, prediction: Prediction, cluster: Cluster) -> Score:
 
 
 def _excess(plan: Plan, prediction: Prediction, cluster: Cluster) -> float:
-    room = room_bytes(cluster)
-    over = [max(0.0, stage.peak_reserved_bytes / room - 1) for stage in prediction.stages]
+    reserved = np.array([stage.peak_reserved_bytes for stage in prediction.stages])
+    over = np.maximum(0.0, reserved / room_of_plan(cluster, plan) - 1)
     gpus = np.array([stage.num_gpus for stage in plan.stages])
     of_stage = np.array([stage.host_bytes for stage in prediction.stages])
     of_rank = of_stage / np.minimum(gpus, cluster.gpus_per_node)
-    host = host_bytes_of_fullest_node(of_rank, gpus, cluster) / cluster.host_memory_bytes
+    host = fullest_host(of_rank, gpus, cluster)
     # Where sizes do not divide, bytes mean nothing; the excess is then a GPU's memory.
-    return sum(over) + max(0.0, host - 1) or 1.0
+    return sum(over.tolist()) + max(0.0, host - 1) or 1.0
 
 
 @dataclass(slots=True, kw_only=True)

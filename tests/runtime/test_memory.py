@@ -136,11 +136,10 @@ class Ended:
 def test_a_collective_that_has_ended_holds_no_memory_though_later_work_waited_for_it() -> None:
     streams, held = SimulatedStreams(), torch.zeros(8)
     dies = weakref.ref(held)
-    pending = Ended(held)
+    pending = [Ended(held)]
     del held
-    first = streams.submit("all_gather", lambda: pending, [])
+    first = streams.submit("all_gather", pending.pop, [])
     later = streams.submit("compute", lambda: None, [first])
-    del pending
     assert first.is_done
     assert later.is_done
     assert dies() is None

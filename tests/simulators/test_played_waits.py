@@ -60,7 +60,7 @@ def played(plan: Plan, stage: int, lacking: Collection[tuple[str, str]] = ()) ->
     overlaps = plan.overlap_communication
     model = TaskModel.of(WORK, CLUSTER, engine, overlap_communication=overlaps)
     passes = passes_of_plan(plan)
-    parts, _ = tasks_of_parts(model, plan, passes)
+    parts, _ = tasks_of_parts([model], plan, passes, CLUSTER)
     graph = build_graph(parts, model.template, passes)
     numbers = numbers_by_name(graph, stage)
     shape = StageShape.of(plan, stage)

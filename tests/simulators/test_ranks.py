@@ -79,7 +79,7 @@ def folded(plan: Plan) -> tuple[TaskGraph, list[Factors]]:
         ENGINES[plan.engine],
         overlap_communication=plan.overlap_communication,
     )
-    stages, factors = tasks_of_parts(model, plan, passes_of_plan(plan))
+    stages, factors = tasks_of_parts([model], plan, passes_of_plan(plan), CLUSTER)
     return build_graph(stages, model.template, passes_of_plan(plan)), factors
 
 

@@ -1,0 +1,46 @@
+"""Figures of the GPUs and the hosts that a stage has, where groups of nodes are unlike.
+
+Axes: C candidates for stages.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.machine.cluster import Cluster
+from mistlab.values.mesh import num_gpus
+from mistlab.values.stages import StageBatch
+from mistlab.values.workload import Precision
+
+Values = NDArray[np.float64]
+
+
+def figure_at(
+    cluster: Cluster, first_rank: NDArray[np.int64], figure: Callable[[Cluster], float]
+) -> Values | float:
+    """A figure of the group of nodes at each stage's first rank (C); one number where all nodes are
+    equal."""
+    if not cluster.others:
+        return figure(cluster)
+    of_groups = np.array([figure(group) for group in cluster.of_groups])
+    return np.asarray(of_groups[cluster.group_of(first_rank)])
+
+
+def in_one_group(cluster: Cluster, batch: StageBatch) -> NDArray[np.bool_] | bool:
+    """Whether the GPUs of each stage (C) are in one group of nodes."""
+    if not cluster.others:
+        return True
+    last = batch.first_rank + num_gpus(batch.value).astype(np.int64) - 1
+    return np.asarray(cluster.group_of(batch.first_rank) == cluster.group_of(last))
+
+
+def mean_peak_flop_per_s(
+    cluster: Cluster, precision: Precision, first_rank: int, gpus: int
+) -> float:
+    """The peak rate of one of so many GPUs from a rank on, on average."""
+    if not cluster.others:
+        return cluster.peak_flop_per_s(precision)
+    ranks = np.arange(first_rank, first_rank + gpus)
+    peaks = figure_at(cluster, ranks, lambda one: one.peak_flop_per_s(precision))
+    return float(np.mean(peaks))
