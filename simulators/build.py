@@ -10,12 +10,11 @@ pass, and hosts issue nothing meanwhile; elsewhere receiving takes no time.
 from collections.abc import Sequence
 from itertools import pairwise
 
-from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.order_text import PassKind, StageChunk
 from mistlab.schedule.pass_links import PassLinks
 from mistlab.schedule.slot_table import IN_TURN, Action, Phase, Template
 from mistlab.schedule.stage_passes import StagePass, StagePasses
-from simulators.graph import TaskGraph
+from simulators.graph import LANES, SENDS, TaskGraph
 from simulators.pass_pattern import Pattern, StageTasks
 from simulators.split_backward import pattern_of_pass
 
@@ -116,7 +115,7 @@ class _Stage:
         graph, base = self.graph, len(self.graph)
         graph.labels += pattern.labels
         graph.micro_batches += [one.micro_batch] * len(pattern.labels)
-        graph.lanes += [len(STREAMS) * self.stage + stream for stream in pattern.streams]
+        graph.lanes += [len(LANES) * self.stage + stream for stream in pattern.streams]
         graph.seconds += pattern.seconds
         graph.waits += pattern.waits
         graph.after_end += pattern.after_end
@@ -145,11 +144,7 @@ class _Stage:
                 self.graph.issues[base + place] = of_layers[layer - tasks.first_layer]
 
     def _send(self, one: StagePass, tasks: StageTasks) -> int | None:
-        """Add a task that sends a pass's outcome, if there is a receiver and the send takes time.
-
-        Its number is smaller than those of the pass's own tasks, so that it goes before
-        reductions: the neighbour waits for the send, and nobody waits for reductions.
-        """
+        """Add a task that sends a pass's outcome, if there is a receiver and it takes time."""
         if one.goes_to is None or one.goes_to.stage == self.stage:
             return None
         sends_forward = one.kind == "F"
@@ -159,7 +154,7 @@ class _Stage:
         last = tasks.first_layer + (tasks.num_layers - 1 if sends_forward else 0)
         send = self.graph.add(
             Action(stage=self.stage, kind="X", layer=last, micro_batch=one.micro_batch),
-            "compute" if self.template.sends in IN_TURN else "gpu_to_gpu",
+            "compute" if self.template.sends in IN_TURN else SENDS,
             seconds,
         )
         if self.template.sends == "meeting":

@@ -19,7 +19,6 @@ from mistlab.cost.unlike_nodes import task_models
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.slot_table import (
     Action,
@@ -32,7 +31,7 @@ from mistlab.values.stages import StageBatch
 from mistlab.values.value import check_field
 from mistlab.values.workload import Workload
 from simulators.build import build_graph, build_stage
-from simulators.graph import TaskGraph
+from simulators.graph import LANES, TaskGraph
 from simulators.part_tasks import tasks_of_parts
 from simulators.play import Factors, Times, play
 from simulators.stage_times import PassTimes, pass_times
@@ -47,10 +46,10 @@ _OF_MICRO_BATCH: frozenset[Kind] = frozenset({"F", "B", "W", "A", "X", "Y"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedTask:
-    """A task, its stream, and its times in seconds from the iteration's beginning."""
+    """A task, its lane, and its times in seconds from the iteration's beginning."""
 
     action: Action
-    stream: str
+    lane: str
     start_s: float
     end_s: float
 
@@ -71,13 +70,18 @@ class Simulation:
         takes longest from its own first task to its last."""
         if not self.graph.steps_apart:
             return max(self.times.ends_s, default=0.0)
-        begun, ended = [math.inf] * self.graph.stages, [0.0] * self.graph.stages
-        for task, (start, end) in enumerate(
-            zip(self.times.starts_s, self.times.ends_s, strict=True)
-        ):
-            stage = self.graph.stage(task)
-            begun[stage], ended[stage] = min(begun[stage], start), max(ended[stage], end)
-        return max(end - start for start, end in zip(begun, ended, strict=True))
+        return max(map(self._apart_s, range(self.graph.stages)))
+
+    def _apart_s(self, stage: int) -> float:
+        """Seconds of a stage's own iteration. It waits for its first micro-batch when the iteration
+        before is over, and what it does meanwhile counts, but not the waiting."""
+        graph, times = self.graph, self.times
+        own = [task for task in range(len(graph)) if graph.stage(task) == stage]
+        first_s = min(times.starts_s[task] for task in own if graph.lane(task) == "compute")
+        before = [task for task in own if times.ends_s[task] <= first_s]
+        begun_s = min((times.starts_s[task] for task in before), default=0.0)
+        ready_s = max((times.ends_s[task] for task in before), default=0.0)
+        return max(times.ends_s[task] for task in own) - first_s + ready_s - begun_s
 
     def tasks(self) -> Iterator[PlayedTask]:
         """All tasks, stage by stage, in the order of the slot table."""
@@ -87,20 +91,20 @@ class Simulation:
         """A task by its number in the graph."""
         return PlayedTask(
             action=self.graph.action(number),
-            stream=self.graph.stream(number),
+            lane=self.graph.lane(number),
             start_s=self.times.starts_s[number],
             end_s=self.times.ends_s[number],
         )
 
     def busy_s(self) -> tuple[Mapping[str, float], ...]:
-        """For each stage, the seconds that each stream ran tasks."""
-        sums = [0.0] * (len(STREAMS) * self.graph.stages)
+        """For each stage, the seconds that each lane ran tasks."""
+        sums = [0.0] * (len(LANES) * self.graph.stages)
         spans = zip(self.graph.lanes, self.times.starts_s, self.times.ends_s, strict=True)
         for lane, start, end in spans:
             sums[lane] += end - start
         return tuple(
-            dict(zip(STREAMS, sums[lane : lane + len(STREAMS)], strict=True))
-            for lane in range(0, len(sums), len(STREAMS))
+            dict(zip(LANES, sums[lane : lane + len(LANES)], strict=True))
+            for lane in range(0, len(sums), len(LANES))
         )
 
 

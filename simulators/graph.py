@@ -1,8 +1,9 @@
 """A graph of tasks and of their waits for one another: the input of the event simulator.
 
-A task runs on one stream of one stage, and a stream runs one task at a time. A task is ready when
-the tasks that it waits for have started or ended. Of the ready tasks of a stream, the one with the
-lowest number goes first.
+A task runs on one lane of one stage, and a lane runs one task at a time. Each stream is a lane, and
+sends beside the next pass have a lane of their own, as in the runtime. A task is ready when the
+tasks that it waits for have started or ended. Of the ready tasks of a lane, the one with the lowest
+number goes first.
 """
 
 from bisect import bisect_right
@@ -18,6 +19,10 @@ Label = tuple[Kind, Direction | None, int | None]
 # How far from a task the tasks are that wait for it.
 Offsets = tuple[int, ...]
 
+# The lanes of a stage. Sends share the links of the gpu-to-gpu stream.
+SENDS = "sends"
+LANES = (*STREAMS, SENDS)
+
 # Of how many tasks a message names what they wait for.
 NAMED = 8
 
@@ -32,8 +37,8 @@ class TaskGraph:
 
     A column is a plain list, so equal passes share their values. ``after_end`` and
     ``after_start`` hold, for each task, the offsets of the tasks that wait for it; ``waits``
-    counts the tasks that it waits for. ``lanes`` are streams of stages: stage times four plus
-    stream.
+    counts the tasks that it waits for. ``lanes`` count through all stages: stage times five plus
+    the lane's place in ``LANES``.
     """
 
     stages: int
@@ -59,12 +64,12 @@ class TaskGraph:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def add(self, action: Action, stream: str, seconds: float) -> int:
+    def add(self, action: Action, lane: str, seconds: float) -> int:
         """Add a task; its number."""
         assert action.stage < self.stages, f"{action}: there are {self.stages} stages"
         self.labels.append((action.kind, action.direction, action.layer))
         self.micro_batches.append(action.micro_batch)
-        self.lanes.append(len(STREAMS) * action.stage + STREAMS.index(stream))
+        self.lanes.append(len(LANES) * action.stage + LANES.index(lane))
         self.seconds.append(seconds)
         self.waits.append(0)
         self.after_end.append(())
@@ -83,11 +88,11 @@ class TaskGraph:
 
     def stage(self, task: int) -> int:
         """The stage that runs a task."""
-        return self.lanes[task] // len(STREAMS)
+        return self.lanes[task] // len(LANES)
 
-    def stream(self, task: int) -> str:
-        """The stream that a task runs on."""
-        return STREAMS[self.lanes[task] % len(STREAMS)]
+    def lane(self, task: int) -> str:
+        """The lane that a task runs on."""
+        return LANES[self.lanes[task] % len(LANES)]
 
     def chunk(self, task: int) -> int:
         """The chunk of its stage that a task is of."""

@@ -8,7 +8,9 @@ rings, from the first layer's step until the last layer's step.
 While a layer runs, it holds the bytes at its graph's peak. From its forward until its backward pass
 it keeps what it saved, or only its input if it will be computed again. Activations that are swapped
 out free their memory when the next user of their buffer has waited for the copy; they take memory
-again when the copy back begins. Activations sent to the next stage stay until their gradient comes.
+again when the copy back begins. Activations sent to the next stage stay until their gradient comes;
+of stages in chunks they count once for each micro-batch that went through all chunks, because
+engines with chunks free most of them (Megatron's ``deallocate_output_tensor``).
 """
 
 import math
@@ -100,7 +102,7 @@ def memory_of(
 ) -> list[MemoryOverTime]:
     """The memory of each stage of a plan over its simulation; ``room_bytes`` of each stage."""
     batch = StageBatch.of_plan(plan)
-    figures, sums = model.figures(batch), model.layers_of(batch)
+    figures, sums = model.figures(batch), _sums(model, batch)
     changes: dict[int, list[Change]] = defaultdict(list)
     stages = _stages(plan, model, figures, sums)
     graph, times = simulation.graph, simulation.times
@@ -127,6 +129,16 @@ def memory_of(
     ]
 
 
+def _sums(model: StageModel, batch: StageBatch) -> Mapping[str, NDArray[np.float64]]:
+    """Sums of the layers of each stage, with what an engine's blocks keep beyond their graphs."""
+    sums, (beyond, keeping) = dict(model.layers_of(batch)), model.beyond_graphs(batch)
+    for name in model.types.of_blocks:
+        for what in ("saved_bytes", "forward_peak_bytes", "backward_peak_bytes"):
+            if what != "saved_bytes" or name in keeping:
+                sums[sum_name(name, what)] = sums[sum_name(name, what)] + beyond
+    return sums
+
+
 def _given_back_s(simulation: "Simulation", number: int) -> float:
     """When the room that a swap frees is free for others: when a stream has waited for the swap."""
     graph, times = simulation.graph, simulation.times
@@ -143,11 +155,11 @@ def _stages(
 ) -> list["_Stage"]:
     passes = passes_of_plan(plan)
     whole = whole_types(plan, model)
-    stages = [
-        _Stage(plan, stage, model, figures, sums, whole if of_stage.splits_backward else {})
-        for stage, of_stage in enumerate(passes)
-    ]
     chunks = passes[0].chunks
+    stages = [
+        _Stage(plan, stage, model, figures, sums, whole if one.splits_backward else {}, chunks)
+        for stage, one in enumerate(passes)
+    ]
     types = model.types.of_stages(batch_of_parts([plan], chunks).value)
     for part, places in zip(parts_of_plan(plan, chunks), types, strict=True):
         stages[part.stage].take(part, [model.types.names[place] for place in places])
@@ -165,11 +177,14 @@ class _Stage:
         figures: StageFigures,
         sums: Mapping[str, NDArray[np.float64]],
         whole: Mapping[str, str],
+        chunks: int,
     ) -> None:
         own = plan.stages[stage]
         # Layers count through the whole model, the embedding is layer 0.
         self.types: dict[int, str] = {}
         self.sends_from: set[int] = set()
+        self.is_last = stage == plan.num_stages - 1
+        self.chunks = chunks
         # Where gradients of weights have passes of their own: the types of layers as which those
         # are kept until then that were there before.
         self.whole = whole
@@ -189,7 +204,7 @@ class _Stage:
         self.steps_with = "O" if memory.rings else "S"
         # A baseline's own pipeline reduces when all passes are over.
         reduces = own.zero >= 1 and plan.num_stages == 1
-        self.wide_bytes = float(figures.logits_bytes[stage]) if memory.wide_logits else 0.0
+        self.wide_bytes = memory.wide_logits * float(figures.logits_bytes[stage])
         self.bucket_bytes = memory.gradient * memory.bucket_elements if reduces else 0
         # When the step's first task began. When its last task had ended and, with rings, all
         # layers had computed.
@@ -198,7 +213,7 @@ class _Stage:
     def take(self, part: StagePart, types: Sequence[str]) -> None:
         """Add another part of the model to the stage, with layers of these types."""
         self.types |= dict(enumerate(types, part.first_layer))
-        if not part.has_head:
+        if not self.is_last:
             self.sends_from.add(part.blocks.stop - 1)
 
     def changes(
@@ -257,7 +272,7 @@ class _Stage:
         found = self.of_layer.get(layer)
         if found is None:
             sums = self._of(layer)
-            sent = sums["output_bytes"] if layer in self.sends_from else 0.0
+            sent = sums["output_bytes"] / self.chunks if layer in self.sends_from else 0.0
             wide = self.wide_bytes if layer == self.head else 0.0
             backward = self.bucket_bytes + sums["backward_peak_bytes"]
             peaks = sums["forward_peak_bytes"] + wide, backward + wide

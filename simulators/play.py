@@ -1,7 +1,8 @@
-"""Plays a graph of tasks on SimPy, with one process for each stream of each stage.
+"""Plays a graph of tasks on SimPy, with one process for each lane of each stage.
 
 The busy streams of a stage slow one another down: each runs at a speed of one over its factor,
-which depends on the set of busy streams. Whenever the set changes, the rest of each running task
+which depends on the set of busy streams. A send is on the gpu-to-gpu stream; beside a collective of
+its stage both run at half of their speed. Whenever the set changes, the rest of each running task
 goes on at the new speed. SimPy's queue holds one event for each stage, for the running task that
 ends first. When the set changes, the processes that wait for this event are moved to a new event at
 the new time. Sends of stages that share a node's network slow one another down in the same way
@@ -16,14 +17,16 @@ from math import inf
 from simpy import Environment, Event
 
 from mistlab.machine.slowdowns import STREAMS
-from simulators.graph import TaskGraph
+from simulators.graph import LANES, SENDS, TaskGraph
 from simulators.network import Network
 
 # For each set of busy streams, given as bits, the factor on the time of each stream.
 Factors = Sequence[Sequence[float]]
 
 ALONE: Factors = ((1.0,) * len(STREAMS),) * 2 ** len(STREAMS)
-_STREAMS = range(len(STREAMS))
+_GPU_TO_GPU, _SENDS = STREAMS.index("gpu_to_gpu"), LANES.index(SENDS)
+# The factor on a send and a collective of one stage that run side by side.
+_SHARED = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,74 +63,72 @@ class _Contention:
     """The running tasks of one stage: the work that each has left, and which task ends first."""
 
     __slots__ = (
-        *("busy", "environment", "events", "left", "next_stream", "shares", "since", "usual"),
-        "when",
+        *("busy", "crowded", "environment", "events", "left", "next_lane", "shares", "since"),
+        *("usual", "when"),
     )
 
     def __init__(self, environment: Environment, factors: Factors) -> None:
         self.environment = environment
-        # For each set of busy streams, pairs of a stream in it and its factor.
-        self.usual = self.shares = [
-            [
-                (stream, float(factors[chosen][stream]))
-                for stream in _STREAMS
-                if chosen & 1 << stream
-            ]
-            for chosen in range(2 ** len(STREAMS))
-        ]
-        self.left = [0.0] * len(STREAMS)
-        self.events: list[_Ending | None] = [None] * len(STREAMS)
+        # For each set of busy lanes, pairs of a lane in it and its factor.
+        self.usual = self.shares = _shares(factors)
+        self.left = [0.0] * len(LANES)
+        self.events: list[_Ending | None] = [None] * len(LANES)
         self.busy = 0
+        # The lane of the send that others on its links slow down.
+        self.crowded = -1
         self.since = 0.0
-        # The stream whose event is in SimPy's queue, and the time of the event.
-        self.next_stream = -1
+        # The lane whose event is in SimPy's queue, and the time of the event.
+        self.next_lane = -1
         self.when = 0.0
 
-    def begin(self, stream: int, seconds: float, now: float) -> _Ending:
+    def begin(self, lane: int, seconds: float, now: float) -> _Ending:
         """Start a task that takes ``seconds`` when alone; return the event of its end."""
         if now > self.since:
             self._advance(now)
-        self.left[stream] = seconds
-        event = self.events[stream] = _Ending(self.environment)
-        self.busy |= 1 << stream
+        self.left[lane] = seconds
+        event = self.events[lane] = _Ending(self.environment)
+        self.busy |= 1 << lane
         self.await_next()
         return event
 
-    def ending(self, stream: int) -> _Ending:
-        """The event of the end of a stream's running task."""
-        event = self.events[stream]
+    def ending(self, lane: int) -> _Ending:
+        """The event of the end of a lane's running task."""
+        event = self.events[lane]
         assert event is not None
         return event
 
-    def end(self, stream: int, now: float) -> None:
-        """End the task of a stream; the caller must call ``await_next`` or ``begin`` afterwards."""
+    def end(self, lane: int, now: float) -> None:
+        """End the task of a lane; the caller must call ``await_next`` or ``begin`` afterwards."""
         if now > self.since:
             self._advance(now)
-        self.left[stream] = 0.0
-        self.busy &= ~(1 << stream)
-        self.next_stream = -1
-        self.shares = self.usual
+        self.left[lane] = 0.0
+        self.busy &= ~(1 << lane)
+        self.next_lane = -1
+        if lane == self.crowded:
+            self.crowded = -1
+            self.shares = self.usual
 
-    def crowd(self, stream: int, factor: float, now: float) -> None:
-        """Let a stream's task take ``factor`` times as long from now on."""
+    def crowd(self, lane: int, factor: float, now: float) -> None:
+        """Let a lane's task take ``factor`` times as long from now on."""
         if now > self.since:
             self._advance(now)
+        self.crowded = lane
         self.shares = (
             self.usual
             if factor == 1
             else [
-                [(one, share * factor if one == stream else share) for one, share in of_set]
+                [(one, share * factor if one == lane else share) for one, share in of_set]
                 for of_set in self.usual
             ]
         )
         self.await_next()
 
     def _advance(self, now: float) -> None:
-        """Subtract the work that was done since the set of busy streams last changed."""
+        """Subtract the work that was done since the set of busy lanes last changed."""
         elapsed, left = now - self.since, self.left
-        for stream, factor in self.shares[self.busy]:
-            rest = left[stream] - elapsed / factor
-            left[stream] = rest if rest > 0 else 0.0
+        for lane, factor in self.shares[self.busy]:
+            rest = left[lane] - elapsed / factor
+            left[lane] = rest if rest > 0 else 0.0
         self.since = now
 
     def await_next(self) -> None:
@@ -136,31 +137,49 @@ class _Contention:
             return
         left = self.left
         first, delay = -1, inf
-        for stream, factor in self.shares[self.busy]:
-            rest = left[stream] * factor
+        for lane, factor in self.shares[self.busy]:
+            rest = left[lane] * factor
             if rest < delay:
-                first, delay = stream, rest
+                first, delay = lane, rest
         when = self.since + delay
-        scheduled = self.next_stream
+        scheduled = self.next_lane
         if scheduled >= 0:
             if scheduled == first and when == self.when:
                 return
             self._withdraw(scheduled)
         event = self.events[first]
         assert event is not None
-        self.next_stream, self.when = first, when
+        self.next_lane, self.when = first, when
         event.at(delay)
 
-    def _withdraw(self, stream: int) -> None:
-        """Move the waiting processes from a stream's event to a new event outside SimPy's queue."""
-        former = self.events[stream]
+    def _withdraw(self, lane: int) -> None:
+        """Move the waiting processes from a lane's event to a new event outside SimPy's queue."""
+        former = self.events[lane]
         assert former is not None
-        event = self.events[stream] = _Ending(self.environment)
+        event = self.events[lane] = _Ending(self.environment)
         event.callbacks, former.callbacks = former.callbacks, []
 
 
+def _shares(factors: Factors) -> list[list[tuple[int, float]]]:
+    """For each set of busy lanes, given as bits, pairs of a lane in it and its factor."""
+    found = []
+    for chosen in range(2 ** len(LANES)):
+        streams = chosen & ~(1 << _SENDS)
+        are_shared = chosen >> _SENDS and streams >> _GPU_TO_GPU & 1
+        if chosen >> _SENDS:
+            streams |= 1 << _GPU_TO_GPU
+        of_set = []
+        for lane in range(len(LANES)):
+            if chosen >> lane & 1:
+                stream = _GPU_TO_GPU if lane == _SENDS else lane
+                share = _SHARED if are_shared and stream == _GPU_TO_GPU else 1.0
+                of_set.append((lane, float(factors[streams][stream]) * share))
+        found.append(of_set)
+    return found
+
+
 class _Player:
-    """The processes of all streams, and the state that they share."""
+    """The processes of all lanes, and the state that they share."""
 
     __slots__ = (
         *(
@@ -180,7 +199,7 @@ class _Player:
     def __init__(
         self, environment: Environment, graph: TaskGraph, factors: Sequence[Factors]
     ) -> None:
-        lanes = len(STREAMS) * graph.stages
+        lanes = len(LANES) * graph.stages
         self.environment = environment
         self.graph = graph
         self.contention = [_Contention(environment, of_stage) for of_stage in factors]
@@ -200,15 +219,15 @@ class _Player:
                 self.ready[lane].append(task)
         for lane, count in enumerate(counts):
             if count:
-                environment.process(self._stream(lane, count))
+                environment.process(self._lane(lane, count))
 
-    def _stream(self, lane: int, count: int) -> Generator[Event, None, None]:
-        """Run the ``count`` tasks of a stream, each when it is ready, in order of their numbers."""
+    def _lane(self, lane: int, count: int) -> Generator[Event, None, None]:
+        """Run the ``count`` tasks of a lane, each when it is ready, in order of their numbers."""
         environment, starts, ends = self.environment, self.starts, self.ends
         seconds, ready, issues = self.graph.seconds, self.ready[lane], self.graph.issues
         after_start, after_end = self.graph.after_start, self.graph.after_end
         network, uses_of, holds = self.network, self.graph.networks, self.graph.holds
-        stage, stream = divmod(lane, len(STREAMS))
+        stage, place = divmod(lane, len(LANES))
         contention = self.contention[stage]
         running, now = False, 0.0
         for _ in range(count):
@@ -231,15 +250,15 @@ class _Player:
             self.unstarted -= 1
             if waiting := after_start[task]:
                 self._release(task, waiting)
-            event = contention.begin(stream, seconds[task], now)
+            event = contention.begin(place, seconds[task], now)
             if uses := uses_of.get(task):
-                network.enter(contention, stream, uses, now)
-                event = contention.ending(stream)
+                network.enter(contention, place, uses, now)
+                event = contention.ending(place)
             yield event
             now = ends[task] = environment.now
-            contention.end(stream, now)
+            contention.end(place, now)
             if uses:
-                network.leave(contention, stream, uses, now)
+                network.leave(contention, place, uses, now)
             running = True
             if waiting := after_end[task]:
                 self._release(task, waiting)
@@ -247,12 +266,12 @@ class _Player:
 
     def _issued(self, task: int, lane: int) -> float:
         """When the host of a stage has issued a task, after the tasks before it."""
-        stage = lane // len(STREAMS)
+        stage = lane // len(LANES)
         self.hosts[stage] += self.graph.issues[task]
         return self.hosts[stage]
 
     def _release(self, task: int, offsets: Sequence[int]) -> None:
-        """Lower the number of waits of some tasks by one; wake the streams of tasks now ready."""
+        """Lower the number of waits of some tasks by one; wake the lanes of tasks now ready."""
         waits, lanes, asleep = self.waits, self.graph.lanes, self.asleep
         for offset in offsets:
             waiting = task + offset

@@ -88,6 +88,14 @@ class SymbolicPredictor:
             found |= zip(places, self._predict_alike(mode, chosen, order), strict=True)
         return [found[place] for place in range(len(plans))]
 
+    def fits(self, plan: Plan) -> bool:
+        """Whether a plan fits, as its prediction says, without the time that the times take."""
+        figures, batch = self._figures([plan]), StageBatch.of_plan(plan)
+        reserved = reserved_bytes(figures, batch, self.cluster, ENGINES[plan.engine])
+        has_room = (figures.feasible & self._has_room(reserved, batch)).all()
+        fullest = fullest_host(figures.host_bytes, num_gpus(batch.value), self.cluster)
+        return bool(has_room and fullest <= 1)
+
     def predict_stage(self, plan: Plan, stage: int) -> Prediction:
         """Predict one stage of a plan as if no other stage kept it waiting.
 
@@ -235,12 +243,17 @@ class SymbolicPredictor:
 
     def _ordered(self, mode: EngineMode, plans: Sequence[Plan]) -> list[KnownStage]:
         """The stages of plans whose passes run in an order without a formula."""
-        model, batch = self._stages(mode.engine.name), StageBatch.of_plans(plans)
-        figures = model.figures(batch)
+        return [*self._known_of(mode, StageBatch.of_plans(plans), self._figures(plans))]
+
+    def _figures(self, plans: Sequence[Plan]) -> StageFigures:
+        """The memory and work of the stages of plans of one engine, with that of their order."""
+        model = self._stages(plans[0].engine)
+        figures = model.figures(StageBatch.of_plans(plans))
+        if all(plan.order == DEFAULT_ORDER for plan in plans):
+            return figures
         unlike = np.concatenate([unlike_bytes(plan, model) for plan in plans])
         names = ("activations_bytes", "forward_peak_bytes", "backward_peak_bytes")
-        figures = replace(figures, **{name: getattr(figures, name) + unlike for name in names})
-        return [*self._known_of(mode, batch, figures)]
+        return replace(figures, **{name: getattr(figures, name) + unlike for name in names})
 
     def _worked_out(self, mode: EngineMode, batch: StageBatch) -> Iterator[KnownStage]:
         return self._known_of(mode, batch, self._stages(mode.engine.name).figures(batch))

@@ -1,7 +1,7 @@
 """Writes a simulated iteration as a trace file for Perfetto and chrome://tracing.
 
 The format is Chrome's Trace Event Format, with times in microseconds. A stage is a process and its
-streams are threads. A task is a complete event. A send is a flow from its task to the task that
+lanes are threads. A task is a complete event. A send is a flow from its task to the task that
 waited for it. Memory is a counter for each class.
 """
 
@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_table import Kind
 from mistlab.values.units import GIB_BYTES
+from simulators.graph import LANES
 from simulators.memory import CLASSES, MemoryOverTime
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def _tracks(simulation: "Simulation") -> list[Event]:
             {**of_stage, "name": "process_name", "args": {"name": f"stage {stage}"}},
             {**of_stage, "name": "process_sort_index", "args": {"sort_index": stage}},
         ]
-        for thread, stream in enumerate(STREAMS):
+        for thread, lane in enumerate(LANES):
             of_thread = {**of_stage, "tid": thread}
             events += [
-                {**of_thread, "name": "thread_name", "args": {"name": stream.replace("_", "-")}},
+                {**of_thread, "name": "thread_name", "args": {"name": lane.replace("_", "-")}},
                 {**of_thread, "name": "thread_sort_index", "args": {"sort_index": thread}},
             ]
     return events
@@ -73,7 +73,7 @@ def _tasks(simulation: "Simulation") -> list[Event]:
             "name": str(task.action),
             "cat": WORDS[task.action.kind],
             "pid": task.action.stage,
-            "tid": STREAMS.index(task.stream),
+            "tid": LANES.index(task.lane),
             "ts": task.start_s * MICROSECONDS,
             "dur": (task.end_s - task.start_s) * MICROSECONDS,
         }
@@ -105,7 +105,7 @@ def _flows(simulation: "Simulation") -> list[Event]:
                 "name": "activations or gradients",
                 "cat": "send",
                 "pid": simulation.graph.stage(task),
-                "tid": STREAMS.index(simulation.graph.stream(task)),
+                "tid": LANES.index(simulation.graph.lane(task)),
                 "ts": simulation.times.starts_s[task] * MICROSECONDS,
             }
             # ``bp: e`` binds the flow's end to the task around it, not to the next task.

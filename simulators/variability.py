@@ -11,12 +11,11 @@ from typing import Self
 
 import numpy as np
 
-from mistlab.machine.slowdowns import STREAMS
 from mistlab.values.errors import refuse
 from mistlab.values.value import bounded, check_field, check_fields
-from simulators.graph import TaskGraph
+from simulators.graph import LANES, TaskGraph
 
-_COMPUTE = STREAMS.index("compute")
+_COMPUTE = LANES.index("compute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +63,9 @@ class Variability:
 
     def _factors(self, graph: TaskGraph) -> np.ndarray:
         """The factor on the time of each task."""
-        stages, streams = np.divmod(np.array(graph.lanes, dtype=int), len(STREAMS))
+        stages, lanes = np.divmod(np.array(graph.lanes, dtype=int), len(LANES))
         sends = np.array([kind == "X" for kind, _, _ in graph.labels], dtype=bool)
-        computes = (streams == _COMPUTE) & ~sends
+        computes = (lanes == _COMPUTE) & ~sends
         factors = np.where(computes, self.clock_factor, self.slow_links_factor)
         if self.slow_stage is not None:
             factors[computes & (stages == self.slow_stage)] *= self.slow_stage_factor

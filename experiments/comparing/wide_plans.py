@@ -144,8 +144,8 @@ def _fitting(
             job = Job(workload=problem.workload, cluster=problem.cluster, plan=plan)
         except InputError:
             continue
-        prediction = predictor.predict(plan)
-        if prediction.fits:
+        if predictor.fits(plan):
+            prediction = predictor.predict(plan)
             return WidePlan(job=job, prediction=prediction, missed=missed)
     return None
 

@@ -13,6 +13,7 @@ from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_table import Kind
 from mistlab.values.units import GIB_BYTES
 from simulators.events import PlayedTask, Simulation
+from simulators.graph import SENDS
 from simulators.timeline import WORDS
 
 
@@ -163,6 +164,8 @@ TASK_COLOURS: Mapping[Kind, str] = {
     "Y": "#C49C94",
 }
 MOST_TASKS = 40_000
+# Sends are drawn with the collectives whose links they share.
+_STREAM_OF = {SENDS: "gpu_to_gpu"}
 
 
 def timeline(simulation: Simulation, path: Path, title: str) -> None:
@@ -216,7 +219,11 @@ def lanes(
     for lane, stream in enumerate(STREAMS):
         bars: dict[Kind, list[tuple[float, float]]] = {}
         for task in tasks:
-            if task.stream == stream and task.end_s >= start and task.start_s <= end:
+            if (
+                _STREAM_OF.get(task.lane, task.lane) == stream
+                and task.end_s >= start
+                and task.start_s <= end
+            ):
                 bars.setdefault(task.action.kind, []).append(
                     (task.start_s, task.end_s - task.start_s)
                 )

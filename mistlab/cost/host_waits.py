@@ -44,11 +44,20 @@ def with_host(
 
 
 def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Values:
-    """The host's seconds (C) for a forward and a backward pass; recomputed blocks run twice."""
+    """The host's seconds (C) for a forward and a backward pass."""
+    forward, backward = issued_by_pass(host, batch)
+    return np.asarray(forward + backward + peculiar_s(batch.value, cluster) * batch.layers)
+
+
+def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Values, Values]:
+    """The host's seconds (C) for a forward pass, and those for a backward pass; recomputed blocks
+    run twice. A cluster's profile is left out."""
     again = np.sum([batch.value(row.dimension) for row in TREATMENTS.values()], axis=0)
-    block = host.forward_s + host.backward_s + peculiar_s(batch.value, cluster)
-    blocks = block * batch.layers + host.forward_s * again
-    return np.asarray(blocks + 2 * host.end_s * (batch.has_embedding + batch.has_head))
+    ends = host.end_s * (batch.has_embedding + batch.has_head)
+    forward = host.forward_s * batch.layers + ends
+    return np.asarray(forward), np.asarray(
+        host.backward_s * batch.layers + host.forward_s * again + ends
+    )
 
 
 def peculiar_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> Values:

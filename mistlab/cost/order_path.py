@@ -7,6 +7,9 @@ last backward pass is followed by the other work that comes once an iteration, a
 ``mistlab.cost.pipeline``. Where gradients of weights have their own passes, the backward pass is
 shorter by their time.
 
+Where a host issues passes, it issues a stage's passes one after another from the beginning, and
+does not wait for the GPU: while a stage waits for its input, its host gets ahead.
+
 Axes: C candidates, P parts of the model in order; with S stages, part c S + s is chunk c of stage
 s.
 """
@@ -36,25 +39,77 @@ class SplitTimes:
     unhidden_s: Table
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostTimes:
+    """The host's seconds (C, P) to issue a part's forward pass, and its backward pass.
+
+    It issues them block by block; ``blocks`` (C, P) are at least one.
+    """
+
+    forward_s: Table
+    backward_s: Table
+    blocks: Table
+
+    def issued_s(self, one: StagePass, part: int) -> Table | float:
+        """The host's seconds (C) to issue a pass; gradients of weights come with their B."""
+        if one.kind == "W":
+            return 0.0
+        of_kind = self.forward_s if one.kind == "F" else self.backward_s
+        return np.asarray(of_kind[:, part])
+
+    def least_s(self, one: StagePass, part: int, through: Table | float) -> Table:
+        """Seconds (C) from when the host begins to issue a pass that computes for ``through``
+        seconds, until this pass has ended: the GPU computes the last block after it was issued, and
+        all blocks after the first was issued."""
+        issued, blocks = self.issued_s(one, part), self.blocks[:, part]
+        return np.maximum(issued + through / blocks, issued / blocks + through)
+
+    def whole_s(self, micro_batches: Table, num_stages: int) -> Table:
+        """Seconds (C) in which the slowest host issues all passes of so many micro-batches (C)."""
+        both = self.forward_s + self.backward_s
+        stages = [both[:, stage::num_stages].sum(axis=1) for stage in range(num_stages)]
+        return np.asarray(np.maximum.reduce(stages) * micro_batches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EndTimes:
+    """What comes once an iteration on each part (C, P).
+
+    ``reductions_s`` are the seconds to reduce all gradients, as far as this begins in a part's last
+    backward pass: a stage reduces one part after another, beside passes of other parts.
+    ``steps_s`` are those of what a stage does for a part when all of its passes and reductions are
+    over, one part after another.
+    """
+
+    reductions_s: Table
+    steps_s: Table
+
+
 def order_iteration_s(
     times: StageTimes,
     passes: tuple[StagePasses, ...],
     split: SplitTimes | None = None,
     *,
+    host: HostTimes | None = None,
+    at_end: EndTimes | None = None,
     steps_apart: bool = False,
-    steps_last: bool = False,
 ) -> Table:
-    """Seconds (C) of one iteration in which stages run these passes.
+    """Seconds (C) of one iteration in which stages run these passes; with a ``host`` the times are
+    those of the GPU alone, and ``at_end`` says what the ends of parts consist of.
 
-    With ``steps_last`` a stage steps all of its chunks when its passes are over, one after another.
     With ``steps_apart`` a stage begins the next iteration when its own passes are over, so the
     iteration takes as long as the longest of all stages, each from its own beginning.
     """
+    if at_end is None:
+        nothing = np.zeros_like(times.forward_s)
+        at_end = EndTimes(reductions_s=nothing, steps_s=nothing)
     seconds = _PassSeconds(times, passes, split)
     ends: dict[PassKey, Table] = {}
     free: dict[int, Table] = {}
     begun: dict[int, Table | float] = {}
-    longest = np.zeros(len(times.forward_s))
+    issued: dict[int, Table | float] = {}
+    reduced: dict[int, Table] = {}
+    steps_s = np.zeros((len(times.forward_s), len(passes)))
     for one in in_turn(passes):
         own, through, extra = seconds.of(one)
         end = free[one.stage] + own if one.stage in free else through
@@ -64,17 +119,25 @@ def order_iteration_s(
             comes = ends[one.needs] + seconds.sent_s(one)
             end = np.maximum(end, comes + through)
             if steps_apart and one.stage not in free:
-                begun[one.stage] = comes
+                begun[one.stage] = comes - seconds.begin_s[seconds.part(one)]
+        if host is not None:
+            before, part = issued.get(one.stage, 0.0), seconds.part(one)
+            end = np.maximum(end, before + host.least_s(one, part, through))
+            issued[one.stage] = before + host.issued_s(one, part)
         end = np.asarray(end + extra)
         free[one.stage] = ends[one.key] = end
         if one.phase == "last_backward":
-            rest = seconds.end_s[seconds.part(one)]
-            longest = np.maximum(longest, end + rest - begun.get(one.stage, 0.0))
-    if steps_last:
-        stages = len(passes)
-        free = {stage: end + sum(seconds.end_s[stage::stages]) for stage, end in free.items()}
-    lengths = [end - begun.get(stage, 0.0) for stage, end in free.items()]
-    return np.maximum(longest, np.maximum.reduce(lengths))
+            part = seconds.part(one)
+            own_steps_s = at_end.steps_s[:, part]
+            rest = np.maximum(seconds.end_s[part] - own_steps_s, 0.0)
+            queued = reduced.get(one.stage, 0.0) + at_end.reductions_s[:, part]
+            reduced[one.stage] = np.maximum(end + rest, queued)
+            steps_s[:, one.stage] += own_steps_s
+    lengths = [
+        np.maximum(end, reduced[stage]) + steps_s[:, stage] - begun.get(stage, 0.0)
+        for stage, end in free.items()
+    ]
+    return np.asarray(np.maximum.reduce(lengths))
 
 
 def order_bound_s(

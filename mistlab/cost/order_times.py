@@ -5,18 +5,21 @@ Axes: C plans, P parts of the model in order, T types of layers.
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.order_path import SplitTimes, order_iteration_s
+from mistlab.cost.host_waits import issued_by_pass, peculiar_s
+from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
 from mistlab.cost.pipeline import StageTimes
 from mistlab.cost.stage import StageTimeModel
-from mistlab.cost.tasks import task_columns
+from mistlab.cost.tasks import TaskSeconds, task_columns
 from mistlab.cost.unlike_nodes import StagesOnGroups
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.plan_orders import order_of_plan, shortened
+from mistlab.schedule.slot_table import Task
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.values.parts import batch_of_parts
 from mistlab.values.plan import Plan
@@ -31,24 +34,90 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
     played = shortened(plans[0])
     order = order_of_plan(played)
     batch, passes = batch_of_parts(plans, order.chunks), passes_of(order)
-    seconds = model(batch)
     shape = len(plans), order.num_stages * order.chunks
+    host = _host_times(model, batch, shape)
+    seconds = (model if host is None else model.ahead_of_hosts)(batch)
     names = (entry.name for entry in fields(StageTimes))
     times = StageTimes(**{name: getattr(seconds, name).reshape(shape) for name in names})
     splits = any(of_stage.splits_backward for of_stage in passes)
     split = _split_times(model, batch, shape) if splits else None
-    apart = ENGINES[played.engine].steps_apart
-    last = bool(model.tasks.template.phases["step"])
-    few_s = order_iteration_s(times, passes, split, steps_apart=apart, steps_last=last)
-    beyond = np.array([plan.micro_batches - played.micro_batches for plan in plans])
+    iteration_s = partial(_played_s, times, split, host, _end_times(model, batch, shape))
+    few_s = iteration_s(played)
+    micro_batches = np.array([plan.micro_batches for plan in plans])
+    beyond = micro_batches - played.micro_batches
     if not beyond.any():
         return few_s
-    # Each further group of micro-batches takes as long as the last of those that are played.
+    # Each further group of micro-batches takes as long as the last of those that are played, unless
+    # a host that was ahead no longer is.
     stages = played.num_stages
     longer = replace(played, micro_batches=played.micro_batches + stages)
-    passes = passes_of(order_of_plan(longer))
-    more_s = order_iteration_s(times, passes, split, steps_apart=apart, steps_last=last)
-    return np.asarray(few_s + (more_s - few_s) * beyond / stages)
+    more_s = iteration_s(longer)
+    found_s = np.asarray(few_s + (more_s - few_s) * beyond / stages)
+    if host is None:
+        return found_s
+    return np.asarray(np.maximum(found_s, host.whole_s(micro_batches, stages)))
+
+
+def _played_s(
+    times: StageTimes,
+    split: SplitTimes | None,
+    host: HostTimes | None,
+    at_end: EndTimes,
+    plan: Plan,
+) -> Table:
+    """Seconds (C) of an iteration of stages with these times, in the order of a plan."""
+    return order_iteration_s(
+        times,
+        passes_of(order_of_plan(plan)),
+        split,
+        host=host,
+        at_end=at_end,
+        steps_apart=ENGINES[plan.engine].steps_apart,
+    )
+
+
+def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> EndTimes:
+    """How long parts take to reduce gradients from their last backward pass on, and to do what
+    comes after all passes."""
+    reductions_s, steps_s = model.by_group(batch, _reductions_and_steps_s)
+    return EndTimes(reductions_s=reductions_s.reshape(shape), steps_s=steps_s.reshape(shape))
+
+
+def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Table:
+    """Seconds of the last reduction of gradients, and of what comes after all passes (2, parts)."""
+    phases = model.tasks.template.phases
+    seconds, counts = _seconds(model, batch), _counts(model, batch)
+
+    def summed(rows: Sequence[Task]) -> Table:
+        found = np.zeros(len(batch))
+        for row in rows:
+            alone = (counts * seconds.alone(row.kind, row.direction or "")).sum(axis=0)
+            found += np.where(batch.value("zero") >= row.from_zero, alone, 0.0)
+        return found
+
+    reductions = [row for row in phases["last_backward"] if row.kind == "R"][-1:]
+    return np.stack([summed(reductions), summed(phases["step"])])
+
+
+def _host_times(
+    model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]
+) -> HostTimes | None:
+    """How long hosts take to issue the passes of parts; None if no host issues them, or if none is
+    ahead of its GPU, so that passes take as long as their host."""
+    if model.tasks.host is None or peculiar_s(batch.value, model.cluster).any():
+        return None
+    forward_s, backward_s = model.by_group(batch, _issued_s)
+    return HostTimes(
+        forward_s=forward_s.reshape(shape),
+        backward_s=backward_s.reshape(shape),
+        blocks=np.maximum(batch.layers, 1).reshape(shape),
+    )
+
+
+def _issued_s(model: StageTimeModel, batch: StageBatch) -> Table:
+    """Seconds that a host takes to issue a forward pass, and a backward pass (2, parts)."""
+    assert model.tasks.host is not None
+    return np.stack(issued_by_pass(model.tasks.host, batch))
 
 
 def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
@@ -59,9 +128,17 @@ def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int
 
 def _weights_and_unhidden_s(model: StageTimeModel, batch: StageBatch) -> Table:
     """Seconds of the gradients of weights, and of messages that they hid (2, parts)."""
-    types = model.tasks.types
-    seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
-    layers = types.of_stages(batch.value)
-    counts = np.array([[one.count(place) for one in layers] for place in range(len(types.names))])
+    seconds, counts = _seconds(model, batch), _counts(model, batch)
     of_types = np.stack([weight_gradients_s(seconds), seconds.hidden_s])
     return np.asarray((counts * of_types).sum(axis=1))
+
+
+def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
+    return model.tasks.seconds({name: batch.value(name) for name in task_columns()})
+
+
+def _counts(model: StageTimeModel, batch: StageBatch) -> Table:
+    """How many layers of each type a part has (T, C P)."""
+    types = model.tasks.types
+    layers = types.of_stages(batch.value)
+    return np.array([[one.count(place) for one in layers] for place in range(len(types.names))])

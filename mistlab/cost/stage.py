@@ -56,11 +56,13 @@ class StageTimeModel:
     """The times of a workload's stages on a cluster under one engine's schedule.
 
     With ``is_least`` they are times that the same stages with larger positive ratios, and the same
-    ratios of zero, do not undercut either.
+    ratios of zero, do not undercut either. Unless a stage ``awaits_host``, they leave out the time
+    in which a host issues passes.
     """
 
     tasks: TaskModel
     is_least: bool = False
+    awaits_host: bool = True
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
         """The times of each candidate."""
@@ -87,7 +89,7 @@ class StageTimeModel:
         blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
         lost = (1 - blocking) * _lost_beside_sends(seconds)[strategies.index]
         passes = pass_seconds(seconds, kinds, summed, is_least=self.is_least)
-        if self.tasks.host is not None:
+        if self.awaits_host and self.tasks.host is not None:
             passes = with_host(passes, self.tasks.host, batch, self.tasks.cluster)
         times = _times(
             passes,

@@ -117,6 +117,11 @@ class StagesOnGroups:
         return replace(self, models=tuple(replace(one, is_least=True) for one in self.models))
 
     @property
+    def ahead_of_hosts(self) -> Self:
+        """The times of stages whose hosts have issued all passes already."""
+        return replace(self, models=tuple(replace(one, awaits_host=False) for one in self.models))
+
+    @property
     def tasks(self) -> TaskModel:
         """The tasks of the first group; those of others have the same schedule and layers."""
         return self.models[0].tasks

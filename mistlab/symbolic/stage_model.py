@@ -24,14 +24,14 @@ from mistlab.symbolic.graph import PHASES
 from mistlab.symbolic.graph_choice import by_graph, splits_tokens
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer import LayerSums, sum_name
-from mistlab.symbolic.layer_types import LayerTypes, graphs_of
+from mistlab.symbolic.layer_types import LayerTypes, graphs_of, type_of
 from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of, sequence_graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stage_sums import sums_of_blocks
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.symbolic.symbols import layer_columns, size_names
-from mistlab.symbolic.treatments import TREATMENTS, Treatment
+from mistlab.symbolic.treatments import PLAIN, TREATMENTS, Treatment
 from mistlab.values.dimensions import DIMENSIONS, Dimension
 from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
 from mistlab.values.workload import Workload
@@ -95,6 +95,17 @@ class StageModel:
         """Sums of the layers of each candidate's stage, by ``sum_name``."""
         sizes, rows = self._sizes_of(batch)
         return {name: sizes.table[name][rows] for name in self.layers.names}
+
+    def beyond_graphs(self, batch: StageBatch) -> tuple[NDArray[np.float64], frozenset[str]]:
+        """Bytes (C) on a rank that a block takes beyond its graph's while it runs under this
+        engine, and the types of blocks that keep them for their backward pass."""
+        sizes, rows = self._sizes_of(batch)
+        b, s, f, h, tp = (sizes.table[name][rows] for name in ("b", "s", "f", "h", "tp"))
+        gates = self.memory.kept_gates * b * s * f / tp
+        inputs = self.memory.whole_inputs * batch.sequence_parallel * b * s * h * (1 - 1 / tp)
+        keep = (PLAIN, *(name for name, row in self.treatments if not row.peaks_as_plain))
+        types = frozenset(type_of(kind, name) for kind in self.types.kinds for name in keep)
+        return self.memory.weight * (gates + inputs), types
 
     def peaks(self, batch: StageBatch) -> StagePeaks:
         """The figures that decide whether each candidate fits, in half the time of all figures."""

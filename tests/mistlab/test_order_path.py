@@ -1,9 +1,17 @@
 """Iterations as the longest path through an order, beside the formula of the one that has one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from mistlab.cost.order_path import SplitTimes, order_bound_s, order_iteration_s
+from mistlab.cost.order_path import (
+    EndTimes,
+    HostTimes,
+    SplitTimes,
+    order_bound_s,
+    order_iteration_s,
+)
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.schedule.checked_orders import named_order, order_of_text
 from mistlab.schedule.orders import interleaved, zero_bubble
@@ -121,3 +129,39 @@ def test_stages_that_step_apart_leave_what_is_published(weights: float, forward:
     assert waits("zb-2p") == pytest.approx(0.0, abs=1e-9)
     # Where all step together, the last stage's late beginning counts.
     assert waits("zb-2p", steps_apart=False) == pytest.approx(3 * forward)
+
+
+@pytest.mark.parametrize("issued", [0.5, 1.0, 1.25])
+def test_a_host_is_ahead_of_a_stage_that_waits(issued: float) -> None:
+    """In the pipeline's bubble a host that is a little slower than its GPU gets ahead."""
+    one = np.ones((1, 4))
+    host = HostTimes(forward_s=issued * one, backward_s=2 * issued * one, blocks=100 * one)
+    passes = passes_of(named_order("1f1b", 4, 8))
+    path_s = float(order_iteration_s(equal(4, 1.0, 2.0), passes, host=host)[0])
+    alone_s = (8 + 3) * 3.0
+    # The first stage's host issues eight pairs; the last stage's last gradient goes back to it.
+    assert alone_s <= path_s <= max(alone_s, 8 * 3.0 * issued + 3 * 2.0) + 0.1
+
+
+def test_a_host_slower_than_its_gpu_is_what_an_iteration_takes() -> None:
+    one = np.ones((1, 4))
+    host = HostTimes(forward_s=3 * one, backward_s=6 * one, blocks=100 * one)
+    passes = passes_of(named_order("interleaved-2", 2, 8))
+    path_s = order_iteration_s(equal(4, 1.0, 2.0), passes, host=host)
+    assert host.whole_s(np.array([8]), 2) == 8 * 2 * 9.0
+    assert path_s == pytest.approx(8 * 2 * 9.0, rel=0.04)
+    assert (path_s >= host.whole_s(np.array([8]), 2)).all()
+
+
+def test_parts_are_reduced_one_after_another_beside_passes_and_stepped_last() -> None:
+    one = np.ones((1, 2))
+    passes = passes_of(named_order("interleaved-2", 1, 2))
+    reduced, stepped = 5.0, 0.5
+    # Of each part 3 seconds of reductions are left when it has gone back.
+    times = replace(equal(2, 1.0, 2.0), delta_backward_s=(3.0 + stepped) * one)
+    at_end = EndTimes(reductions_s=reduced * one, steps_s=stepped * one)
+    path_s = order_iteration_s(times, passes, at_end=at_end)
+    # All passes take 12 seconds. The second chunk is done at 10, its reductions are at 13.
+    assert path_s == pytest.approx(13.0 + reduced + 2 * stepped)
+    hidden = EndTimes(reductions_s=0 * one, steps_s=stepped * one)
+    assert order_iteration_s(times, passes, at_end=hidden) == pytest.approx(12 + 3 + 2 * stepped)

@@ -111,7 +111,7 @@ def lanes_of_simulation(plan: Plan, index: int) -> dict[str, list[str]]:
         if graph.stage(task) == index:
             action = graph.action(task)
             names = {"U": "all_gather", "R": "reduce_scatter", "X": "send"}
-            lane = names.get(action.kind, graph.stream(task))
+            lane = names.get(action.kind, graph.lane(task))
             found.setdefault(lane, []).append(str(action))
     return found
 

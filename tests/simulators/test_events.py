@@ -14,12 +14,13 @@ import pytest
 from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.slowdowns import STREAMS, GroupSlowdowns, Interference
+from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 from mistlab.schedule.slot_table import Sends
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, PlayedTask, Simulation
+from simulators.graph import LANES, SENDS
 from simulators.symbolic import SymbolicPredictor
 
 WORK = Workload(
@@ -243,13 +244,13 @@ def test_prefetching_stays_within_its_buffers(name: str) -> None:
 
 
 @all_busy
-def test_streams_run_one_task_at_a_time(name: str) -> None:
+def test_lanes_run_one_task_at_a_time(name: str) -> None:
     spans: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for task in played(name).tasks():
-        spans[task.action.stage, task.stream].append((task.start_s, task.end_s))
-    for of_stream in spans.values():
-        of_stream.sort()
-        for (_, end), (start, _) in pairwise(of_stream):
+        spans[task.action.stage, task.lane].append((task.start_s, task.end_s))
+    for of_lane in spans.values():
+        of_lane.sort()
+        for (_, end), (start, _) in pairwise(of_lane):
             assert start >= end
 
 
@@ -258,10 +259,13 @@ def test_without_contention_busy_time_is_the_sum_of_durations(name: str) -> None
     simulation = played(name, contention=False)
     sums = defaultdict(float)
     for lane, seconds in zip(simulation.graph.lanes, simulation.graph.seconds, strict=True):
-        sums[divmod(lane, len(STREAMS))] += seconds
+        sums[divmod(lane, len(LANES))] += seconds
     for stage, busy in enumerate(simulation.busy_s()):
-        for stream, name_of_stream in enumerate(STREAMS):
-            assert busy[name_of_stream] == pytest.approx(sums[stage, stream], rel=1e-9)
+        for lane, name_of_lane in enumerate(LANES):
+            # A send and a collective of one stage always share their links.
+            shares = name_of_lane in ("gpu_to_gpu", SENDS)
+            assert busy[name_of_lane] >= sums[stage, lane] * (1 - 1e-9)
+            assert shares or busy[name_of_lane] == pytest.approx(sums[stage, lane], rel=1e-9)
 
 
 @all_busy
@@ -354,7 +358,7 @@ def test_no_forward_overtakes_a_step_that_the_table_has_before_it() -> None:
         assert all(step < after for step, after in zip(steps[1:], computes, strict=False))
 
 
-def test_a_send_goes_before_reductions_that_wait() -> None:
+def test_a_send_goes_beside_reductions() -> None:
     """The stage before waits for its gradients, nobody for the reduced ones."""
     slow = Cluster(
         hardware=replace(catalog.hardware("l4-24gb"), interference=APART),
@@ -370,4 +374,5 @@ def test_a_send_goes_before_reductions_that_wait() -> None:
     (send,) = (t for t in of_stage if t.action.kind == "X" and t.action.micro_batch == last)
     reductions = [t for t in of_stage if t.action.kind == "R"]
     assert sum(t.start_s >= computed for t in reductions) > 1
-    assert send.start_s - computed <= max(t.end_s - t.start_s for t in reductions)
+    assert send.start_s == pytest.approx(computed)
+    assert any(t.start_s < send.start_s < t.end_s for t in reductions)

@@ -67,6 +67,21 @@ def test_closed_form_and_events_agree(one: Plan, profile: str) -> None:
     assert closed == pytest.approx(played, rel=0.05)
 
 
+@pytest.mark.parametrize("order", ["interleaved-2", "interleaved-4"])
+def test_a_host_gets_ahead_while_its_stage_waits(order: str) -> None:
+    """The host of an eager engine issues passes that the GPU is not ready for."""
+    small = replace(WORKLOAD, sequence_length=512)
+    stages = (StagePlan(layers=2, data_parallel=4, tensor_parallel=1, micro_batch=2),) * 4
+    one = Plan(engine="megatron-core", micro_batches=8, order=order, stages=stages)
+    if order == "interleaved-4":
+        one = replace(one, stages=(replace(stages[0], layers=4),) * 2)
+        one = replace(one, stages=tuple(replace(s, data_parallel=8) for s in one.stages))
+        one = replace(one, micro_batches=4)
+    closed = SymbolicPredictor(workload=small, cluster=CLUSTER).predict(one).iteration_s
+    played = EventSimulator(workload=small, cluster=CLUSTER).simulate(one).iteration_s
+    assert closed == pytest.approx(played, rel=0.03)
+
+
 LATE = Profile(name="late", send_gpus=1, send_ms=1000.0, source="made up")
 
 

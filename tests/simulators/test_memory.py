@@ -86,6 +86,22 @@ def test_the_peak_is_the_closed_forms(plan: Plan) -> None:
         assert found.peak_bytes == pytest.approx(stage.peak_allocated_bytes, rel=1e-9)
 
 
+@pytest.mark.parametrize("engine", ["fsdp", "nanotron", "nanotron-whole-inputs"])
+@pytest.mark.parametrize("checkpointed", [0, 5])
+def test_engines_hold_what_they_keep_beyond_layers_graphs(engine: str, checkpointed: int) -> None:
+    """Wide logits, gates and whole inputs."""
+    work = replace(WORK, precision="bf16")
+    stage = replace(STAGE, tensor_parallel=2, data_parallel=1, sequence_parallel=1)
+    stages = (replace(stage, layers=12, checkpointed_layers=checkpointed),) * 2
+    plan = Plan(engine=engine, micro_batches=4, stages=stages)
+    simulation = EventSimulator(workload=work, cluster=CLUSTER).simulate(plan)
+    room = np.full(2, 1e15)
+    found = memory_of(simulation, plan, StageModel.of(work, engine), room)
+    predictor = SymbolicPredictor(workload=work, cluster=CLUSTER)
+    for one, stage in zip(found, predictor.predict(plan).stages, strict=True):
+        assert one.peak_bytes == pytest.approx(stage.peak_allocated_bytes, rel=1e-9)
+
+
 @pytest.mark.parametrize("link_gbytes_per_s", [1.0, 1000.0])
 def test_offloading_keeps_to_its_memory_however_slow_copies_are(link_gbytes_per_s: float) -> None:
     """Tasks wait where the memory that was promised would not do."""

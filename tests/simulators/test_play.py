@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mistlab.cost.side_by_side import overlapped
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_table import Action
-from simulators.graph import StalledError, TaskGraph
+from simulators.graph import LANES, SENDS, StalledError, TaskGraph
 from simulators.play import ALONE, play
 
 STREAM_OF = {"F": STREAMS[0], "U": STREAMS[1], "P": STREAMS[2], "A": STREAMS[3]}
@@ -145,6 +145,22 @@ def test_a_send_that_is_left_alone_goes_on_at_full_speed() -> None:
     graph.wait(0, end_of=other)
     # A second alone, two side by side, and two alone again.
     assert play(graph, [ALONE] * 2).ends_s == pytest.approx([3.0, 5.0, 1.0])
+
+
+def test_a_send_on_a_crowded_link_stays_slow_while_others_of_its_stage_end() -> None:
+    graph = sends_of(((0, 1.0),), ((0, 1.0),))
+    graph.lanes = [LANES.index(SENDS), len(LANES) + LANES.index(SENDS)]
+    for text in ("0F.0m0", "0F.1m0", "0F.2m0"):
+        graph.add(Action.parse(text), "compute", 0.5)
+    assert play(graph, [ALONE] * 2).ends_s[:2] == pytest.approx([4.0, 4.0])
+
+
+def test_a_send_shares_its_links_with_a_collective_of_its_stage() -> None:
+    graph = TaskGraph(stages=1)
+    graph.add(Action.parse("0R.0m0"), "gpu_to_gpu", 3.0)
+    graph.add(Action.parse("0X.0m0"), SENDS, 1.0)
+    # Both at half speed until the send is over: together they take as long as in turn.
+    assert play(graph, [ALONE]).ends_s == pytest.approx([4.0, 2.0])
 
 
 def test_too_small_a_ring_of_buffers_is_named() -> None:

@@ -8,12 +8,11 @@ from mistlab import catalog
 from mistlab.cost.tasks import TaskModel
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
-from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.build import build_graph
-from simulators.graph import TaskGraph
+from simulators.graph import LANES, TaskGraph
 from simulators.part_tasks import tasks_of_parts
 from simulators.play import Factors, play
 
@@ -60,7 +59,7 @@ def unfolded(graph: TaskGraph) -> TaskGraph:
         for task in range(len(graph)):
             action = graph.action(task)
             action = replace(action, stage=action.stage * RANKS + rank)
-            every.add(action, graph.stream(task), graph.seconds[task])
+            every.add(action, graph.lane(task), graph.seconds[task])
     for source, task, ended in graph.edges():
         together, after = (graph.labels[one][0] in COLLECTIVES for one in (task, source))
         wait = every.wait if ended else every.wait_for_start
@@ -98,7 +97,7 @@ def test_a_slower_rank_keeps_those_that_it_communicates_with_waiting() -> None:
     """Where ranks differ, one does not stand for all: the comparison above can fail."""
     graph, factors = folded(PLANS["uneven"])
     every = unfolded(graph)
-    slow_rank = [STREAMS.index("compute"), RANKS * len(STREAMS) + STREAMS.index("compute")]
+    slow_rank = [LANES.index("compute"), RANKS * len(LANES) + LANES.index("compute")]
     for task, lane in enumerate(every.lanes):
         if lane in slow_rank:
             every.seconds[task] *= 2

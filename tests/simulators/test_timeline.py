@@ -50,7 +50,7 @@ def test_every_task_is_an_event_of_its_stage_and_stream(engine: str) -> None:
     assert drawn == {
         (
             str(task.action),
-            task.stream.replace("_", "-"),
+            task.lane.replace("_", "-"),
             task.start_s * MICROSECONDS,
             (task.end_s - task.start_s) * MICROSECONDS,
         )

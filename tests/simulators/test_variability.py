@@ -153,7 +153,7 @@ def test_slow_links_slow_what_is_transferred_alone(plan: Plan) -> None:
     usual = simulated(plan).graph
     graph = simulated(plan, Variability(slow_links_factor=2.0)).graph
     for task, (seconds, before) in enumerate(zip(graph.seconds, usual.seconds, strict=True)):
-        transfers = graph.stream(task) != "compute" or graph.labels[task][0] == "X"
+        transfers = graph.lane(task) != "compute" or graph.labels[task][0] == "X"
         assert seconds == before * (2 if transfers else 1)
     assert (graph.seconds == usual.seconds) == (plan is ALONE)
 
@@ -161,7 +161,7 @@ def test_slow_links_slow_what_is_transferred_alone(plan: Plan) -> None:
 @pytest.mark.parametrize("factor", [2.0, 1.1, 3.7])
 def test_a_clock_scales_a_plan_without_communication(factor: float) -> None:
     usual, slow = simulated(ALONE), simulated(ALONE, Variability(clock_factor=factor))
-    assert set(map(usual.graph.stream, range(len(usual)))) == {"compute"}
+    assert set(map(usual.graph.lane, range(len(usual)))) == {"compute"}
     exactly = factor * usual.iteration_s
     assert slow.iteration_s == (exactly if factor == 2 else pytest.approx(exactly, rel=1e-12))
 
