@@ -167,6 +167,13 @@ class Ledger:
             insort(self.nearest, rival, key=lambda one: one.prediction.iteration_s)
             del self.nearest[SHORT_LIST:]
 
+    def say_as(self, said: Callable[[Plan], Plan]) -> None:
+        """Say the plans that are kept in another way, which changes nothing but words."""
+        if self.best is not None:
+            self.best = said(self.best)
+        rivals = {said(one.plan): one.prediction for one in self.nearest}
+        self.nearest = [Rival(plan=plan, prediction=one) for plan, one in rivals.items()]
+
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""
         model = self.predictor

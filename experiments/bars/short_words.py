@@ -27,6 +27,12 @@ def _stage(stage: StagePlan) -> str:
         f"micro-batch {stage.micro_batch}",
         f"ZeRO-{stage.zero}",
     ]
+    if stage.sequence_parallel:
+        words.append("sequence parallel")
+    if stage.expert_parallel > 1:
+        words.append(f"{stage.expert_parallel} expert parallel")
+    if stage.state_replicas > 1:
+        words.append(f"{stage.state_replicas} replicas of states")
     if stage.checkpointed_layers:
         words.append(f"{stage.checkpointed_layers} recomputed")
     if stage.offload != NO_OFFLOAD:

@@ -13,7 +13,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Figures of the evaluation": (
         *("end_to_end", "speedup_breakdown", "overlap", "tuning_time", "motivation"),
     ),
-    "What if": ("ladder", "partitions", "space_size", "analysis_speed", "scaling", "sensitivity"),
+    "What if": (
+        *("ladder", "partitions", "space_size", "spaces", "analysis_speed", "scaling"),
+        *("sensitivity", "published_configurations"),
+    ),
     "What a run takes in all": ("will_it_fit", "estimate", "reliability"),
     "Training": ("measure_speedup", "run_plan", "run_plans", "sanitize", "whole_loop"),
     "Machines": ("profile_hardware", "calibrate", "calibrate_runs", "gpu_report"),

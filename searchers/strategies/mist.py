@@ -4,7 +4,8 @@ It follows Mist (EuroSys 2025), but with true frontiers instead of weighted sums
 stages that a pipeline can have. Where a space has too many ratios to try all, boxes of ratios have
 bounds, and are halved where the best plan may be (``searchers.joining.proof``). The result is
 proven, or has its gap to the bounds. Where nothing bounds boxes, ratios are tried from coarse to
-fine, and the gap is to a bound from arithmetic alone.
+fine, and the gap is to a bound from arithmetic alone. Where meshes may be unequal, the search
+begins with smaller parts of the space.
 """
 
 import numpy as np
@@ -17,6 +18,7 @@ from searchers.joining.group_tasks import Joiner
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.programme import join as join_exactly
 from searchers.ledger import Ledger
+from searchers.parts import as_in, parts_of
 from searchers.room import ways_listed
 from searchers.strategy import Ending, NeedsStageCosts, Strategy
 
@@ -24,9 +26,9 @@ from searchers.strategy import Ending, NeedsStageCosts, Strategy
 FEW = 256
 # Seconds that the solver has to join the stages of one group of pipelines.
 PATIENCE_S = 30.0
-# Seconds for bounds over boxes of ratios, for stages of equally many GPUs and of any. Most problems
-# of the first kind end sooner; those of the second have their plan from a quick search before.
-PROOF_S, UNEQUAL_S = 60.0, 15.0
+# Seconds for bounds over boxes of ratios, for a whole space and for a part of it before. Most
+# problems with stages of equally many GPUs end sooner.
+PROOF_S, PART_S = 60.0, 20.0
 
 
 def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
@@ -37,6 +39,14 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
     def mist(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
     ) -> Ending:
+        try:
+            for part in parts_of(space):
+                searched(problem, part, ledger, PART_S)
+        finally:
+            ledger.say_as(lambda plan: as_in(plan, space))
+        return searched(problem, space, ledger, PROOF_S)
+
+    def searched(problem: Problem, space: SearchSpace, ledger: Ledger, seconds: float) -> Ending:
         hierarchy = Hierarchy.of(problem, space, ledger)
         is_small = ways_listed(space) <= FEW
         if not space.unequal_stages and space.layers_off_balance != 0:
@@ -47,7 +57,7 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
         if is_small and not space.unequal_meshes:
             return hierarchy.joined(join)
         if hierarchy.has_bounds:
-            return hierarchy.proven(tolerance=tolerance, seconds=PROOF_S)
+            return hierarchy.proven(tolerance=tolerance, seconds=seconds)
         return hierarchy.joined_coarse_to_fine(join)
 
     return NeedsStageCosts(mist)

@@ -1,0 +1,78 @@
+"""The parts of a large space with which its search begins."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.machine.cluster import Cluster
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
+from mistlab.values.workload import Workload
+from searchers.choices import Chooser, chosen_plan
+from searchers.membership import Members, contains
+from searchers.parts import as_in, common, parts_of
+from searchers.registry import SEARCHERS
+from searchers.strategies import mist
+from searchers.strategy import StrategySearcher
+from simulators.symbolic import SymbolicPredictor
+
+PROBLEM = Problem(
+    workload=Workload(
+        model=replace(catalog.model("gpt3-7b"), name="", layers=16),
+        sequence_length=2048,
+        global_batch=64,
+        attention="flash",
+        precision="fp16",
+    ),
+    cluster=Cluster(hardware=catalog.hardware("a100-40gb"), nodes=2, gpus_per_node=4),
+)
+
+
+def test_a_search_of_everything_begins_with_the_published_spaces() -> None:
+    first, second, third = parts_of(space_of("everything"))
+    assert replace(first, name="3d") == space_of("3d")
+    assert replace(second, name="mist") == space_of("mist")
+    assert third.sequence_parallel == (0, 1)
+    assert not third.unequal_meshes
+    assert [*parts_of(space_of("mist"))] == []
+
+
+@pytest.mark.parametrize("name", ["wide", "everything", "aceso"])
+def test_a_part_has_plans_of_its_space_alone(name: str) -> None:
+    space = space_of(name)
+    members, draw = Members(problem=PROBLEM, space=space), np.random.default_rng(1)
+    chooser = Chooser(lambda _, count: int(draw.integers(count)))
+    for part in parts_of(space):
+        drawn = [chosen_plan(PROBLEM, part, chooser) for _ in range(20)]
+        found = [plan for plan in drawn if plan is not None]
+        assert found
+        assert all(as_in(plan, space) in members for plan in found)
+
+
+def test_spaces_without_common_plans_have_no_common_part() -> None:
+    assert common(replace(space_of("wide"), tensor_parallel=(3,)), space_of("mist")) is None
+    for less, more in pairwise(["3d", "+zero", "+checkpointing", "+offload", "mist", "wide"]):
+        found = common(space_of(more), space_of(less))
+        assert found is not None
+        assert replace(found, name=less) == space_of(less)
+
+
+def test_a_small_budget_finds_as_much_in_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And finds less without parts."""
+    everything_s = searched_s("everything", 8)
+    assert everything_s <= min(searched_s("3d", 8), searched_s("mist", 8))
+    monkeypatch.setattr(mist, "parts_of", lambda _: ())
+    assert searched_s("everything", 8) > everything_s
+
+
+def searched_s(name: str, evaluations: int) -> float:
+    predictor = SymbolicPredictor(workload=PROBLEM.workload, cluster=PROBLEM.cluster)
+    searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor)
+    found = searcher.search(PROBLEM, space_of(name), Budget(evaluations=evaluations), 0)
+    assert found.prediction is not None
+    assert found.plan is not None
+    assert contains(PROBLEM, space_of(name), found.plan)
+    return found.prediction.iteration_s if found.prediction.fits else float("inf")
