@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 
@@ -136,11 +137,9 @@ class Ended:
 def test_a_collective_that_has_ended_holds_no_memory_though_later_work_waited_for_it() -> None:
     streams, held = SimulatedStreams(), torch.zeros(8)
     dies = weakref.ref(held)
-    pending = Ended(held)
-    del held
-    first = streams.submit("all_gather", lambda: pending, [])
+    first = streams.submit("all_gather", partial(Ended, held), [])
     later = streams.submit("compute", lambda: None, [first])
-    del pending
+    del held
     assert first.is_done
     assert later.is_done
     assert dies() is None
