@@ -1,9 +1,9 @@
 """The whole loop on one machine: profile it, search, run a dozen plans and the baselines.
 
 The machine is profiled, unless --hardware names its file. The best plans of a search and plans
-drawn at random then run in turn, several times, with the best plan of each baseline, and
-predictions stand beside measurements. Without a GPU processes stand in for GPUs. A call that was
-stopped goes on. Baselines need pip install '.[baselines]'; --systems mistlab leaves them out.
+drawn at random then run in turn, several times, with as many plans of each baseline as the search
+gave. Predictions stand beside measurements. Without a GPU processes stand in for GPUs. A call that
+was stopped goes on. Baselines need pip install '.[baselines]'; --systems mistlab leaves them out.
 """
 
 import argparse
@@ -39,6 +39,12 @@ def _parser() -> argparse.ArgumentParser:
         "--systems",
         default="mistlab,megatron,deepspeed",
         help="with commas; mistlab is among them (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=3,
+        help="plans that a system tries, those predicted fastest; the best counts (default: 3)",
     )
     parser.add_argument("--repeats", type=int, default=3, help="of each run (default: 3)")
     parser.add_argument("--steps", type=int, default=6, help="of a run (default: %(default)s)")

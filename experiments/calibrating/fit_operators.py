@@ -111,7 +111,8 @@ def launch_time(path: Path, table_hardware: str | None) -> Step:
             duplicates=rows.origin.duplicates,
         )
         launch_us = round(launches.launch_s(rows) / MICROSECONDS, 2)
-        value = replace(hardware.compute, launch_us=launch_us)
+        host_computes = hardware.gpu.cores is not None
+        value = replace(hardware.compute, launch_us=launch_us, host_computes=host_computes)
         return calibrated(hardware, "compute", value, fitted, more=True), fitted
 
     return step

@@ -108,7 +108,7 @@ def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]
     if rest:
         return
     for micro_batch, share, states in product(MICRO_BATCHES, SHARES, STATES[system]):
-        if sequences % micro_batch or (system == "megatron" and _lacks(states)):
+        if sequences % micro_batch or _lacks(system, states, cluster):
             continue
         values: dict[str, Any] = {
             "layers": layers,
@@ -125,6 +125,14 @@ def _of_grid(system: str, workload: Workload, cluster: Cluster) -> Iterator[Job]
         yield job if system == "fsdp" else replace(said, cluster=cluster)
 
 
-def _lacks(states: Mapping[str, float]) -> bool:
-    """Whether Megatron-core lacks the package that it offloads the optimizer's state with."""
-    return bool(states["offload_optimizer"]) and find_spec("transformer_engine") is None
+def _lacks(system: str, states: Mapping[str, float], cluster: Cluster) -> bool:
+    """Whether a system lacks what it offloads the optimizer's state with.
+
+    Megatron-core takes a package for it. DeepSpeed steps a part of it with an optimizer of its own,
+    which its driver uses on GPUs alone.
+    """
+    offloaded = states.get("offload_optimizer", 0.0)
+    if system == "megatron":
+        return offloaded > 0 and find_spec("transformer_engine") is None
+    is_cpu = cluster.hardware.gpu.cores is not None
+    return system == "deepspeed" and is_cpu and 0 < offloaded < 1

@@ -1,6 +1,7 @@
 """Runs plans and baselines in turn on a profiled machine, and holds predictions against them."""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
@@ -33,19 +34,21 @@ from simulators.symbolic import SymbolicPredictor
 
 # Trains a step of eight sequences in one to four seconds on a core: arithmetic decides, not Python.
 MODEL = ModelSpec.of(family="gpt", hidden=512, layers=8, heads=8, vocab=4096)
-# Of the plans, so many come from the search; the others are drawn at random.
-SEARCHED = 3
 SPACE = "wide"
 MOST_DRAWN = 1000
-QUICK = {"plans": 3, "repeats": 1, "steps": 3}
+QUICK = {"plans": 3, "trials": 1, "repeats": 1, "steps": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing that runs: a plan of this package or a baseline's, on as many ranks as it takes."""
+    """One thing that runs: a plan of this package or a baseline's, on as many ranks as it takes.
+
+    ``is_trial`` says that the system tries the plan to be fast; other plans are drawn at random.
+    """
 
     name: str
     system: str
+    is_trial: bool
     contender: Contender
 
 
@@ -61,8 +64,11 @@ def whole_loop(options: argparse.Namespace) -> int:
     cluster = Cluster(hardware=hardware, nodes=1, gpus_per_node=hardware.node.gpus)
     for system in systems:
         if system != OURS:
-            (best,) = contenders(system, workload, cluster, 1, options.seed)
-            entries.append(Entry(name=system, system=system, contender=best))
+            tried = contenders(system, workload, cluster, options.trials, options.seed)
+            entries += [
+                Entry(name=f"{system} {number}", system=system, is_trial=True, contender=contender)
+                for number, contender in enumerate(tried, start=1)
+            ]
     earlier = {_key(row): row for row in study.earlier}
     # In turn, so that a machine that slows down slows every plan down.
     for number, entry in study.counted([*product(range(options.repeats), entries)], "runs"):
@@ -74,7 +80,7 @@ def whole_loop(options: argparse.Namespace) -> int:
             seconds = told.get(TIMING, {}).get("median_s")
             progress(f"{entry.name}: {told['outcome'] if seconds is None else f'{seconds:.3f} s'}")
         study.add({**told, **row})
-    return study.end(report(study.rows, hardware), DONE)
+    return study.end(report(study.rows, hardware, has_priority=_has_priority()), DONE)
 
 
 def _workload(options: argparse.Namespace) -> Workload:
@@ -107,14 +113,17 @@ def _own(workload: Workload, hardware: Hardware, options: argparse.Namespace) ->
     """The best plans of a search on all devices, then plans drawn at random on one and on all."""
     devices = hardware.node.gpus
     clusters = [Cluster(hardware=hardware, nodes=1, gpus_per_node=n) for n in sorted({1, devices})]
-    count, seed = min(SEARCHED, options.plans), options.seed
+    count, seed = min(options.trials, options.plans), options.seed
     found = {one.job.plan: one for one in contenders(OURS, workload, clusters[-1], count, seed)}
+    searched = len(found)
     for contender in _drawn(workload, clusters, seed):
         if len(found) >= options.plans:
             break
         found.setdefault(contender.job.plan, contender)
     for number, contender in enumerate(found.values(), start=1):
-        yield Entry(name=f"{number:02d}", system=OURS, contender=contender)
+        yield Entry(
+            name=f"{number:02d}", system=OURS, is_trial=number <= searched, contender=contender
+        )
 
 
 def _drawn(workload: Workload, clusters: Sequence[Cluster], seed: int) -> Iterator[Contender]:
@@ -137,11 +146,17 @@ def _drawn(workload: Workload, clusters: Sequence[Cluster], seed: int) -> Iterat
             )
 
 
+def _has_priority() -> bool:
+    """Whether this process, and so each run, goes before all ordinary work of the machine."""
+    return os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
+
+
 def _described(entry: Entry, number: int) -> dict[str, Any]:
     job, prediction = entry.contender.job, entry.contender.prediction
     return {
         "name": entry.name,
         "system": entry.system,
+        "is_trial": entry.is_trial,
         "repeat": number,
         "ranks": job.plan.num_gpus,
         "plan": job_to_mapping(job)["plan"],

@@ -265,13 +265,19 @@ class LayerModel:
             for kind in EXCHANGES
         }
         return Pass(
-            compute_s=_joined(every[: len(CLASSES)].sum(axis=0), launches_s),
+            compute_s=self._launched(every[: len(CLASSES)].sum(axis=0), launches_s),
             beside_s={
                 **{beside: seconds[products] for beside, products in BESIDES.items()},
                 "attention": np.sum([seconds[one] for one in OF_ATTENTION], axis=0),
             },
             exchanged={kind: one for kind, one in exchanged.items() if one[0].any()},
         )
+
+    def _launched(self, gpu_s: Values, launches_s: Values) -> Values:
+        """The time of kernels with that to launch them, one after the other on one processor."""
+        if self.compute.host_computes:
+            return gpu_s + launches_s
+        return _joined(gpu_s, launches_s)
 
     def times_slower(self, operators: OperatorClass) -> float:
         """How many times slower a class is than the class whose rate it takes."""

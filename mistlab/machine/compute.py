@@ -78,6 +78,8 @@ class Rate:
 class Compute:
     """The rates of all classes, and the host's time to launch one kernel of a training loop.
 
+    ``host_computes`` says that the host's own cores are the device, as where a CPU stands in for
+    GPUs: then launches take their time from the arithmetic and do not run beside it.
     ``sustained`` is the share of these rates that whole training steps keep up, under the GPU's
     power limit and among other kernels.
     """
@@ -85,6 +87,7 @@ class Compute:
     rates: tuple[Rate, ...]
     sustained: float = field(default=1.0, metadata=bounded(above=0, maximum=1))
     launch_us: float = field(metadata=bounded(minimum=0))
+    host_computes: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)

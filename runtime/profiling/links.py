@@ -55,15 +55,14 @@ class SendCase:
         message = _values(self.size_bytes, rank)
 
         def there_and_back() -> None:
+            if rank.rank > 1:
+                return
             ways = (distributed.send, distributed.recv)
             for way in ways if rank.rank == 0 else reversed(ways):
                 way(message, 1 - rank.rank)
 
-        rank.together()
-        both_s = [0.0] * rank.repetitions
-        if rank.rank < 2:
-            both_s = rank.clock.samples_s(there_and_back, rank.repetitions)
-        return Timing.of([seconds / 2 for seconds in rank.slowest(both_s)])
+        both = rank.timed(there_and_back)
+        return Timing(median_s=both.median_s / 2, spread=both.spread)
 
 
 def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> TimedWork:

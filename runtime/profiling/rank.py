@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -36,7 +37,7 @@ class Rank:
     def joined(cls, rank: int, devices: Devices, meeting: Path, repetitions: int) -> Iterator[Self]:
         """Meet the other processes, and part from them when all have left the ``with`` block."""
         with devices.driven(rank) as device:
-            place = cls._join(rank, devices, clock_of(device), meeting, repetitions)
+            place = cls._join(rank, devices, device, meeting, repetitions)
             yield place
             place.together()
             if place.talk is not None:
@@ -44,12 +45,12 @@ class Rank:
 
     @classmethod
     def _join(
-        cls, rank: int, devices: Devices, clock: Clock, meeting: Path, repetitions: int
+        cls, rank: int, devices: Devices, device: torch.device, meeting: Path, repetitions: int
     ) -> Self:
         """Meet the other processes, and make groups of neighbouring ranks."""
         groups: dict[int, ProcessGroup] = {}
         talk = None
-        driver = driver_of(clock.device)
+        driver = driver_of(device)
         if devices.count > 1:
             distributed.init_process_group(
                 driver.backend if driver else "gloo",
@@ -57,7 +58,7 @@ class Rank:
                 rank=rank,
                 world_size=devices.count,
                 timeout=PATIENCE,
-                device_id=clock.device if driver else None,
+                device_id=device if driver else None,
             )
             talk = distributed.new_group(backend="gloo")
             for size in group_sizes(devices.count):
@@ -67,7 +68,7 @@ class Rank:
                         groups[size] = group
         return cls(
             rank=rank,
-            clock=clock,
+            clock=clock_of(device, partial(_together, talk)),
             precision=devices.precision,
             repetitions=repetitions,
             groups=groups,
@@ -84,13 +85,17 @@ class Rank:
 
     def together(self) -> None:
         """Wait until every process is here."""
-        if self.talk is not None:
-            distributed.barrier(self.talk)
+        _together(self.talk)
 
     def timed(self, work: TimedWork) -> Timing:
         """Time work that all processes do at once."""
         self.together()
         return Timing.of(self.slowest(self.clock.samples_s(work, self.repetitions)))
+
+
+def _together(talk: ProcessGroup | None) -> None:
+    if talk is not None:
+        distributed.barrier(talk)
 
 
 def group_sizes(count: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Measured speedups: every system tries as much, what was measured is kept, losses are told too."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,14 @@ def test_a_system_tries_what_it_can_say_and_first_what_fits(system: str) -> None
 def test_ratios_of_deepspeed_are_among_its_trials() -> None:
     ratios = {one.get("offload_optimizer", 0.0) for one in STATES["deepspeed"]}
     assert {0.0, 0.25, 0.5, 0.75, 1.0} == ratios
+
+
+def test_deepspeed_tries_on_a_cpu_what_its_driver_can_step_there() -> None:
+    gpus = cluster(40)
+    hardware = replace(gpus.hardware, gpu=replace(gpus.hardware.gpu, cores=1))
+    found = contenders.contenders("deepspeed", WORKLOAD, replace(gpus, hardware=hardware), 99, 0)
+    ratios = {one.job.plan.stages[0].offload.optimizer for one in found}
+    assert ratios == {0.0, 1.0}
 
 
 def stand_in(calls: list[str]) -> Any:

@@ -12,7 +12,10 @@ pytest.importorskip("torch")
 from experiments import profile_hardware, run_plan, tune, whole_loop
 from experiments.calibrating.profile_sizes import SIZES
 from experiments.cli.commandline import DONE, run
+from experiments.frame.tables import Row
 from experiments.measuring import whole_loop as loop
+from experiments.measuring.loop_report import report
+from mistlab import catalog
 from mistlab.values.job import Job, load_job
 from simulators.symbolic import SymbolicPredictor
 from tests.experiments.test_profile_hardware import TINY
@@ -49,6 +52,54 @@ def test_plans_run_in_turn_and_stand_beside_their_predictions(
     # What ran is not run again.
     assert run(whole_loop.main, arguments) == DONE
     assert len(ran) == 10
+
+
+PLAN = {"stages": [{"layers": 2, "data_parallel": 1, "tensor_parallel": 1, "micro_batch": 1}]}
+
+
+def rows(name: str, predicted_s: float, *runs_s: float, is_trial: bool = True) -> list[Row]:
+    """Runs of a plan; the first word of its name is the system, unless it is one of ours."""
+    return [
+        {
+            "name": name,
+            "system": name.split(maxsplit=1)[0] if " " in name else "mistlab",
+            "is_trial": is_trial,
+            "ranks": 1,
+            "plan": PLAN,
+            "predicted_s": predicted_s,
+            "timing": {"median_s": seconds},
+        }
+        for seconds in runs_s
+    ]
+
+
+def test_the_best_of_as_many_trials_count_and_wins_and_losses_are_told() -> None:
+    runs = [
+        *rows("01", 1.0, 1.9, 2.1),
+        *rows("02", 1.1, 1.0, 1.1),
+        # Fast, but nobody has tried it to be fast.
+        *rows("03", 0.9, 0.5, 0.5, is_trial=False),
+        *rows("megatron 1", 1.0, 1.5),
+        *rows("megatron 2", 1.0, 1.2),
+        *rows("deepspeed 1", 1.0, 1.02),
+        *rows("fsdp 1", 1.0, 0.7),
+    ]
+    told = report(runs, catalog.hardware("l4-24gb"), has_priority=False)
+    text = "\n".join(told.words)
+    assert (
+        "The fastest of 2 searched plans is 1.14 times as fast as the fastest of 2 of megatron "
+        "(1.09 to 1.20 from run to run): a win."
+    ) in text
+    assert (
+        "the fastest of 1 of deepspeed (0.93 to 1.02 from run to run): within the spread." in text
+    )
+    assert "(0.64 to 0.70 from run to run): a loss." in text
+    assert "Of 3 pairs of plans whose times differ by more than 25%, 2 are" in text
+    assert "Not so: 02 before 01." in text
+    assert "real-time" not in text
+    assert "real-time" in "\n".join(
+        report(runs, catalog.hardware("l4-24gb"), has_priority=True).words
+    )
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,19 @@ def test_a_fit_finds_the_slowdowns_that_made_the_rows() -> None:
     fitted = fit(rows_of(true, 0), gpus_in_node=2, nodes=1)
     assert np.abs(errors(rows_of(true, 1), fitted)).mean() < 2e-3
     assert np.abs(errors(rows_of(true, 1), NO_SLOWDOWN)).mean() > 0.1
+
+
+def test_streams_that_take_turns_are_fitted_as_no_slower_than_in_turn() -> None:
+    # Closed forms tell no slower factors from these; whoever plays tasks one by one does.
+    levels = [
+        (compute, 0.0, to_device, to_host)
+        for compute, to_device, to_host in product((0.0, 1.0, 2.0, 4.0), repeat=3)
+    ]
+    rows = OverlapRows(alone=np.array(levels), together=1.05 * np.sum(levels, axis=1))
+    found = fit(rows.chosen(rows.shared), gpus_in_node=2, nodes=1).slowdowns
+    assert len(found) == 4
+    for slowdown in found:
+        assert 0.99 < sum(1 / factor for factor in slowdown.factors) < 1.01
 
 
 def test_sets_of_streams_without_rows_get_no_slowdown() -> None:

@@ -61,6 +61,18 @@ def test_a_pass_is_its_operations_and_its_bytes() -> None:
     assert forward_s() == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_host_that_computes_itself_launches_at_the_expense_of_arithmetic() -> None:
+    launching = replace(COMPUTE, launch_us=1.0)
+    beside, alone = forward_s(launching), forward_s()
+    assert beside == pytest.approx(alone, rel=1e-3)
+    in_turn = forward_s(replace(launching, host_computes=True))
+    # So many kernels as the host alone would take microseconds for.
+    nothing = tuple(replace(rate, tflops=None, gbytes_per_s=1e12) for rate in RATES)
+    launches_s = forward_s(Compute(rates=nothing, launch_us=1.0))
+    assert launches_s > 5e-6
+    assert in_turn == pytest.approx(alone + launches_s, rel=1e-6)
+
+
 def products(model: ModelSpec) -> tuple[float, float]:
     """Sizes of the weights of a block: of those whose rows are split over ranks, and of all."""
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim

@@ -208,3 +208,16 @@ def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match="--gpus-per-node: 3 is above the 2 that are there"):
         devices_of("cuda", 3)
+
+
+def test_a_cpu_times_work_with_cold_caches_and_when_all_processes_are_there() -> None:
+    # Work finds the memory that clears the caches written, and leaves its mark there.
+    said: list[str] = []
+    clock = HostClock(meet=lambda: said.append("meet"))
+
+    def work() -> None:
+        said.append("cold" if not clock.flushed[::4096].any() else "warm")
+        clock.flushed[::4096] = 1
+
+    assert len(clock.samples_s(work, 3)) == 3
+    assert said[WARM_UPS:] == ["meet", "cold"] * 3
