@@ -7,7 +7,6 @@ table tells of its runs what their authors found worth telling.
 
 import re
 
-from mistlab.values.errors import refuse
 from mistlab.values.model import ModelSpec
 
 # Defaults of Megatron-LM: dropout, and its tests' tokens (GPT-2's), to which padding is added.
@@ -86,11 +85,17 @@ def ends_of(remarks: str) -> tuple[int, int] | None:
     return None if first is None or last is None else (first, last)
 
 
-def check_blocks(remarks: str) -> None:
-    """Refuse blocks that are no transformer's: state-space models among them."""
-    if found := re.search(r"hybrid-layer-pattern=([^\s;]*m[^\s;]*)", remarks):
-        problem = f"hybrid-layer-pattern={found[1]} has Mamba's blocks, which no plan can say"
-        refuse("notes", f"{problem}: give runs of transformers")
+def pattern_in(remarks: str) -> str:
+    """The letters of a hybrid model's blocks, if arguments say them; those for later tokens, after
+    a slash, are left out."""
+    found = re.search(r"hybrid-layer-pattern=([^\s;]+)", remarks)
+    return found[1].partition("/")[0].replace("|", "").upper() if found else ""
+
+
+def channels_of(remarks: str) -> int | None:
+    """The channels of an attention head, if arguments say them."""
+    found = re.search(r"kv-channels=(\d+)", remarks)
+    return int(found[1]) if found else None
 
 
 def gated_width(ffn: int | None, hidden: int | None, remarks: str) -> int | None:
