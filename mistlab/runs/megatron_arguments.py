@@ -52,7 +52,8 @@ def writes_attention_out(remarks: str, source: str = "") -> bool:
     memory of Sailor's runs has the scores.
 
     Nor has the oldest container of Megatron's tests, which a source names, if kernels must be
-    deterministic and no argument says which attention to take.
+    deterministic and no argument says which attention to take: on A100 Transformer Engine then
+    takes neither cuDNN's fused attention nor a flash-attention before 2.4.1.
     """
     is_free = "deterministic-mode=1" in remarks and "attention-backend" not in remarks
     if OLDEST_CONTAINER in source and is_free:
