@@ -2,7 +2,8 @@
 
 Tables are those of predict_runs (docs/reference/measured-runs.md). The page has the errors of every
 table, raw and in groups, how many measurements lie within the bounds, how far repeated runs lie
-apart, and what was refused. With --profile the errors under that profile stand beside.
+apart, which measurements lie within bounds that were made without their groups, and what was
+refused. With --profile the errors under that profile stand beside.
 """
 
 import argparse
@@ -25,6 +26,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("report_runs", __doc__, out=Path("runs/measured_runs"))
     parser.add_argument("tables", metavar="TABLE.csv", nargs="+", type=Path)
     parser.add_argument("--profile", metavar="NAME", default="none", help="a cluster's profile")
+    parser.add_argument(
+        "--sureness",
+        type=Path,
+        metavar="FILE.yaml",
+        help="also write the factors of bounds by kind of run, for the catalogue",
+    )
     return parser
 
 

@@ -9,6 +9,7 @@ from statistics import median
 from experiments.cli.commandline import DONE, as_options, progress, writable
 from experiments.measured.picture import draw
 from experiments.measured.rows import RowPredictor
+from experiments.measured.sureness import left_out_lines, write_sureness
 from mistlab import catalog
 from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
 from mistlab.runs.ranking import ranked, separation, spreads
@@ -40,7 +41,9 @@ def report(options: argparse.Namespace) -> int:
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
     plain = _tables(options.tables, RowPredictor())
-    page = [INTRODUCTION, *_summary("All tables", plain)]
+    page = [INTRODUCTION, *_summary("All tables", plain), *left_out_lines(plain)]
+    if options.sureness is not None:
+        write_sureness(plain, options.sureness)
     if profile is not None:
         pairs = zip(options.tables, plain, strict=True)
         of_cluster = [path for path, table in pairs if _of_engine([table], ENGINE_OF_PROFILES)]

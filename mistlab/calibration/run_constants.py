@@ -70,6 +70,9 @@ CONSTANTS: Mapping[str, Constant] = {
     "products_share": Constant(low=0.4, high=1.3, words="the engine's products"),
     "attention_share": Constant(low=0.2, high=1.5, words="the engine's fused attention"),
     "memory_share": Constant(low=0.3, high=2.0, words="the engine's kernels that move bytes"),
+    "eight_bit_share": Constant(low=0.3, high=2, words="the engine's 8-bit products"),
+    "expert_us": Constant(low=0.1, high=300, words="each expert of a rank, an exchange"),
+    "exchange_ms": Constant(low=0.01, high=20, words="the wait for the host at an exchange"),
     "block_ms": Constant(low=0.01, high=20, words="the profile's blocks, later by rank"),
     "block_power": Constant(low=0.1, high=3, words="the power of the ranks"),
     "send_ms": Constant(low=1, high=2000, words="the profile's sends, later"),
@@ -83,20 +86,18 @@ def values_of(setting: Setting) -> dict[str, float]:
     compute, transfers, host = hardware.compute, hardware.transfers, engine.host
     names = "products_share", "attention_share", "memory_share"
     found = dict(zip(names, engine.shares(hardware.name), strict=True))
+    found["eight_bit_share"] = engine.eight_bit_on.get(hardware.name, 1.0)
+    exchange = engine.expert_exchange
+    if exchange.expert_s:
+        found["expert_us"] = 1e6 * exchange.expert_s
+    if exchange.wait_s:
+        found["exchange_ms"] = 1e3 * exchange.wait_s
     if compute is not None:
         found["sustained"] = compute.sustained
         found["memory_gbytes_per_s"] = compute.rate("memory").gbytes_per_s or 0.0
         found["attention_tflops"] = compute.rate("attention_forward").tflops or 0.0
     if transfers is not None:
-        lines = {(g.gpus_in_node, g.nodes): g.all_gather for g in transfers.groups}
-        if (inside := lines.get((8, 1))) is not None:
-            found["node_gbytes_per_s"] = inside.gbytes_per_s * 7 / 8
-            found["node_latency_us"] = inside.latency_us
-        if (across := lines.get((8, 2))) is not None:
-            found["network_gbytes_per_s"] = across.gbytes_per_s * 15 / 16
-        for name, shape in ACROSS.items():
-            if (line := lines.get(shape)) is not None:
-                found[f"{name}_latency_us"] = line.latency_us
+        found |= _values_of_transfers(transfers)
     if host is not None:
         found["host_ms"] = 1e3 * (host.forward_s + host.backward_s)
         found["end_ms"] = 1e3 * host.end_s
@@ -104,6 +105,20 @@ def values_of(setting: Setting) -> dict[str, float]:
         found["sharded_step_ms"] = 1e3 * host.sharded_step_s
     if setting.profile is not None:
         found |= {name: getattr(setting.profile, name) for name in OF_PROFILE}
+    return found
+
+
+def _values_of_transfers(transfers: Transfers) -> dict[str, float]:
+    found = {}
+    lines = {(g.gpus_in_node, g.nodes): g.all_gather for g in transfers.groups}
+    if (inside := lines.get((8, 1))) is not None:
+        found["node_gbytes_per_s"] = inside.gbytes_per_s * 7 / 8
+        found["node_latency_us"] = inside.latency_us
+    if (across := lines.get((8, 2))) is not None:
+        found["network_gbytes_per_s"] = across.gbytes_per_s * 15 / 16
+    for name, shape in ACROSS.items():
+        if (line := lines.get(shape)) is not None:
+            found[f"{name}_latency_us"] = line.latency_us
     return found
 
 
@@ -138,6 +153,12 @@ def with_values(setting: Setting, values: Mapping[str, float]) -> Setting:
             attention_share=every["attention_share"],
             memory_share=every["memory_share"],
             shares_on={},
+            eight_bit_on={**engine.eight_bit_on, hardware.name: every["eight_bit_share"]},
+            expert_exchange=replace(
+                engine.expert_exchange,
+                expert_s=1e-6 * every.get("expert_us", 0.0),
+                wait_s=1e-3 * every.get("exchange_ms", 0.0),
+            ),
         ),
         profile=profile,
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from typing import Any
 
 from mistlab.machine.hardware import Hardware
 from mistlab.machine.profile import Profile
@@ -52,6 +53,12 @@ def profile(name: str) -> Profile:
 def profile_names() -> tuple[str, ...]:
     """The names of all profiles, in alphabetical order."""
     return tuple(_profile_files())
+
+
+def sureness() -> dict[str, Any]:
+    """How far measured runs of each kind lie from their predictions, as plain data."""
+    file = files(__name__) / f"sureness{ENDING}"
+    return parse_yaml(file.read_text(encoding="utf-8"), file.name)
 
 
 @cache

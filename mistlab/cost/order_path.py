@@ -14,8 +14,9 @@ Axes: C candidates, P parts of the model in order; with S stages, part c S + s i
 s.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,20 +50,6 @@ class HostTimes:
     forward_s: Table
     backward_s: Table
     blocks: Table
-
-    def issued_s(self, one: StagePass, part: int) -> Table | float:
-        """The host's seconds (C) to issue a pass; gradients of weights come with their B."""
-        if one.kind == "W":
-            return 0.0
-        of_kind = self.forward_s if one.kind == "F" else self.backward_s
-        return np.asarray(of_kind[:, part])
-
-    def least_s(self, one: StagePass, part: int, through: Table | float) -> Table:
-        """Seconds (C) from when the host begins to issue a pass that computes for ``through``
-        seconds, until this pass has ended: the GPU computes the last block after it was issued, and
-        all blocks after the first was issued."""
-        issued, blocks = self.issued_s(one, part), self.blocks[:, part]
-        return np.maximum(issued + through / blocks, issued / blocks + through)
 
     def whole_s(self, micro_batches: Table, num_stages: int) -> Table:
         """Seconds (C) in which the slowest host issues all passes of so many micro-batches (C)."""
@@ -100,44 +87,73 @@ def order_iteration_s(
     With ``steps_apart`` a stage begins the next iteration when its own passes are over, so the
     iteration takes as long as the longest of all stages, each from its own beginning.
     """
+    candidates = len(times.forward_s)
+    # One candidate alone is counted in numbers, which takes a tenth of the time of short columns.
+    maximum: Callable[[Any, Any], Any] = max if candidates == 1 else np.maximum
     if at_end is None:
         nothing = np.zeros_like(times.forward_s)
         at_end = EndTimes(reductions_s=nothing, steps_s=nothing)
+    reductions_s, part_steps_s = _columns(at_end.reductions_s), _columns(at_end.steps_s)
     seconds = _PassSeconds(times, passes, split)
-    ends: dict[PassKey, Table] = {}
-    free: dict[int, Table] = {}
-    begun: dict[int, Table | float] = {}
-    issued: dict[int, Table | float] = {}
-    reduced: dict[int, Table] = {}
-    steps_s = np.zeros((len(times.forward_s), len(passes)))
+    ends: dict[PassKey, Any] = {}
+    free: dict[int, Any] = {}
+    begun: dict[int, Any] = {}
+    hosts = None if host is None else _HostSeconds(host, maximum)
+    reduced: dict[int, Any] = {}
+    steps_s: dict[int, Any] = {}
     for one in in_turn(passes):
+        part = seconds.part(one)
         own, through, extra = seconds.of(one)
         end = free[one.stage] + own if one.stage in free else through
         if one.phase == "first_forward":
-            end = end + seconds.begin_s[seconds.part(one)]
+            end = end + seconds.begin_s[part]
         if one.needs is not None:
             comes = ends[one.needs] + seconds.sent_s(one)
-            end = np.maximum(end, comes + through)
+            end = maximum(end, comes + through)
             if steps_apart and one.stage not in free:
-                begun[one.stage] = comes - seconds.begin_s[seconds.part(one)]
-        if host is not None:
-            before, part = issued.get(one.stage, 0.0), seconds.part(one)
-            end = np.maximum(end, before + host.least_s(one, part, through))
-            issued[one.stage] = before + host.issued_s(one, part)
-        end = np.asarray(end + extra)
+                begun[one.stage] = comes - seconds.begin_s[part]
+        if hosts is not None:
+            end = maximum(end, hosts.least_s(one, part, through))
+        end = end + extra
         free[one.stage] = ends[one.key] = end
         if one.phase == "last_backward":
-            part = seconds.part(one)
-            own_steps_s = at_end.steps_s[:, part]
-            rest = np.maximum(seconds.end_s[part] - own_steps_s, 0.0)
-            queued = reduced.get(one.stage, 0.0) + at_end.reductions_s[:, part]
-            reduced[one.stage] = np.maximum(end + rest, queued)
-            steps_s[:, one.stage] += own_steps_s
-    lengths = [
-        np.maximum(end, reduced[stage]) + steps_s[:, stage] - begun.get(stage, 0.0)
-        for stage, end in free.items()
-    ]
-    return np.asarray(np.maximum.reduce(lengths))
+            own_steps_s = part_steps_s[part]
+            rest = maximum(seconds.end_s[part] - own_steps_s, 0.0)
+            queued = reduced.get(one.stage, 0.0) + reductions_s[part]
+            reduced[one.stage] = maximum(end + rest, queued)
+            steps_s[one.stage] = steps_s.get(one.stage, 0.0) + own_steps_s
+    longest: Any = 0.0
+    for stage, end in free.items():
+        over = maximum(end, reduced[stage]) + steps_s[stage]
+        longest = maximum(longest, over - begun.get(stage, 0.0))
+    return np.array([longest]) if candidates == 1 else np.asarray(longest)
+
+
+def _columns(of_parts: Table) -> list[Any]:
+    """The seconds of each part: a column (C), or a number if there is one candidate alone."""
+    return of_parts[0].tolist() if len(of_parts) == 1 else [*of_parts.T]
+
+
+class _HostSeconds:
+    """The hosts of stages, each of which issues its stage's passes one after another."""
+
+    def __init__(self, times: HostTimes, maximum: Callable[[Any, Any], Any]) -> None:
+        self.of_kind = {"F": _columns(times.forward_s), "B": _columns(times.backward_s)}
+        self.blocks = _columns(times.blocks)
+        self.issued_s: dict[int, Any] = {}
+        self.maximum = maximum
+
+    def least_s(self, one: StagePass, part: int, through: Any) -> Any:
+        """Seconds until a pass has ended that computes for ``through`` seconds and is issued next.
+
+        The GPU computes the last block after it was issued, and all blocks after the first was
+        issued. Gradients of weights are issued with their B.
+        """
+        before = self.issued_s.get(one.stage, 0.0)
+        own = 0.0 if one.kind == "W" else self.of_kind[one.kind][part]
+        self.issued_s[one.stage] = before + own
+        blocks = self.blocks[part]
+        return before + self.maximum(own + through / blocks, own / blocks + through)
 
 
 def order_bound_s(
@@ -149,37 +165,47 @@ def order_bound_s(
     way on from the last.
     """
     seconds = _PassSeconds(times, passes, split)
-    return np.asarray(np.maximum.reduce([seconds.stage_s(of_stage) for of_stage in passes]))
+    return np.atleast_1d(np.maximum.reduce([seconds.stage_s(of_stage) for of_stage in passes]))
 
 
 class _PassSeconds:
-    """The seconds of passes (C): on their stage, and for a micro-batch that only passes through."""
+    """The seconds of passes (C): on their stage, and for a micro-batch that only passes through.
+
+    Those of one candidate alone are numbers.
+    """
 
     def __init__(
         self, times: StageTimes, passes: Sequence[StagePasses], split: SplitTimes | None
     ) -> None:
-        parts = range(times.forward_s.shape[1])
+        candidates, count = times.forward_s.shape
+        parts = range(count)
         self.num_stages = len(passes)
         self.splits = [of_stage.splits_backward for of_stage in passes]
         of_part = [
             StageTimes(**{e.name: getattr(times, e.name)[:, part] for e in fields(times)})
             for part in parts
         ]
-        self.begin_s = [one.begin_s for one in of_part]
-        self.end_s = [one.end_s for one in of_part]
-        self.crossed_s: list[Table] = [one.point_to_point_s / 2 for one in of_part]
-        self.within_s = [(one.within_forward_s, one.within_backward_s) for one in of_part]
-        self.own_s: dict[tuple[PassKind, int], tuple[Table, Table]] = {}
+
+        def plain(column: Table) -> Any:
+            return column.item() if candidates == 1 else column
+
+        self.begin_s = [plain(one.begin_s) for one in of_part]
+        self.end_s = [plain(one.end_s) for one in of_part]
+        self.crossed_s = [plain(one.point_to_point_s / 2) for one in of_part]
+        self.within_s = [
+            (plain(one.within_forward_s), plain(one.within_backward_s)) for one in of_part
+        ]
+        self.own_s: dict[tuple[PassKind, int], tuple[Any, Any]] = {}
         for part, one in zip(parts, of_part, strict=True):
-            self.own_s["F", part] = one.forward_s, one.through_forward_s
+            self.own_s["F", part] = plain(one.forward_s), plain(one.through_forward_s)
             backward = one.backward_s, one.through_backward_s
             if self.splits[part % self.num_stages]:
                 assert split is not None, "an order with W asks for the times of its parts"
                 weights_s, unhidden_s = split.weights_s[:, part], split.unhidden_s[:, part]
                 left = [np.maximum(own - weights_s, 0.0) + unhidden_s for own in backward]
                 backward = left[0], left[1]
-                self.own_s["W", part] = weights_s, weights_s
-            self.own_s["B", part] = backward
+                self.own_s["W", part] = plain(weights_s), plain(weights_s)
+            self.own_s["B", part] = plain(backward[0]), plain(backward[1])
 
     def of(self, one: StagePass) -> tuple[Table | float, Table | float, Table | float]:
         """The seconds of a pass after the pass before it, its seconds after its input has come, and
@@ -191,7 +217,7 @@ class _PassSeconds:
             extra = self.within_s[part][one.kind != "F"]
         return own, through, extra
 
-    def sent_s(self, one: StagePass) -> Table | float:
+    def sent_s(self, one: StagePass) -> Any:
         """The seconds to send a pass its input."""
         source = one.comes_from
         if source is None or source.stage == one.stage:

@@ -3,7 +3,7 @@
 from mistlab.engines.aceso import ACESO
 from mistlab.engines.deepspeed import DEEPSPEED
 from mistlab.engines.engine import Engine
-from mistlab.engines.fsdp import FSDP
+from mistlab.engines.fsdp import FSDP, FSDP_ROWWISE
 from mistlab.engines.megatron import MEGATRON
 from mistlab.engines.megatron_core import (
     MEGATRON_BRIDGE,
@@ -25,7 +25,7 @@ ENGINES: dict[str, Engine] = {
         *(MISTLAB, MEGATRON, MEGATRON_CORE, MEGATRON_CORE_FUSED_LOSS, MEGATRON_FSDP),
         *(MEGATRON_BRIDGE, MEGATRON_BRIDGE_ALLTOALL, MEGATRON_BRIDGE_EAGER),
         *(MEGATRON_BRIDGE_GRAPH, ZERO_BUBBLE, ZERO_BUBBLE_WAITING),
-        *(DEEPSPEED, ACESO, NANOTRON, NANOTRON_WHOLE_INPUTS, FSDP, MIST),
+        *(DEEPSPEED, ACESO, NANOTRON, NANOTRON_WHOLE_INPUTS, FSDP, FSDP_ROWWISE, MIST),
     )
 }
 

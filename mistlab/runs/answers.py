@@ -7,6 +7,7 @@ from typing import Any
 from mistlab.cost.memory import room_bytes
 from mistlab.engines.table import ENGINES
 from mistlab.runs.jobs import RunJob
+from mistlab.runs.sureness import Range, RunKind, known_sureness
 from mistlab.values.prediction import Prediction, StagePrediction
 from mistlab.values.units import GIB_BYTES
 
@@ -15,12 +16,25 @@ NEARLY_FULL = 70 / 79.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """What a run's bounds depend on: its kind, its GPUs, and the range that they lie around."""
+
+    kind: RunKind
+    gpus: int
+    range: Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunAnswer:
-    """What is answered to a row; without a prediction, ``refused`` says why."""
+    """What is answered to a row; without a prediction, ``refused`` says why.
+
+    ``doubt`` is what its bounds were made of.
+    """
 
     prediction: Prediction | None = None
     notes: tuple[str, ...] = ()
     refused: str = ""
+    doubt: Doubt | None = None
 
     def mapping(self, memory_kind: str) -> Mapping[str, Any]:
         """The answer as plain data; memory is that of the rank that a ``memory_kind`` names."""
@@ -42,6 +56,8 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     """The answer with the prediction of a run; a GPU that is nearly full is a note."""
     cluster = found.job.cluster
     notes, more = found.notes, list[str]()
+    gpus = found.job.plan.num_gpus
+    around = Range.of(prediction)
     if found.saves_unsaid and not prediction.fits:
         prediction = _capped(prediction, int(room_bytes(cluster)))
         more.append("recompute is not said, but without it memory is short: all of it assumed full")
@@ -49,7 +65,7 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     fullest = prediction.stages[0].peak_allocated_bytes
     if fullest > NEARLY_FULL * cluster.memory_bytes:
         factor = ENGINES[found.job.plan.engine].crowded_factor
-        prediction = slowed(prediction, factor)
+        prediction, around = slowed(prediction, around, factor)
         more.append(
             f"memory is nearly full ({fullest / GIB_BYTES:.1f} of "
             f"{cluster.memory_bytes / GIB_BYTES:.1f} GiB): runs are slow"
@@ -58,7 +74,11 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     if found.unrunnable:
         prediction = replace(prediction, fits=False)
         more.append(found.unrunnable)
-    return RunAnswer(prediction=prediction, notes=(*notes, *prediction.notes, *more))
+    return RunAnswer(
+        prediction=around.bounded(prediction, known_sureness().factor(found.kind, gpus)),
+        notes=(*notes, *prediction.notes, *more),
+        doubt=Doubt(kind=found.kind, gpus=gpus, range=around),
+    )
 
 
 def nearly_fills(prediction: Prediction, found: RunJob) -> bool:
@@ -80,15 +100,16 @@ def _capped(prediction: Prediction, room: int) -> Prediction:
     return replace(prediction, fits=True, stages=tuple(stages))
 
 
-def slowed(prediction: Prediction, factor: float) -> Prediction:
-    """A prediction that takes several times as long; the shortest time stays within its bounds."""
-    return replace(
+def slowed(prediction: Prediction, around: Range, factor: float) -> tuple[Prediction, Range]:
+    """A prediction that takes several times as long, and its range: the shortest time stays."""
+    longer = replace(
         prediction,
         iteration_s=prediction.iteration_s * factor,
         iteration_s_high=prediction.iteration_s_high * factor * factor**0.5,
         tokens_per_s=prediction.tokens_per_s / factor,
         mfu=prediction.mfu / factor,
     )
+    return longer, replace(around, longest_s=around.longest_s * factor * factor**0.5)
 
 
 def stage_of(prediction: Prediction, memory_kind: str) -> StagePrediction:

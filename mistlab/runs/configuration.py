@@ -15,13 +15,13 @@ from mistlab.engines.table import ENGINES
 from mistlab.runs.cells import count_of, flag_of, text_of
 from mistlab.runs.megatron_arguments import (
     are_arguments,
-    check_blocks,
     data_parallel_of,
     ends_of,
     fuses_loss,
     writes_attention_out,
 )
 from mistlab.runs.shapes import Shape, shape_of
+from mistlab.runs.sureness import TINY, Blocks, RunKind
 from mistlab.runs.table import TableRow
 from mistlab.runs.words import (
     USUAL_OF_ENGINE,
@@ -35,6 +35,7 @@ from mistlab.runs.words import (
     order_of,
     precision_of,
     replicas_of,
+    software_of,
     zero_of,
 )
 from mistlab.values.errors import refuse
@@ -84,6 +85,7 @@ class Configuration:
     ends: tuple[int, int] | None
     node_gbytes_per_s: float | None
     notes: tuple[str, ...]
+    kind: RunKind
 
     @property
     def global_batch(self) -> int:
@@ -100,7 +102,6 @@ def configuration_of(row: TableRow) -> Configuration:
     engine, note = engine_of(text_of(cells, "engine"), zero_text)
     order = order_of(text_of(cells, "engine"))
     notes.append(note)
-    check_blocks(remarks)
     gpus = gpus_of(text_of(cells, "hardware"))
     notes.append(gpus.note)
     usual = USUAL_OF_ENGINE.get(engine)
@@ -119,6 +120,8 @@ def configuration_of(row: TableRow) -> Configuration:
         notes.append(note)
     precision, note = precision_of(text_of(cells, "precision"), engine)
     notes.append(note)
+    if engine == "fsdp" and "rowwise" in text_of(cells, "precision").casefold():
+        engine = "fsdp-rowwise"
     if engine == "megatron" and precision not in ENGINES[engine].memory:
         notes.append(f"engine megatron has no {precision}: predicted as engine megatron-core")
         engine = "megatron-core"
@@ -166,6 +169,27 @@ def configuration_of(row: TableRow) -> Configuration:
         short_ends="first and last stage have one layer less" in remarks,
         ends=ends_of(remarks),
         notes=tuple(note for note in notes if note),
+        kind=_kind(cells, remarks, shape, gpus, precision),
+    )
+
+
+def _kind(
+    cells: Mapping[str, str], remarks: str, shape: Shape, gpus: Gpus, precision: str
+) -> RunKind:
+    """What bounds depend on: of remarks, phrases about adapters and about a phase of training."""
+    is_adapted = "lora" in text_of(cells, "zero").casefold() or any(
+        word in remarks for word in ("lora", "phase peft")
+    )
+    blocks: Blocks = "experts" if experts_of(shape, cells) > 1 else "dense"
+    if shape.model.pattern:
+        blocks = "hybrid"
+    return RunKind(
+        software=software_of(text_of(cells, "engine")),
+        hardware=gpus.hardware,
+        blocks="adapters" if is_adapted else blocks,
+        bits={"fp4": 4, "fp8": 8, "fp32": 32}.get(precision, 16),
+        is_tiny=shape.hidden <= TINY,
+        is_benchmark="phase " not in remarks,
     )
 
 
@@ -324,6 +348,6 @@ def _sequence_parallel(
 ) -> bool:
     found = flag_of(cells, "sequence_parallel")
     if found is None and tensor > 1:
-        found = engine in ("nanotron", "fsdp") or engine.startswith("megatron")
+        found = engine == "nanotron" or engine.startswith(("fsdp", "megatron"))
         notes.append(f"sequence_parallel is empty: {'on' if found else 'off'} assumed")
     return bool(found) and tensor > 1

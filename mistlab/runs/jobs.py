@@ -11,6 +11,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.profile import Profile
 from mistlab.runs.configuration import GPUS_OF_A_NODE, Configuration
 from mistlab.runs.partition import blocks_of_stages, unrunnable
+from mistlab.runs.sureness import RunKind
 from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.stage_chunks import most_chunks
@@ -35,11 +36,12 @@ HALF_OF_BLOCKS = ("selective layer", "selective every 2nd layer", ALTERNATE)
 class RunJob:
     """A run's job, the assumptions with which it was made, and why it cannot run, if so.
 
-    With ``saves_unsaid`` nothing tells what the run recomputes.
+    With ``saves_unsaid`` nothing tells what the run recomputes. Bounds depend on its ``kind``.
     """
 
     job: Job
     notes: tuple[str, ...]
+    kind: RunKind
     unrunnable: str = ""
     saves_unsaid: bool = False
 
@@ -77,6 +79,7 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
     return RunJob(
         job=Job(workload=workload, cluster=cluster, plan=plan),
         notes=tuple(notes),
+        kind=run.kind,
         unrunnable=unrunnable(run, blocks),
         saves_unsaid=run.saves_unsaid,
     )

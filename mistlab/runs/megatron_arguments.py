@@ -7,7 +7,6 @@ table tells of its runs what their authors found worth telling.
 
 import re
 
-from mistlab.values.errors import refuse
 from mistlab.values.model import ModelSpec
 
 # Defaults of Megatron-LM: dropout, and its tests' tokens (GPT-2's), to which padding is added.
@@ -53,7 +52,8 @@ def writes_attention_out(remarks: str, source: str = "") -> bool:
     memory of Sailor's runs has the scores.
 
     Nor has the oldest container of Megatron's tests, which a source names, if kernels must be
-    deterministic and no argument says which attention to take.
+    deterministic and no argument says which attention to take: on A100 Transformer Engine then
+    takes neither cuDNN's fused attention nor a flash-attention before 2.4.1.
     """
     is_free = "deterministic-mode=1" in remarks and "attention-backend" not in remarks
     if OLDEST_CONTAINER in source and is_free:
@@ -86,11 +86,17 @@ def ends_of(remarks: str) -> tuple[int, int] | None:
     return None if first is None or last is None else (first, last)
 
 
-def check_blocks(remarks: str) -> None:
-    """Refuse blocks that are no transformer's: state-space models among them."""
-    if found := re.search(r"hybrid-layer-pattern=([^\s;]*m[^\s;]*)", remarks):
-        problem = f"hybrid-layer-pattern={found[1]} has Mamba's blocks, which no plan can say"
-        refuse("notes", f"{problem}: give runs of transformers")
+def pattern_in(remarks: str) -> str:
+    """The letters of a hybrid model's blocks, if arguments say them; those for later tokens, after
+    a slash, are left out."""
+    found = re.search(r"hybrid-layer-pattern=([^\s;]+)", remarks)
+    return found[1].partition("/")[0].replace("|", "").upper() if found else ""
+
+
+def channels_of(remarks: str) -> int | None:
+    """The channels of an attention head, if arguments say them."""
+    found = re.search(r"kv-channels=(\d+)", remarks)
+    return int(found[1]) if found else None
 
 
 def gated_width(ffn: int | None, hidden: int | None, remarks: str) -> int | None:

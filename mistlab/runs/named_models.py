@@ -78,6 +78,11 @@ def named_model(name: str) -> tuple[ModelSpec | None, str]:
     return None, ""
 
 
+def base_of_pattern(pattern: str) -> ModelSpec:
+    """The hybrid model of the catalogue whose blocks a pattern without a known model has."""
+    return catalog.model("nemotron-3-nano" if "E" in pattern else "nemotron-h-56b")
+
+
 def hybrid_of_sizes(known: ModelSpec, sizes: Mapping[str, int | None]) -> ModelSpec:
     """A hybrid model with the given sizes, whose blocks take turns as another's do.
 

@@ -60,23 +60,20 @@ def parts_of(
         found["position_embedding"] = alike.position_embedding
         if alike.latent is not None:
             found["kv_heads"] = sizes["heads"]
-    experts = count_of(cells, "experts") or 1
-    if experts > 1:
+    if (count_of(cells, "experts") or 1) > 1:
         own = None if alike is None else alike.experts
-        found["experts"] = _experts(cells, remarks, own, sizes, experts)
+        found["experts"] = experts_of_row(cells, remarks, own, sizes)
         # The row's width is that of experts; dense blocks are as much wider as published.
         wider = 1.0 if alike is None or own is None else alike.ffn / own.ffn
         found["ffn"] = round(sizes["ffn"] * wider)
     return found
 
 
-def _experts(
-    cells: Mapping[str, str],
-    remarks: str,
-    own: Experts | None,
-    sizes: Mapping[str, int],
-    experts: int,
+def experts_of_row(
+    cells: Mapping[str, str], remarks: str, own: Experts | None, sizes: Mapping[str, int]
 ) -> Experts:
+    """The experts of a row's blocks; what it does not say is as in another model's ``own``."""
+    experts = count_of(cells, "experts") or (1 if own is None else own.count)
     active = count_of(cells, "topk")
     if active is None:
         refuse("topk", f"is empty: give how many of {experts} experts a token takes")

@@ -9,14 +9,16 @@ from mistlab.runs.megatron_arguments import (
     DROPOUT,
     TOKENS,
     are_arguments,
+    channels_of,
     dropout_of,
     gated_width,
     has_tokens_of,
     padded,
+    pattern_in,
     two_thirds,
 )
-from mistlab.runs.named_models import hybrid_of_sizes, named_model
-from mistlab.runs.parts import alike_of, parts_of
+from mistlab.runs.named_models import base_of_pattern, hybrid_of_sizes, named_model
+from mistlab.runs.parts import alike_of, experts_of_row, parts_of
 from mistlab.runs.words import Usual
 from mistlab.values.errors import refuse
 from mistlab.values.model import ModelSpec
@@ -86,6 +88,10 @@ def shape_of(
     name, notes = text_of(cells, "model"), list[str]()
     known, note = named_model(name)
     found = {size: count_of(cells, size) for size in (*NAMES, "kv_heads", "ffn", "vocab")}
+    if pattern := pattern_in(remarks):
+        base = known if known is not None and known.pattern else base_of_pattern(pattern)
+        found["vocab"] = _vocab(cells, base.family, remarks, base, usual, notes)
+        return _by_pattern(base, pattern, cells, found, notes), notes
     if known is not None and (known.pattern or note):
         notes.append(note)
         return _whole(known, found, notes), notes
@@ -157,6 +163,38 @@ def _whole(known: ModelSpec, found: Mapping[str, int | None], notes: list[str]) 
     """The shape of a hybrid model, or of one that is near to it, with the sizes of a row."""
     model = hybrid_of_sizes(known, found) if known.pattern else known
     notes.append(f"blocks are those of {model.name or known.name}")
+    return _shape_of_model(model)
+
+
+def _by_pattern(
+    base: ModelSpec,
+    pattern: str,
+    cells: Mapping[str, str],
+    found: Mapping[str, int | None],
+    notes: list[str],
+) -> Shape:
+    """The shape of a model whose blocks are those of a pattern, each built as a hybrid model's."""
+    remarks = text_of(cells, "notes").casefold()
+    model = hybrid_of_sizes(base, found)
+    experts = None
+    if "E" in pattern:
+        sizes = {"ffn": model.ffn, "layers": model.layers}
+        experts = experts_of_row(cells, remarks, base.experts, sizes)
+    model = replace(
+        model,
+        name="",
+        pattern=pattern,
+        experts=experts,
+        state_space=model.state_space if set(pattern) & set("MG") else None,
+        head_dim=channels_of(remarks) or model.head_dim,
+    )
+    notes.append(f"blocks {pattern} are built like those of {base.name}")
+    if "mtp-num-layers=" in remarks:
+        notes.append("blocks that predict later tokens are not counted")
+    return _shape_of_model(model)
+
+
+def _shape_of_model(model: ModelSpec) -> Shape:
     parts = tuple((name, getattr(model, name)) for name in _PARTS_OF_WHOLE)
     sizes = {name: getattr(model, name) for name in (*NAMES, "kv_heads", "ffn", "vocab")}
     return Shape(family=model.family, tied_embeddings=model.tied_embeddings, parts=parts, **sizes)

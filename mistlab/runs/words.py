@@ -29,6 +29,17 @@ ENGINES_BY_WORD: Mapping[str, str] = {
 }
 
 
+# What software's name an engine's text contains, where it is no engine's; the first match counts.
+OTHER_SOFTWARE = ("simumax", "paxml", "maxtext", "sailor")
+
+
+def software_of(text: str) -> str:
+    """The software that an engine's text names; "other" if it names none that is known."""
+    words = text.casefold()
+    names = (*OTHER_SOFTWARE, *ENGINES_BY_WORD)
+    return next((name for name in names if name in words), "other")
+
+
 # What an engine's text says of the order of passes, and the order; the first match counts.
 ORDERS_BY_WORD: Mapping[str, str] = {
     "schedule zb-2p": "zb-2p",
@@ -139,6 +150,10 @@ def dispatcher_of(model: str) -> str:
 WHOLE_GRAPHS = (26, 6)
 
 
+_GRAPHS = ("cuda_graph", "cuda graph")
+_WHOLE_GRAPH = ("cuda_graph=full_iteration", "full-iteration cuda graph")
+
+
 def exchange_of(
     dispatcher: str, remarks: str, gpus: Gpus, release: str, *, joined: bool
 ) -> tuple[str, str]:
@@ -148,7 +163,7 @@ def exchange_of(
     words, note = dispatcher.casefold(), ""
     if "tokendrop" in remarks:
         return "megatron-bridge", "tokens are dropped: no exchange waits for its host"
-    if "cuda_graph=full_iteration" in remarks:
+    if any(phrase in remarks for phrase in _WHOLE_GRAPH):
         return "megatron-bridge-graph", ""
     is_rack = gpus.hardware.startswith("gb")
     if is_rack and _release(release) >= WHOLE_GRAPHS and not joined and "recipe" in remarks:
@@ -157,7 +172,7 @@ def exchange_of(
         words, note = "hybridep", "dispatcher is empty: hybridep assumed, as recipes have it here"
     if not any(word in words for word in ("deepep", "hybridep", "flex")):
         return "megatron-bridge-alltoall", "" if words else "dispatcher is empty: alltoall assumed"
-    is_eager = "cuda_graph" not in remarks and gpus.hardware.startswith("h")
+    is_eager = not any(phrase in remarks for phrase in _GRAPHS) and gpus.hardware.startswith("h")
     return "megatron-bridge-eager" if is_eager else "megatron-bridge", note
 
 
@@ -186,7 +201,7 @@ def zero_of(text: str, engine: str) -> tuple[int, str]:
     """The ZeRO level that a text says, and a note where it is assumed."""
     words = text.casefold()
     if not words:
-        level = 3 if engine == "fsdp" else 1
+        level = 3 if engine.startswith("fsdp") else 1
         return level, f"zero is empty: level {level} assumed"
     if match := re.fullmatch(r"(?:stage ?)?([0-3])(?:\.0)?", words):
         return int(match[1]), ""

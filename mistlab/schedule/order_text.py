@@ -9,6 +9,7 @@ stages with v chunks each; chunk c of stage s is part c S + s.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple, NoReturn, get_args
 
 from mistlab.values.errors import InputError
@@ -122,14 +123,23 @@ _Word = tuple[str, OrderedPass, bool]
 def _words(number: int, line: str) -> list[_Word]:
     found: list[_Word] = []
     for word in line.split():
-        match = _WORD.fullmatch(word)
-        if match is None:
+        one = _word(word)
+        if one is None:
             problem = "is not a pass: write F, B or W, the chunk, m and the micro-batch, like F0m3"
             refuse_word(number, repr(word[:_SHOWN]), problem)
-        kind, chunk, micro_batch = match.groups()
-        ordered = OrderedPass(_KINDS[kind], int(chunk or 0), int(micro_batch))
-        found.append((word, ordered, chunk is not None))
+        found.append(one)
     return found
+
+
+@lru_cache(maxsize=1 << 14)
+def _word(word: str) -> _Word | None:
+    """The pass of a word, which other stages and orders have too; None if it is none."""
+    match = _WORD.fullmatch(word)
+    if match is None:
+        return None
+    kind, chunk, micro_batch = match.groups()
+    ordered = OrderedPass(_KINDS[kind], int(chunk or 0), int(micro_batch))
+    return word, ordered, chunk is not None
 
 
 def _chunks(lines: Sequence[Sequence[_Word]]) -> int:

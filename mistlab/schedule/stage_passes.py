@@ -102,11 +102,12 @@ def in_turn(passes: tuple[StagePasses, ...]) -> tuple[StagePass, ...]:
             if needs is not None and needs not in ended:
                 waiting[needs] = stage
                 break
+            key = one.key
             ran.append(one)
-            ended.add(one.key)
+            ended.add(key)
             done[stage] += 1
-            if one.key in waiting:
-                ready.append(waiting.pop(one.key))
+            if key in waiting:
+                ready.append(waiting.pop(key))
     return tuple(ran)
 
 

@@ -6,7 +6,7 @@ name, a loop) is refused, so that running the text never does more than arithmet
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,13 @@ NODES = (
     *(ast.Load, ast.Store, ast.Constant, ast.List, ast.Tuple, ast.keyword, ast.Expr),
     *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop),
 )
-# The most of these, which a look in a set tells sooner than ``isinstance``.
-_PLAIN = frozenset(
-    (
-        *(ast.Name, ast.Load, ast.Store, ast.BinOp, ast.Assign, ast.arg),
-        *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub),
-    )
-)
+# Nodes that are by far the most, and their fields that hold other nodes.
+_CHILDREN: Mapping[type[ast.AST], tuple[str, ...]] = {
+    ast.BinOp: ("left", "right"),
+    ast.UnaryOp: ("operand",),
+    ast.Name: (),
+}
+_NUMBERS = frozenset((bool, int, float))
 NAME = "compiled"
 
 
@@ -47,13 +47,31 @@ def function_of(source: str) -> Callable[..., tuple[Any, ...]]:
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
         message = "it is not one function"
         raise RefusedError(message)
-    for node in ast.walk(tree):
-        if type(node) not in _PLAIN:
-            _check(node)
+    _check_all(tree)
     names: dict[str, Any] = {"__builtins__": {}, "numpy": np}
     exec(compile(tree, "<expressions>", "exec"), names)
     function: Callable[..., tuple[Any, ...]] = names[tree.body[0].name]
     return function
+
+
+def _check_all(tree: ast.AST) -> None:
+    """Refuse a tree with a part that is no arithmetic.
+
+    Operators and contexts of names have no parts, and any of them is arithmetic. So only the fields
+    of ``_CHILDREN`` are followed, which takes a third of the time of ``ast.walk``.
+    """
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        kind = type(node)
+        if kind is ast.Constant and type(node.value) in _NUMBERS:  # type: ignore[attr-defined]
+            continue
+        names = _CHILDREN.get(kind)
+        if names is None:
+            _check(node)
+            waiting += ast.iter_child_nodes(node)
+        else:
+            waiting += [getattr(node, name) for name in names]
 
 
 def _check(node: ast.AST) -> None:

@@ -88,9 +88,15 @@ def test_the_ends_of_a_pipeline_have_the_blocks_that_are_said() -> None:
         job_of(run(f"{TE}; {ends.replace('=1', '=2')}", tp="1", pp="4"))
 
 
-def test_blocks_of_mamba_are_refused() -> None:
-    with pytest.raises(InputError, match=r"hybrid-layer-pattern=me\*e has Mamba's blocks"):
-        run(f"{TE}; hybrid-layer-pattern=ME*E; squared-relu=1")
+def test_blocks_of_mamba_are_those_of_the_pattern() -> None:
+    said = f"{TE}; hybrid-layer-pattern=MEM*E/*E; mtp-num-layers=1; kv-channels=64"
+    found = run(said, layers="5", experts="8", topk="2", ffn="256", kv_heads="2")
+    model = found.shape.model
+    assert (model.pattern, model.head_dim, model.ffn) == ("MEM*E", 64, 256)
+    assert (model.experts.count, model.experts.active) == (8, 2)  # type: ignore[union-attr]
+    assert "blocks that predict later tokens are not counted" in found.notes
+    plain = run(f"{TE}; hybrid-layer-pattern=M-*-", layers="4")
+    assert (plain.shape.model.experts, plain.shape.model.pattern) == (None, "M-*-")
 
 
 def test_a_fused_loss_holds_one_more_wide_copy_of_the_logits() -> None:

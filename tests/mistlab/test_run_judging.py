@@ -9,6 +9,7 @@ import pytest
 from mistlab import catalog
 from mistlab.calibration.run_constants import Setting, fitted, values_of, with_values
 from mistlab.engines.nanotron import NANOTRON
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.profile import Profile
 from mistlab.runs.answers import RunAnswer, answered
@@ -201,6 +202,16 @@ def test_constants_are_read_and_written() -> None:
     assert again["host_ms"] == pytest.approx(9.0)
     assert again["node_gbytes_per_s"] == pytest.approx(100.0, rel=1e-4)
     assert again["two_latency_us"] == pytest.approx(values["two_latency_us"])
+
+
+def test_constants_of_experts_and_of_8_bits_can_be_fitted() -> None:
+    setting = Setting(hardware=H100, engine=ENGINES["megatron-bridge-alltoall"])
+    assert values_of(setting)["expert_us"] == pytest.approx(14)
+    changed = with_values(setting, {"eight_bit_share": 0.9, "expert_us": 20, "exchange_ms": 1})
+    assert changed.engine.eight_bit_on[H100.name] == 0.9
+    assert changed.engine.expert_exchange.expert_s == pytest.approx(20e-6)
+    assert changed.engine.expert_exchange.wait_s == pytest.approx(1e-3)
+    assert "expert_us" not in values_of(Setting(hardware=H100, engine=NANOTRON))
 
 
 def test_a_fit_finds_the_constants_behind_times() -> None:
