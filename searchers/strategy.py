@@ -16,7 +16,7 @@ from mistlab.symbolic.library import graph_of
 from mistlab.values.prediction import Predictor
 from mistlab.values.search import Budget, Problem, SearchResult, StageCostModel, Status
 from mistlab.values.space import SearchSpace
-from searchers.ledger import BudgetSpentError, Clock, Ledger
+from searchers.ledger import BudgetSpentError, Clock, Ledger, Watcher
 from searchers.why_empty import why_empty
 
 INTERRUPTED = "interrupted"
@@ -78,13 +78,18 @@ class StrategySearcher:
     predictor: Predictor
     clock: Clock = perf_counter
     listener: Callable[[Ledger], None] | None = None
+    watcher: Watcher | None = None
 
     def search(
         self, problem: Problem, space: SearchSpace, budget: Budget, seed: int
     ) -> SearchResult:
         """The best plan of the space that can be found within the budget."""
         ledger = Ledger(
-            predictor=self.predictor, budget=budget, clock=self.clock, listener=self.listener
+            predictor=self.predictor,
+            budget=budget,
+            clock=self.clock,
+            listener=self.listener,
+            watcher=self.watcher,
         )
         if isinstance(self.strategy, NeedsStageCosts):
             if not isinstance(self.predictor, StageCostModel):
@@ -98,9 +103,10 @@ class StrategySearcher:
                 return ledger.result("INFEASIBLE", seed, reason=reason)
             ending = self.strategy(problem, space, ledger, np.random.default_rng(seed))
         except BudgetSpentError:
-            ending = Ending(status="BUDGET")
+            ending = Ending(status="BUDGET", lower_bound_s=ledger.bound_s or None)
         except KeyboardInterrupt:
-            ending = Ending(status="BUDGET", reason=INTERRUPTED)
+            bound_s = ledger.bound_s or None
+            ending = Ending(status="BUDGET", lower_bound_s=bound_s, reason=INTERRUPTED)
         status = ending.status or ("BUDGET" if ledger.best is None else "FEASIBLE")
         reason = ending.reason
         if status == "BUDGET" and ledger.best is None and not reason:

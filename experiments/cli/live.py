@@ -40,6 +40,8 @@ class Live:
         done = ledger.plan_evaluations + ledger.stage_evaluations / STAGES_A_PLAN
         wall_s = ledger.wall_s
         best = "nothing fits yet" if ledger.best is None else f"best {ledger.best_s:.3f} s"
+        if ledger.gap is not None:
+            best += f", gap {ledger.gap:.1%}"
         return (
             f"{self.searcher}: {best}, {done / wall_s:,.0f} evaluations/s, "
             f"{_left_s(ledger, done / wall_s, wall_s):.0f} s left"

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from mistlab.cost.memory import allocator_of, room_of_plan
 from mistlab.cost.named_views import FULL, view_of
-from mistlab.cost.views import View, viewed
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction, Predictor
@@ -124,13 +123,12 @@ class Front:
     outside_bytes: float
     points: list[Point] = field(default_factory=list)
 
-    def see(self, _plan: Plan, prediction: Prediction) -> Prediction:
-        """Remember a prediction, and leave it as it is."""
+    def see(self, _plan: Plan, prediction: Prediction) -> None:
+        """Remember a prediction."""
         memory_bytes = round(fullest_bytes(prediction) + self.outside_bytes)
         self.points.append(Point(iteration_s=prediction.iteration_s, memory_bytes=memory_bytes))
         if len(self.points) > MOST_POINTS:
             self.points = list(front_of(self.points))
-        return prediction
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,8 +192,12 @@ class Bench:
     ) -> Entry:
         """Let one searcher search; what it finds in a view is scored by the predictor itself."""
         front = Front(outside_bytes=self.outside_bytes)
-        watched = viewed(self.asked, View(of_plan=front.see))
-        searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=watched, listener=listener)
+        searcher = StrategySearcher(
+            strategy=SEARCHERS[name],
+            predictor=self.asked,
+            listener=listener,
+            watcher=front.see,
+        )
         result = searcher.search(self.problem, space, budget, seed)
         return Entry(
             searcher=name,

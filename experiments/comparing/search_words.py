@@ -146,6 +146,21 @@ def prediction_words(prediction: Prediction, simulated_s: float | None) -> str:
     )
 
 
+def proof_words(entry: Entry) -> list[str]:
+    """How good the best plan as predicted is, as far as its search has proven it."""
+    result = entry.result
+    if result.prediction is None or result.lower_bound_s is None or result.gap is None:
+        return []
+    best = f"{result.prediction.iteration_s:.3f} s"
+    if result.status == "OPTIMAL":
+        return [f"Proven: no plan of space {entry.space.name} is predicted faster than {best}."]
+    words = (
+        f"Not proven: a plan of space {entry.space.name} may be predicted up to {result.gap:.1%} "
+        f"faster than {best}, and none faster than {result.lower_bound_s:.3f} s."
+    )
+    return [words]
+
+
 def rival_words(entry: Entry) -> list[str]:
     """What playing the rivals of the best plan says of it."""
     if not entry.rivals or entry.simulated_s is None:

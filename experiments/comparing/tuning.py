@@ -24,6 +24,7 @@ from experiments.comparing.search_rows import rows_of
 from experiments.comparing.search_words import (
     plan_words,
     prediction_words,
+    proof_words,
     rival_words,
     smallest_words,
     why_words,
@@ -80,6 +81,7 @@ def _page(entry: Entry, why: Why) -> Iterator[str]:
     plan, prediction = entry.answer
     yield prediction_words(prediction, entry.answer_simulated_s)
     yield from plan_words(plan)
+    yield from proof_words(entry)
     yield from why_words(why)
     yield from rival_words(entry)
     yield from (f"note: {note}" for note in prediction.notes)

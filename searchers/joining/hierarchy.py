@@ -5,7 +5,7 @@ searched in the order of these plans. A group is left out if its arithmetic alon
 the best plan so far.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -60,12 +60,14 @@ class Hierarchy:
         groups = list(groups_of(problem, space))
         meshes = sorted({mesh for group in groups for mesh in group.meshes})
         work = work_of(problem, space, ledger, meshes)
+        least_s = {group: group.least_s(problem, work) for group in groups}
+        ledger.bounded(min(least_s.values(), default=0.0))
         return cls(
             problem=problem,
             space=space,
             ledger=ledger,
             work=work,
-            least_s={group: group.least_s(problem, work) for group in groups},
+            least_s=least_s,
         )
 
     def all_alike(self) -> Ending:
@@ -216,7 +218,7 @@ class Hierarchy:
             self._in_order(sizes)
             if self.space.unequal_meshes:
                 equal = {group: self._least_s(group) for group in sizes}
-                self._bound_s(equal, tolerance=tolerance, seconds=FIRST * seconds)
+                self._bound_s(equal, tolerance, FIRST * seconds)
         left_s = ends_s - self.ledger.wall_s
         return self._proven_within(tolerance, max(0.0, left_s))
 
@@ -224,7 +226,8 @@ class Hierarchy:
         """Prove how good the best plan is, or find a better one, for some seconds at most."""
         if not self.has_bounds:
             return self._bounded()
-        bound_s = self._bound_s(self.least_s, tolerance=tolerance, seconds=seconds)
+        # Bounds of all groups are bounds of the whole space, and shown as such.
+        bound_s = self._bound_s(self.least_s, tolerance, seconds, hear=self.ledger.bounded)
         if self.ledger.best is None:
             return Ending(status="INFEASIBLE" if bound_s == inf else None)
         if bound_s >= self.ledger.best_s * (1 - ROUNDING):
@@ -232,7 +235,11 @@ class Hierarchy:
         return Ending(status="FEASIBLE", lower_bound_s=bound_s)
 
     def _bound_s(
-        self, least_s: Mapping[Group, float], *, tolerance: float, seconds: float
+        self,
+        least_s: Mapping[Group, float],
+        tolerance: float,
+        seconds: float,
+        hear: Callable[[float], object] = float,
     ) -> float:
         return proven_s(
             self.problem,
@@ -242,4 +249,5 @@ class Hierarchy:
             least_s,
             tolerance=tolerance,
             seconds=seconds,
+            hear=hear,
         )

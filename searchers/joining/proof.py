@@ -6,7 +6,7 @@ The group with the least bound comes next. So the least bound of all rises, and 
 whole space.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
@@ -45,7 +45,7 @@ def has_bounds(ledger: Ledger, engine: str) -> bool:
     )
 
 
-def proven_s(
+def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
     problem: Problem,
     space: SearchSpace,
     ledger: Ledger,
@@ -54,18 +54,21 @@ def proven_s(
     *,
     tolerance: float,
     seconds: float,
+    hear: Callable[[float], object] = float,
 ) -> float:
     """Seconds that no plan of the groups beats: within the tolerance of the best plan's, or as
-    near to them as some seconds allow. ``least_s`` are bounds of the groups to begin with."""
+    near to them as some seconds allow. ``least_s`` are bounds of the groups to begin with.
+    ``hear`` is told of the bound after each round."""
     bounds = dict(least_s)
     is_long = any(group.has_unequal_sizes for group in bounds)
     with suppress(BudgetSpentError), ledger.for_seconds(seconds):
         for gap in (*(gap for gap in GAPS if is_long and gap > tolerance), tolerance):
-            _close(problem, space, ledger, work, bounds, gap=gap)
+            for _ in _closing(problem, space, ledger, work, bounds, gap=gap):
+                hear(min([ledger.best_s, *bounds.values()]))
     return min([ledger.best_s, *bounds.values()])
 
 
-def _close(
+def _closing(
     problem: Problem,
     space: SearchSpace,
     ledger: Ledger,
@@ -73,8 +76,9 @@ def _close(
     bounds: dict[Group, float],
     *,
     gap: float,
-) -> None:
-    """Raise the bounds of groups until none is further from the best plan than a gap."""
+) -> Iterator[Group]:
+    """Raise the bounds of groups until none is further from the best plan than a gap; tells of each
+    group that had a round."""
     goal = 1 - max(gap, ROUNDING)
     # The numbers keep groups with equal bounds from being compared.
     left = [(bound, number, group) for number, (group, bound) in enumerate(bounds.items())]
@@ -90,6 +94,7 @@ def _close(
             # The menus of a group take much memory.
             del proofs[group]
         heapreplace(left, (bounds[group], number, group))
+        yield group
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,94 @@
+"""Progress of a search shows the best time and the gap that is left, as the gap shrinks."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+from experiments import tune
+from experiments.cli.commandline import run
+from experiments.cli.live import Live
+from experiments.comparing.bench import Bench
+from experiments.comparing.search_words import proof_words
+from mistlab.values.search import Budget, SearchResult
+from mistlab.values.space import space_of
+from searchers.ledger import Ledger
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+from tests.searchers.problems import SMALL, predictor_of
+
+PLENTY = Budget(evaluations=1_000_000)
+
+
+def told(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> str:
+    live = Live(searcher="mist", is_terminal=False)
+    live._told_s = -1e9
+    live(ledger)
+    return capsys.readouterr().err
+
+
+def test_the_gap_stands_beside_the_best_time(capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(predictor=predictor_of(SMALL), budget=PLENTY, clock=perf_counter)
+    result = searched(space="3d")
+    assert result.plan is not None
+    ledger.predict([result.plan])
+    assert "gap" not in told(ledger, capsys)
+    ledger.bounded(0.75 * ledger.best_s)
+    # A lower bound tells nothing new.
+    ledger.bounded(0.5 * ledger.best_s)
+    assert f"best {ledger.best_s:.3f} s, gap 25.0%" in told(ledger, capsys)
+
+
+def searched(space: str, budget: Budget = PLENTY, name: str = "mist") -> SearchResult:
+    searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor_of(SMALL))
+    return searcher.search(SMALL, space_of(space), budget, 0)
+
+
+def test_a_proof_tells_of_a_gap_that_shrinks_to_nothing() -> None:
+    gaps: list[float] = []
+
+    def listen(ledger: Ledger) -> None:
+        if ledger.gap is not None:
+            gaps.append(ledger.gap)
+
+    bench = Bench.of(SMALL)
+    entry = bench.search("mist", space_of("mist"), PLENTY, 0, listen)
+    assert entry.result.status == "OPTIMAL"
+    assert entry.front
+    assert len({*gaps}) > 2
+    # A better plan makes the gap larger, and nothing else does.
+    assert all(later <= max(gap, gaps[0]) for gap, later in pairwise(gaps))
+    assert gaps[-1] < 1e-9
+    assert proof_words(entry)[0].startswith("Proven: no plan of space mist is predicted faster")
+
+
+def test_a_search_that_its_budget_ends_says_its_gap() -> None:
+    whole = searched("mist")
+    cut = searched("mist", Budget(evaluations=whole.plan_evaluations))
+    assert whole.lower_bound_s is not None
+    assert cut.status in {"BUDGET", "FEASIBLE"}
+    assert cut.lower_bound_s is not None
+    assert 0 < cut.lower_bound_s <= whole.lower_bound_s * (1 + 1e-9)
+
+
+def test_a_millisecond_is_said_to_be_too_little(
+    small_options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--budget-seconds", "0.000001", "--out", str(tmp_path / "plan.yaml"))
+    assert run(tune.main, [*small_options, *options]) == 1
+    error = capsys.readouterr().err
+    assert "no plan in time: the budget of 1e-06 s and 128 evaluations was spent" in error
+    assert "give a larger" in error
+    assert not (tmp_path / "plan.yaml").exists()
+
+
+def test_what_is_not_proven_is_said() -> None:
+    bench = Bench.of(SMALL)
+    entry = bench.search("mist", space_of("3d"), PLENTY, 0, lambda _: None)
+    assert entry.result.prediction is not None
+    half_s = 0.5 * entry.result.prediction.iteration_s
+    loose = replace(entry.result, status="FEASIBLE", lower_bound_s=half_s, gap=0.5)
+    (words,) = proof_words(replace(entry, result=loose))
+    assert "up to 50.0% faster" in words
