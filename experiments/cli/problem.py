@@ -6,10 +6,26 @@ from typing import Any
 
 from experiments.cli.commandline import PROBLEM, as_options
 from mistlab.machine.cluster import Cluster
-from mistlab.values.errors import refuse
+from mistlab.values.errors import InputError, refuse
 from mistlab.values.group_references import fields_of, groups_named
+from mistlab.values.job import Job, load_job
 from mistlab.values.references import hardware_from, model_from
 from mistlab.values.workload import Workload
+
+# What a command says that does not know groups of unlike nodes.
+EQUAL_NODES = (
+    "this command takes equal nodes alone: give one hardware, or ask tune, compare_searchers or "
+    "predict"
+)
+
+
+def load_equal(path: Path) -> Job:
+    """The job of a plan file, for a command that takes equal nodes alone."""
+    job = load_job(path)
+    if job.cluster.others:
+        message = f"{path}: cluster.hardware: {job.cluster.name}: {EQUAL_NODES}"
+        raise InputError(message)
+    return job
 
 
 def problem_of(
@@ -39,11 +55,7 @@ def _nodes_of(options: argparse.Namespace, *, takes_groups: bool) -> dict[str, A
     if not groups:
         return {"hardware": hardware_from(options.hardware, Path()), "nodes": options.nodes}
     if len(groups) > 1 and not takes_groups:
-        problem = (
-            f"{options.hardware}: this command takes equal nodes alone: give one hardware, or use "
-            "tune, compare_searchers or predict"
-        )
-        refuse("hardware", problem)
+        refuse("hardware", f"{options.hardware}: {EQUAL_NODES}")
     fields = fields_of(groups)
     # One node is what commands assume where nobody says how many.
     if options.nodes not in (PROBLEM["nodes"], fields["nodes"]):

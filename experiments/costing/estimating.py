@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
-from experiments.cli.problem import problem_of
+from experiments.cli.problem import load_equal, problem_of
 from experiments.comparing.bench import Bench
 from experiments.comparing.search_words import plan_words
 from experiments.costing.estimate_words import report_of
@@ -26,7 +26,6 @@ from mistlab.economy.training_time import (
 )
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError, near_matches
-from mistlab.values.job import load_job
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.references import model_from
@@ -171,7 +170,7 @@ def _question(options: argparse.Namespace) -> tuple[Question, Plan | None]:
     """The question of the options, and the plan that was given if any."""
     plan = None
     if options.plan is not None:
-        job = load_job(options.plan)
+        job = load_equal(options.plan)
         problem, plan = Problem(workload=job.workload, cluster=job.cluster), job.plan
     else:
         problem = _problem(options)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.cli.commandline import DONE, as_options, progress
-from experiments.cli.problem import problem_of
+from experiments.cli.problem import load_equal, problem_of
 from experiments.comparing.bench import fullest_bytes
 from experiments.costing.changes import Changed, single, spread, together
 from experiments.costing.fitting_words import report_of
@@ -16,7 +16,7 @@ from mistlab import catalog
 from mistlab.cost.memory import allocator_of, host_bytes_of, room_bytes
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError
-from mistlab.values.job import Job, dump_job, load_job
+from mistlab.values.job import Job, dump_job
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.prediction import MemoryByClass
 from mistlab.values.value import to_mapping
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 def will_it_fit(options: argparse.Namespace) -> int:
     """Answer, print the table of changes, draw what fills the memory."""
-    job = load_job(options.plan) if options.plan is not None else _job(options)
+    job = load_equal(options.plan) if options.plan is not None else _job(options)
     study = Study.begin("will_it_fit", options)
     (asked,) = _predicted([Changed(changes=(), job=job)], "asked")
     study.add(_row(asked, asked))

@@ -13,10 +13,11 @@ from experiments.cli.commandline import (
     print_json,
     progress,
 )
+from experiments.cli.problem import load_equal
 from mistlab.cost.memory import host_bytes_of_fullest_node
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.errors import InputError
-from mistlab.values.job import Job, load_job
+from mistlab.values.job import Job
 from mistlab.values.stages import StageBatch, StageFigures
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.workload import Workload
@@ -52,7 +53,7 @@ def analyse(options: argparse.Namespace) -> int:
     status = DONE
     for path in options.plans:
         try:
-            job = load_job(path)
+            job = load_equal(path)
             with about(path):
                 analysis = analysis_of(job, models)
         except InputError as error:

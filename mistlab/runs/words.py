@@ -183,7 +183,13 @@ def _release(engine: str) -> tuple[int, ...]:
 
 
 def gpus_of(text: str) -> Gpus:
-    """The GPUs that a text names; refuses GPUs without a hardware file."""
+    """The GPUs that a text names; refuses unlike ones, and GPUs without a hardware file."""
+    if "+" in text:
+        problem = (
+            f"{shown(text)} are unlike GPUs, and a row does not say which stage has which: predict "
+            "a plan file that lists them in cluster.hardware"
+        )
+        refuse("hardware", problem)
     plain = re.sub(r"[^a-z0-9]", "", text.casefold().replace("nvidia", ""))
     known = sorted(GPUS_BY_WORD, key=len, reverse=True)
     found = next((word for word in known if plain.startswith(word)), None)
