@@ -11,6 +11,7 @@ from experiments.comparing.neighbours import neighbours
 from experiments.comparing.search_words import why_words
 from experiments.comparing.smallest import smallest
 from mistlab.cost.iteration_terms import Terms
+from mistlab.cost.memory import room_bytes
 from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
@@ -94,7 +95,7 @@ def test_the_rejected_plan_is_faster_and_lacks_what_is_said(bench: Bench) -> Non
     other = bench.predictor.predict(neighbour)
     assert not other.fits
     assert prediction.iteration_s - other.iteration_s == why.rejected.faster_by_s > 0
-    over = fullest_bytes(other) - bench.room_bytes
+    over = fullest_bytes(other) - bench.room_bytes(neighbour)[0]
     assert why.rejected.over_bytes == pytest.approx(over, abs=1)
     assert any(stage.limit == "memory" for stage in why.stages)
     assert any("does not fit" in line for line in why_words(why))
@@ -128,7 +129,7 @@ def test_no_plan_needs_less_than_the_smallest(bench: Bench) -> None:
     assert not least.prediction.fits
 
     def fullness(memory_bytes: float, host_bytes: float) -> float:
-        room, host = tight.room_bytes, tight.problem.cluster.host_memory_bytes
+        room, host = room_bytes(tight.problem.cluster), tight.problem.cluster.host_memory_bytes
         return max(memory_bytes / room, host_bytes / host)
 
     at_least = fullness(fullest_bytes(least.prediction), least.host_bytes)
