@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mistlab.cost.expert_seconds import exchanged_s
 from mistlab.cost.groups_on_nodes import shapes_of
 from mistlab.cost.known_layers import figures_of_layers
+from mistlab.cost.late_sends import late_s
 from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, work_of
 from mistlab.cost.links import LinkTime, LinkTimes
 from mistlab.cost.rates import compute_of, slowdown_of, slowdown_of_8_bits
@@ -169,7 +170,7 @@ class TaskSeconds:
         self.of_type = [self.layers[name] for name in names]
         # 1 for types of blocks (T, 1), else 0.
         self.of_blocks = np.array([[float(name in blocks)] for name in names])
-        self.late_s = self._late()
+        self.late_s = late_s(columns.__getitem__, model.cluster)
         self.send_s = self._sends(self.shapes.crosses_to_next)
         self.receive_s = self._sends(self.shapes.crosses_from_previous)
         self.tied_s = self._tied()
@@ -378,13 +379,6 @@ class TaskSeconds:
             link = self.model.links.send(across_nodes=across, at_once=senders)
             seconds[rows] += link(size_bytes[rows])
         return seconds + self.model.template.send_wait_s + self.late_s
-
-    def _late(self) -> Values:
-        """Seconds (S) that sends take longer on a cluster with a profile."""
-        cluster, ranks = self.model.cluster, self._ranks("tensor").astype(np.int64)
-        if cluster.profile is None:
-            return np.zeros(len(ranks))
-        return cluster.profile.send_s(ranks, cluster.num_gpus)
 
     def _tied(self) -> Values:
         """Seconds (S) of reducing a tied table's gradient between the first stage and the last.
