@@ -22,7 +22,9 @@ def check_accepted(target: str, text: str, job: Job) -> None:
     except InputError:
         raise
     except ImportError as error:
-        message = f"{row.title} needs {error.name}, which is not installed: pip install {error.name}"
+        message = (
+            f"{row.title} needs {error.name}, which is not installed: pip install {error.name}"
+        )
         raise InputError(message) from error
     except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
         message = f"{row.title} refuses the export: {error}"
