@@ -2,8 +2,8 @@
 
 For each model, memory cap and batch every system tries as many plans of its own, those predicted
 fastest that fit. The best one of each then runs in turn with the others, several times. Running out
-of memory is a result. A call ends after some minutes; the same call again goes on. Needs
-pip install '.[baselines]'.
+of memory is a result. A call ends after some minutes; the same call again goes on. A run that the
+end of a call cuts begins again. Needs pip install '.[baselines]'.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--systems",
-        default="mistlab,megatron,deepspeed,fsdp",
+        default="mistlab,megatron,deepspeed,deepcompile,fsdp",
         help="with commas, the first against the others (default: %(default)s)",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")

@@ -22,7 +22,12 @@ from simulators.symbolic import SymbolicPredictor
 
 OURS = "mistlab"
 # By system: the target whose words its plans must have.
-TARGET = {"megatron": "megatron", "deepspeed": "deepspeed", "fsdp": "accelerate"}
+TARGET = {
+    "megatron": "megatron",
+    "deepspeed": "deepspeed",
+    "deepcompile": "deepspeed",
+    "fsdp": "accelerate",
+}
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 SHARES = (0.0, 0.5, 1.0)
 _ALL = {"offload_optimizer": 1.0, "offload_gradients": 1.0, "offload_weights": 1.0}
@@ -38,6 +43,8 @@ STATES: Mapping[str, Sequence[Mapping[str, float]]] = {
         ),
         {"zero": 3, **_ALL},
     ],
+    # Its passes move the optimizer's state to the host in part, by the memory that they measure.
+    "deepcompile": [{"zero": 1}, {"zero": 3}, {"zero": 3, "offload_optimizer": 1.0}],
     "fsdp": [{"zero": 2}, {"zero": 3}, {"zero": 3, **_ALL}],
 }
 BUDGET = Budget(evaluations=2_000, seconds=30)
@@ -129,10 +136,12 @@ def _lacks(system: str, states: Mapping[str, float], cluster: Cluster) -> bool:
     """Whether a system lacks what it offloads the optimizer's state with.
 
     Megatron-core takes a package for it. DeepSpeed steps a part of it with an optimizer of its own,
-    which its driver uses on GPUs alone.
+    which its driver uses on GPUs alone, and compiles whole steps for GPUs alone.
     """
     offloaded = states.get("offload_optimizer", 0.0)
     if system == "megatron":
         return offloaded > 0 and find_spec("transformer_engine") is None
     is_cpu = cluster.hardware.gpu.cores is not None
+    if system == "deepcompile":
+        return is_cpu
     return system == "deepspeed" and is_cpu and 0 < offloaded < 1

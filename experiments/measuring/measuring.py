@@ -1,6 +1,7 @@
 """Measured speedups: trials of every system, then the best of each in turn, and a table."""
 
 import argparse
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ HEAD = (
     *("model", "GiB", "batch", "system"),
     *("measured s", "spread", "predicted s", "ours is faster by"),
 )
+# With less time left no run begins. One that the end of the call cuts begins again in the next.
+SHORTEST_S = 30.0
 # What --quick leaves: one plan of each system, once.
 QUICK = {"trials": 1, "repeats": 1, "steps": 3}
 
@@ -49,6 +52,8 @@ def measure(options: argparse.Namespace) -> int:
     """Measure, print and write a table; a call that comes to its end says how to go on."""
     if options.quick:
         vars(options).update(QUICK)
+    if not _leads(options, os.environ):
+        return DONE
     systems = chosen_systems(options.systems)
     cases = [
         Case(model=model, cap_gib=cap, batch=batch)
@@ -75,6 +80,19 @@ def measure(options: argparse.Namespace) -> int:
     return study.end(_report(cases, study.rows, systems, left), DONE)
 
 
+def _leads(options: argparse.Namespace, said: Mapping[str, str]) -> bool:
+    """Whether this process measures: under torchrun the first one does, on as many GPUs as it has
+    processes. Its runs have launchers of their own."""
+    if int(said.get("GROUP_WORLD_SIZE", "1")) > 1:
+        message = (
+            "runs over several nodes are not measured: give torchrun one node (--nnodes 1), and "
+            "measure plans of several nodes by run_plan"
+        )
+        raise InputError(message)
+    options.gpus_per_node = int(said.get("LOCAL_WORLD_SIZE", options.gpus_per_node))
+    return said.get("LOCAL_RANK", "0") == "0"
+
+
 def chosen_systems(text: str) -> list[str]:
     """The systems of --systems, each of which is installed."""
     names = _listed(text)
@@ -90,8 +108,8 @@ def _check_installed(systems: Sequence[str]) -> None:
     from runtime.baselines.installed import check_installed  # noqa: PLC0415
 
     for system in systems:
-        if system in ("megatron", "deepspeed"):
-            check_installed(TARGETS[system].package)
+        if system in ("megatron", "deepspeed", "deepcompile"):
+            check_installed(TARGETS[TARGET[system]].package)
 
 
 def _listed(text: str) -> list[str]:
@@ -163,11 +181,19 @@ class _UnderWay:
         before = self.measured.get(_key(row))
         if before is not None and before["plan"] == row["plan"]:
             return before
-        if time.perf_counter() > self.ends_s:
+        left_s = self.ends_s - time.perf_counter()
+        if left_s < SHORTEST_S:
             return None
         told = run_trial(
-            system, contender.job, steps=options.steps, device=options.device, seed=options.seed
+            system,
+            contender.job,
+            steps=options.steps,
+            device=options.device,
+            seed=options.seed,
+            longest_s=left_s,
         )
+        if told is None:
+            return None
         progress(f"{case.words}: {system}, {run[0]} {run[1]}: {_outcome_words(told)}")
         return {**row, **told}
 
@@ -211,7 +237,7 @@ def _report(
             lines.append(
                 (
                     *(case.model, f"{case.cap_gib:g}", case.batch, system),
-                    "-" if seconds is None else f"{seconds:.3f}",
+                    _tried(rows, case, system) if seconds is None else f"{seconds:.3f}",
                     "-" if spread is None else f"{spread:.1%}",
                     "-" if predicted_s is None else f"{predicted_s:.3f}",
                     "" if gain is None else f"{gain:.2f}x",
@@ -227,17 +253,26 @@ def _report(
     )
 
 
+def _tried(rows: Sequence[Row], case: Case, system: str) -> str:
+    """What became of the trials of a system of which none ran."""
+    outcomes = dict.fromkeys(
+        row["outcome"] for row in _rows_of(rows, case, system) if row["phase"] == "trial"
+    )
+    return "; ".join(outcomes) or "-"
+
+
+def _rows_of(rows: Sequence[Row], case: Case, system: str) -> list[Row]:
+    of = (case.model, case.cap_gib, case.batch, system)
+    return [
+        row for row in rows if (row["model"], row["cap_gib"], row["batch"], row["system"]) == of
+    ]
+
+
 def _best_s(
     rows: Sequence[Row], case: Case, system: str
 ) -> tuple[float, float, float | None] | None:
     """The median of the repeats of a system's best plan, their spread, and its prediction."""
-    own = [
-        row
-        for row in rows
-        if (row["model"], row["cap_gib"], row["batch"], row["system"])
-        == (case.model, case.cap_gib, case.batch, system)
-        and TIMING in row
-    ]
+    own = [row for row in _rows_of(rows, case, system) if TIMING in row]
     last = [row for row in own if row["phase"] == "repeat"] or own[:1]
     if not last:
         return None

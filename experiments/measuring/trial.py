@@ -1,6 +1,7 @@
 """One run of a plan in a system, in processes of its own: seconds of its steps, or what failed."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,10 +18,26 @@ from mistlab.values.job import Job, dump_job
 WARM_UPS = 2
 # Of a call that starts processes and trains a few steps.
 LONGEST_S = 480.0
+# What torchrun says to its processes, beside what begins with TORCHELASTIC_.
+OF_LAUNCHER = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+}
+# Systems that compile parts of theirs when these are first used.
+COMPILING = ("deepspeed", "deepcompile")
 
 
-def run_trial(system: str, job: Job, *, steps: int, device: str, seed: int) -> dict[str, Any]:
-    """``median_s``, ``seconds`` and ``losses`` of a run, or its ``outcome``."""
+def run_trial(
+    system: str, job: Job, *, steps: int, device: str, seed: int, longest_s: float = LONGEST_S
+) -> dict[str, Any] | None:
+    """``median_s``, ``seconds`` and ``losses`` of a run, or its ``outcome``.
+
+    None where a run had less time than the longest may take, and did not end in it.
+    """
+    if system in COMPILING and device == "cuda":
+        from runtime.baselines.builds import check_builds  # noqa: PLC0415
+
+        check_builds()
     with TemporaryDirectory() as folder:
         plan, out = Path(folder) / "plan.yaml", Path(folder) / "out.json"
         dump_job(job, plan)
@@ -30,10 +47,13 @@ def run_trial(system: str, job: Job, *, steps: int, device: str, seed: int) -> d
                 words,
                 capture_output=True,
                 text=True,
-                timeout=LONGEST_S,
+                timeout=min(longest_s, LONGEST_S),
+                env=without_launcher(os.environ),
                 check=False,
             )
         except subprocess.TimeoutExpired:
+            if longest_s < LONGEST_S:
+                return None
             return {"outcome": f"took longer than {LONGEST_S:.0f} s"}
         if system == OURS:
             said = _json_line(done.stdout)
@@ -43,6 +63,16 @@ def run_trial(system: str, job: Job, *, steps: int, device: str, seed: int) -> d
         else:
             found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
     return _told(found, done.stderr)
+
+
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what torchrun says to its processes: a run has a launcher of its
+    own."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in OF_LAUNCHER and not name.startswith("TORCHELASTIC_")
+    }
 
 
 def _words(

@@ -77,6 +77,7 @@ def whole_loop(options: argparse.Namespace) -> int:
         if told is None:
             settings = {"steps": options.steps, "device": options.device, "seed": options.seed}
             told = run_trial(entry.system, entry.contender.job, **settings)
+            assert told is not None
             seconds = told.get(TIMING, {}).get("median_s")
             progress(f"{entry.name}: {told['outcome'] if seconds is None else f'{seconds:.3f} s'}")
         study.add({**told, **row})

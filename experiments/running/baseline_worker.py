@@ -22,6 +22,7 @@ from mistlab.values.units import GIB_BYTES
 DRIVERS = {
     "megatron": ("runtime.baselines.megatron_run", "MegatronRun"),
     "deepspeed": ("runtime.baselines.deepspeed_run", "DeepSpeedRun"),
+    "deepcompile": ("runtime.baselines.deepspeed_run", "compiled_run"),
     "fsdp": ("runtime.baselines.fsdp_run", "FsdpRun"),
 }
 

@@ -29,9 +29,8 @@ TAKEN_STARTS = (0.02, 0.5)
 CAPACITY_STARTS = (0.1, 0.6)
 SHARE_STARTS = (-0.4, 0.4)
 
-# Streams that take turns have speeds whose sum is one. A lower sum counts as one in the closed
-# form, so that rows of streams in turn hold no fit there. On the GPUs that were measured no sum is
-# below.
+# Streams that take turns have speeds whose sum is one. The closed form counts a lower sum as one,
+# so rows of streams in turn do not hold a fit there. No GPU that was measured has a lower sum.
 LEAST_SPEED = 0.8
 SMOOTH = 1e-3
 # Weight of a prior, for parameters that rows say little about: streams share alike, and compute

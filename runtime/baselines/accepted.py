@@ -21,6 +21,11 @@ def check_accepted(target: str, text: str, job: Job) -> None:
         _CHECKS[target](text, job)
     except InputError:
         raise
+    except ImportError as error:
+        message = (
+            f"{row.title} needs {error.name}, which is not installed: pip install {error.name}"
+        )
+        raise InputError(message) from error
     except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
         message = f"{row.title} refuses the export: {error}"
         raise InputError(message) from error

@@ -23,7 +23,7 @@ from runtime.models.recomputed import Recomputed
 class DeepSpeedRun:
     """One rank's part of a run in DeepSpeed."""
 
-    def __init__(self, job: Job, settings: BaselineSettings) -> None:
+    def __init__(self, job: Job, settings: BaselineSettings, *, compiles: bool = False) -> None:
         if job.plan.num_stages > 1 or job.plan.stages[0].tensor_parallel > 1:
             message = (
                 "plan: DeepSpeed is driven without pipeline and tensor parallelism here: give one "
@@ -34,7 +34,7 @@ class DeepSpeedRun:
         os.environ["DS_ACCELERATOR"] = settings.device
         import deepspeed  # noqa: PLC0415 (its package)
 
-        self._job, self._settings = job, settings
+        self._job, self._settings, self._compiles = job, settings, compiles
         self._world = world_of_launcher()
         self._sequences = sequences_of(job, settings.seed)
         deepspeed.init_distributed("nccl" if settings.device == "cuda" else "gloo")
@@ -42,6 +42,8 @@ class DeepSpeedRun:
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=self._optimizer(model), config=self._config()
         )
+        if compiles:
+            self._engine.compile()
 
     def step(self, number: int) -> float:
         """Train a step; return its loss, the mean over the whole batch."""
@@ -63,6 +65,8 @@ class DeepSpeedRun:
 
     def _config(self) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(TARGETS["deepspeed"].write(self._job))
+        if self._compiles:
+            compile_steps(config)
         config["zero_force_ds_cpu_optimizer"] = self._settings.device == "cuda"
         config["zero_allow_untested_optimizer"] = True
         return config
@@ -84,8 +88,23 @@ class DeepSpeedRun:
             "weight_decay": 0.0,
         }
         parameters = list(model.parameters())
-        if settings.device == "cuda" and self._job.plan.stages[0].offload.optimizer:
+        steps_on_host = self._job.plan.stages[0].offload.optimizer and not self._compiles
+        if settings.device == "cuda" and steps_on_host:
             from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: PLC0415 (compiles itself)
 
             return DeepSpeedCPUAdam(parameters, **values)
         return torch.optim.AdamW(parameters, **values)
+
+
+def compiled_run(job: Job, settings: BaselineSettings) -> DeepSpeedRun:
+    """A run with DeepCompile, which schedules gathers and offloading in compiled graphs."""
+    return DeepSpeedRun(job, settings, compiles=True)
+
+
+def compile_steps(config: dict[str, Any]) -> None:
+    """Let DeepCompile do in a configuration what ZeRO-Offload would: it brings the optimizer's
+    state back to the GPU for the step."""
+    zero = config["zero_optimization"]
+    offloads = zero.pop("offload_optimizer", None) is not None
+    zero.pop("offload_param", None)
+    config["compile"] = {"deepcompile": True, "offload_opt_states": offloads}

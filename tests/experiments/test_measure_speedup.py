@@ -11,14 +11,16 @@ from experiments import measure_speedup
 from experiments.cli.commandline import run
 from experiments.measuring import contenders, measuring
 from experiments.measuring.contenders import STATES, TARGET
-from experiments.measuring.trial import _told
+from experiments.measuring.trial import _told, without_launcher
 from mistlab import catalog
 from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
 from mistlab.machine.cluster import Cluster
+from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.search import Budget
 from mistlab.values.workload import Workload
+from runtime.baselines.builds import check_builds
 
 WORKLOAD = Workload(
     model=catalog.model("gpt3-1.3b"),
@@ -27,7 +29,7 @@ WORKLOAD = Workload(
     attention="flash",
     precision="bf16",
 )
-SECONDS = {"mistlab": 2.0, "megatron": 3.0, "deepspeed": 1.0, "fsdp": None}
+SECONDS = {"mistlab": 2.0, "megatron": 3.0, "deepspeed": 1.0, "deepcompile": 4.0, "fsdp": None}
 
 
 def cluster(cap_gib: float) -> Cluster:
@@ -88,12 +90,15 @@ def test_the_best_of_each_run_in_turn_and_a_second_call_measures_nothing_again(
     options += ["--out", str(tmp_path / "out")]
     assert run(measure_speedup.main, options) == 0
     answer = json.loads(capsys.readouterr().out)
-    trials, repeats = calls[:8], calls[8:]
+    trials, repeats = calls[:10], calls[10:]
     assert trials == [*SECONDS, *SECONDS]
     # Interleaved; what ran out of memory has no best plan.
-    assert repeats == ["mistlab", "megatron", "deepspeed"] * 2
+    assert repeats == ["mistlab", "megatron", "deepspeed", "deepcompile"] * 2
     speedups = answer["timing"]["speedups"]
-    assert speedups == pytest.approx({"megatron": 1.5, "deepspeed": 0.5})
+    assert speedups == pytest.approx({"megatron": 1.5, "deepspeed": 0.5, "deepcompile": 2.0})
+    # A system of which nothing ran stands in the table all the same.
+    assert "| fsdp" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "out of memory" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     outcomes = {row["system"]: row["outcome"] for row in answer["rows"]}
     assert outcomes["fsdp"] == "out of memory"
     calls.clear()
@@ -112,6 +117,108 @@ def test_a_call_that_is_over_says_how_to_go_on(
     options += ["--hardware", "a100-80gb", "--out", str(tmp_path / "out")]
     assert run(measure_speedup.main, options) == 0
     assert "1 of 1 cases are left: give the same command again" in capsys.readouterr().err
+
+
+def test_a_run_that_the_end_of_a_call_cuts_begins_again_in_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed: list[float] = []
+
+    def cut(*_: object, longest_s: float, **__: object) -> None:
+        allowed.append(longest_s)
+
+    monkeypatch.setattr(measuring, "run_trial", cut)
+    monkeypatch.setattr(measuring, "_check_installed", lambda _: None)
+    options = ["--cap-gib", "40", "--batches", "8", "--systems", "megatron", "--json"]
+    options += ["--hardware", "a100-80gb", "--out", str(tmp_path / "out")]
+    for _ in range(2):
+        assert run(measure_speedup.main, [*options, "--seconds", "100"]) == 0
+        said = capsys.readouterr()
+        assert json.loads(said.out)["rows"] == []
+        assert "1 of 1 cases are left" in said.err
+    assert len(allowed) == 2
+    assert all(0 < seconds <= 100 for seconds in allowed)
+
+
+def test_under_torchrun_one_process_measures_with_launchers_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks: list[int] = []
+
+    def trial(_: str, job: Job, **__: object) -> dict[str, Any]:
+        ranks.append(job.plan.num_gpus)
+        return {"outcome": "ran", "losses": [1.0], "timing": {"seconds": [], "median_s": 1.0}}
+
+    monkeypatch.setattr(measuring, "run_trial", trial)
+    said = {"LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    options = ["--cap-gib", "40", "--batches", "8", "--systems", "fsdp", "--trials", "1"]
+    options += ["--hardware", "a100-80gb", "--out", str(tmp_path / "out")]
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert run(measure_speedup.main, options) == 0
+    assert ranks == []
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert run(measure_speedup.main, options) == 0
+    assert set(ranks) == {4}
+    assert without_launcher({**said, "TORCHELASTIC_RUN_ID": "1", "PATH": "/bin"}) == {
+        "PATH": "/bin"
+    }
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    capsys.readouterr()
+    assert run(measure_speedup.main, options) == 2
+    assert "give torchrun one node" in capsys.readouterr().err
+
+
+MODEL = "{family: gpt, hidden: 64, layers: 2, heads: 4, vocab: 128}\n"
+
+
+@pytest.mark.slow
+def test_two_processes_of_a_cpu_measure_as_gpus_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    model = tmp_path / "tiny.yaml"
+    model.write_text(MODEL, encoding="utf-8")
+    options = ["--models", str(model), "--cap-gib", "1", "--batches", "4", "--device", "cpu"]
+    options += ["--gpus-per-node", "2", "--hardware", "l4-24gb", "--sequence-length", "32"]
+    options += ["--precision", "fp32", "--systems", "mistlab,fsdp", "--quick", "--json"]
+    assert run(measure_speedup.main, [*options, "--out", str(tmp_path / "out")]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [row["outcome"] for row in said["rows"]] == ["ran"] * 4
+    assert said["timing"]["speedups"]["fsdp"] > 0
+    first = {row["system"]: row["losses"][0] for row in said["rows"]}
+    assert first["mistlab"] == pytest.approx(first["fsdp"], rel=1e-5)
+
+
+def test_an_interrupted_compilation_is_told_before_deepspeed_waits_for_it(tmp_path: Path) -> None:
+    environment = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    check_builds(environment)
+    (tmp_path / "cpu_adam").mkdir()
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.touch()
+    with pytest.raises(InputError) as refused:
+        check_builds(environment)
+    assert str(refused.value).startswith(f"{lock}: a compilation was interrupted")
+    assert f"delete {lock.parent}" in str(refused.value)
+
+
+def test_deepcompile_offloads_in_place_of_zero_offload() -> None:
+    pytest.importorskip("torch")
+    from runtime.baselines.deepspeed_run import compile_steps  # noqa: PLC0415 (needs torch)
+
+    (one,) = [
+        one
+        for one in contenders.contenders("deepcompile", WORKLOAD, cluster(40), 99, 0)
+        if one.job.plan.stages[0].offload.optimizer
+        and one.job.plan.stages[0].micro_batch == 8
+        and not one.job.plan.stages[0].checkpointed_layers
+    ]
+    config = json.loads(TARGETS["deepspeed"].write(one.job))
+    assert config["zero_optimization"]["offload_optimizer"]
+    compile_steps(config)
+    assert "offload_optimizer" not in config["zero_optimization"]
+    assert config["compile"] == {"deepcompile": True, "offload_opt_states": True}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from mistlab.export.nearest import nearest
 from mistlab.export.table import TARGETS
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
+from runtime.baselines import accepted
 from runtime.baselines.accepted import check_accepted
 from runtime.baselines.installed import check_installed
 from tests.mistlab.drawn_plans import drawn_jobs
@@ -59,6 +60,22 @@ def test_a_framework_refuses_a_faulty_export(name: str) -> None:
     assert faulty != text
     with pytest.raises(InputError, match=f"{TARGETS[name].title} refuses the export: "):
         check_accepted(name, faulty, found)
+
+
+def test_a_package_that_a_framework_lacks_is_told_with_its_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacking(*_: object) -> None:
+        version("no-such-part")
+
+    monkeypatch.setattr(accepted, "check_installed", lambda _: None)
+    monkeypatch.setattr(accepted, "_CHECKS", {"deepspeed": lacking})
+    (job,) = drawn_jobs(1, seed=17)
+    with pytest.raises(InputError) as missing:
+        check_accepted("deepspeed", "", job)
+    assert str(missing.value) == (
+        "DeepSpeed needs no-such-part, which is not installed: pip install no-such-part"
+    )
 
 
 def test_a_framework_that_is_missing_or_another_version_is_told_with_its_install_command() -> None:
