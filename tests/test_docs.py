@@ -72,4 +72,4 @@ def test_files_are_short_and_begin_by_saying_what_they_are() -> None:
                 docstring = text.removeprefix('"""').partition('"""')[0]
                 first = docstring.partition("\n\n")[0]
                 assert text.startswith('"""'), path
-                assert first.endswith((".", ":")), path
+                assert first.endswith((".", ":", "?")), path

@@ -87,6 +87,12 @@ def answers(compare: Compare, tmp_path_factory: pytest.TempPathFactory) -> Answe
     return found
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without curves and bars: to draw them takes longer than to search."""
+    monkeypatch.setattr("experiments.comparing.page.svg_of", lambda _: "<svg></svg>")
+
+
 def rows_of(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["searcher"]: row for row in answer["rows"]}
 
@@ -157,6 +163,7 @@ def test_equal_comparisons_are_equal_but_for_the_clock(
         assert (one / name).read_bytes() == (two / name).read_bytes()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_words_tell_the_best_plan_and_why(
     compare: Compare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +218,7 @@ def test_a_browser_shows_the_page_without_errors(answers: Answers) -> None:
     assert f"{rows_of(answer)[answer['best']]['predicted_s']:.3f} s" in shown.stdout
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_may_be_written_elsewhere_too(
     compare: Compare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +229,7 @@ def test_the_page_may_be_written_elsewhere_too(
     assert "--page" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_goes_on_where_it_was_stopped(
     compare: Compare,
     tmp_path: Path,
@@ -248,6 +257,7 @@ def test_a_run_goes_on_where_it_was_stopped(
     assert "taken up" in captured.err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_another_configuration_starts_anew(
     compare: Compare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +266,7 @@ def test_another_configuration_starts_anew(
     assert "taken up" not in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_damaged_rows_are_said_kept_and_made_again(
     compare: Compare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -312,6 +323,7 @@ def test_a_file_in_the_place_of_the_folder_stays(
     assert out.read_text(encoding="utf-8") == "mine"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_when_nothing_fits_it_says_what_would(
     compare: Compare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
