@@ -157,6 +157,27 @@ class SymbolicPredictor:
         seconds = self._model(mode)(batch)
         return iteration_s(_table(seconds, len(micro_batches)), micro_batches)
 
+    def iterations_of(self, plans: Sequence[Plan], engine: Engine) -> list[float]:
+        """Seconds of an iteration of each plan, run by an engine that may be a changed one."""
+        found: dict[int, float] = {}
+        together: dict[tuple[bool, PipelineOrder | None, int], list[int]] = defaultdict(list)
+        for place, plan in enumerate(plans):
+            together[plan.overlap_communication, _order_of(plan), plan.num_stages].append(place)
+        for (overlaps, order, _), places in together.items():
+            chosen = [plans[place] for place in places]
+            if order is None:
+                seconds = self.iterations(
+                    StageBatch.of_plans(chosen),
+                    np.array([plan.micro_batches for plan in chosen]),
+                    engine=engine,
+                    overlap_communication=overlaps,
+                )
+            else:
+                mode = EngineMode(engine=engine, overlap_communication=overlaps)
+                seconds = ordered_iterations_s(self._model(mode), chosen)
+            found |= zip(places, seconds.tolist(), strict=True)
+        return [found[place] for place in range(len(plans))]
+
     def _predict_alike(
         self, mode: EngineMode, plans: Sequence[Plan], order: PipelineOrder | None
     ) -> Iterator[Prediction]:

@@ -22,7 +22,6 @@ from mistlab.runs.table import TableRow, rows_of_table
 from mistlab.values.datafile import write_yaml
 from mistlab.values.errors import InputError, near_matches
 from mistlab.values.job import Job
-from mistlab.values.stages import StageBatch
 from mistlab.values.value import to_mapping
 from simulators.symbolic import SymbolicPredictor
 
@@ -141,19 +140,15 @@ def _fit(setting: Setting, runs: Sequence[MeasuredRun], options: argparse.Namesp
 def _predicted(setting: Setting, runs: Sequence[MeasuredRun]) -> Values:
     """Seconds of an iteration of each run."""
     found = np.empty(len(runs))
-    together: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    together: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, run in enumerate(runs):
-        job = run.job
-        together[id(job.workload), id(job.cluster), job.plan.num_stages].append(place)
+        together[id(run.job.workload), id(run.job.cluster)].append(place)
     for places in together.values():
         job = runs[places[0]].job
         cluster = replace(job.cluster, hardware=setting.hardware, profile=setting.profile)
         predictor = SymbolicPredictor(workload=job.workload, cluster=cluster)
         plans = [runs[place].job.plan for place in places]
-        micro_batches = np.array([plan.micro_batches for plan in plans])
-        found[places] = predictor.iterations(
-            StageBatch.of_plans(plans), micro_batches, engine=setting.engine
-        )
+        found[places] = predictor.iterations_of(plans, setting.engine)
     return found
 
 

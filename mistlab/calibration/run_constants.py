@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.engines.engine import Engine
+from mistlab.engines.expert_exchange import ExpertExchange
 from mistlab.machine.compute import Compute, Rate
 from mistlab.machine.hardware import Hardware
 from mistlab.machine.profile import Profile
@@ -87,11 +88,7 @@ def values_of(setting: Setting) -> dict[str, float]:
     names = "products_share", "attention_share", "memory_share"
     found = dict(zip(names, engine.shares(hardware.name), strict=True))
     found["eight_bit_share"] = engine.eight_bit_on.get(hardware.name, 1.0)
-    exchange = engine.expert_exchange
-    if exchange.expert_s:
-        found["expert_us"] = 1e6 * exchange.expert_s
-    if exchange.wait_s:
-        found["exchange_ms"] = 1e3 * exchange.wait_s
+    found |= _of_exchange(engine.expert_exchange)
     if compute is not None:
         found["sustained"] = compute.sustained
         found["memory_gbytes_per_s"] = compute.rate("memory").gbytes_per_s or 0.0
@@ -120,6 +117,12 @@ def _values_of_transfers(transfers: Transfers) -> dict[str, float]:
         if (line := lines.get(shape)) is not None:
             found[f"{name}_latency_us"] = line.latency_us
     return found
+
+
+def _of_exchange(exchange: ExpertExchange) -> dict[str, float]:
+    """Those of an exchange between experts, as far as it has them."""
+    found = {"expert_us": 1e6 * exchange.expert_s, "exchange_ms": 1e3 * exchange.wait_s}
+    return {name: value for name, value in found.items() if value}
 
 
 def with_values(setting: Setting, values: Mapping[str, float]) -> Setting:

@@ -27,6 +27,8 @@ from mistlab.values.prediction import (
     StagePrediction,
 )
 from mistlab.values.units import GIB_BYTES
+from simulators.symbolic import SymbolicPredictor
+from tests.mistlab.test_runs import run
 
 BYTES = {"weights": 1, "gradients": 1, "optimizer": 1, "activations": 1, "buffers": 0, "logits": 0}
 H100 = catalog.hardware("h100-80gb")
@@ -212,6 +214,16 @@ def test_constants_of_experts_and_of_8_bits_can_be_fitted() -> None:
     assert changed.engine.expert_exchange.expert_s == pytest.approx(20e-6)
     assert changed.engine.expert_exchange.wait_s == pytest.approx(1e-3)
     assert "expert_us" not in values_of(Setting(hardware=H100, engine=NANOTRON))
+
+
+def test_a_fit_sees_runs_with_their_own_order_and_overlap() -> None:
+    found = job_of(run(engine="megatron-core", pp="2", dp="4", vpp="2", layers="32"))
+    job = found.job
+    assert job.plan.order == "interleaved-2"
+    predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+    plans = [job.plan, replace(job.plan, overlap_communication=False)]
+    expected = [one.iteration_s for one in predictor.predict_many(plans)]
+    assert predictor.iterations_of(plans, ENGINES["megatron-core"]) == expected
 
 
 def test_a_fit_finds_the_constants_behind_times() -> None:
