@@ -190,7 +190,7 @@ def _no_cluster(address: str, error: Exception) -> InputError:
 def _not_started(error: Exception) -> InputError:
     return InputError(
         f"--cluster ray: Ray does not start on this machine ({_first_line(error)}): give --jobs N "
-        "instead for processes without Ray, or see what its logs in /tmp/ray/session_latest/logs say"
+        "instead for processes without Ray, or read its logs in /tmp/ray/session_latest/logs"
     )
 
 
