@@ -1,8 +1,8 @@
 """One searcher, one plan: find the fastest plan that fits, say why, and write its file.
 
 The file runs unchanged with experiments.predict and every other command that takes plans. The best
-plans are played by the event simulator after the search: the file has the one predicted fastest,
-unless another is clearly faster when played.
+plans are played by the event simulator after the search: of those that predictions cannot tell
+apart the file has the one that is played fastest.
 
 With --from PLAN.yaml nothing is searched: the changes of that plan that gain most by prediction
 are told, each alone and one after another, and the file has the plan with all of them.

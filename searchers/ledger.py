@@ -62,6 +62,7 @@ class Ledger:
     listener: "Callable[[Ledger], None] | None" = None
     watcher: "Watcher | None" = None
     bound_s: float = 0.0
+    is_on_a_part: bool = False
     plan_evaluations: int = 0
     stage_evaluations: int = 0
     best: Plan | None = None
@@ -91,7 +92,8 @@ class Ledger:
 
     def bounded(self, bound_s: float) -> None:
         """Hear that no plan of the space beats a time."""
-        self.bound_s = max(self.bound_s, bound_s)
+        if not self.is_on_a_part:
+            self.bound_s = max(self.bound_s, bound_s)
         if self.listener is not None:
             self.listener(self)
 
@@ -137,6 +139,15 @@ class Ledger:
             yield
         finally:
             self.budget = budget
+
+    @contextmanager
+    def on_a_part(self) -> Iterator[None]:
+        """Search a part of the space inside: its bounds say nothing of the whole space."""
+        self.is_on_a_part = True
+        try:
+            yield
+        finally:
+            self.is_on_a_part = False
 
     def count(self, *, stages: int) -> None:
         """Count questions that were asked elsewhere on behalf of this search."""

@@ -63,7 +63,7 @@ class Entry:
 
     ``front`` are the plans it asked about that no other beats in both time and memory. ``rivals``
     are those that the two predictors may see in another order. ``is_played`` says that the answer
-    is not the best plan as predicted but the rival that is clearly faster when played.
+    is not the best plan as predicted but the rival that is fastest when played.
     """
 
     searcher: str
@@ -259,8 +259,9 @@ class Bench:
 
 
 def decided(entry: Entry) -> Entry:
-    """An entry whose answer is the rival that is clearly faster when played, if there is one."""
-    return replace(entry, is_played=entry.faster_by > TOLD_APART)
+    """An entry whose answer is the rival that is faster when played, if there is one: its
+    prediction is so near to the best that the closed form cannot tell the two apart."""
+    return replace(entry, is_played=entry.faster is not None)
 
 
 def _tasks(plan: Plan) -> int:

@@ -37,6 +37,8 @@ from experiments.comparing.smallest import Smallest, smallest
 from experiments.frame.tables import csv_of
 from experiments.reports.drawings import draw
 from mistlab.values.datafile import read_json
+from mistlab.values.job import job_to_mapping
+from mistlab.values.plan import Plan
 from mistlab.values.search import Budget
 from mistlab.values.value import to_mapping
 from searchers.registry import SEARCHERS
@@ -124,6 +126,7 @@ def _mapping(
 ) -> dict[str, Any]:
     return {
         "best": None if best is None else best.searcher,
+        "played": _played_mapping(comparison, best),
         "rows": comparison.rows(),
         "why": None if why is None else to_mapping(why),
         "smallest": None if nothing is None else to_mapping(nothing),
@@ -131,6 +134,20 @@ def _mapping(
         "seed": comparison.seed,
         "is_interrupted": comparison.is_interrupted,
         "timing": {"seconds": seconds},
+    }
+
+
+def _played_mapping(comparison: Comparison, best: Entry | None) -> dict[str, Any] | None:
+    """The plan that is played fastest, and whether it is the one that is predicted best."""
+    fastest = fastest_played(comparison.entries)
+    if fastest is None or best is None:
+        return None
+    searcher, plan, seconds = fastest
+    return {
+        "searcher": searcher,
+        "simulated_s": seconds,
+        "agrees": plan == best.result.plan or seconds == best.simulated_s,
+        "plan": job_to_mapping(comparison.bench.job(plan)),
     }
 
 
@@ -150,15 +167,41 @@ def _text(
         yield from (f"  {line}" for line in _played(comparison.entries, best))
 
 
+def fastest_played(entries: Sequence[Entry]) -> tuple[str, Plan, float] | None:
+    """Of the best plans of all searchers and their nearest rivals the one that is played fastest:
+    whose it is, the plan and its seconds."""
+    played = [
+        (seconds, place, plan)
+        for place, entry in enumerate(entries)
+        for plan, seconds in _played_plans(entry)
+    ]
+    if not played:
+        return None
+    seconds, place, plan = min(played, key=lambda one: one[:2])
+    return entries[place].searcher, plan, seconds
+
+
+def _played_plans(entry: Entry) -> Iterator[tuple[Plan, float]]:
+    if entry.result.plan is not None and entry.simulated_s is not None:
+        yield entry.result.plan, entry.simulated_s
+    for rival in entry.rivals:
+        if rival.simulated_s is not None:
+            yield rival.plan, rival.simulated_s
+
+
 def _played(entries: Sequence[Entry], best: Entry) -> Iterator[str]:
     """Whether the order of plans is another one when they are played."""
-    played = [(one.simulated_s, place) for place, one in enumerate(entries) if one.simulated_s]
-    fastest = entries[min(played)[1]] if played else best
-    if fastest.result.plan != best.result.plan:
-        yield (
-            f"Of the best plans that of {fastest.searcher} is played fastest, in "
-            f"{fastest.simulated_s:.3f} s."
-        )
+    fastest = fastest_played(entries)
+    if fastest is not None and best.simulated_s is not None:
+        searcher, plan, seconds = fastest
+        if plan == best.result.plan or seconds >= best.simulated_s:
+            yield "The plan predicted best is the fastest of all when played, too."
+        else:
+            yield (
+                f"The predictors disagree: of the best plans and their rivals one of {searcher} is "
+                f"played fastest, in {seconds:.3f} s, {1 - seconds / best.simulated_s:.2%} less "
+                f"than the plan predicted best ({best.simulated_s:.3f} s)."
+            )
     for entry in entries:
         yield from rival_words(entry)
 

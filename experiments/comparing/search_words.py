@@ -177,9 +177,9 @@ def rival_words(entry: Entry) -> list[str]:
         f"one takes {rival.simulated_s:.3f} s (predicted {rival.prediction.iteration_s:.3f}), "
         f"{entry.faster_by:.2%} less than the best ({entry.simulated_s:.3f} s)"
     )
-    if entry.is_played:
-        return [f"{told}: {order}, more than the predictors differ by: it is the answer."]
-    return [f"{told}: {order}, which is within what the predictors differ by."]
+    beyond = entry.faster_by > TOLD_APART
+    apart = f"{'more than' if beyond else 'within'} what the predictors differ by"
+    return [f"{told}: {order}, {apart}{': it is the answer' if entry.is_played else ''}."]
 
 
 def why_words(why: Why) -> list[str]:

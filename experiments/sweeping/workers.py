@@ -159,8 +159,10 @@ def _ray(jobs: int | None, address: str) -> Iterator[tuple[Any, int]]:
 
     try:
         began = nullcontext() if ray.is_initialized() else ray.init(**options)
-    except ConnectionError as error:
-        raise _no_cluster(address, error) from None
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        # Ray tells of a daemon that did not start, of too little memory and of a cluster that does
+        # not answer by errors of many kinds.
+        raise _no_cluster(address, error) if address else _not_started(error) from None
     with began:
         _check_nodes(ray)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -180,9 +182,21 @@ def _check_answers(address: str) -> None:
 
 def _no_cluster(address: str, error: Exception) -> InputError:
     return InputError(
-        f"--cluster ray:{address}: no Ray cluster answers there ({error}): start one with ray "
-        "start --head, or give --cluster ray for one on this machine"
+        f"--cluster ray:{address}: no Ray cluster answers there ({_first_line(error)}): start one "
+        "with ray start --head, or give --cluster ray for one on this machine"
     )
+
+
+def _not_started(error: Exception) -> InputError:
+    return InputError(
+        f"--cluster ray: Ray does not start on this machine ({_first_line(error)}): give --jobs N "
+        "instead for processes without Ray, or read its logs in /tmp/ray/session_latest/logs"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
 
 
 def _check_nodes(ray: Any) -> None:

@@ -18,6 +18,7 @@ from searchers.joining.group_tasks import Joiner
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.programme import join as join_exactly
 from searchers.ledger import Ledger
+from searchers.meshes import pipelines
 from searchers.parts import as_in, parts_of
 from searchers.room import ways_listed
 from searchers.strategy import Ending, NeedsStageCosts, Strategy
@@ -40,8 +41,10 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
     ) -> Ending:
         try:
-            for part in parts_of(space):
-                searched(problem, part, ledger, PART_S)
+            with ledger.on_a_part():
+                for part in parts_of(space):
+                    if next(pipelines(problem, part), None) is not None:
+                        searched(problem, part, ledger, PART_S)
         finally:
             ledger.say_as(lambda plan: as_in(plan, space))
         return searched(problem, space, ledger, PROOF_S)

@@ -2,11 +2,13 @@
 
 import json
 import socket
+import sys
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
 from operator import neg
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -303,6 +305,29 @@ def test_a_cluster_that_does_not_answer_is_refused_at_once() -> None:
         workers(2, f"ray:127.0.0.1:{port}"),
     ):
         pass
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, OSError, ValueError])
+def test_ray_that_does_not_start_is_said_in_a_line(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: object) -> None:
+        message = "\nThe raylet process died.\n  Traceback of a daemon\n"
+        raise kind(message)
+
+    fake = ModuleType("ray")
+    fake.init, fake.is_initialized = init, lambda: False  # type: ignore[attr-defined]
+    fake.exceptions = SimpleNamespace(RayError=LookupError)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    with (
+        pytest.raises(InputError) as refused,
+        workers(2, "ray"),
+    ):
+        pytest.fail("work has begun")
+    said = str(refused.value)
+    assert "Ray does not start on this machine (The raylet process died.)" in said
+    assert "give --jobs N instead" in said
+    assert "\n" not in said
 
 
 def test_strange_workers_are_refused() -> None:
