@@ -53,7 +53,8 @@ def task_columns() -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskModel:
     """The times of a workload's tasks on a cluster of equal nodes, under one engine's schedule;
-    ``meet`` changes those of stages at the border to other nodes."""
+    ``meet`` changes those of stages at the border to other nodes. Sends between stages take
+    ``send_factor`` times their usual time."""
 
     workload: Workload
     cluster: Cluster
@@ -67,6 +68,7 @@ class TaskModel:
     step_s_a_parameter: float
     expert_exchange: ExpertExchange
     meet: "Callable[[TaskSeconds], TaskSeconds] | None" = None
+    send_factor: float = 1.0
     known_layers: Known[Mapping[str, LayerFigures]] = field(
         default_factory=Known, init=False, repr=False, compare=False
     )
@@ -377,14 +379,15 @@ class TaskSeconds:
             rows = (crosses == across) & (at_once == senders)
             link = self.model.links.send(across_nodes=across, at_once=senders)
             seconds[rows] += link(size_bytes[rows])
-        return seconds + self.model.template.send_wait_s + self.late_s
+        usual_s = seconds + self.model.template.send_wait_s
+        return self.model.send_factor * usual_s + self.late_s
 
     def _late(self) -> Values:
         """Seconds (S) that sends take longer on a cluster with a profile."""
         cluster, ranks = self.model.cluster, self._ranks("tensor").astype(np.int64)
         if cluster.profile is None:
             return np.zeros(len(ranks))
-        return cluster.profile.send_s(ranks, cluster.num_gpus)
+        return self.model.send_factor * cluster.profile.send_s(ranks, cluster.num_gpus)
 
     def _tied(self) -> Values:
         """Seconds (S) of reducing a tied table's gradient between the first stage and the last.
