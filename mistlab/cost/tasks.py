@@ -54,7 +54,8 @@ def task_columns() -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskModel:
     """The times of a workload's tasks on a cluster of equal nodes, under one engine's schedule;
-    ``meet`` changes those of stages at the border to other nodes."""
+    ``meet`` changes those of stages at the border to other nodes. Sends between stages take
+    ``send_factor`` times their usual time."""
 
     workload: Workload
     cluster: Cluster
@@ -68,6 +69,7 @@ class TaskModel:
     step_s_a_parameter: float
     expert_exchange: ExpertExchange
     meet: "Callable[[TaskSeconds], TaskSeconds] | None" = None
+    send_factor: float = 1.0
     known_layers: Known[Mapping[str, LayerFigures]] = field(
         default_factory=Known, init=False, repr=False, compare=False
     )
@@ -80,7 +82,12 @@ class TaskModel:
 
     @classmethod
     def of(
-        cls, workload: Workload, cluster: Cluster, engine: Engine, *, overlap_communication: bool = True
+        cls,
+        workload: Workload,
+        cluster: Cluster,
+        engine: Engine,
+        *,
+        overlap_communication: bool = True,
     ) -> Self:
         """Compile the layers, and look the links up."""
         hardware = cluster.hardware
@@ -373,7 +380,8 @@ class TaskSeconds:
             rows = (crosses == across) & (at_once == senders)
             link = self.model.links.send(across_nodes=across, at_once=senders)
             seconds[rows] += link(size_bytes[rows])
-        return seconds + self.model.template.send_wait_s + self.late_s
+        usual_s = seconds + self.model.template.send_wait_s
+        return self.model.send_factor * (usual_s + self.late_s)
 
     def _tied(self) -> Values:
         """Seconds (S) of reducing a tied table's gradient between the first stage and the last.
