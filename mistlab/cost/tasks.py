@@ -42,7 +42,6 @@ from mistlab.values.workload import Workload
 
 Values = NDArray[np.float64]
 Whole = NDArray[np.int64]
-
 _NAMES = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
 
 
@@ -92,10 +91,8 @@ class TaskModel:
         """Compile the layers, and look the links up."""
         hardware = cluster.hardware
         if hardware.compute is None:
-            message = (
-                f"cluster.hardware: {hardware.name} has no compute: profile its operators and run "
-                "python -m experiments.calibrate --operators TABLE.csv"
-            )
+            remedy = "profile its operators and run python -m experiments.calibrate --operators"
+            message = f"cluster.hardware: {hardware.name} has no compute: {remedy} TABLE.csv"
             raise UncalibratedError(message)
         memory = engine.memory_in(workload.precision)
         step_moved = engine.step_moved[workload.precision]
