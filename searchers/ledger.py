@@ -34,7 +34,6 @@ STAGES_AT_ONCE = 1 << 16
 SHORT_LIST = 5
 
 Clock = Callable[[], float]
-Watcher = Callable[[Plan, Prediction], object]
 
 
 class BudgetSpentError(Exception):
@@ -52,22 +51,20 @@ class BudgetSpentError(Exception):
 class Ledger:
     """Counts, keeps the best plan that fits, and ends the search when its budget is spent.
 
-    ``listener`` is told of every answer and of every better bound, for progress; ``watcher`` sees
-    every plan that was asked about. ``bound_s`` is a time that no plan of the space beats.
+    ``listener`` is told of every answer, for progress.
     """
 
     predictor: Predictor
     budget: Budget
     clock: Clock
     listener: "Callable[[Ledger], None] | None" = None
-    watcher: "Watcher | None" = None
-    bound_s: float = 0.0
     plan_evaluations: int = 0
     stage_evaluations: int = 0
     best: Plan | None = None
     prediction: Prediction | None = None
     history: list[Improvement] = field(default_factory=list)
     nearest: list[Rival] = field(default_factory=list)
+    said: "Callable[[Plan], Plan] | None" = None
     began_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,18 +79,6 @@ class Ledger:
     def best_s(self) -> float:
         """The iteration time of the best plan; infinite before there is one."""
         return float("inf") if self.prediction is None else self.prediction.iteration_s
-
-    @property
-    def gap(self) -> float | None:
-        """The share of the best plan's time by which another plan could be faster; None while
-        nothing is known of that."""
-        return max(0.0, 1 - self.bound_s / self.best_s) if self.bound_s and self.best else None
-
-    def bounded(self, bound_s: float) -> None:
-        """Hear that no plan of the space beats a time."""
-        self.bound_s = max(self.bound_s, bound_s)
-        if self.listener is not None:
-            self.listener(self)
 
     @property
     def evaluations_left(self) -> int | None:
@@ -155,12 +140,12 @@ class Ledger:
         return predictions
 
     def _predicted(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
+        if self.said is not None:
+            plans = [self.said(plan) for plan in plans]
         predictions = self.predictor.predict_many(plans)
         self.plan_evaluations += len(plans)
         for plan, prediction in zip(plans, predictions, strict=True):
             self._shortlist(plan, prediction)
-            if self.watcher is not None:
-                self.watcher(plan, prediction)
             if prediction.fits and prediction.iteration_s < self.best_s:
                 self.best, self.prediction = plan, prediction
                 self.history.append(
@@ -185,12 +170,14 @@ class Ledger:
             insort(self.nearest, rival, key=lambda one: one.prediction.iteration_s)
             del self.nearest[SHORT_LIST:]
 
-    def say_as(self, said: Callable[[Plan], Plan]) -> None:
-        """Say the plans that are kept in another way, which changes nothing but words."""
-        if self.best is not None:
-            self.best = said(self.best)
-        rivals = {said(one.plan): one.prediction for one in self.nearest}
-        self.nearest = [Rival(plan=plan, prediction=one) for plan, one in rivals.items()]
+    @contextmanager
+    def saying(self, said: Callable[[Plan], Plan]) -> Iterator[None]:
+        """Say plans that are asked about inside in another way, which changes nothing but words."""
+        self.said = said
+        try:
+            yield
+        finally:
+            self.said = None
 
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""
