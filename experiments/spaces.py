@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from experiments.cli.commandline import experiment_parser, run
 
-EVALUATIONS = (300,)
+EVALUATIONS = (1000,)
 FAMILIES = ("gpt3", "llama", "falcon")
 
 
@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=EVALUATIONS,
         metavar="N",
-        help="budgets, each as plans or thousands of stage candidates (default: 300)",
+        help="budgets, each as plans or thousands of stage candidates (default: 1000)",
     )
     parser.add_argument(
         "--families",

@@ -30,9 +30,8 @@ FEW = 256
 PATIENCE_S = 30.0
 # Seconds for bounds over boxes of ratios; most problems with equal meshes end sooner.
 PROOF_S = 60.0
-# Seconds for the parts of a space, before the whole space is searched, and their share of what is
-# left of the budget at most.
-PARTS_S, PARTS_SHARE = 20.0, 0.25
+# The share of a budget's seconds that goes to parts of a space, before the whole space is searched.
+PARTS_SHARE = 0.25
 
 
 def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
@@ -43,11 +42,11 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
     def mist(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
     ) -> Ending:
-        seconds = min(PARTS_S, PARTS_SHARE * ledger.seconds_left)
+        seconds = min(PROOF_S, PARTS_SHARE * ledger.seconds_left)
         said = ledger.saying(lambda plan: as_in(plan, space))
         with suppress(BudgetSpentError), ledger.for_seconds(seconds), said:
             for part in parts_of(space):
-                searched(problem, part, ledger, PARTS_S)
+                searched(problem, part, ledger, PROOF_S)
         if ledger.evaluations_left == 0:
             raise BudgetSpentError
         return searched(problem, space, ledger, PROOF_S)
