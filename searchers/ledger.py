@@ -34,6 +34,7 @@ STAGES_AT_ONCE = 1 << 16
 SHORT_LIST = 5
 
 Clock = Callable[[], float]
+Watcher = Callable[[Plan, Prediction], object]
 
 
 class BudgetSpentError(Exception):
@@ -51,13 +52,16 @@ class BudgetSpentError(Exception):
 class Ledger:
     """Counts, keeps the best plan that fits, and ends the search when its budget is spent.
 
-    ``listener`` is told of every answer, for progress.
+    ``listener`` is told of every answer and of every better bound, for progress; ``watcher`` sees
+    every plan that was asked about. ``bound_s`` is a time that no plan of the space beats.
     """
 
     predictor: Predictor
     budget: Budget
     clock: Clock
     listener: "Callable[[Ledger], None] | None" = None
+    watcher: "Watcher | None" = None
+    bound_s: float = 0.0
     plan_evaluations: int = 0
     stage_evaluations: int = 0
     best: Plan | None = None
@@ -79,6 +83,20 @@ class Ledger:
     def best_s(self) -> float:
         """The iteration time of the best plan; infinite before there is one."""
         return float("inf") if self.prediction is None else self.prediction.iteration_s
+
+    @property
+    def gap(self) -> float | None:
+        """The share of the best plan's time by which another plan could be faster; None while
+        nothing is known of that."""
+        return max(0.0, 1 - self.bound_s / self.best_s) if self.bound_s and self.best else None
+
+    def bounded(self, bound_s: float) -> None:
+        """Hear that no plan of the space beats a time."""
+        if self.said is not None:
+            return
+        self.bound_s = max(self.bound_s, bound_s)
+        if self.listener is not None:
+            self.listener(self)
 
     @property
     def evaluations_left(self) -> int | None:
@@ -146,6 +164,8 @@ class Ledger:
         self.plan_evaluations += len(plans)
         for plan, prediction in zip(plans, predictions, strict=True):
             self._shortlist(plan, prediction)
+            if self.watcher is not None:
+                self.watcher(plan, prediction)
             if prediction.fits and prediction.iteration_s < self.best_s:
                 self.best, self.prediction = plan, prediction
                 self.history.append(
@@ -171,8 +191,9 @@ class Ledger:
             del self.nearest[SHORT_LIST:]
 
     @contextmanager
-    def saying(self, said: Callable[[Plan], Plan]) -> Iterator[None]:
-        """Say plans that are asked about inside in another way, which changes nothing but words."""
+    def for_part(self, said: Callable[[Plan], Plan]) -> Iterator[None]:
+        """Search a part of the space inside: its plans are said in another way, which changes
+        nothing but words, and its bounds are none of the whole space."""
         self.said = said
         try:
             yield

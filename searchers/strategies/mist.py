@@ -43,7 +43,7 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
     ) -> Ending:
         seconds = min(PROOF_S, PARTS_SHARE * ledger.seconds_left)
-        said = ledger.saying(lambda plan: as_in(plan, space))
+        said = ledger.for_part(lambda plan: as_in(plan, space))
         with suppress(BudgetSpentError), ledger.for_seconds(seconds), said:
             for part in parts_of(space):
                 searched(problem, part, ledger, PROOF_S)
