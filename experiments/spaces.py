@@ -1,4 +1,4 @@
-"""Spaces side by side: does a search of the largest space ever end with a worse plan?
+"""Spaces side by side: whether a search of the largest one ever ends with a worse plan.
 
 Each problem of the published evaluation is searched in spaces that contain one another, by the
 default searcher within equal budgets of evaluations. A larger space has every plan of a smaller
