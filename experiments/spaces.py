@@ -1,4 +1,4 @@
-"""Spaces side by side: does a search of the largest space ever end with a worse plan?
+"""Spaces side by side: whether a search of the largest one ever ends with a worse plan.
 
 Each problem of the published evaluation is searched in spaces that contain one another, by the
 default searcher within equal budgets of evaluations. A larger space has every plan of a smaller
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from experiments.cli.commandline import experiment_parser, run
 
-EVALUATIONS = (300,)
+EVALUATIONS = (1000,)
 FAMILIES = ("gpt3", "llama", "falcon")
 
 
@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=EVALUATIONS,
         metavar="N",
-        help="budgets, each as plans or thousands of stage candidates (default: 300)",
+        help="budgets, each as plans or thousands of stage candidates (default: 1000)",
     )
     parser.add_argument(
         "--families",

@@ -62,13 +62,13 @@ class Ledger:
     listener: "Callable[[Ledger], None] | None" = None
     watcher: "Watcher | None" = None
     bound_s: float = 0.0
-    is_on_a_part: bool = False
     plan_evaluations: int = 0
     stage_evaluations: int = 0
     best: Plan | None = None
     prediction: Prediction | None = None
     history: list[Improvement] = field(default_factory=list)
     nearest: list[Rival] = field(default_factory=list)
+    said: "Callable[[Plan], Plan] | None" = None
     began_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Ledger:
 
     def bounded(self, bound_s: float) -> None:
         """Hear that no plan of the space beats a time."""
-        if not self.is_on_a_part:
+        if self.said is None:
             self.bound_s = max(self.bound_s, bound_s)
         if self.listener is not None:
             self.listener(self)
@@ -140,15 +140,6 @@ class Ledger:
         finally:
             self.budget = budget
 
-    @contextmanager
-    def on_a_part(self) -> Iterator[None]:
-        """Search a part of the space inside: its bounds say nothing of the whole space."""
-        self.is_on_a_part = True
-        try:
-            yield
-        finally:
-            self.is_on_a_part = False
-
     def count(self, *, stages: int) -> None:
         """Count questions that were asked elsewhere on behalf of this search."""
         self.stage_evaluations += stages
@@ -166,6 +157,8 @@ class Ledger:
         return predictions
 
     def _predicted(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
+        if self.said is not None:
+            plans = [self.said(plan) for plan in plans]
         predictions = self.predictor.predict_many(plans)
         self.plan_evaluations += len(plans)
         for plan, prediction in zip(plans, predictions, strict=True):
@@ -196,12 +189,15 @@ class Ledger:
             insort(self.nearest, rival, key=lambda one: one.prediction.iteration_s)
             del self.nearest[SHORT_LIST:]
 
-    def say_as(self, said: Callable[[Plan], Plan]) -> None:
-        """Say the plans that are kept in another way, which changes nothing but words."""
-        if self.best is not None:
-            self.best = said(self.best)
-        rivals = {said(one.plan): one.prediction for one in self.nearest}
-        self.nearest = [Rival(plan=plan, prediction=one) for plan, one in rivals.items()]
+    @contextmanager
+    def for_part(self, said: Callable[[Plan], Plan]) -> Iterator[None]:
+        """Search a part of the space inside: its plans are said in another way, which changes
+        nothing but words, and its bounds are none of the whole space."""
+        self.said = said
+        try:
+            yield
+        finally:
+            self.said = None
 
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""

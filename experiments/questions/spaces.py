@@ -155,5 +155,6 @@ the speedups that features bring one after another, which the page of the
 [breakdown](speedup-breakdown.md) has beside ours.
 
 Budgets are in evaluations: a plan is one, and a thousand stage candidates are one. So equal runs
-end alike on any machine, but for searches of stages of unequal sizes, whose proofs also end after
-15 s of the clock; their plans come before the proof. A dash is where nothing of a space fits."""
+end alike on a quiet machine; on a very busy one, proofs may end by the clock, after 60 s. A budget
+that ends the search of a small space too may end it earlier in a large one, which spends a few
+evaluations on other plans. A dash is where nothing of a space fits."""

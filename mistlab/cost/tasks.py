@@ -154,8 +154,7 @@ class TaskSeconds:
     ``tensor_s`` (T, S) is the time of tensor-parallel collectives in one pass of a layer, which
     waits for them. ``send_s`` and ``receive_s`` (S) are the times of a micro-batch's activations to
     the next stage and from the stage before; both have the ``late_s`` (S) of the cluster's profile.
-    ``tied_s`` (S) is the time to reduce the gradient of a
-    table that the embedding and the head of different stages share.
+    ``tied_s`` (S) is the time to reduce the gradient of a table that two stages share.
     """
 
     def __init__(self, model: TaskModel, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -230,10 +229,9 @@ class TaskSeconds:
     def _reduce(self) -> Values:
         gradient = self.memory.reduced_gradient
         scattered = self._of_states("gather", "reduce_scatter", "R", gradient)
-        if (self.columns["state_replicas"] > 1).any():
-            # Replicas sum a block's shards over the network while the next block's are scattered.
-            shards = self._factored("R", self._own_parameters(1) * gradient)
-            scattered = np.maximum(scattered, self._over("state replicas", "all_reduce", shards))
+        # Replicas sum a block's shards over the network while the next block's are scattered.
+        shards = self._factored("R", self._own_parameters(1) * gradient)
+        scattered = np.maximum(scattered, self._over("state replicas", "all_reduce", shards))
         reduced = self._of_states("reduce", "all_reduce", "R", gradient)
         return np.asarray(np.where(self.zero >= 1, scattered, reduced))
 

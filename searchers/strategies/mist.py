@@ -8,6 +8,8 @@ fine, and the gap is to a bound from arithmetic alone. Where meshes may be unequ
 begins with smaller parts of the space.
 """
 
+from contextlib import suppress
+
 import numpy as np
 
 from mistlab.values.plan import Plan
@@ -17,7 +19,7 @@ from searchers.joining.candidates import Menus
 from searchers.joining.group_tasks import Joiner
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.programme import join as join_exactly
-from searchers.ledger import Ledger
+from searchers.ledger import BudgetSpentError, Ledger
 from searchers.meshes import pipelines
 from searchers.parts import as_in, parts_of
 from searchers.room import ways_listed
@@ -27,9 +29,10 @@ from searchers.strategy import Ending, NeedsStageCosts, Strategy
 FEW = 256
 # Seconds that the solver has to join the stages of one group of pipelines.
 PATIENCE_S = 30.0
-# Seconds for bounds over boxes of ratios, for a whole space and for a part of it before. Most
-# problems with stages of equally many GPUs end sooner.
-PROOF_S, PART_S = 60.0, 20.0
+# Seconds for bounds over boxes of ratios; most problems with equal meshes end sooner.
+PROOF_S = 60.0
+# The share of a budget's seconds that goes to parts of a space, before the whole space is searched.
+PARTS_SHARE = 0.25
 
 
 def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
@@ -40,13 +43,14 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
     def mist(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
     ) -> Ending:
-        try:
-            with ledger.on_a_part():
-                for part in parts_of(space):
-                    if next(pipelines(problem, part), None) is not None:
-                        searched(problem, part, ledger, PART_S)
-        finally:
-            ledger.say_as(lambda plan: as_in(plan, space))
+        seconds = min(PROOF_S, PARTS_SHARE * ledger.seconds_left)
+        said = ledger.for_part(lambda plan: as_in(plan, space))
+        with suppress(BudgetSpentError), ledger.for_seconds(seconds), said:
+            for part in parts_of(space):
+                if next(pipelines(problem, part), None) is not None:
+                    searched(problem, part, ledger, PROOF_S)
+        if ledger.evaluations_left == 0:
+            raise BudgetSpentError
         return searched(problem, space, ledger, PROOF_S)
 
     def searched(problem: Problem, space: SearchSpace, ledger: Ledger, seconds: float) -> Ending:
