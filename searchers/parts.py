@@ -34,7 +34,10 @@ def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
     if last is not None and other_names():
         found.append(replace(last, **{name: getattr(space, name) for name in _own_others()}))
     earlier: list[SearchSpace] = []
-    for part in found:
+    # A single rank takes the lowest ZeRO level, and what it takes matters where it offloads: so the
+    # lowest one is the whole space's.
+    lowest = min(space.zero)
+    for part in [part and replace(part, zero=tuple({lowest, *part.zero})) for part in found]:
         if part is not None and replace(part, name="") not in earlier:
             earlier.append(replace(part, name=""))
             yield part

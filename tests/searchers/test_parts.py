@@ -33,8 +33,9 @@ PROBLEM = Problem(
 
 def test_a_search_of_everything_begins_with_the_published_spaces() -> None:
     first, second, third = parts_of(space_of("everything"))
-    assert replace(first, name="3d") == space_of("3d")
-    assert replace(second, name="mist") == space_of("mist")
+    # With the lowest ZeRO level of the whole space.
+    assert replace(first, name="3d") == replace(space_of("3d"), zero=(0, 1))
+    assert replace(second, name="mist") == replace(space_of("mist"), zero=(0, 1, 2, 3))
     assert third.sequence_parallel == (0, 1)
     assert not third.unequal_meshes
     assert [*parts_of(space_of("mist"))] == []
