@@ -32,8 +32,8 @@ from searchers.strategy import Ending
 # long as the best plan.
 FAR = 1.15
 
-# If stages of unequal sizes may be better, stages of equally many GPUs come first, then a quick look
-# at the others: each gets at most this share of the seconds.
+# If stages of unequal sizes may be better, stages of equally many GPUs come first, then a quick
+# look at the others: each gets at most this share of the seconds.
 FIRST = 0.2
 
 
@@ -214,8 +214,8 @@ class Hierarchy:
     def proven(self, *, tolerance: float, seconds: float) -> Ending:
         """Find the best plan by bounds over boxes of ratios, to a tolerance or for some seconds.
 
-        Plans whose stages are alike come first, then plans whose stages have equally many GPUs, then
-        a quick look at plans whose stages have not.
+        Plans whose stages are alike come first, then plans whose stages have equally many GPUs,
+        then a quick look at plans whose stages have not.
         """
         ends_s = self.ledger.wall_s + seconds
         sizes = list(groups_of(self.problem, self.space, equal_sizes=True))

@@ -152,6 +152,7 @@ class _Join:
                 seconds = float(whole.chains.whole[row])
                 if seconds >= limit_s:
                     break
+                self.menus.ledger.check_time()
                 places = tuple(place for place, _ in whole.stages(row))
                 if places in found:
                     continue
