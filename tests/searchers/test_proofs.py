@@ -308,13 +308,18 @@ def test_a_proof_that_is_stopped_still_says_how_good_the_plan_is() -> None:
 def test_a_search_that_is_stopped_in_its_first_look_says_its_gap() -> None:
     problem, space = small_problem(SEEDS[1])
     space = replace(space, unequal_meshes=True)
-    looks = iter(range(10_000))
-    result = StrategySearcher(
-        strategy=SEARCHERS["mist"], predictor=predictor_of(problem), clock=lambda: next(looks)
-    ).search(problem, space, Budget(seconds=40), 0)
-    assert result.status == "FEASIBLE"
-    assert result.gap is not None
-    assert 0 < result.gap < 1
+    with_plan: list[Ledger] = []
+    ledger = Ledger(
+        predictor=predictor_of(problem),
+        budget=Budget(seconds=40),
+        # Time is up as soon as there is a plan.
+        clock=lambda: 100.0 * bool(with_plan),
+        listener=lambda ledger: with_plan.extend([ledger] * (ledger.best is not None)),
+    )
+    ending = Hierarchy.of(problem, space, ledger).proven(tolerance=0.0, seconds=60.0)
+    assert ending.status == "FEASIBLE"
+    assert ending.lower_bound_s is not None
+    assert 0 < ending.lower_bound_s < ledger.best_s
 
 
 def test_a_large_cluster_with_meshes_of_any_sizes_is_known_to_have_a_pipeline_at_once() -> None:
