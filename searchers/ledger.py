@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction, Predictor
@@ -35,6 +37,7 @@ SHORT_LIST = 5
 
 Clock = Callable[[], float]
 Watcher = Callable[[Plan, Prediction], object]
+Answer = TypeVar("Answer")
 
 
 class BudgetSpentError(Exception):
@@ -203,7 +206,8 @@ class Ledger:
         """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""
         model = self.predictor
         assert isinstance(model, StageCostModel), "the strategy is no NeedsStageCosts"
-        return self._in_parts(lambda some: model.stage_costs(some, engine=engine), batch)
+        parts = self._in_parts(lambda some: model.stage_costs(some, engine=engine), batch)
+        return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
 
     def stage_bounds(self, least: StageBatch, most: StageBatch, *, engine: str) -> StageCosts:
         """Costs that no candidate between two undercuts. Raises ``BudgetSpentError``."""
@@ -215,9 +219,18 @@ class Ledger:
             assert found is not None, f"engine {engine} has no bounds"
             return found
 
-        return self._in_parts(bounds, least, most)
+        parts = self._in_parts(bounds, least, most)
+        return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
 
-    def _in_parts(self, ask: Callable[..., StageCosts], *batches: StageBatch) -> StageCosts:
+    def stage_fits(self, batch: StageBatch, *, engine: str) -> NDArray[np.bool_]:
+        """Whether each candidate fits on its GPUs. Raises ``BudgetSpentError``."""
+        model = self.predictor
+        assert isinstance(model, StageBoundModel)
+        return np.concatenate(
+            self._in_parts(lambda some: model.stage_fits(some, engine=engine), batch)
+        )
+
+    def _in_parts(self, ask: Callable[..., Answer], *batches: StageBatch) -> list[Answer]:
         """The answers for rows of batches, a part of the rows at a time."""
         rows, found = len(batches[0]), []
         for some in np.array_split(np.arange(rows), -(-rows // STAGES_AT_ONCE) or 1):
@@ -225,7 +238,7 @@ class Ledger:
             found.append(ask(*batches) if is_all else ask(*(one.chosen(some) for one in batches)))
             self.stage_evaluations += len(some)
             self._continue((), is_short=False)
-        return found[0] if len(found) == 1 else StageCosts.joined(found)
+        return found
 
     def _continue(self, predictions: Sequence[Prediction], *, is_short: bool) -> None:
         if self.listener is not None:

@@ -150,7 +150,7 @@ def pipelines(problem: Problem, space: SearchSpace) -> Iterator[Pipeline]:
         return
     for micro_batches in micro_batch_counts(problem, space):
         choices = meshes(problem, space, micro_batches)
-        for chosen in _sequences(problem, choices, 0, problem.workload.model.layers):
+        for chosen in _sequences(problem, choices, 0, problem.workload.model.layers, set()):
             if allows(space.pipeline, len(chosen)):
                 yield Pipeline(micro_batches=micro_batches, meshes=chosen)
 
@@ -205,21 +205,30 @@ def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def _sequences(
-    problem: Problem, choices: Sequence[Mesh], first_rank: int, layers: int
+    problem: Problem,
+    choices: Sequence[Mesh],
+    first_rank: int,
+    layers: int,
+    dead_ends: set[tuple[int, int]],
 ) -> Iterator[tuple[Mesh, ...]]:
-    """The meshes of the stages from one rank on; each stage has a block at least."""
+    """The meshes of the stages from one rank on; each stage has a block at least. ``dead_ends`` are
+    ranks and numbers of blocks from which there are none."""
     if first_rank == problem.cluster.num_gpus:
         yield ()
         return
-    if layers == 0:
+    if layers == 0 or (first_rank, layers) in dead_ends:
         return
+    is_dead = True
     for mesh in choices:
         after = first_rank + mesh.num_gpus
         if after <= problem.cluster.num_gpus and lies_well(
             first_rank, mesh.num_gpus, problem.cluster
         ):
-            for others in _sequences(problem, choices, after, layers - 1):
+            for others in _sequences(problem, choices, after, layers - 1, dead_ends):
+                is_dead = False
                 yield (mesh, *others)
+    if is_dead:
+        dead_ends.add((first_rank, layers))
 
 
 def _tensor_degrees(problem: Problem, space: SearchSpace) -> list[int]:

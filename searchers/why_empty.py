@@ -5,12 +5,13 @@ Memory is not looked at: a space whose plans do not fit is not empty.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from searchers.meshes import other_names, pipelines
+from searchers.meshes import equal_pipelines, other_names, pipelines
 from searchers.savings import counts_choices
 
 # Lists of a space that None opens to all numbers that divide.
@@ -29,7 +30,7 @@ def why_empty(problem: Problem, space: SearchSpace) -> str:
     >>> _listed((1, 2, 4, 8, 16, 32, 64))
     '1, 2, 4, 8, 16, 32, ...'
     """
-    if next(pipelines(problem, space), None) is None:
+    if not _has_pipeline(problem, space):
         begin = (
             f"space {space.name} has no pipeline of {problem.cluster.num_gpus} GPUs for a global "
             f"batch of {problem.workload.global_batch}"
@@ -37,7 +38,7 @@ def why_empty(problem: Problem, space: SearchSpace) -> str:
         helps = [
             words
             for words, other_problem, other_space in _changes(problem, space)
-            if next(pipelines(other_problem, other_space), None) is not None
+            if _has_pipeline(other_problem, other_space)
         ]
         if helps:
             return f"{begin}: there is one {'; or '.join(helps)}"
@@ -51,6 +52,12 @@ def why_empty(problem: Problem, space: SearchSpace) -> str:
             "stage's blocks: list 0 in core_recomputed_layers, or give recomputation any"
         )
     return ""
+
+
+def _has_pipeline(problem: Problem, space: SearchSpace) -> bool:
+    """Whether the space has any pipeline; one of equal meshes is found soonest."""
+    found = chain(equal_pipelines(problem, space), pipelines(problem, space))
+    return next(found, None) is not None
 
 
 def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Problem, SearchSpace]]:
@@ -72,12 +79,12 @@ def _changes(problem: Problem, space: SearchSpace) -> Iterator[tuple[str, Proble
     for times in MULTIPLES:
         batch = times * work.global_batch
         other = replace(problem, workload=replace(work, global_batch=batch))
-        if next(pipelines(other, space), None) is not None:
+        if _has_pipeline(other, space):
             yield f"for a global batch of {batch}", other, space
             break
     for gpus in range(cluster.gpus_per_node - 1, 0, -1):
         other = replace(problem, cluster=replace(cluster, gpus_per_node=gpus))
-        if next(pipelines(other, space), None) is not None:
+        if _has_pipeline(other, space):
             yield f"on {gpus} GPUs of each node", other, space
             break
 

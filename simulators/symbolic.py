@@ -11,6 +11,7 @@ from mistlab.cost.arithmetic import model_flop, stage_flop
 from mistlab.cost.bounds import PredictionBounds, bounds_of, slowest_cluster
 from mistlab.cost.figures_at import in_one_group, mean_peak_flop_per_s
 from mistlab.cost.iteration import iteration_figures
+from mistlab.cost.least_seconds import least_seconds
 from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
 from mistlab.cost.order_memory import unlike_bytes
 from mistlab.cost.order_times import ordered_iterations_s
@@ -26,7 +27,7 @@ from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.plan_orders import order_of_plan, shortened
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.dimensions import OFFLOADS
+from mistlab.values.dimensions import OFFLOADS, RECOMPUTED
 from mistlab.values.mesh import num_gpus
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
@@ -140,13 +141,26 @@ class SymbolicPredictor:
         model = self._stages(engine)
         roomiest, smallest = model.peaks(most), model.peaks(least)
         reserved = reserved_bytes(roomiest, most, self.cluster, own)
+        seconds = self._model(mode).least(least)
+        host_bytes = smallest.host_bytes
+        if (least.value(RECOMPUTED) != most.value(RECOMPUTED)).any():
+            recomputing = least.with_columns(**{RECOMPUTED: most.value(RECOMPUTED)})
+            other = self._model(mode).least(recomputing)
+            seconds = least_seconds(seconds, other)
+            host_bytes = np.minimum(host_bytes, model.peaks(recomputing).host_bytes)
         return StageCosts(
-            seconds=self._model(mode).least(least),
+            seconds=seconds,
             fits=roomiest.feasible & self._has_room(reserved, most),
             peak_allocated_bytes=roomiest.peak_bytes,
             peak_reserved_bytes=reserved,
-            host_bytes=smallest.host_bytes,
+            host_bytes=host_bytes,
         )
+
+    def stage_fits(self, batch: StageBatch, *, engine: str = "mistlab") -> NDArray[np.bool_]:
+        """Whether each candidate fits on its GPUs."""
+        peaks = self._stages(engine).peaks(batch)
+        reserved = reserved_bytes(peaks, batch, self.cluster, ENGINES[engine])
+        return np.asarray(peaks.feasible & self._has_room(reserved, batch))
 
     def iterations(
         self,

@@ -153,6 +153,7 @@ DIMENSIONS: dict[str, Dimension] = {
     "offload_activations": _offloaded("wa", "activations", "A"),
 }
 BUILT_IN = tuple(DIMENSIONS)
+RECOMPUTED = "checkpointed_layers"
 OFFLOADS = tuple(name for name, row in DIMENSIONS.items() if row.path.startswith("offload."))
 
 

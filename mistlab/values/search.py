@@ -16,7 +16,14 @@ from mistlab.values.value import bounded, check_fields
 from mistlab.values.workload import Workload
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from mistlab.values.stages import StageBatch, StageCosts
+
+# From so many recomputed blocks on, up to one less than all blocks of a stage, a block more adds or
+# leaves out slots of the same kinds.
+FEWEST_ALIKE = 2
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "BUDGET", "REFUSED"]
 
@@ -122,14 +129,22 @@ class StageCostModel(Protocol):
 
 @runtime_checkable
 class StageBoundModel(StageCostModel, Protocol):
-    """Bounds the costs of stages whose ratios lie between others."""
+    """Bounds the costs of stages whose ratios and recomputed blocks lie between others."""
 
     def stage_bounds(
         self, least: "StageBatch", most: "StageBatch", *, engine: str = "mistlab"
     ) -> "StageCosts | None":
-        """Costs that no candidate undercuts whose ratios lie between those of ``least`` and of
-        ``most``, which differ in positive ratios alone; ``fits`` says if one of them may fit. None
-        if this is not known of an engine."""
+        """Costs that no candidate undercuts that lies between those of ``least`` and of ``most``;
+        ``fits`` says if one of them may fit. None if this is not known of an engine.
+
+        The two differ in positive ratios, and in numbers of recomputed blocks of which there are
+        ``FEWEST_ALIKE`` at least and one block less than all at most.
+        """
+        ...
+
+    def stage_fits(self, batch: "StageBatch", *, engine: str = "mistlab") -> "NDArray[np.bool_]":
+        """Whether each candidate fits on its GPUs. A candidate that recomputes a block needs no
+        more memory if it recomputes more blocks, or has larger positive ratios."""
         ...
 
 

@@ -114,6 +114,21 @@ def fastest(options: Options, grain: Grain) -> Options:
     return options.chosen(undominated(columns))
 
 
+def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
+    """The parts of times that never make a pipeline faster by being longer: what a micro-batch
+    waits for, what a pass takes beyond this, and the first and the last pass without and with work
+    beside them."""
+    times = options.times
+    first = times.through_forward_s + times.within_forward_s
+    last = times.through_backward_s + times.within_backward_s
+    columns = [
+        *(times.through_forward_s, times.through_backward_s),
+        *(times.forward_s - times.through_forward_s, times.backward_s - times.through_backward_s),
+        *(first, last, first + times.begin_s, last + times.end_s),
+    ]
+    return [*columns, options.host_bytes] if with_host else columns
+
+
 def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
     """The fastest few candidates, with different strategies, for a stage that is the whole
     pipeline. Here only one time counts."""

@@ -193,12 +193,23 @@ def hopeful_s(
     place: StagePosition,
     options: Options,
 ) -> Column:
-    """The least seconds of a pipeline that has a candidate. Half of its passes in flight, at
-    most, run while the other stages compute; so does its work before its first pass and after its
-    last."""
-    layers = problem.workload.model.layers - place.layers
-    others_s = group.least_stages_s(work, layers)
-    hidden_s = (place.in_flight - 1) / 2 * options.stable_s
+    """The least seconds of a pipeline that has a candidate for a place."""
+    return least_with(problem, group, work, options, place.layers, place.in_flight)
+
+
+def least_with(
+    problem: Problem,
+    group: Group,
+    work: Mapping[Mesh, LeastWork],
+    options: Options,
+    layers: Column | int,
+    in_flight: Column | int,
+) -> Column:
+    """The least seconds of a pipeline that has a candidate with so many blocks and passes in
+    flight. Half of its passes in flight, at most, run while the other stages compute; so does
+    its work before its first pass and after its last."""
+    others_s = (problem.workload.model.layers - layers) * group.least_stages_s(work, 1)
+    hidden_s = (in_flight - 1) / 2 * options.stable_s
     beside_s = options.times.begin_s + options.times.end_s
     own_s = options.once_s + group.micro_batches * options.stable_s
     return np.asarray(own_s + np.maximum(others_s - hidden_s - beside_s, 0.0))

@@ -32,9 +32,9 @@ from searchers.strategy import Ending
 # long as the best plan.
 FAR = 1.15
 
-# The share of the seconds of a proof that goes to stages of equally many GPUs first, if stages of
-# unequal sizes may be better.
-FIRST = 0.25
+# If stages of unequal sizes may be better, stages of equally many GPUs come first, then a quick
+# look at the others: each gets at most this share of the seconds.
+FIRST = 0.2
 
 
 def _shape_of(plan: Plan) -> tuple[int, Mesh]:
@@ -133,10 +133,14 @@ class Hierarchy:
         near = [group for group, alike_s in in_order if not far_s < alike_s < inf]
         self._join(near, join, coarse_to_fine=True)
         if self.space.unequal_meshes:
-            unequal = [group for group in self.least_s if group.has_unequal_sizes]
-            in_order = self._in_order(unequal)
-            self._join([group for group, _ in in_order], join_hastily, coarse_to_fine=True)
+            self._join_unequal()
         return self._proven_within(tolerance, seconds)
+
+    def _join_unequal(self) -> None:
+        """Look quickly for better plans whose stages have unequal sizes."""
+        unequal = [group for group in self.least_s if group.has_unequal_sizes]
+        in_order = self._in_order(unequal)
+        self._join([group for group, _ in in_order], join_hastily, coarse_to_fine=True)
 
     def _join(
         self,
@@ -210,7 +214,8 @@ class Hierarchy:
     def proven(self, *, tolerance: float, seconds: float) -> Ending:
         """Find the best plan by bounds over boxes of ratios, to a tolerance or for some seconds.
 
-        Plans whose stages are alike come first, then plans whose stages have equally many GPUs.
+        Plans whose stages are alike come first, then plans whose stages have equally many GPUs,
+        then a quick look at plans whose stages have not.
         """
         ends_s = self.ledger.wall_s + seconds
         sizes = list(groups_of(self.problem, self.space, equal_sizes=True))
@@ -219,6 +224,8 @@ class Hierarchy:
             if self.space.unequal_meshes:
                 equal = {group: self._least_s(group) for group in sizes}
                 self._bound_s(equal, tolerance, FIRST * seconds)
+                with suppress(BudgetSpentError), self.ledger.for_seconds(FIRST * seconds):
+                    self._join_unequal()
         left_s = ends_s - self.ledger.wall_s
         return self._proven_within(tolerance, max(0.0, left_s))
 

@@ -38,8 +38,7 @@ from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
 
 # In haste, this many partial pipelines with the same blocks and GPUs go on.
 BEAM = 16
-# How many pipelines are near the best.
-FEW = 16
+FEW = 16  # How many pipelines are near the best.
 # Partial pipelines that are put together at once.
 TOGETHER = 1 << 16
 
@@ -150,6 +149,7 @@ class _Join:
             whole = partials.chosen(is_whole)
             for row in np.argsort(whole.chains.whole, kind="stable").tolist():
                 seconds = float(whole.chains.whole[row])
+                self.menus.ledger.check_time()
                 if seconds >= limit_s:
                     break
                 places = tuple(place for place, _ in whole.stages(row))
@@ -163,8 +163,8 @@ class _Join:
             partials = self._worth(partials.chosen(~is_whole), after + 1, limit_s)
             if not len(partials):
                 break
-        in_order = sorted(found.items(), key=lambda entry: entry[1][0])
-        return [(seconds, tuple(whole.stages(row))) for _, (seconds, whole, row) in in_order]
+        in_order = sorted(found.values(), key=lambda entry: entry[0])
+        return [(seconds, tuple(whole.stages(row))) for seconds, whole, row in in_order]
 
     def _worth(self, partials: Partials, stages: int, limit_s: float) -> Partials:
         """The partial pipelines, of so many stages, that may be part of the fastest pipeline."""

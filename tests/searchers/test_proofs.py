@@ -13,10 +13,11 @@ from mistlab.cost.side_by_side import Factors, lowered, overlapped
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.values.dimensions import OFFLOADS
-from mistlab.values.search import Budget, Problem
+from mistlab.values.search import FEWEST_ALIKE, Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.stages import StageBatch, StageCosts
 from mistlab.values.workload import Workload
+from searchers.joining.box_menus import runs_of
 from searchers.joining.boxes import Boxes
 from searchers.joining.groups import Group
 from searchers.joining.hierarchy import Hierarchy
@@ -24,6 +25,7 @@ from searchers.joining.proof import proven_s
 from searchers.ledger import Ledger
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
+from searchers.why_empty import why_empty
 from simulators.symbolic import SymbolicPredictor
 from tests.searchers.small import short_of_memory, small_problem
 from tests.searchers.test_exact import SEEDS, every_prediction, predictor_of
@@ -132,6 +134,40 @@ def test_no_stage_inside_a_box_undercuts_its_bounds(hardware: str, engine: str) 
     assert near.mean() > 0.99
 
 
+@pytest.mark.parametrize("engine", OFFLOADING)
+def test_no_number_of_recomputed_blocks_between_two_undercuts_their_bounds(engine: str) -> None:
+    problem = problem_of("gpt3-7b", "4", "l4-24gb", "1x8", "64", "1024", "flash", "-")
+    predictor, draw, rows = predictor_of(problem), np.random.default_rng(3), 300
+    least, most = corners(5, rows)
+    layers = draw.integers(4, 20, rows)
+    fewest, some, many = np.sort(draw.integers(FEWEST_ALIKE, layers, (3, rows)), axis=0)
+    low, high = (
+        batch.with_columns(layers=layers, checkpointed_layers=recomputed)
+        for batch, recomputed in ((least, fewest), (most, many))
+    )
+    bounds = predictor.stage_bounds(low, high, engine=engine)
+    assert bounds is not None
+    for batch in (low, high):
+        inside = batch.with_columns(checkpointed_layers=some)
+        true = predictor.stage_costs(inside, engine=engine)
+        parts = parts_that_matter(true)
+        for name, bound in parts_that_matter(bounds).items():
+            assert (bound <= parts[name] * (1 + 1e-9) + 1e-12).all(), name
+        # The fewest that fit are found by halving, so memory must not grow with their number.
+        one = predictor.stage_costs(batch.with_columns(checkpointed_layers=1), engine=engine)
+        assert (true.peak_reserved_bytes <= one.peak_reserved_bytes * (1 + 1e-12)).all()
+        more = predictor.stage_costs(batch.with_columns(checkpointed_layers=many), engine=engine)
+        assert (more.peak_reserved_bytes <= true.peak_reserved_bytes * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("layers", range(1, 9))
+def test_runs_of_recomputed_blocks_have_every_number_once(layers: int) -> None:
+    counts, most = runs_of(space_of("mist"), layers)
+    runs = zip(counts[:, 0].tolist(), most.tolist(), strict=True)
+    assert sorted(n for a, b in runs for n in range(a, b + 1)) == [*range(layers + 1)]
+    assert len(counts) == min(layers + 1, 4)
+
+
 def test_engines_whose_host_issues_passes_have_no_bounds() -> None:
     problem, _ = small_problem(SEEDS[0])
     problem = replace(problem, workload=replace(problem.workload, precision="bf16"))
@@ -218,16 +254,23 @@ def test_boxes_alone_lead_to_the_plan_that_is_proven_by_trying_all(row: list[str
 
 
 class TooHigh(SymbolicPredictor):
-    """A predictor with a planted fault: its bounds are those of a corner that recomputes a block
-    more."""
+    """A predictor with a planted fault: the times of its bounds are those of boxes that recompute a
+    block more."""
 
     def stage_bounds(
         self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
     ) -> StageCosts | None:
-        recomputed = np.minimum(least.value("checkpointed_layers") + 1, least.value("layers"))
-        return super().stage_bounds(
-            least.with_columns(checkpointed_layers=recomputed), most, engine=engine
-        )
+        bounds = super().stage_bounds(least, most, engine=engine)
+        more = super().stage_bounds(one_more(least), one_more(most), engine=engine)
+        assert bounds is not None
+        assert more is not None
+        return replace(bounds, seconds=more.seconds)
+
+
+def one_more(batch: StageBatch) -> StageBatch:
+    """The same stages with one recomputed block more, if they have one."""
+    recomputed = np.minimum(batch.value("checkpointed_layers") + 1, batch.value("layers"))
+    return batch.with_columns(checkpointed_layers=recomputed)
 
 
 def test_a_fault_in_a_bound_is_noticed() -> None:
@@ -260,3 +303,33 @@ def test_a_proof_that_is_stopped_still_says_how_good_the_plan_is() -> None:
     )
     assert bound_s <= exact_s <= ledger.best_s
     assert bound_s >= 0.8 * ledger.best_s
+
+
+def test_a_search_that_is_stopped_in_its_first_look_says_its_gap() -> None:
+    problem, space = small_problem(SEEDS[1])
+    space = replace(space, unequal_meshes=True)
+    with_plan: list[Ledger] = []
+    ledger = Ledger(
+        predictor=predictor_of(problem),
+        budget=Budget(seconds=40),
+        # Time is up as soon as there is a plan.
+        clock=lambda: 100.0 * bool(with_plan),
+        listener=lambda ledger: with_plan.extend([ledger] * (ledger.best is not None)),
+    )
+    ending = Hierarchy.of(problem, space, ledger).proven(tolerance=0.0, seconds=60.0)
+    assert ending.status == "FEASIBLE"
+    assert ending.lower_bound_s is not None
+    assert 0 < ending.lower_bound_s < ledger.best_s
+
+
+def test_a_large_cluster_with_meshes_of_any_sizes_is_known_to_have_a_pipeline_at_once() -> None:
+    """Trying meshes one after another ends in many dead ends: one GPU for each of all blocks."""
+    cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=64, gpus_per_node=8)
+    model = catalog.model("llama3-405b")
+    work = Workload(
+        model=model, sequence_length=8192, global_batch=64, attention="flash", precision="bf16"
+    )
+    assert not why_empty(Problem(workload=work, cluster=cluster), space_of("everything"))
+    # No stage can have three GPUs, so none of the 10 can be left over.
+    odd = replace(space_of("everything"), data_parallel=(3,), tensor_parallel=(1,))
+    assert why_empty(Problem(workload=replace(work, global_batch=96), cluster=cluster), odd)

@@ -1,0 +1,319 @@
+"""Works out what boxes of ways to save memory cost, for many places at a time.
+
+A box with several numbers of recomputed blocks is narrowed first, to the fewest blocks that leave
+enough memory with the largest ratios. Then its bounds are asked for at the fewest and at the most
+blocks alone.
+
+Axes: R rows, each a box at a place; T treatments of ``counts_of_blocks()``.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.memory import host_room_at
+from mistlab.cost.pipeline import StageTimes
+from mistlab.values.dimensions import RECOMPUTED, counts_of_blocks, names_of
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.stages import StageBatch, StageCosts
+from searchers.joining.boxes import Boxes, Choices, Places
+from searchers.joining.candidate_table import Column, Options, telling_columns
+from searchers.joining.candidates import StagePosition, least_with, savings_columns
+from searchers.joining.groups import Group
+from searchers.joining.least_work import LeastWork
+from searchers.ledger import Ledger
+from searchers.meshes import Mesh
+
+Mask = NDArray[np.bool_]
+Numbers = NDArray[np.intp]
+
+# Rows that are worked out together.
+TOGETHER = 1 << 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pool:
+    """The rows of a place: candidates, their boxes, and whether each stands for a box."""
+
+    options: Options
+    boxes: Boxes
+    is_open: Mask
+
+    def chosen(self, rows: Mask | Numbers) -> Self:
+        """These rows alone."""
+        return type(self)(
+            options=self.options.chosen(rows),
+            boxes=self.boxes.chosen(rows),
+            is_open=self.is_open[rows],
+        )
+
+    def and_also(self, other: Self) -> Self:
+        """These rows and others."""
+        return type(self)(
+            options=self.options.and_also(other.options),
+            boxes=self.boxes.and_also(other.boxes),
+            is_open=np.concatenate([self.is_open, other.is_open]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """Boxes to work out for a place, each with its numbers of treated blocks (R, T); the box has
+    the numbers of recomputed blocks."""
+
+    place: StagePosition
+    counts: NDArray[np.int64]
+    boxes: Boxes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxCosts:
+    """Works out the boxes of a group of pipelines."""
+
+    problem: Problem
+    space: SearchSpace
+    ledger: Ledger
+    group: Group
+    work: Mapping[Mesh, LeastWork]
+
+    def pools(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[StagePosition, Pool]]:
+        """The rows of each place that may be part of a pipeline that takes less than a limit."""
+        for some in _parts(asked):
+            yield from self._pools(some, _Rows.of(some), limit_s)
+
+    def _pools(
+        self, asked: Sequence[Asked], rows: "_Rows", limit_s: float
+    ) -> Iterator[tuple[StagePosition, Pool]]:
+        rows = rows.chosen(self._fits(rows, rows.high, rows.most))
+        rows = replace(rows, fewest=self._fewest(rows, rows.high))
+        boxes = self._bounds(rows)
+        may = self._has_host(rows, boxes) & (self._least_s(rows, boxes) < limit_s)
+        rows, boxes = rows.chosen(may), boxes.chosen(may)
+        # Where the least ratios fit, they are a candidate.
+        fitting = np.flatnonzero(self._fits(rows, rows.low, rows.most))
+        sure = rows.chosen(fitting)
+        sure = replace(sure, fewest=self._fewest(sure, sure.low))
+        true = self._true(sure, sure.fewest)
+        has_host = self._has_host(sure, true)
+        is_open = ~rows.are_points
+        closed = fitting[has_host & self._is_best_with_fewest(sure, true)]
+        is_open[closed] = False
+        closed, open_rows = fitting[has_host], np.flatnonzero(is_open)
+        both = true.chosen(has_host).and_also(boxes.chosen(open_rows))
+        ends = sure.chosen(has_host).closed().and_also(rows.chosen(open_rows))
+        are_open = np.repeat([False, True], [len(closed), len(open_rows)])
+        in_order = np.argsort(ends.place, kind="stable")
+        bounds = np.searchsorted(ends.place[in_order], np.arange(len(asked) + 1)).tolist()
+        for one, (start, end) in zip(asked, pairwise(bounds), strict=True):
+            here = in_order[start:end]
+            own = one.boxes.chosen(ends.row[here])
+            own = own.with_blocks(ends.fewest[here], ends.most[here])
+            yield one.place, Pool(options=both.chosen(here), boxes=own, is_open=are_open[here])
+
+    def _is_best_with_fewest(self, rows: "_Rows", true: Options) -> Mask:
+        """Whether candidates with one value of each ratio are nowhere worse than all those of their
+        box, which recompute more blocks."""
+        best = rows.are_alike.copy()
+        several = np.flatnonzero(best & (rows.fewest < rows.most))
+        if len(several):
+            some = rows.chosen(several)
+            # What is not less at the most blocks is nowhere less.
+            with_most = telling_columns(self._true(some, some.most), with_host=True)
+            with_fewest = telling_columns(true.chosen(several), with_host=True)
+            pairs = zip(with_fewest, with_most, strict=True)
+            best[several] = np.logical_and.reduce([few <= most for few, most in pairs])
+        return best
+
+    def _bounds(self, rows: "_Rows") -> Options:
+        """Candidates that nothing in the boxes is better than."""
+        if not len(rows):
+            return _nothing(rows)
+        least = self._batch(rows, rows.low, rows.fewest)
+        most = self._batch(rows, rows.high, rows.most)
+        return _options(rows, self.ledger.stage_bounds(least, most, engine=self.space.engine))
+
+    def _fits(self, rows: "_Rows", savings: Column, recomputed: Column) -> Mask:
+        if not len(rows):
+            return np.empty(0, dtype=np.bool_)
+        batch = self._batch(rows, savings, recomputed)
+        return self.ledger.stage_fits(batch, engine=self.space.engine)
+
+    def _fewest(self, rows: "_Rows", savings: Column) -> NDArray[np.int64]:
+        """The fewest recomputed blocks (R) of each box that fit, if the most do: memory never
+        grows with their number."""
+        fewest, most = rows.fewest.copy(), rows.most.copy()
+        batch = self._batch(rows, savings, most)
+        asked = fewest.copy()
+        while len(left := np.flatnonzero(fewest < most)):
+            some = batch.chosen(left).with_columns(**{RECOMPUTED: asked[left]})
+            fits = self.ledger.stage_fits(some, engine=self.space.engine)
+            most[left[fits]] = asked[left[fits]]
+            fewest[left[~fits]] = asked[left[~fits]] + 1
+            asked = (fewest + most) // 2
+        return most
+
+    def _true(self, rows: "_Rows", recomputed: Column) -> Options:
+        """Candidates with the least ratios and some numbers of recomputed blocks."""
+        if not len(rows):
+            return _nothing(rows)
+        batch = self._batch(rows, rows.low, recomputed)
+        costs = self.ledger.stage_costs(batch, engine=self.space.engine)
+        return _options(replace(rows, fewest=recomputed), costs)
+
+    def _has_host(self, rows: "_Rows", options: Options) -> Mask:
+        cluster = self.problem.cluster
+        gpus = np.minimum(rows.of_place("num_gpus"), cluster.gpus_per_node)
+        room = host_room_at(cluster, rows.of_place("first_rank"))
+        return np.asarray(options.host_bytes * gpus <= room)
+
+    def _least_s(self, rows: "_Rows", options: Options) -> Column:
+        layers, in_flight = rows.of_place("layers"), rows.of_place("in_flight")
+        return least_with(self.problem, self.group, self.work, options, layers, in_flight)
+
+    def _batch(self, rows: "_Rows", savings: Column, recomputed: Column) -> StageBatch:
+        counts = dict(zip(counts_of_blocks(), rows.counts.T, strict=True))
+        return StageBatch(
+            **{name: rows.of_place(name) for name in (*names_of("mesh"), *_POSITIONS)},
+            **savings_columns(savings),
+            **{**counts, RECOMPUTED: recomputed},
+            micro_batches=self.group.micro_batches,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """The boxes of several places in columns.
+
+    ``places`` are columns of the places. ``place`` is the number of a row's place, ``row`` its row
+    among the boxes of the place; ``low`` and ``high`` (R, 5) are its least and largest values of
+    ``names_of("savings")``, and ``fewest`` and ``most`` its numbers of recomputed blocks.
+    """
+
+    places: Mapping[str, NDArray[np.int64]]
+    place: Numbers
+    row: Numbers
+    low: Column
+    high: Column
+    fewest: Column
+    most: Column
+    counts: Column
+
+    @classmethod
+    def of(cls, asked: Sequence[Asked]) -> Self:
+        sizes = [len(one.boxes) for one in asked]
+        return cls(
+            places=_columns_of([one.place for one in asked]),
+            place=np.repeat(np.arange(len(asked)), sizes),
+            row=np.concatenate([np.arange(size) for size in sizes]),
+            low=_values(asked, lambda boxes: boxes.low),
+            high=_values(asked, lambda boxes: boxes.high),
+            fewest=np.concatenate([one.boxes.fewest for one in asked]),
+            most=np.concatenate([one.boxes.most for one in asked]),
+            counts=np.concatenate([one.counts for one in asked]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    @property
+    def are_alike(self) -> Mask:
+        """Whether each box has one value of each ratio."""
+        return np.asarray((self.low == self.high).all(axis=1))
+
+    @property
+    def are_points(self) -> Mask:
+        """Whether each box has a single way."""
+        return np.asarray(self.are_alike & (self.fewest == self.most))
+
+    def chosen(self, rows: Mask | Numbers) -> Self:
+        return self._with({name: getattr(self, name)[rows] for name in _COLUMNS})
+
+    def and_also(self, others: Self) -> Self:
+        return self._with(
+            {
+                name: np.concatenate([getattr(self, name), getattr(others, name)])
+                for name in _COLUMNS
+            }
+        )
+
+    def closed(self) -> Self:
+        """The same with the fewest recomputed blocks alone."""
+        return replace(self, most=self.fewest)
+
+    def of_place(self, name: str) -> NDArray[np.int64]:
+        """A column of each row's place."""
+        return self.places[name][self.place]
+
+    def _with(self, columns: Mapping[str, Column]) -> Self:
+        return type(self)(places=self.places, **columns)
+
+
+def _values(asked: Sequence[Asked], corner: Callable[[Boxes], Places]) -> Column:
+    """The values (R, 5) of one corner of all boxes; boxes of one set of choices together."""
+    sizes = [len(one.boxes) for one in asked]
+    ends = np.cumsum(sizes)
+    by_choices: dict[Choices, list[int]] = defaultdict(list)
+    for number, one in enumerate(asked):
+        by_choices[one.boxes.choices].append(number)
+    values = np.empty((ends[-1], len(names_of("savings"))))
+    for numbers in by_choices.values():
+        rows = np.concatenate([np.arange(ends[i] - sizes[i], ends[i]) for i in numbers])
+        places = np.concatenate([corner(asked[i].boxes) for i in numbers])
+        values[rows] = asked[numbers[0]].boxes.savings(places)
+    return values
+
+
+_COLUMNS = [entry.name for entry in fields(_Rows) if entry.name != "places"]
+
+
+def _columns_of(places: Sequence[StagePosition]) -> Mapping[str, NDArray[np.int64]]:
+    """The columns of places in candidates for them, and their GPUs."""
+    values = {mesh: mesh.values() for mesh in {place.mesh for place in places}}
+    columns = {
+        **{name: [values[place.mesh][name] for place in places] for name in names_of("mesh")},
+        "layers": [place.layers for place in places],
+        "in_flight": [place.in_flight for place in places],
+        "has_embedding": [place.is_first for place in places],
+        "has_head": [place.is_last for place in places],
+        "first_rank": [place.place_in_node for place in places],
+        "num_gpus": [place.mesh.num_gpus for place in places],
+    }
+    return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+
+
+_POSITIONS = ("layers", "in_flight", "has_embedding", "has_head", "first_rank")
+
+
+def _options(rows: _Rows, costs: StageCosts) -> Options:
+    """Candidates with the least ratios and the fewest recomputed blocks of boxes."""
+    counts = rows.counts.copy()
+    counts[:, counts_of_blocks().index(RECOMPUTED)] = rows.fewest
+    return Options(
+        savings=rows.low,
+        counts=counts,
+        **{entry.name: getattr(costs.seconds, entry.name) for entry in fields(StageTimes)},
+        host_bytes=costs.host_bytes,
+    )
+
+
+def _nothing(rows: _Rows) -> Options:
+    """The candidates of no boxes."""
+    names = [entry.name for entry in fields(StageTimes)]
+    none = np.empty(0)
+    times = dict.fromkeys(names, none)
+    return Options(savings=rows.low, counts=rows.counts, **times, host_bytes=none)
+
+
+def _parts(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
+    """The places in parts with few enough rows."""
+    part = np.cumsum([len(one.boxes) for one in asked]) // TOGETHER
+    bounds = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(asked)]
+    for start, end in pairwise(bounds):
+        if end > start:
+            yield asked[start:end]
