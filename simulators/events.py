@@ -7,7 +7,7 @@ down (``simulators.play``).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mistlab.cost.arithmetic import model_flop
@@ -35,7 +35,7 @@ from simulators.graph import LANES, TaskGraph
 from simulators.part_tasks import tasks_of_parts
 from simulators.play import Factors, Times, play
 from simulators.stage_times import PassTimes, pass_times
-from simulators.symbolic import SymbolicPredictor
+from simulators.symbolic import SymbolicPredictor, as_they_are
 from simulators.variability import Quantiles, Variability
 
 NAME = "events"
@@ -113,11 +113,12 @@ class EventSimulator:
     """Plays plans of one workload on one cluster; compiles expressions at the first call.
 
     Its predictions take memory, bounds, notes and the arithmetic of the optimizer's step from the
-    closed form.
+    closed form. ``altered`` changes the times of tasks before they are played.
     """
 
     workload: Workload
     cluster: Cluster
+    altered: Callable[[TaskModel], TaskModel] = as_they_are
     _symbolic: SymbolicPredictor | None = field(default=None, init=False)
     _models: dict[tuple[Engine, bool], tuple[TaskModel, ...]] = field(
         default_factory=dict, init=False
@@ -183,7 +184,9 @@ class EventSimulator:
 
     def _closed_form(self) -> SymbolicPredictor:
         if self._symbolic is None:
-            self._symbolic = SymbolicPredictor(workload=self.workload, cluster=self.cluster)
+            self._symbolic = SymbolicPredictor(
+                workload=self.workload, cluster=self.cluster, altered=self.altered
+            )
         return self._symbolic
 
     def _predicted(self, plan: Plan, closed: Prediction, simulation: Simulation) -> Prediction:
@@ -238,9 +241,10 @@ class EventSimulator:
         """The tasks of stages in each group of nodes."""
         row, overlaps = engine or ENGINES[plan.engine], plan.overlap_communication
         if (row, overlaps) not in self._models:
-            self._models[row, overlaps] = task_models(
+            models = task_models(
                 self.workload, self.cluster, row, overlap_communication=overlaps
             )
+            self._models[row, overlaps] = tuple(map(self.altered, models))
         return self._models[row, overlaps]
 
 

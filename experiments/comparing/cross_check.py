@@ -12,6 +12,7 @@ from scipy.stats import spearmanr
 
 from experiments.comparing.cross_check_words import BESIDE, BESIDE_WIDE
 from experiments.comparing.random_plans import RandomPlan, random_plans
+from experiments.comparing.reasons import reason_of
 from experiments.comparing.wide_plans import wide_plans, wide_strata
 from experiments.frame.charts import Drawn
 from experiments.frame.study import Report, Study
@@ -88,11 +89,17 @@ def cross_check(options: argparse.Namespace) -> int:
         raise InputError(message)
     population = POPULATION if options.space == POPULATION.space else WIDE
     study = Study.begin("cross_check", options)
-    drawn = _plans(population, number, options.seed, options.order)
+    drawn, jobs = _plans(population, number, options.seed, options.order), []
     for place, plan in zip(study.counted(range(number), "plans"), drawn, strict=False):
         study.add(_row(place, plan))
+        jobs.append(plan.job)
         write_yaml(job_to_mapping(plan.job), study.path / f"{place:04}.yaml")
-    return study.end(_report(study.rows, number, population))
+    worst = sorted(study.rows, key=lambda row: -abs(row["difference"]))[:WORST]
+    explained = [
+        {**row, "reason": str(reason_of(jobs[row["plan"]], row["difference"]))}
+        for row in study.counted(worst, "reasons of the largest differences")
+    ]
+    return study.end(_report(study.rows, number, population, explained))
 
 
 def _plans(population: Population, number: int, seed: int, order: str) -> Iterator[RandomPlan]:
@@ -144,8 +151,7 @@ def _extras_s(plan: RandomPlan) -> float:
     )
 
 
-def _summary(rows: Sequence[Mapping[str, Any]], population: Population) -> dict[str, Any]:
-    worst = sorted(rows, key=lambda row: -abs(row["difference"]))[:WORST]
+def _summary(rows: Sequence[Row], population: Population, worst: Sequence[Row]) -> dict[str, Any]:
     return {
         "plans": len(rows),
         "missed": sum(row["missed"] for row in rows),
@@ -158,7 +164,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], population: Population) -> dict[
         "dominated_by_extras": _distribution([r for r in rows if r["extras_share"] > 0.2]),
         "memory": _memory(rows),
         "rank_correlations": _correlations(rows),
-        "worst": [dict(row) for row in worst],
+        "worst": [*worst],
     }
 
 
@@ -195,11 +201,21 @@ def _memory(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _correlations(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ranks = _ranks(rows)
     lowest = min(ranks, key=lambda workload: ranks[workload], default=None)
+    alike = [row for row in rows if row["workload"] == lowest]
     return {
         "workloads_ranked": len(ranks),
         "lowest_ranked": lowest,
         "lowest_rank_correlation": None if lowest is None else ranks[lowest],
+        "lowest_ranked_plans": len(alike),
+        "lowest_without_one": _without_one(alike),
     }
+
+
+def _without_one(alike: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The lowest and the highest rank correlation of plans with any one of them left out."""
+    fewer = [[*alike[:place], *alike[place + 1 :]] for place in range(len(alike))]
+    found = [_rank_correlation(rows) for rows in fewer]
+    return [min(found), max(found)] if found else []
 
 
 def _ranks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -207,16 +223,21 @@ def _ranks(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for row in rows:
         by_workload[row["workload"]].append(row)
     return {
-        workload: float(
-            spearmanr([r["symbolic_s"] for r in alike], [r["events_s"] for r in alike]).statistic
-        )
+        workload: _rank_correlation(alike)
         for workload, alike in by_workload.items()
         if len(alike) >= FEWEST_TO_RANK
     }
 
 
-def _report(rows: Sequence[Row], wanted: int, population: Population) -> Report:
-    summary = _summary(rows, population)
+def _rank_correlation(rows: Sequence[Mapping[str, Any]]) -> float:
+    ranked = spearmanr([row["symbolic_s"] for row in rows], [row["events_s"] for row in rows])
+    return float(ranked.statistic)
+
+
+def _report(
+    rows: Sequence[Row], wanted: int, population: Population, worst: Sequence[Row]
+) -> Report:
+    summary = _summary(rows, population, worst)
     return Report(
         title=population.title,
         words=[*_words(summary, wanted, population)],
@@ -250,13 +271,27 @@ def _words(summary: Mapping[str, Any], wanted: int, population: Population) -> I
     }
     head = ("plans", "number", "median", "95 % within", "largest", "mean", "lowest", "ranks")
     yield table(head, [_line(name, *found) for name, found in lines.items()])
+    ranks = summary["rank_correlations"]
+    if ranks["lowest_without_one"]:
+        lowest, highest = ranks["lowest_without_one"]
+        yield (
+            f"The lowest rank correlation is of {ranks['lowest_ranked_plans']} plans "
+            f"({ranks['lowest_ranked']}); with any one of them left out it is {lowest:.4f} to "
+            f"{highest:.4f}. A stratum that is marked (few) has fewer plans than it should have."
+        )
     memory = summary["memory"]
     yield (
         f"Peaks of memory: median {memory['median']:.2%}, largest {memory['largest']:.2%}; plans "
         f"whose peaks are within 1 % on every stage: {memory['within_1_percent']:.1%}."
     )
-    yield "The largest differences:"
-    worst = ("plan", "difference", "order", "stages", "micro-batches", "first and last", "problem")
+    yield (
+        "The largest differences, each with the one thing without which the two differ least (if "
+        "that takes half of the difference away):"
+    )
+    worst = (
+        *("plan", "difference", "order", "stages", "micro-batches", "first and last", "problem"),
+        "reason",
+    )
     yield table(
         worst,
         [
@@ -268,6 +303,7 @@ def _words(summary: Mapping[str, Any], wanted: int, population: Population) -> I
                 row["micro_batches"],
                 f"{row['extras_share']:.0%}",
                 row["workload"],
+                row["reason"],
             )
             for row in summary["worst"]
         ],

@@ -101,14 +101,18 @@ def wide_plans(count: int, seed: int) -> Iterator[WidePlan]:
         wanted = count * (number + 1) // len(problems) - count * number // len(problems)
         draw = np.random.default_rng((seed, number))
         predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
+        without_plans: set[str] = set()
         for place in range(wanted):
-            # Where an engine has no plan that fits, the next one is asked.
+            # Where an engine has no plan that fits, the next one is asked, from now on.
             begin = (number + place) % len(engines)
-            in_turn = (*engines[begin:], *engines[:begin])
-            drawn = (_fitting(problem, predictor, engine, draw) for engine in in_turn)
-            found = next((one for one in drawn if one is not None), None)
-            if found is not None:
-                yield found
+            for engine in (*engines[begin:], *engines[:begin]):
+                if engine in without_plans:
+                    continue
+                found = _fitting(problem, predictor, engine, draw)
+                if found is not None:
+                    yield found
+                    break
+                without_plans.add(engine)
 
 
 def _problems(draw: np.random.Generator) -> Iterator[Problem]:

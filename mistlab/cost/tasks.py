@@ -54,7 +54,8 @@ def task_columns() -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskModel:
     """The times of a workload's tasks on a cluster of equal nodes, under one engine's schedule;
-    ``meet`` changes those of stages at the border to other nodes."""
+    ``meet`` changes those of stages at the border to other nodes. Sends between stages take
+    ``send_factor`` times their usual time."""
 
     workload: Workload
     cluster: Cluster
@@ -68,6 +69,7 @@ class TaskModel:
     step_s_a_parameter: float
     expert_exchange: ExpertExchange
     meet: "Callable[[TaskSeconds], TaskSeconds] | None" = None
+    send_factor: float = 1.0
     known_layers: Known[Mapping[str, LayerFigures]] = field(
         default_factory=Known, init=False, repr=False, compare=False
     )
@@ -165,7 +167,7 @@ class TaskSeconds:
         self.of_type = [self.layers[name] for name in names]
         # 1 for types of blocks (T, 1), else 0.
         self.of_blocks = np.array([[float(name in blocks)] for name in names])
-        self.late_s = late_s(columns.__getitem__, model.cluster)
+        self.late_s = model.send_factor * late_s(columns.__getitem__, model.cluster)
         self.send_s = self._sends(self.shapes.crosses_to_next)
         self.receive_s = self._sends(self.shapes.crosses_from_previous)
         self.tied_s = self._tied()
@@ -373,7 +375,8 @@ class TaskSeconds:
             rows = (crosses == across) & (at_once == senders)
             link = self.model.links.send(across_nodes=across, at_once=senders)
             seconds[rows] += link(size_bytes[rows])
-        return seconds + self.model.template.send_wait_s + self.late_s
+        usual_s = seconds + self.model.template.send_wait_s
+        return self.model.send_factor * usual_s + self.late_s
 
     def _tied(self) -> Values:
         """Seconds (S) of reducing a tied table's gradient between the first stage and the last.

@@ -68,7 +68,8 @@ def test_the_two_agree_over_random_plans(
             assert found["median"] < MEDIAN_OF_STRATUM
     assert len(summary["worst"]) == WORST
     largest = max(rows, key=lambda row: abs(row["difference"]))
-    assert summary["worst"][0] == largest
+    assert summary["worst"][0] == {**largest, "reason": summary["worst"][0]["reason"]}
+    assert all(row["reason"] for row in summary["worst"])
     assert load_job(tmp_path / f"{largest['plan']:04}.yaml").plan.num_stages == largest["stages"]
     assert (tmp_path / "differences.svg").exists()
 
