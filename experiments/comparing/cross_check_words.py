@@ -20,9 +20,8 @@ Otherwise:
   to ten times as long as their passes, on fast GPUs. Slots are barriers in the closed form, but
   not in the simulator: there swaps of one pass go on in the next, and while a stage waits.
 - *Gradients swapped whole* in each pass: the same effect, in steady passes.
-- *Sends behind reductions*: while the last micro-batch's gradients are reduced, a send waits for
-  the end of the running reduction, at each stage. The simulator has one stream for both. The
-  executor has separate lanes for sends, so the truth is nearer to the closed form.
+- *Sends of several stages* that share a node's network at one time are slower only where they are
+  played. The closed form knows the sends of one stage alone.
 - *Sends beside swaps*: the closed form slows passes by the send beside them, as if no copies ran.
   With all four streams busy the slowdown is larger.
 
@@ -40,4 +39,7 @@ Eight models of today (GPT, Llama, Qwen, and with experts Mixtral, Qwen, gpt-oss
 on 1 to 32 nodes of eight A100, H100, H200 or B200. Plans are of all engines in turn, in all orders
 that each engine runs, with equal degrees on all stages. A third of the problems of GPUs with 8-bit
 arithmetic have fp8. Plans need not be close to the memory limit, but fit. Nothing of the kind was
-published. The plans of Mist's dimensions are [a page of their own](cross-check.md)."""
+published. The plans of Mist's dimensions are [a page of their own](cross-check.md).
+
+What was wrong in which predictor, and what is left, is in [the decision about
+orders](../decisions/0033-orders-of-others.md)."""
