@@ -241,9 +241,7 @@ class EventSimulator:
         """The tasks of stages in each group of nodes."""
         row, overlaps = engine or ENGINES[plan.engine], plan.overlap_communication
         if (row, overlaps) not in self._models:
-            models = task_models(
-                self.workload, self.cluster, row, overlap_communication=overlaps
-            )
+            models = task_models(self.workload, self.cluster, row, overlap_communication=overlaps)
             self._models[row, overlaps] = tuple(map(self.altered, models))
         return self._models[row, overlaps]
 

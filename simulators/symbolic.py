@@ -16,6 +16,7 @@ from mistlab.cost.order_memory import unlike_bytes
 from mistlab.cost.order_times import ordered_iterations_s
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import FEW_ROWS
+from mistlab.cost.tasks import TaskModel
 from mistlab.cost.unlike_nodes import StagesOnGroups, task_models
 from mistlab.engines.engine import Engine
 from mistlab.engines.mistlab import MISTLAB
