@@ -152,8 +152,7 @@ class TaskSeconds:
     ``tensor_s`` (T, S) is the time of tensor-parallel collectives in one pass of a layer, which
     waits for them. ``send_s`` and ``receive_s`` (S) are the times of a micro-batch's activations to
     the next stage and from the stage before; both have the ``late_s`` (S) of the cluster's profile.
-    ``tied_s`` (S) is the time to reduce the gradient of a
-    table that the embedding and the head of different stages share.
+    ``tied_s`` (S) is the time to reduce the gradient of a table that two stages share.
     """
 
     def __init__(self, model: TaskModel, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -375,8 +374,7 @@ class TaskSeconds:
             rows = (crosses == across) & (at_once == senders)
             link = self.model.links.send(across_nodes=across, at_once=senders)
             seconds[rows] += link(size_bytes[rows])
-        usual_s = seconds + self.model.template.send_wait_s
-        return self.model.send_factor * usual_s + self.late_s
+        return self.model.send_factor * (seconds + self.model.template.send_wait_s) + self.late_s
 
     def _tied(self) -> Values:
         """Seconds (S) of reducing a tied table's gradient between the first stage and the last.
