@@ -82,7 +82,12 @@ class TaskModel:
 
     @classmethod
     def of(
-        cls, workload: Workload, cluster: Cluster, engine: Engine, *, overlap_communication: bool = True
+        cls,
+        workload: Workload,
+        cluster: Cluster,
+        engine: Engine,
+        *,
+        overlap_communication: bool = True,
     ) -> Self:
         """Compile the layers, and look the links up."""
         hardware = cluster.hardware
