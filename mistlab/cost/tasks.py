@@ -376,7 +376,7 @@ class TaskSeconds:
             link = self.model.links.send(across_nodes=across, at_once=senders)
             seconds[rows] += link(size_bytes[rows])
         usual_s = seconds + self.model.template.send_wait_s
-        return self.model.send_factor * (usual_s + self.late_s)
+        return self.model.send_factor * usual_s + self.late_s
 
     def _tied(self) -> Values:
         """Seconds (S) of reducing a tied table's gradient between the first stage and the last.
