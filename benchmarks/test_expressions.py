@@ -45,7 +45,7 @@ def compiled() -> Compiled:
     for state in (weights, gradients, optimizer):
         made = state(blocks, no_ends, ENGINES["mistlab"].memory["fp16"])
         expressions |= {f"{state.__name__}": made.device, f"{state.__name__} host": made.host}
-    columns = ("b", "tp", "dp", "cp", "z", "ww", "wg", "wo")
+    columns = ("b", "tp", "dp", "cp", "rp", "z", "ww", "wg", "wo")
     return compile_expressions(expressions, columns=columns, constants=GPT_22B)
 
 
@@ -98,6 +98,7 @@ def test_rows_of_a_block_a_second(benchmark: Any, compiled: Compiled, rows: int)
         "tp": 2 ** draw.integers(0, 4, rows),
         "dp": 2 ** draw.integers(0, 4, rows),
         "cp": np.ones(rows, dtype=int),
+        "rp": np.ones(rows, dtype=int),
         "z": draw.integers(0, 4, rows),
         **{ratio: draw.random(rows) for ratio in ("ww", "wg", "wo")},
     }

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from mistlab.cost.figures_at import groups_of
 from mistlab.cost.host_waits import peculiar_s
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
@@ -32,7 +33,7 @@ def tasks_of_parts(
     another; ``models`` has the tasks of each group of the cluster's nodes."""
     batch = StageBatch.of_plan(plan)
     columns = {name: batch.value(name) for name in task_columns()}
-    group_of = cluster.group_of(batch.first_rank).tolist()
+    group_of = groups_of(cluster, batch.first_rank).tolist()
     of_group = {group: models[group].seconds(columns) for group in dict.fromkeys(group_of)}
     of_stages = [of_group[group] for group in group_of]
     chunks, model = passes[0].chunks, models[0]

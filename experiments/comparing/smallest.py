@@ -137,7 +137,7 @@ def _shares(plan: Plan, prediction: Prediction, bench: Bench) -> list[float]:
 def _group_of(plan: Plan, stage: int, cluster: Cluster) -> Cluster:
     """The cluster as if all nodes were of a stage's group."""
     first_rank = sum(before.num_gpus for before in plan.stages[:stage])
-    return cluster.of_groups[int(cluster.group_of(np.array([first_rank]))[0])]
+    return cluster.of_groups[cluster.group_of(first_rank)]
 
 
 def _saving(pipeline: Pipeline, layers: int, space: SearchSpace) -> Iterator[Plan]:

@@ -16,6 +16,12 @@ from mistlab.values.workload import Precision
 Values = NDArray[np.float64]
 
 
+def groups_of(cluster: Cluster, ranks: NDArray[np.int64]) -> NDArray[np.intp]:
+    """The number of the group of each rank (C); ranks beyond the cluster are in the last."""
+    ends = [one.stop for one in cluster.ranks_of_groups[:-1]]
+    return np.searchsorted(ends, ranks, side="right")
+
+
 def figure_at(
     cluster: Cluster, first_rank: NDArray[np.int64], figure: Callable[[Cluster], float]
 ) -> Values | float:
@@ -24,7 +30,7 @@ def figure_at(
     if not cluster.others:
         return figure(cluster)
     of_groups = np.array([figure(group) for group in cluster.of_groups])
-    return np.asarray(of_groups[cluster.group_of(first_rank)])
+    return np.asarray(of_groups[groups_of(cluster, first_rank)])
 
 
 def in_one_group(cluster: Cluster, batch: StageBatch) -> NDArray[np.bool_] | bool:
@@ -32,7 +38,7 @@ def in_one_group(cluster: Cluster, batch: StageBatch) -> NDArray[np.bool_] | boo
     if not cluster.others:
         return True
     last = batch.first_rank + num_gpus(batch.value).astype(np.int64) - 1
-    return np.asarray(cluster.group_of(batch.first_rank) == cluster.group_of(last))
+    return np.asarray(groups_of(cluster, batch.first_rank) == groups_of(cluster, last))
 
 
 def mean_peak_flop_per_s(

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.figures_at import groups_of
 from mistlab.cost.stage import StageTimeModel
 from mistlab.cost.tasks import TaskModel, TaskSeconds
 from mistlab.engines.engine import Engine
@@ -143,6 +144,6 @@ class StagesOnGroups:
         if len(self.models) == 1:
             yield 0, np.arange(len(batch))
             return
-        group_of = self.cluster.group_of(batch.first_rank)
+        group_of = groups_of(self.cluster, batch.first_rank)
         for group in np.unique(group_of).tolist():
             yield group, np.flatnonzero(group_of == group)

@@ -1,11 +1,9 @@
 """A cluster is a number of nodes on which a plan runs: equal nodes, or groups of equal nodes."""
 
+from bisect import bisect
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Self
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mistlab.machine.hardware import Hardware
 from mistlab.machine.node_group import NodeGroup
@@ -92,10 +90,9 @@ class Cluster:
         sizes = (group.nodes * self.gpus_per_node for group in self.groups)
         return tuple(range(*ends) for ends in pairwise(accumulate(sizes, initial=0)))
 
-    def group_of(self, ranks: NDArray[np.int64]) -> NDArray[np.intp]:
-        """The number of the group of each rank (C); ranks beyond the cluster are in the last."""
-        ends = [one.stop for one in self.ranks_of_groups[:-1]]
-        return np.searchsorted(ends, ranks, side="right")
+    def group_of(self, rank: int) -> int:
+        """The number of a rank's group; a rank beyond the cluster is in the last."""
+        return bisect([one.stop for one in self.ranks_of_groups[:-1]], rank)
 
     def in_one_group(self, first_rank: int, num_gpus: int) -> bool:
         """Whether so many ranks from one on all lie in one group."""

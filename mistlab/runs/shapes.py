@@ -98,6 +98,7 @@ def shape_of(
     if known is not None and any(found[size] is None for size in NAMES):
         notes.append(f"no shape is given: the catalogue's {known.name} taken")
         found = {size: found[size] or getattr(known, size) for size in found}
+        cells = _with_experts(cells, known, found)
     for size, words in NAMES.items():
         if found[size] is None:
             refuse(size, f"is empty, and the catalogue has no model {name!r}: give {words}")
@@ -127,6 +128,19 @@ def shape_of(
     shape = Shape(family=family, tied_embeddings=tied, parts=kept, **sizes)
     _ = shape.model  # refuses sizes that do not go together
     return shape, notes
+
+
+def _with_experts(
+    cells: Mapping[str, str], known: ModelSpec, found: dict[str, int | None]
+) -> Mapping[str, str]:
+    """A row's cells with the experts of its model, if it says nothing of any; ``ffn`` is the width
+    of one, as in rows that do."""
+    experts = known.experts
+    if experts is None or text_of(cells, "experts"):
+        return cells
+    if count_of(cells, "ffn") is None:
+        found["ffn"] = experts.ffn
+    return {**cells, "experts": str(experts.count), "topk": str(experts.active)}
 
 
 def _is_traced_as_llama(parts: Mapping[str, Any]) -> bool:

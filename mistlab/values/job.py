@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
@@ -294,7 +292,7 @@ def _groups_problem(job: Job) -> FieldError | None:
             border = next(one.start for one in cluster.ranks_of_groups if one.start > first_rank)
             first, last = (
                 cluster.groups[number].hardware.name
-                for number in cluster.group_of(np.array([first_rank, border])).tolist()
+                for number in map(cluster.group_of, (first_rank, border))
             )
             problem = (
                 f"takes GPUs {first_rank} to {after - 1}, of which those before {border} are "

@@ -52,8 +52,9 @@ def test_states_shard_by_zero_level_and_split_by_ratio(zero: int) -> None:
             f"{state.__name__} device": made.device,
             f"{state.__name__} host": made.host,
         }
-    names = ("dp", "cp", "z", "ww", "wg", "wo")
-    columns = {n: np.array([v]) for n, v in zip(names, (2, 2, zero, 0.25, 0.5, 1.0), strict=True)}
+    names = ("dp", "cp", "rp", "z", "ww", "wg", "wo")
+    chosen = (2, 2, 1, zero, 0.25, 0.5, 1.0)
+    columns = {n: np.array([v]) for n, v in zip(names, chosen, strict=True)}
 
     values = compile_expressions(expressions, columns=names, constants={})(columns)[:, 0]
 

@@ -131,6 +131,15 @@ def test_a_model_without_a_shape_is_the_catalogues() -> None:
     assert "no shape is given: the catalogue's llama3-8b taken" in found.notes
 
 
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "gpt-oss-20b"])
+def test_a_model_without_a_shape_has_the_catalogue_s_experts(name: str) -> None:
+    empty = dict.fromkeys(("layers", "hidden", "heads", "ffn", "vocab", "kv_heads"), "")
+    experts, known = run(model=name, **empty).shape.model.experts, catalog.model(name).experts
+    assert experts is not None
+    assert known is not None
+    assert (experts.count, experts.active, experts.ffn) == (known.count, known.active, known.ffn)
+
+
 @pytest.mark.parametrize(
     ("engine", "zero", "name", "level"),
     [

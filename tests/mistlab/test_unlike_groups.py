@@ -4,7 +4,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mistlab import catalog
@@ -44,7 +43,7 @@ def test_ranks_fill_the_groups_in_order() -> None:
         ("a100-40gb", 2),
     ]
     assert CLUSTER.ranks_of_groups == (range(12), range(12, 20))
-    assert CLUSTER.group_of(np.array([0, 11, 12, 19])).tolist() == [0, 0, 1, 1]
+    assert [CLUSTER.group_of(rank) for rank in (0, 11, 12, 19)] == [0, 0, 1, 1]
     assert CLUSTER.name == "l4-24gb:3,a100-40gb:2"
 
 

@@ -12,7 +12,7 @@ import pytest
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.search import Budget, Problem, SearchResult
 from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch, StageCosts
+from searchers.joining.box_costs import BoxCosts
 from searchers.joining.completions import Completions
 from searchers.joining.groups import Group
 from searchers.joining.proof import has_bounds
@@ -124,26 +124,22 @@ def test_no_proof_is_wrong_and_nobody_beats_the_best_plan(
     assert not [*wrong_proofs(problem, space, best_s, ["mist"])]
 
 
-class MayFitLess(SymbolicPredictor):
-    """A predictor with a planted fault: of a box only the ratios that save least may fit."""
-
-    def stage_bounds(
-        self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
-    ) -> StageCosts | None:
-        return super().stage_bounds(least, least, engine=engine)
+def longer(method: Any) -> Any:
+    """A method with a planted fault: what it bounds is larger by half."""
+    return lambda *arguments: method(*arguments) * 1.5
 
 
-def longer(method: Any, share: float) -> Any:
-    """A method with a planted fault: what it bounds is larger by a share."""
-    return lambda *arguments: method(*arguments) * (1 + share)
+def of_least_savings(fits: Any) -> Any:
+    """A method with a planted fault: of a box only the ratios that save least may fit."""
+    return lambda costs, rows, _savings, recomputed: fits(costs, rows, rows.low, recomputed)
 
 
-# Planted faults: predictors, and methods whose bounds are too high.
-FAULTS: dict[str, tuple[type[SymbolicPredictor], tuple[Any, str] | None]] = {
+# Planted faults: predictors, and methods in place of others.
+FAULTS: dict[str, tuple[type[SymbolicPredictor], tuple[Any, str, Any] | None]] = {
     "times of a corner that recomputes a block more": (TooHigh, None),
-    "fit of the wrong corner": (MayFitLess, None),
-    "completions of partial pipelines": (SymbolicPredictor, (Completions, "least_s")),
-    "least work of a group": (SymbolicPredictor, (Group, "least_stages_s")),
+    "fit of the wrong corner": (SymbolicPredictor, (BoxCosts, "_fits", of_least_savings)),
+    "completions of partial pipelines": (SymbolicPredictor, (Completions, "least_s", longer)),
+    "least work of a group": (SymbolicPredictor, (Group, "least_stages_s", longer)),
 }
 # Problems with which the test above can fail.
 TELLING = (2, 83, 52)
@@ -151,7 +147,8 @@ TELLING = (2, 83, 52)
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_bound_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor, where = FAULTS[fault]
-    if where is not None:
-        monkeypatch.setattr(*where, longer(getattr(*where), 0.5))
+    predictor, planted = FAULTS[fault]
+    if planted is not None:
+        owner, name, made = planted
+        monkeypatch.setattr(owner, name, made(getattr(owner, name)))
     assert any([*wrong_boxes(*tried(seed), predictor)] for seed in TELLING)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.cost.figures_at import groups_of
 from mistlab.cost.tasks import task_columns
 from mistlab.cost.unlike_nodes import task_models
 from mistlab.engines.table import ENGINES
@@ -153,7 +154,7 @@ def sends_s(cluster: Cluster) -> list[list[float]]:
     batch = StageBatch.of_plan(PLANS["several stages a node"])
     columns = {name: batch.value(name) for name in task_columns()}
     models = task_models(WORK, cluster, ENGINES["mistlab"])
-    group_of = cluster.group_of(batch.first_rank).tolist()
+    group_of = groups_of(cluster, batch.first_rank).tolist()
     seconds = [model.seconds(columns) for model in models]
     return [
         [float(getattr(seconds[group], name)[stage]) for stage, group in enumerate(group_of)]
