@@ -102,4 +102,8 @@ def _least_by_layers(
     menus: _Menus, places: Sequence[StagePosition], seconds: Callable[[Options], Values]
 ) -> Mapping[int, float]:
     """The least seconds of stages with each number of blocks."""
-    return {place.layers: float(seconds(menus[place]).min(initial=np.inf)) for place in places}
+    found: dict[int, float] = {}
+    for place in places:
+        least_s = float(seconds(menus[place]).min(initial=np.inf))
+        found[place.layers] = min(least_s, found.get(place.layers, np.inf))
+    return found
