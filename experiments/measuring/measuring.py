@@ -14,7 +14,8 @@ from experiments.cli.commandline import DONE, as_options, progress
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, Row, table
 from experiments.measuring.contenders import OURS, TARGET, Contender, contenders
-from experiments.measuring.trial import run_trial
+from experiments.measuring.nodes import Nodes
+from experiments.measuring.trial import run_trial, take_part
 from mistlab.export.found import checked_whole
 from mistlab.export.table import TARGETS
 from mistlab.machine.cluster import Cluster
@@ -54,6 +55,17 @@ def measure(options: argparse.Namespace) -> int:
         vars(options).update(QUICK)
     if not _leads(options, os.environ):
         return DONE
+    nodes = Nodes.of(os.environ)
+    if nodes.own > 0:
+        take_part(nodes)
+        return DONE
+    try:
+        return _measured(options, nodes)
+    finally:
+        nodes.end()
+
+
+def _measured(options: argparse.Namespace, nodes: Nodes) -> int:
     systems = chosen_systems(options.systems)
     cases = [
         Case(model=model, cap_gib=cap, batch=batch)
@@ -67,6 +79,7 @@ def measure(options: argparse.Namespace) -> int:
         systems=systems,
         measured={_key(row): row for row in study.earlier},
         ends_s=time.perf_counter() + options.seconds,
+        nodes=nodes,
     )
     left = 0
     for case in cases:
@@ -81,14 +94,9 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def _leads(options: argparse.Namespace, said: Mapping[str, str]) -> bool:
-    """Whether this process measures: under torchrun the first one does, on as many GPUs as it has
-    processes. Its runs have launchers of their own."""
-    if int(said.get("GROUP_WORLD_SIZE", "1")) > 1:
-        message = (
-            "runs over several nodes are not measured: give torchrun one node (--nnodes 1), and "
-            "measure plans of several nodes by run_plan"
-        )
-        raise InputError(message)
+    """Whether this process leads its node: under torchrun the first of each node does. Plans are
+    for as many nodes and GPUs as torchrun has; their runs have launchers of their own."""
+    options.nodes = int(said.get("GROUP_WORLD_SIZE", "1"))
     options.gpus_per_node = int(said.get("LOCAL_WORLD_SIZE", options.gpus_per_node))
     return said.get("LOCAL_RANK", "0") == "0"
 
@@ -140,6 +148,7 @@ class _UnderWay:
     systems: Sequence[str]
     measured: Mapping[tuple[Any, ...], Row]
     ends_s: float
+    nodes: Nodes
 
     def rows(self, case: Case) -> Iterator[Row | None]:
         """The rows of a case, measured before or now; None once the time is over."""
@@ -191,6 +200,7 @@ class _UnderWay:
             device=options.device,
             seed=options.seed,
             longest_s=left_s,
+            nodes=self.nodes,
         )
         if told is None:
             return None
@@ -209,7 +219,7 @@ def _contenders(case: Case, system: str, options: argparse.Namespace) -> list[Co
         )
         cluster = Cluster(
             hardware=hardware_from(options.hardware, Path()),
-            nodes=1,
+            nodes=options.nodes,
             gpus_per_node=options.gpus_per_node,
             memory_gib=case.cap_gib,
         )

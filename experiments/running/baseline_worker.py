@@ -40,7 +40,10 @@ def main(arguments: Sequence[str]) -> int:
         result = {"error": "out of memory"}
     if int(os.environ.get("RANK", "0")) == 0:
         Path(said["out"]).write_text(json.dumps(result), encoding="utf-8")
-    return 1 if "error" in result else 0
+    if "error" in result:
+        print(f"error: {result['error']}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _trained(said: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from mistlab.values.errors import InputError
 Said = Mapping[str, Any]
 
 PARTING_S = 10.0
+# How often a running command is asked whether it hangs.
+LOOK_S = 0.5
 # Far above the norms of models that begin to train, so that nothing is scaled by much.
 CLIP_NORM = "1000"
 WORKER = (sys.executable, "-m", "experiments.running.plan_worker")
@@ -151,13 +154,26 @@ class _Worker:
         return lines[-1] if lines else "it ended without a word"
 
 
-def ended_within(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str] | None:
-    """What a command said, or None if it was interrupted because its time was over."""
+def ended_within(
+    command: Sequence[str],
+    seconds: float,
+    *,
+    env: Mapping[str, str] | None = None,
+    hangs: Callable[[], bool] = lambda: False,
+) -> subprocess.CompletedProcess[str] | None:
+    """What a command said, or None if it was interrupted because its time was over, or because it
+    is known to hang."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
-        try:
-            out, err = process.communicate(timeout=max(0.0, seconds))
-        except subprocess.TimeoutExpired:
+    ends = time.monotonic() + seconds
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+        while True:
+            left = max(0.0, ends - time.monotonic())
+            try:
+                out, err = process.communicate(timeout=min(left, LOOK_S))
+                break
+            except subprocess.TimeoutExpired:
+                if left > LOOK_S and not hangs():
+                    continue
             # An interrupt, unlike a kill, lets it end the processes that it started.
             process.send_signal(signal.SIGINT)
             try:

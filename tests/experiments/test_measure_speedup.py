@@ -1,6 +1,9 @@
 """Measured speedups: every system tries as much, what was measured is kept, losses are told too."""
 
 import json
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,9 @@ import pytest
 
 from experiments import measure_speedup
 from experiments.cli.commandline import run
-from experiments.measuring import contenders, measuring
+from experiments.measuring import contenders, measuring, trial
 from experiments.measuring.contenders import STATES, TARGET
+from experiments.measuring.nodes import Nodes
 from experiments.measuring.trial import _told, without_launcher
 from mistlab import catalog
 from mistlab.export.nearest import nearest
@@ -141,7 +145,7 @@ def test_a_run_that_the_end_of_a_call_cuts_begins_again_in_the_next(
 
 
 def test_under_torchrun_one_process_measures_with_launchers_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks: list[int] = []
 
@@ -164,10 +168,6 @@ def test_under_torchrun_one_process_measures_with_launchers_of_its_own(
     assert without_launcher({**said, "TORCHELASTIC_RUN_ID": "1", "PATH": "/bin"}) == {
         "PATH": "/bin"
     }
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    capsys.readouterr()
-    assert run(measure_speedup.main, options) == 2
-    assert "give torchrun one node" in capsys.readouterr().err
 
 
 MODEL = "{family: gpt, hidden: 64, layers: 2, heads: 4, vocab: 128}\n"
@@ -188,6 +188,95 @@ def test_two_processes_of_a_cpu_measure_as_gpus_would(
     assert [row["outcome"] for row in said["rows"]] == ["ran"] * 4
     assert said["timing"]["speedups"]["fsdp"] > 0
     first = {row["system"]: row["losses"][0] for row in said["rows"]}
+    assert first["mistlab"] == pytest.approx(first["fsdp"], rel=1e-5)
+
+
+class Store:
+    """What leaders of nodes tell one another, in one process."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.said[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.said[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.said for key in keys)
+
+
+def test_a_run_that_is_out_of_memory_on_another_node_is_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    first, second = (Nodes(count=2, own=node, address="a", store=store) for node in (0, 1))
+    (contender,) = contenders.contenders("fsdp", WORKLOAD, cluster(40), 1, 0)
+    started: list[list[str]] = []
+
+    def part(told: dict[str, Any], job: Job, nodes: Nodes) -> dict[str, Any]:
+        started.append(nodes.launcher(4, told["port"]))
+        if nodes.own == 0:
+            # What the other node does meanwhile; it is told of no run after this one.
+            store.set("run 2", json.dumps("ended"))
+            trial.take_part(second)
+            return {"outcome": "connection closed"}
+        assert job == contender.job
+        return {"outcome": "out of memory"}
+
+    monkeypatch.setattr(trial, "_own_part", part)
+    settings: dict[str, Any] = {"steps": 1, "device": "cpu", "seed": 0}
+    told = trial.run_trial("fsdp", contender.job, **settings, nodes=first)
+    assert told == {"outcome": "out of memory"}
+    ports = {words[words.index("--master-port") + 1] for words in started}
+    assert len(ports) == 1
+    assert [words[words.index("--node-rank") + 1] for words in started] == ["0", "1"]
+    assert started[0][-2:] == ["--nproc-per-node", "2"]
+
+
+def test_a_node_whose_neighbour_has_ended_long_ago_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now = Store(), [0.0]
+    monkeypatch.setattr("experiments.measuring.nodes.time.monotonic", lambda: now[0])
+    first, second = (Nodes(count=2, own=node, address="a", store=store) for node in (0, 1))
+    first.announce({})
+    next(second.announced())
+    assert not first.others_are_over()
+    second.over("ran")
+    assert not first.others_are_over()
+    now[0] += 11
+    assert first.others_are_over()
+    first.announce({})
+    assert not first.others_are_over()
+
+
+@pytest.mark.slow
+def test_two_nodes_measure_together_and_the_first_one_tells(tmp_path: Path) -> None:
+    """Two torchruns of one process each, as on two machines."""
+    pytest.importorskip("torch")
+    model = tmp_path / "tiny.yaml"
+    model.write_text(MODEL, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = str(free.getsockname()[1])
+    options = ["--models", str(model), "--cap-gib", "1", "--batches", "4", "--device", "cpu"]
+    options += ["--hardware", "l4-24gb", "--sequence-length", "32", "--precision", "fp32"]
+    options += ["--systems", "mistlab,fsdp", "--quick", "--json", "--out", str(tmp_path / "out")]
+
+    def torchrun(node: int) -> subprocess.Popen[str]:
+        words = ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node)]
+        words += ["--master-addr", "127.0.0.1", "--master-port", port, "--nproc-per-node", "1"]
+        command = [sys.executable, *words, "-m", "experiments.measure_speedup", *options]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+
+    nodes = [torchrun(0), torchrun(1)]
+    said = [node.communicate(timeout=300) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    rows = json.loads(said[0][0].strip().splitlines()[-1])["rows"]
+    assert [row["outcome"] for row in rows] == ["ran"] * 4
+    assert {sum(stage["data_parallel"] for stage in row["plan"]["stages"]) for row in rows} <= {2}
+    first = {row["system"]: row["losses"][0] for row in rows}
     assert first["mistlab"] == pytest.approx(first["fsdp"], rel=1e-5)
 
 

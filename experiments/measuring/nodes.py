@@ -1,0 +1,124 @@
+"""Runs that take several nodes: the first node says what runs, and every node starts its own part.
+
+Under a torchrun of several nodes the first process of each node leads it. The leader of the first
+node measures; the others do what it says until it is done. They talk through a store that the
+first node has.
+"""
+
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Self
+
+from mistlab.values.errors import InputError
+
+# As long as a leader waits for the first node's next run.
+LONGEST_WAIT = timedelta(days=1)
+# After one node's part has failed or ended, what other nodes have to end theirs.
+PARTING_S = 10.0
+ENDED = "ended"
+
+
+@dataclass(slots=True, kw_only=True)
+class Nodes:
+    """The nodes of a torchrun, as one leader sees them: their number, its own, and the store."""
+
+    count: int = 1
+    own: int = 0
+    address: str = ""
+    store: Any = None
+    number: int = 0
+    _failed_since: float | None = field(default=None, init=False)
+
+    @classmethod
+    def of(cls, said: Mapping[str, str]) -> Self:
+        """The nodes that torchrun says; one without torchrun."""
+        count = int(said.get("GROUP_WORLD_SIZE", "1"))
+        if count == 1:
+            return cls()
+        from torch import distributed  # noqa: PLC0415 (needs torch)
+
+        own, address = int(said["GROUP_RANK"]), said["MASTER_ADDR"]
+        has_one = said.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        store = distributed.TCPStore(  # type: ignore[attr-defined]
+            address,
+            int(said["MASTER_PORT"]),
+            is_master=own == 0 and not has_one,
+            wait_for_workers=False,
+            timeout=LONGEST_WAIT,
+        )
+        return cls(count=count, own=own, address=address, store=store)
+
+    def launcher(self, ranks: int, port: int | None) -> list[str]:
+        """The words that start this node's part of so many ranks; the first node listens at the
+        port."""
+        torchrun = ["-m", "torch.distributed.run"]
+        if self.count == 1:
+            return [*torchrun, "--standalone", "--nproc-per-node", str(ranks)]
+        if ranks % self.count:
+            message = f"{ranks} ranks do not divide over {self.count} nodes"
+            raise InputError(message)
+        return [
+            *torchrun,
+            *("--nnodes", str(self.count), "--node-rank", str(self.own)),
+            *("--master-addr", self.address, "--master-port", str(port)),
+            *("--nproc-per-node", str(ranks // self.count)),
+        ]
+
+    def announce(self, run: Mapping[str, Any]) -> int | None:
+        """Tell the other nodes of a run; the port at which its first process listens."""
+        self.number += 1
+        self._failed_since = None
+        if self.count == 1:
+            return None
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port: int = free.getsockname()[1]
+        self.store.set(f"run {self.number}", json.dumps({**run, "port": port}))
+        return port
+
+    def announced(self) -> Iterator[dict[str, Any]]:
+        """The runs that the first node tells of, until it is done."""
+        while True:
+            self.number += 1
+            self._failed_since = None
+            run = json.loads(self.store.get(f"run {self.number}"))
+            if run == ENDED:
+                return
+            yield run
+
+    def end(self) -> None:
+        """Tell the other nodes that there are no more runs."""
+        if self.count > 1:
+            self.number += 1
+            self.store.set(f"run {self.number}", json.dumps(ENDED))
+
+    def over(self, outcome: str) -> None:
+        """Tell the other nodes what became of this node's part of a run."""
+        if self.count > 1:
+            self.store.set(self._key(self.own), outcome)
+
+    def others_are_over(self) -> bool:
+        """Whether another node's part has ended for so long that this node's part hangs."""
+        if self.count == 1:
+            return False
+        if self._failed_since is None:
+            if any(self.store.check([self._key(node)]) for node in self._others):
+                self._failed_since = time.monotonic()
+            return False
+        return time.monotonic() - self._failed_since > PARTING_S
+
+    def outcomes(self) -> list[str]:
+        """What became of other nodes' parts, as far as they have ended."""
+        keys = map(self._key, self._others)
+        return [self.store.get(key).decode() for key in keys if self.store.check([key])]
+
+    @property
+    def _others(self) -> list[int]:
+        return [node for node in range(self.count) if node != self.own]
+
+    def _key(self, node: int) -> str:
+        return f"over {self.number} {node}"
