@@ -17,7 +17,7 @@ from mistlab.values.errors import InputError
 
 # As long as a leader waits for the first node's next run.
 LONGEST_WAIT = timedelta(days=1)
-# After one node's part has failed or ended, what other nodes have to end theirs.
+# What other nodes have to end their parts when one node's part is over.
 PARTING_S = 10.0
 ENDED = "ended"
 
@@ -31,7 +31,7 @@ class Nodes:
     address: str = ""
     store: Any = None
     number: int = 0
-    _failed_since: float | None = field(default=None, init=False)
+    _over_since: float | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, said: Mapping[str, str]) -> Self:
@@ -71,7 +71,7 @@ class Nodes:
     def announce(self, run: Mapping[str, Any]) -> int | None:
         """Tell the other nodes of a run; the port at which its first process listens."""
         self.number += 1
-        self._failed_since = None
+        self._over_since = None
         if self.count == 1:
             return None
         with socket.socket() as free:
@@ -84,7 +84,7 @@ class Nodes:
         """The runs that the first node tells of, until it is done."""
         while True:
             self.number += 1
-            self._failed_since = None
+            self._over_since = None
             run = json.loads(self.store.get(f"run {self.number}"))
             if run == ENDED:
                 return
@@ -105,11 +105,11 @@ class Nodes:
         """Whether another node's part has ended for so long that this node's part hangs."""
         if self.count == 1:
             return False
-        if self._failed_since is None:
+        if self._over_since is None:
             if any(self.store.check([self._key(node)]) for node in self._others):
-                self._failed_since = time.monotonic()
+                self._over_since = time.monotonic()
             return False
-        return time.monotonic() - self._failed_since > PARTING_S
+        return time.monotonic() - self._over_since > PARTING_S
 
     def outcomes(self) -> list[str]:
         """What became of other nodes' parts, as far as they have ended."""
