@@ -6,10 +6,10 @@ from itertools import product
 from typing import Any
 
 from experiments.bars.cases import FAMILIES, Case, case_of, clusters, evaluation, sizes
-from experiments.bars.in_order import answers
 from experiments.bars.systems import BASELINES, OURS, THEIRS, Asked, searched
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.frame.charts import Bars
+from experiments.frame.in_order import answers
 from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table

@@ -7,11 +7,11 @@ from typing import Any
 
 from experiments.bars.cases import Case, case_of, clusters
 from experiments.bars.desk import Desk
-from experiments.bars.in_order import answers
 from experiments.bars.ordered import ordered
 from experiments.bars.short_words import in_short
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.frame.charts import Bars
+from experiments.frame.in_order import answers
 from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table

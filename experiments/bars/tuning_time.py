@@ -8,9 +8,9 @@ from typing import Any
 
 from experiments.bars.cases import Case, case_of, clusters
 from experiments.bars.desk import Desk
-from experiments.bars.in_order import answers
 from experiments.cli.commandline import DONE, NO_ANSWER
 from experiments.frame.charts import Lines
+from experiments.frame.in_order import answers
 from experiments.frame.pages import beside
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table

@@ -33,12 +33,15 @@ ROUNDS, MESHES, PLANS = 5, 6, 2000
 QUICK_ROUNDS, QUICK_MESHES, QUICK_PLANS = 3, 2, 200
 # Published: configurations a second, and times faster than one by one.
 PUBLISHED_RATE, PUBLISHED_RATIO = 1e5, 1e5
-MEMORY, COSTS, WHOLE, CONCRETE = (
+MEMORY, COSTS, WHOLE, CONCRETE, EVERY_BLOCK = (
     "stage candidates, memory",
     "stage candidates, memory and times",
     "whole plans",
-    "concrete traces and evaluations",
+    "concrete traces of one block",
+    "concrete runs of every block",
 )
+# A run of every block takes a second or two.
+FEW_ROUNDS = 2
 
 
 def speeds(options: argparse.Namespace) -> int:
@@ -63,9 +66,8 @@ def speeds(options: argparse.Namespace) -> int:
     predictor.predict_many(_plans(problem, number, options.seed))
     plans = _plans(problem, number, options.seed + 1)
     study.add(_row(WHOLE, number, _seconds(lambda: predictor.predict_many(plans), 1)))
-    concrete_s = _concrete_s(workload, rounds)
-    if concrete_s is not None:
-        study.add(_row(CONCRETE, 1, concrete_s))
+    for what, seconds in _concrete_s(workload, rounds).items():
+        study.add(_row(what, 1, seconds))
     return study.end(_report(study.rows, f"{options.model} on {cluster.num_gpus} GPUs"), DONE)
 
 
@@ -101,20 +103,21 @@ def _seconds(work: Callable[[], Any], rounds: int) -> float:
     return median(times[rounds > 1 :])
 
 
-def _concrete_s(workload: Workload, rounds: int) -> float | None:
-    """CPU seconds to trace the workload's layers with plain numbers and sum them up; None where
-    that cannot be done."""
+def _concrete_s(workload: Workload, rounds: int) -> dict[str, float]:
+    """CPU seconds to analyse one configuration with plain numbers, where that can be done.
+
+    Once of all blocks one is traced and its layers are summed up; once all blocks run.
+    """
     model = workload.model
     if model.family == "custom":
         progress("left out: concrete traces: this model's code is not here: give a catalogue name")
-        return None
+        return {}
     try:
         families, sizes = import_module("runtime.tracing.families"), import_module("runtime.sizes")
     except ModuleNotFoundError as error:
         missing = f"{error.name} is not installed: pip install '.[runtime]'"
         progress(f"left out: concrete traces: {missing}")
-        return None
-    progress("timing concrete traces")
+        return {}
     layer = import_module("mistlab.symbolic.layer")
     variant = Variant(
         family=model.family,
@@ -125,11 +128,17 @@ def _concrete_s(workload: Workload, rounds: int) -> float | None:
     )
     numbers = families.Sizes(**constants_of(workload), b=1, tp=1, V=model.padded_vocab(1))
 
-    def analysed() -> list[Any]:
+    def analyse_a_block() -> list[Any]:
         graph = families.trace_sizes(variant, numbers, sizes.SizeSpace())
         return [layer.expressions_of(one) for one in graph.layers]
 
-    return _seconds(analysed, rounds)
+    def run_every_block() -> None:
+        families.run_sizes(variant, numbers, sizes.SizeSpace(), model.layers)
+
+    progress("timing concrete traces")
+    of_a_block = _seconds(analyse_a_block, rounds)
+    progress("timing concrete runs")
+    return {CONCRETE: of_a_block, EVERY_BLOCK: _seconds(run_every_block, FEW_ROUNDS)}
 
 
 def _row(what: str, number: int, seconds: float) -> Row:
@@ -161,10 +170,14 @@ def _report(rows: Sequence[Row], where: str) -> Report:
     ]
     summary: dict[str, Any] = {"candidates_per_s": rates[COSTS]}
     if CONCRETE in rates:
-        summary["over_concrete"] = rates[COSTS] / rates[CONCRETE]
+        summary |= {
+            "over_concrete": rates[COSTS] / rates[CONCRETE],
+            "over_every_block": rates[COSTS] / rates[EVERY_BLOCK],
+        }
         words.append(
-            f"Memory and times of a stage candidate take 1/{summary['over_concrete']:,.0f} of one "
-            "concrete trace and evaluation."
+            "Memory and times of a stage candidate take "
+            f"1/{summary['over_every_block']:,.0f} of a concrete run of every block, and "
+            f"1/{summary['over_concrete']:,.0f} of a concrete trace and evaluation of one block."
         )
     else:
         words.append("Concrete traces are left out, because torch is not installed.")
@@ -196,6 +209,8 @@ micro-batch, ZeRO level, recomputed blocks and four ratios, with its peak of mem
 of its passes, overlap and interference included. Whole plans are slower to predict: their stages
 are Python values that are turned into rows, and a plan has several stages.
 
-The concrete trace is as quick as it can be: no tensor is made, and of all blocks one is traced,
-since they are alike. A trace of every block would take as many times longer as there are blocks.
-Timed without the first round, in which torch makes its own preparations."""
+One by one means to run the model with plain numbers as sizes. No tensor has contents here, so
+this is as quick as it can be. All blocks run once forward and once backward: nothing is recorded
+or summed up, so that any analysis of a whole model takes longer. A tracer that knows that the
+blocks are alike traces one of them; then its operators are summed up, too. Both are timed without
+the first round, in which torch makes its own preparations."""

@@ -3,12 +3,14 @@
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 
 from experiments.cli.commandline import DONE, as_options
 from experiments.cli.problem import problem_of
 from experiments.frame.charts import Bars, Picture
+from experiments.frame.in_order import answers
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import TIMING, Row, table
 from mistlab.machine.cluster import Cluster
@@ -70,10 +72,13 @@ def sensitivity(options: argparse.Namespace) -> int:
     every = list(cases(base))
     if options.quick:
         every = [*_ends(every)]
+    problems = [*dict.fromkeys(case.problem for case in every)]
+    search = partial(_searched, space=space, seed=options.seed)
+    found = answers(study, search, problems, "problems")
     known: dict[Problem, Row] = {}
-    for case in study.counted(every, "problems"):
+    for case in every:
         if case.problem not in known:
-            known[case.problem] = _searched(case.problem, space, options.seed)
+            known.update([next(found)])
         study.add({"aspect": case.aspect, "value": case.value, **known[case.problem]})
     where = f"{options.model} on {cluster.nodes} x {cluster.gpus_per_node} {options.hardware}"
     return study.end(_report(study.rows, f"{where}, space {space.name}"), DONE)

@@ -20,7 +20,7 @@ from runtime.models.ranks import CountedRanks
 from runtime.models.sizes import Size
 from runtime.models.transformer import Transformer
 from runtime.sizes import SizeSpace
-from runtime.tracing.trace import trace
+from runtime.tracing.trace import AsOnGPU, trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,35 @@ def trace_sizes(
 
     The structure is that of the variant's family unless another is given.
     """
+    with space.fake_mode:
+        model = _model(variant, sizes, structure or structure_with(variant), blocks=1)
+        tokens = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
+        targets = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
+    return trace(
+        model,
+        space,
+        lambda m: m(tokens, targets),
+        name=variant.name,
+        attention=variant.attention,
+        precision=variant.precision,
+    )
+
+
+def run_sizes(variant: Variant, sizes: Sizes, space: SizeSpace, blocks: int) -> None:
+    """Run a training step of a variant with all its blocks, on tensors without contents.
+
+    Nothing is recorded: so long takes any analysis at least that runs a whole model.
+    """
+    with space.fake_mode, AsOnGPU():
+        model = _model(variant, sizes, structure_with(variant), blocks=blocks)
+        tokens = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
+        targets = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
+        model(tokens, targets).backward()
+
+
+def _model(variant: Variant, sizes: Sizes, structure: Structure, blocks: int) -> Transformer:
     config = ModelConfig(
+        layers=blocks,
         hidden=sizes.h,
         heads=sizes.n,
         kv_heads=sizes.k,
@@ -179,15 +207,4 @@ def trace_sizes(
         expert_ranks=ExpertRanks(parallel=sizes.ep, tensor=sizes.et, taken=sizes.A),
     )
     ranks = CountedRanks(sizes.tp, splits_tokens=variant.sequence_parallel)
-    with space.fake_mode:
-        model = Transformer(config, structure or structure_with(variant), ranks)
-        tokens = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
-        targets = torch.empty(sizes.b, sizes.s, dtype=torch.int64)
-    return trace(
-        model,
-        space,
-        lambda m: m(tokens, targets),
-        name=variant.name,
-        attention=variant.attention,
-        precision=variant.precision,
-    )
+    return Transformer(config, structure, ranks)

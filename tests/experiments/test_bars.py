@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from experiments import end_to_end, motivation, overlap, speedup_breakdown, tuning_time
-from experiments.bars import in_order
 from experiments.bars import ordered as orders
 from experiments.bars import overlap as views
 from experiments.bars.cases import case_of, clusters, measured, sizes
@@ -19,6 +18,7 @@ from experiments.bars.steps import left_out, steps
 from experiments.bars.systems import THEIRS, Asked, searched
 from experiments.bars.tuning_time import spaces
 from experiments.cli.commandline import run
+from experiments.frame import in_order
 from mistlab.cost.averages import Summary, difference_in_parts
 from mistlab.values.quality import to_equal_quality
 from mistlab.values.search import Improvement
