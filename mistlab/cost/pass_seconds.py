@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.side_by_side import lowered, overlapped
+from mistlab.cost.side_by_side import overlapped
 from mistlab.cost.tasks import TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.places import layers_above
@@ -173,10 +173,9 @@ def _slot_seconds(
     if seconds.model.template.depth == 0:
         return np.asarray(alone.sum(axis=-1))
     lengths = np.empty(alone.shape[:2])
-    for rows, factors in seconds.factors():
+    for rows, factors in seconds.factors(is_least=is_least):
         part = alone[:, rows]
-        own = lowered(factors) if is_least else factors
-        flat = overlapped(part.reshape(-1, len(STREAMS)), own, awaited)
+        flat = overlapped(part.reshape(-1, len(STREAMS)), factors, awaited)
         lengths[:, rows] = flat.reshape(part.shape[:2])
     return lengths
 

@@ -21,7 +21,7 @@ from mistlab.cost.late_sends import late_s
 from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, work_of
 from mistlab.cost.links import LinkTime, LinkTimes
 from mistlab.cost.rates import compute_of, slowdown_of, slowdown_of_8_bits
-from mistlab.cost.side_by_side import Factors, factors_of
+from mistlab.cost.side_by_side import Factors, factors_of, lowered
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.expert_exchange import ExpertExchange
@@ -72,7 +72,7 @@ class TaskModel:
     known_layers: Known[Mapping[str, LayerFigures]] = field(
         default_factory=Known, init=False, repr=False, compare=False
     )
-    _factors: dict[tuple[int, int], Factors] = field(
+    _factors: dict[tuple[int, int, bool], Factors] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _collectives: dict[tuple[Collective, int, int, bool], LinkTime] = field(
@@ -115,10 +115,11 @@ class TaskModel:
             step_s_a_parameter=step_moved * hardware.compute.rate("step").s_per_byte,
         )
 
-    def factors_of_group(self, gpus_in_node: int, nodes: int) -> Factors:
-        """The slowdown factors of streams, for a shape of communicating group."""
-        shape = gpus_in_node, nodes
-        if shape not in self._factors:
+    def factors_of_group(self, gpus_in_node: int, nodes: int, *, is_least: bool = False) -> Factors:
+        """The slowdown factors of streams, for a shape of communicating group; they may be
+        ``lowered``."""
+        key = gpus_in_node, nodes, is_least
+        if key not in self._factors:
             hardware = self.cluster.hardware
             if hardware.interference is None:
                 message = (
@@ -129,8 +130,9 @@ class TaskModel:
             group = slowdowns_of_group(
                 hardware.interference, gpus_in_node=gpus_in_node, nodes=nodes
             )
-            self._factors[shape] = factors_of(group)
-        return self._factors[shape]
+            factors = factors_of(group)
+            self._factors[key] = lowered(factors) if is_least else factors
+        return self._factors[key]
 
     def collective(
         self, kind: Collective, *, gpus_in_node: int, nodes: int, inside_layer: bool = False
@@ -349,12 +351,13 @@ class TaskSeconds:
         experts = model.workload.model.experts
         return exchanged_s(model.links, model.expert_exchange, experts, shape)(size_bytes, messages)
 
-    def factors(self) -> Iterator[tuple[NDArray[np.bool_], Factors]]:
-        """For each shape of group: a mask of its strategies (S), and the streams' factors."""
+    def factors(self, *, is_least: bool = False) -> Iterator[tuple[NDArray[np.bool_], Factors]]:
+        """For each shape of group: a mask of its strategies (S), and the streams' factors, which
+        may be ``lowered``."""
         in_node, nodes = self.shapes.groups["reduce"]
         for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
             rows = (in_node == gpus) & (nodes == spanned)
-            yield rows, self.model.factors_of_group(gpus, spanned)
+            yield rows, self.model.factors_of_group(gpus, spanned, is_least=is_least)
 
     def _sends(self, crosses: NDArray[np.bool_]) -> Values:
         """Seconds (S) to send a micro-batch's activations between stages; 0 on a single GPU.
