@@ -28,8 +28,8 @@ from searchers.savings import CountsRow, counts_choices, savings_choices
 
 Mask = NDArray[np.bool_]
 
-# Boxes that are halved at once for a stage that is a whole pipeline.
-ALONE = 32
+# Boxes that are halved at once for a stage that is a whole pipeline: as a rule all that are left.
+ALONE = 1024
 
 
 @dataclass(slots=True, kw_only=True)
