@@ -137,23 +137,22 @@ class SymbolicPredictor:
         assert all(
             ((least.value(name) > 0) == (most.value(name) > 0)).all() for name in OFFLOADS
         ), "ratios between zero and more have no common bound"
-        mode = EngineMode(engine=own, overlap_communication=True)
-        model = self._stages(engine)
-        roomiest, smallest = model.peaks(most), model.peaks(least)
+        mode, rows = EngineMode(engine=own, overlap_communication=True), np.arange(len(least))
+        differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
+        others = least.chosen(differ).with_columns(**{RECOMPUTED: most.value(RECOMPUTED)[differ]})
+        # A small table takes as long as a large one, so both ends are computed together.
+        ends, peaks = StageBatch.joined([least, others]), self._stages(engine).peaks
+        other_end = rows.copy()
+        other_end[differ] = len(rows) + np.arange(len(differ))
+        seconds, host_bytes = self._model(mode).least(ends), peaks(ends).host_bytes
+        roomiest = peaks(most)
         reserved = reserved_bytes(roomiest, most, self.cluster, own)
-        seconds = self._model(mode).least(least)
-        host_bytes = smallest.host_bytes
-        if (least.value(RECOMPUTED) != most.value(RECOMPUTED)).any():
-            recomputing = least.with_columns(**{RECOMPUTED: most.value(RECOMPUTED)})
-            other = self._model(mode).least(recomputing)
-            seconds = least_seconds(seconds, other)
-            host_bytes = np.minimum(host_bytes, model.peaks(recomputing).host_bytes)
         return StageCosts(
-            seconds=seconds,
+            seconds=least_seconds(seconds.chosen(rows), seconds.chosen(other_end)),
             fits=roomiest.feasible & self._has_room(reserved, most),
             peak_allocated_bytes=roomiest.peak_bytes,
             peak_reserved_bytes=reserved,
-            host_bytes=host_bytes,
+            host_bytes=np.minimum(host_bytes[rows], host_bytes[other_end]),
         )
 
     def stage_fits(self, batch: StageBatch, *, engine: str = "mistlab") -> NDArray[np.bool_]:

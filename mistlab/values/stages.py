@@ -260,6 +260,10 @@ class StageSeconds:
         """The time of a steady forward and backward."""
         return self.forward_s + self.backward_s
 
+    def chosen(self, rows: NDArray[np.intp]) -> Self:
+        """The times of the candidates in these rows."""
+        return type(self)(**{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageCosts:
