@@ -71,7 +71,9 @@ def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:
         places[one] = place
     for one in _needed(order, stage):
         if one not in places:
-            refuse_word(number + 1, order.word(one), "is missing: put it where it is to run")
+            either = ", or leave every W of the line out" if one.kind == "W" else ""
+            problem = f"is missing: put it where it is to run{either}"
+            refuse_word(number + 1, order.word(one), problem)
     for kind, before, noun in _AFTER:
         for one, place in places.items():
             needed = OrderedPass(before, one.chunk, one.micro_batch)

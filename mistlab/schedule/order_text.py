@@ -93,11 +93,7 @@ def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> Pipeli
     parsed = [_words(number, line) for number, line in enumerate(lines, 1)]
     chunks = _chunks(parsed)
     if chunks > 1:
-        for number, words in enumerate(parsed, 1):
-            for word, _, has_chunk in words:
-                if not has_chunk:
-                    remedy = f"there are {chunks}: write {word[0]}0{word[1:]}"
-                    refuse_word(number, word, f"names no chunk, but {remedy}")
+        _check_named(parsed, chunks)
     return PipelineOrder(
         stages=tuple(tuple(ordered for _, ordered, _ in words) for words in parsed),
         micro_batches=micro_batches,
@@ -140,6 +136,16 @@ def _word(word: str) -> _Word | None:
     kind, chunk, micro_batch = match.groups()
     ordered = OrderedPass(_KINDS[kind], int(chunk or 0), int(micro_batch))
     return word, ordered, chunk is not None
+
+
+def _check_named(lines: Sequence[Sequence[_Word]], chunks: int) -> None:
+    """Refuse words that leave the chunk out where there are several."""
+    in_lines = [(number, *one) for number, words in enumerate(lines, 1) for one in words]
+    other, other_word = next((number, word) for number, word, one, _ in in_lines if one.chunk)
+    for number, word, _, has_chunk in in_lines:
+        if not has_chunk:
+            have = f"there are {chunks} (line {other} has {other_word})"
+            refuse_word(number, word, f"names no chunk, but {have}: write {word[0]}0{word[1:]}")
 
 
 def _chunks(lines: Sequence[Sequence[_Word]]) -> int:

@@ -127,7 +127,10 @@ def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: 
     """Why a named order cannot run stages of at most so many chunks; empty if it can."""
     chunks = INTERLEAVED.get(order, 1)
     if chunks > 1 and micro_batches % num_stages:
-        return f"there are {micro_batches} micro-batches: give a multiple of {num_stages} stages"
+        return (
+            f"there are {micro_batches} micro-batches for {num_stages} stages: give a multiple of "
+            f"{num_stages} micro-batches"
+        )
     if chunks > most_chunks:
         return f"stages have blocks for {most_chunks} chunks, not {chunks}: give an order of fewer"
     return ""

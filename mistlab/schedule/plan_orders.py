@@ -4,6 +4,7 @@ An order file holds no more than every pass that the plan can have, so that one 
 one that is no order at all, is refused by its size before it is read.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -129,7 +130,7 @@ def _text(path: Path, most_bytes: int) -> str:
         )
         raise InputError(message)
     try:
-        return content.decode("ascii")
+        return content.removeprefix(BOM_UTF8).decode("ascii")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         message = f"line {line}: is not text: write passes like F0m3, separated by blanks"

@@ -40,7 +40,7 @@ def kept(make: Callable[P, Compiled]) -> Callable[P, Compiled]:
             try:
                 return Compiled.from_mapping(found)
             except (RefusedError, KeyError, TypeError, ValueError):
-                folder.say_damaged(recipe)
+                folder.say_damaged()
         compiled = make(*arguments)  # type: ignore[call-arg]
         folder.write(recipe, compiled.to_mapping())
         return compiled

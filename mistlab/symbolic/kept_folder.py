@@ -50,16 +50,16 @@ class KeptFolder:
                 return None
             digest, _, content = text.partition("\n")
             if digest != _digest(content):
-                self.say_damaged(recipe)
+                self.say_damaged()
                 return None
             kept: Mapping[str, Any] = json.loads(content)
         except FileNotFoundError:
             return None
         except OSError as error:
-            _say(f"{path}: {error.strerror}")
+            _say(f"{self.path}: {error.strerror}: compiled expressions cannot be read")
             return None
         except ValueError:
-            self.say_damaged(recipe)
+            self.say_damaged()
             return None
         return kept if kept.get("recipe") == recipe else None
 
@@ -72,17 +72,26 @@ class KeptFolder:
             if not _is_ours(self.path.stat()):
                 _say(f"{self.path}: others may write to it: it is not used")
                 return
-            with tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=self.path, suffix=".part", delete=False
-            ) as file:
-                file.write(f"{_digest(content)}\n{content}")
-            Path(file.name).replace(self._file(recipe))
+            self._put(self._file(recipe), f"{_digest(content)}\n{content}")
         except OSError as error:
             _say(f"{self.path}: {error.strerror}: compiled expressions cannot be kept")
 
-    def say_damaged(self, recipe: str) -> None:
-        """Warn that the file for a recipe is damaged."""
-        _say(f"{self._file(recipe)}: is damaged: what it held is compiled again")
+    def say_damaged(self) -> None:
+        """Warn, once for all files of the folder, that a file is damaged."""
+        _say(f"{self.path}: a file in it is damaged: what it held is compiled again")
+
+    def _put(self, path: Path, text: str) -> None:
+        """Write a whole file or none; a file that found no room is removed."""
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=self.path, suffix=".part", delete=False
+        ) as file:
+            part = Path(file.name)
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        except OSError:
+            part.unlink()
+            raise
 
     def _file(self, recipe: str) -> Path:
         return self.path / f"{_digest(recipe)}.json"

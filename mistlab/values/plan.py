@@ -204,10 +204,9 @@ class Plan:
         if unlike is not None:
             raise unlike
         if self.order not in ORDERS and not is_order_path(self.order):
-            path = "or the path of an order file, with a slash or ending in .txt"
-            refuse(
-                "order", f"{shown(self.order)} is unknown{near_matches(self.order, ORDERS)}, {path}"
-            )
+            no_path = "nor the path of an order file (with a slash, or ending in .txt)"
+            near = near_matches(self.order, ORDERS)
+            refuse("order", f"{shown(self.order)} is no known order, {no_path}{near}")
 
     @property
     def num_stages(self) -> int:

@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ EXPERIMENTS = sorted(
     if "experiment_parser" in path.read_text(encoding="utf-8")
 )
 COMMON = ("--seed", "--out", "--page", "--json", "--quick")
-# Of one core, where others may use the rest.
-MOST_QUICK_S = 40.0
 # Always run; the others are left to make test-all.
 FEW = ("reliability",)
 BY_COST = [
@@ -48,9 +45,7 @@ def test_an_experiment_leaves_what_makes_it_again(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    began_s = process_time()
     assert run(main_of(name), ["--quick", "--json", "--out", str(one)]) == 0
-    assert process_time() - began_s < MOST_QUICK_S
     answer = json.loads(capsys.readouterr().out)
     assert answer["rows"]
     assert answer["timing"]["seconds"] > 0

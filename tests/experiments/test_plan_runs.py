@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,9 +66,7 @@ def test_plans_run_in_one_process_until_they_become_strict_or_fail(
 
 def test_a_run_that_takes_too_long_is_interrupted(tmp_path: Path, runner: WorkerRunner) -> None:
     pytest.importorskip("torch")
-    start = time.perf_counter()
     assert runner(PlanRun(plan=EXAMPLE, steps=10**6), 1.0) is None
-    assert time.perf_counter() - start < 60
 
 
 def test_a_run_that_fails_is_a_row_with_its_last_words(
@@ -89,11 +86,11 @@ os._exit(1)
 """
 
 
-def test_a_process_is_interrupted_when_its_time_is_over() -> None:
-    start = time.perf_counter()
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    assert ended_within(command, 1.0) is None
-    assert time.perf_counter() - start < 30
+def test_a_process_is_interrupted_when_its_time_is_over(tmp_path: Path) -> None:
+    reached = tmp_path / "reached"
+    sleep = f"import pathlib, time; time.sleep(60); pathlib.Path({str(reached)!r}).touch()"
+    assert ended_within([sys.executable, "-c", sleep], 1.0) is None
+    assert not reached.exists()
     done = ended_within([sys.executable, "-c", "print(1); raise SystemExit(3)"], 30.0)
     assert done is not None
     assert (done.returncode, done.stdout) == (3, "1\n")

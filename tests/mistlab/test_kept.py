@@ -100,6 +100,16 @@ def test_a_damaged_file_is_said_once_and_made_again(folder: Path, damage: object
     assert made(folder) == 0
 
 
+def test_many_damaged_files_are_said_once(folder: Path) -> None:
+    made(folder)
+    made(folder, 4)
+    for path in folder.glob("*.json"):
+        path.write_text("")
+    with pytest.warns(CacheWarning, match="is damaged") as said:
+        assert [made(folder), made(folder, 4)] == [1, 1]
+    assert len(said) == 1
+
+
 def test_a_file_that_says_more_than_arithmetic_is_not_run(folder: Path) -> None:
     made(folder)
     path = the_file(folder)
@@ -184,6 +194,7 @@ def test_a_folder_that_takes_nothing_is_survived(
     with pytest.warns(CacheWarning, match=f"{error.strerror}: compiled expressions cannot"):
         assert made(folder) == 1
     monkeypatch.undo()
+    assert [*folder.iterdir()] == []
 
 
 def test_who_is_killed_while_writing_leaves_nothing_that_is_read(folder: Path) -> None:
