@@ -156,18 +156,6 @@ class _HostSeconds:
         return before + self.maximum(own + through / blocks, own / blocks + through)
 
 
-def order_bound_s(
-    times: StageTimes, passes: Sequence[StagePasses], split: SplitTimes | None = None
-) -> Table:
-    """Seconds (C) that an iteration takes at least in such an order.
-
-    A stage runs all its passes after the shortest way to the first of them, and before the shortest
-    way on from the last.
-    """
-    seconds = _PassSeconds(times, passes, split)
-    return np.atleast_1d(np.maximum.reduce([seconds.stage_s(of_stage) for of_stage in passes]))
-
-
 class _PassSeconds:
     """The seconds of passes (C): on their stage, and for a micro-batch that only passes through.
 
@@ -225,28 +213,6 @@ class _PassSeconds:
         lower = source if one.kind == "F" else one
         return self.crossed_s[lower.chunk * self.num_stages + lower.stage]
 
-    def stage_s(self, passes: StagePasses) -> Table:
-        """The seconds of a stage's passes, with the shortest way in and out, or with work that it
-        does meanwhile if this is longer."""
-        first, *others = passes
-        last = others[-1]
-        seconds = self.of(first)[1] + sum(self.of(one)[0] for one in others)
-        seconds = seconds + sum(self.of(one)[2] for one in passes)
-        in_s = self._way_s("F", self.part(first))
-        seconds = seconds + np.maximum(in_s, self.begin_s[self.part(first)])
-        out_s: Table | float = self._way_s("B", self.part(last)) if last.kind == "B" else 0.0
-        if last.phase == "last_backward":
-            out_s = np.maximum(out_s, self.end_s[self.part(last)])
-        return np.asarray(seconds + out_s)
-
-    def _way_s(self, kind: PassKind, part: int) -> Table | float:
-        """The shortest way from the model's beginning to a part, or back from it."""
-        return sum((self.own_s[kind, one][1] + self._link(one) for one in range(part)), start=0.0)
-
     def part(self, one: StagePass) -> int:
         """The part of the model that a pass goes through."""
         return one.chunk * self.num_stages + one.stage
-
-    def _link(self, part: int) -> Table | float:
-        """The seconds to send a part's outcome to the next part."""
-        return self.crossed_s[part] if self.num_stages > 1 else 0.0

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.host_waits import issued_by_pass, peculiar_s
+from mistlab.cost.order_bound import order_bound_s
 from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
 from mistlab.cost.pipeline import StageTimes
 from mistlab.cost.stage import StageTimeModel
@@ -47,15 +48,21 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
     beyond = micro_batches - played.micro_batches
     if not beyond.any():
         return few_s
-    # Each further group of micro-batches takes as long as the last of those that are played, unless
-    # a host that was ahead no longer is.
     stages = played.num_stages
     longer = replace(played, micro_batches=played.micro_batches + stages)
-    more_s = iteration_s(longer)
-    found_s = np.asarray(few_s + (more_s - few_s) * beyond / stages)
+    apart = ENGINES[played.engine].steps_apart
+    least_s = order_bound_s(times, stages, micro_batches, splits=splits, steps_apart=apart)
+    found_s = extended_s(few_s, iteration_s(longer), beyond / stages, least_s)
+    # A host that was ahead may no longer be.
     if host is None:
         return found_s
     return np.asarray(np.maximum(found_s, host.whole_s(micro_batches, stages)))
+
+
+def extended_s(few_s: Table, more_s: Table, groups: Table, least_s: Table) -> Table:
+    """Seconds (C) with further groups of micro-batches, from those without and with one of them:
+    each takes as long as the first, unless another stage becomes the slowest."""
+    return np.maximum(few_s + (more_s - few_s) * groups, least_s)
 
 
 def _played_s(

@@ -43,18 +43,20 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
     def mist(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
     ) -> Ending:
+        # The bounds of the whole space come first: a budget may end while its parts are searched.
+        whole = Hierarchy.of(problem, space, ledger)
         seconds = min(PROOF_S, PARTS_SHARE * ledger.seconds_left)
         said = ledger.for_part(lambda plan: as_in(plan, space))
         with suppress(BudgetSpentError), ledger.for_seconds(seconds), said:
             for part in parts_of(space):
                 if next(pipelines(problem, part), None) is not None:
-                    searched(problem, part, ledger, PROOF_S)
+                    searched(Hierarchy.of(problem, part, ledger), PROOF_S)
         if ledger.evaluations_left == 0:
             raise BudgetSpentError
-        return searched(problem, space, ledger, PROOF_S)
+        return searched(whole, PROOF_S)
 
-    def searched(problem: Problem, space: SearchSpace, ledger: Ledger, seconds: float) -> Ending:
-        hierarchy = Hierarchy.of(problem, space, ledger)
+    def searched(hierarchy: Hierarchy, seconds: float) -> Ending:
+        space = hierarchy.space
         is_small = ways_listed(space) <= FEW
         if not space.unequal_stages and space.layers_off_balance != 0:
             return hierarchy.joined_alike(join) if is_small else hierarchy.near_alike(join)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mistlab.cost.order_bound import order_bound_s
 from mistlab.cost.order_path import (
     EndTimes,
     HostTimes,
     SplitTimes,
-    order_bound_s,
     order_iteration_s,
 )
 from mistlab.cost.pipeline import StageTimes, iteration_s
@@ -67,7 +67,7 @@ def test_1f1b_is_near_its_formula(spread: float, short: float, long: float) -> N
         formula_s = iteration_s(times, np.full(CANDIDATES, micro_batches))
         assert (formula_s >= (1 - short) * path_s).all()
         assert (formula_s <= (1 + long) * path_s).all()
-        bound_s = order_bound_s(times, passes)
+        bound_s = order_bound_s(times, stages, micro_batches)
         assert (bound_s <= path_s * (1 + 1e-12)).all()
         # A bound that searches can use: not far below.
         assert (bound_s >= 0.6 * path_s).all()
@@ -109,7 +109,7 @@ def test_a_zero_bubble_leaves_what_is_published() -> None:
     assert path_s == pytest.approx(8 * 3.0 + 3 * 1.0)
     slower = SplitTimes(weights_s=one, unhidden_s=0.5 * one)
     assert (order_iteration_s(equal(4, 1.0, 2.0), passes, slower) > path_s + 8 * 0.4).all()
-    assert order_bound_s(equal(4, 1.0, 2.0), passes, split) <= path_s
+    assert order_bound_s(equal(4, 1.0, 2.0), 4, 8, splits=True) <= path_s
 
 
 @pytest.mark.parametrize(("weights", "forward"), [(1.0, 1.0), (0.8, 1.0), (2 / 3, 1.0)])

@@ -8,7 +8,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
-from mistlab.values.search import Budget, Problem
+from mistlab.values.search import Budget, Problem, SearchResult
 from mistlab.values.space import space_of
 from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
@@ -69,11 +69,22 @@ def test_a_small_budget_finds_as_much_in_everything(monkeypatch: pytest.MonkeyPa
     assert searched_s("everything", 8) > everything_s
 
 
+def test_a_budget_that_ends_in_a_part_leaves_a_gap_of_the_whole_space() -> None:
+    found = searched("everything", 8)
+    assert found.status == "BUDGET"
+    assert found.gap is not None
+    assert 0 < found.gap < 1
+
+
 def searched_s(name: str, evaluations: int) -> float:
-    predictor = SymbolicPredictor(workload=PROBLEM.workload, cluster=PROBLEM.cluster)
-    searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor)
-    found = searcher.search(PROBLEM, space_of(name), Budget(evaluations=evaluations), 0)
+    found = searched(name, evaluations)
     assert found.prediction is not None
     assert found.plan is not None
     assert contains(PROBLEM, space_of(name), found.plan)
     return found.prediction.iteration_s if found.prediction.fits else float("inf")
+
+
+def searched(name: str, evaluations: int) -> SearchResult:
+    predictor = SymbolicPredictor(workload=PROBLEM.workload, cluster=PROBLEM.cluster)
+    searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor)
+    return searcher.search(PROBLEM, space_of(name), Budget(evaluations=evaluations), 0)

@@ -1,0 +1,94 @@
+"""The least time of an iteration in an order of passes, without a path through all passes.
+
+In every order a stage runs all its passes. The first of them is a forward pass of its first chunk,
+and waits until the first micro-batch has come through the first chunks of the stages in front. The
+last backward pass is of its first chunk too, and its gradient goes back through the same chunks.
+And a micro-batch passes through all parts of the model, there and back.
+
+Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order, where part v S + s
+is chunk v of stage s.
+"""
+
+from dataclasses import fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.pipeline import StageTimes
+
+Table = NDArray[np.float64]
+
+
+def order_bound_s(
+    times: StageTimes,
+    num_stages: int,
+    micro_batches: Table | int,
+    *,
+    splits: bool = False,
+    steps_apart: bool = False,
+) -> Table:
+    """Seconds (C) that an iteration takes at least, from the times of parts (C, P).
+
+    An order ``splits`` backward passes if gradients of weights have passes of their own: together
+    the two are at least as long. With ``steps_apart`` no stage waits for the beginning of another.
+    """
+    own = _OfChunks(times, num_stages)
+    alone_s = own.all_passes_s(np.asarray(micro_batches))
+    before_s = own.begin_s[:, 0] if steps_apart else own.way_in_s()
+    goes_back = not (splits or steps_apart)
+    after_s = own.way_out_s() if goes_back else own.end_s[:, 0]
+    longest = np.asarray((before_s + alone_s + after_s).max(axis=1))
+    return np.maximum(longest, own.there_and_back_s()) if goes_back else longest
+
+
+class _OfChunks:
+    """The times of parts (C, V, S)."""
+
+    def __init__(self, times: StageTimes, num_stages: int) -> None:
+        shape = len(times.forward_s), -1, num_stages
+        of = {e.name: getattr(times, e.name).reshape(shape) for e in fields(times)}
+        self.through_forward_s, self.within_forward_s = (
+            of["through_forward_s"],
+            of["within_forward_s"],
+        )
+        self.through_backward_s, self.within_backward_s = (
+            of["through_backward_s"],
+            of["within_backward_s"],
+        )
+        self.forward_s, self.both_s = of["forward_s"], of["forward_s"] + of["backward_s"]
+        self.begin_s, self.end_s = times.begin_s.reshape(shape), times.end_s.reshape(shape)
+        self.crossed_s = of["point_to_point_s"] / 2 if num_stages > 1 else of["forward_s"] * 0.0
+
+    def all_passes_s(self, micro_batches: Table) -> Table:
+        """Seconds (C, S) of all passes of a stage, with what comes once an iteration between them:
+        the first pass begins when its input has come."""
+        once_s = (self.within_forward_s + self.within_backward_s).sum(axis=1)
+        once_s = once_s + self.begin_s[:, 1:].sum(axis=1)
+        first_s = self.through_forward_s[:, 0] - self.forward_s[:, 0]
+        return np.asarray(micro_batches[..., None] * self.both_s.sum(axis=1) + once_s + first_s)
+
+    def way_in_s(self) -> Table:
+        """Seconds (C, S) until a stage's first pass can begin."""
+        ready_s = self.begin_s[:, 0].copy()
+        passed_s = self.through_forward_s[:, 0] + self.within_forward_s[:, 0]
+        for stage in range(1, ready_s.shape[1]):
+            comes_s = (
+                ready_s[:, stage - 1] + passed_s[:, stage - 1] + self.crossed_s[:, 0, stage - 1]
+            )
+            ready_s[:, stage] = np.maximum(ready_s[:, stage], comes_s)
+        return ready_s
+
+    def way_out_s(self) -> Table:
+        """Seconds (C, S) from the end of a stage's last backward pass."""
+        left_s = self.end_s[:, 0].copy()
+        passed_s = self.through_backward_s[:, 0] + self.within_backward_s[:, 0]
+        for stage in range(1, left_s.shape[1]):
+            goes_s = self.crossed_s[:, 0, stage - 1] + passed_s[:, stage - 1] + left_s[:, stage - 1]
+            left_s[:, stage] = np.maximum(left_s[:, stage], goes_s)
+        return left_s
+
+    def there_and_back_s(self) -> Table:
+        """Seconds (C) of one micro-batch through all parts and back."""
+        passed_s = self.through_forward_s + self.within_forward_s + self.through_backward_s
+        sent_s = 2 * self.crossed_s.sum(axis=(1, 2)) - 2 * self.crossed_s[:, -1, -1]
+        return np.asarray(passed_s.sum(axis=(1, 2)) + sent_s)

@@ -1,0 +1,113 @@
+"""Bounds of iterations in any named order, beside the longest path through all passes."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mistlab.cost import order_bound
+from mistlab.cost.order_bound import order_bound_s
+from mistlab.cost.order_path import EndTimes, SplitTimes, order_iteration_s
+from mistlab.cost.order_times import extended_s
+from mistlab.cost.pipeline import StageTimes
+from mistlab.schedule.checked_orders import named_order
+from mistlab.schedule.orders import INTERLEAVED, ORDERS, SPLIT, fewer_micro_batches, order_problem
+from mistlab.schedule.stage_passes import passes_of
+from tests.mistlab.test_order_path import equal
+
+CANDIDATES = 12
+
+
+def drawn_times(draw: np.random.Generator, parts: int) -> StageTimes:
+    """Times of parts with fetches, extras and sends, some of them long."""
+    shape = CANDIDATES, parts
+    forward, backward = draw.uniform(0.5, 1.5, (2, *shape)) * [[[1]], [[2]]]
+    once = {
+        name: draw.exponential(draw.choice([0.0, 0.2, 4.0]), shape)
+        for name in ("delta_forward_s", "delta_backward_s", "point_to_point_s")
+    }
+    return StageTimes(
+        forward_s=forward,
+        backward_s=backward,
+        through_forward_s=forward * draw.uniform(0.7, 1, shape),
+        through_backward_s=backward * draw.uniform(0.7, 1, shape),
+        within_forward_s=draw.uniform(0, 0.4, shape) * (once["delta_forward_s"] > 0),
+        within_backward_s=draw.uniform(0, 0.4, shape) * (once["delta_backward_s"] > 0),
+        **once,
+    )
+
+
+def drawn_pipelines(order: str, count: int = 25) -> Iterator[tuple[np.random.Generator, int, int]]:
+    draw = np.random.default_rng(sum(map(ord, order)))
+    for _ in range(count):
+        stages, micro_batches = int(draw.integers(2, 6)), int(draw.integers(1, 13))
+        if not order_problem(order, stages, micro_batches, INTERLEAVED.get(order, 1)):
+            yield draw, stages, micro_batches
+
+
+def shares_of_paths(order: str, *, steps_apart: bool) -> Iterator[NDArray[np.float64]]:
+    """The bounds of random pipelines as shares of their longest paths."""
+    for draw, stages, micro_batches in drawn_pipelines(order):
+        times = drawn_times(draw, stages * INTERLEAVED.get(order, 1))
+        weights_s = times.backward_s * draw.uniform(0, 1)
+        split = SplitTimes(weights_s=weights_s, unhidden_s=weights_s * draw.uniform(0, 0.1))
+        nothing = np.zeros_like(times.forward_s)
+        path_s = order_iteration_s(
+            times,
+            passes_of(named_order(order, stages, micro_batches)),
+            split if order in SPLIT else None,
+            at_end=EndTimes(reductions_s=nothing, steps_s=times.end_s * draw.uniform(0, 1)),
+            steps_apart=steps_apart,
+        )
+        splits = order in SPLIT
+        yield (
+            order_bound_s(times, stages, micro_batches, splits=splits, steps_apart=steps_apart)
+            / path_s
+        )
+
+
+@pytest.mark.parametrize("steps_apart", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_path_in_any_order_is_shorter_than_its_bound(order: str, steps_apart: bool) -> None:
+    shares = np.concatenate([*shares_of_paths(order, steps_apart=steps_apart)])
+    assert (shares <= 1 + 1e-12).all()
+    # A bound that searches can use: not far below.
+    assert shares.mean() > (0.6 if steps_apart else 0.8)
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_bounds_of_equal_stages_are_exact_where_nothing_is_sent(chunks: int) -> None:
+    times, order = equal(4 * chunks, 1.0 / chunks, 2.0 / chunks), f"interleaved-{chunks}"
+    path_s = order_iteration_s(times, passes_of(named_order(order, 4, 8)))
+    assert order_bound_s(times, 4, 8) == pytest.approx(path_s)
+
+
+def test_a_stage_that_is_slowest_in_the_long_run_alone_is_not_forgotten() -> None:
+    draw = np.random.default_rng(8)
+    shares = []
+    for _ in range(12):
+        stages, order = int(draw.integers(2, 5)), "interleaved-2"
+        micro_batches, times = 30 * stages, drawn_times(draw, 2 * stages)
+        few = fewer_micro_batches(order, stages, micro_batches)
+        few_s, more_s, whole_s = (
+            order_iteration_s(times, passes_of(named_order(order, stages, count)))
+            for count in (few, few + stages, micro_batches)
+        )
+        groups = np.full(CANDIDATES, (micro_batches - few) / stages)
+        least_s = order_bound_s(times, stages, micro_batches)
+        shares.append(
+            [extended_s(few_s, more_s, groups, s) / whole_s for s in (0 * least_s, least_s)]
+        )
+    without, found = np.concatenate(shares, axis=1)
+    assert found.min() > without.min() + 0.01
+
+
+@pytest.mark.parametrize("fault", ["way_in_s", "way_out_s", "all_passes_s", "there_and_back_s"])
+def test_a_part_of_the_bound_that_is_too_long_is_noticed(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, true = order_bound._OfChunks, getattr(order_bound._OfChunks, fault)
+    monkeypatch.setattr(parts, fault, lambda *arguments: 1.2 * true(*arguments) + 0.1)
+    shares = np.concatenate([*shares_of_paths("gpipe", steps_apart=False)])
+    assert (shares > 1 + 1e-12).any()
