@@ -5,12 +5,14 @@ Axes: C candidates for stages, S strategies.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.machine.cluster import Cluster
+from mistlab.symbolic.distinct import Known
+from mistlab.values.dimensions import names_of
 from mistlab.values.mesh import GROUPS, axes_of, degrees, num_gpus, ranks_of
 
 Whole = NDArray[np.int64]
@@ -18,15 +20,28 @@ Whole = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shapes:
-    """The shape of each strategy's groups (S each), by name: ranks in a node, and nodes.
+    """The shape of each strategy's groups (S each), by name: ranks in a node, and nodes; and the
+    ranks of each group.
 
     Neighbouring stages are taken to be as large as the stage itself.
     """
 
     groups: Mapping[str, tuple[Whole, Whole]]
+    ranks: Mapping[str, Whole]
     crosses_to_next: NDArray[np.bool_]
     crosses_from_previous: NDArray[np.bool_]
     senders_of_node: Whole
+
+    def chosen(self, rows: NDArray[np.intp]) -> Self:
+        """The shapes of the strategies in these rows."""
+        groups = self.groups.items()
+        return type(self)(
+            groups={name: (in_node[rows], nodes[rows]) for name, (in_node, nodes) in groups},
+            ranks={name: ranks[rows] for name, ranks in self.ranks.items()},
+            crosses_to_next=self.crosses_to_next[rows],
+            crosses_from_previous=self.crosses_from_previous[rows],
+            senders_of_node=self.senders_of_node[rows],
+        )
 
 
 def shape_on_nodes(
@@ -51,7 +66,19 @@ def shape_on_nodes(
     return -(-ranks_of(group, value).astype(np.int64) // nodes), nodes
 
 
-def shapes_of(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
+def shapes_of(
+    known: Known[Shapes], columns: Mapping[str, NDArray[Any]], cluster: Cluster
+) -> Shapes:
+    """The shapes of each strategy's groups; ``known`` are those of meshes met before."""
+    names = (*names_of("mesh"), "first_rank")
+    shapes, rows = known(
+        [columns[name] for name in names],
+        lambda distinct: _shapes(dict(zip(names, distinct, strict=True)), cluster),
+    )
+    return shapes.chosen(rows)
+
+
+def _shapes(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
     """The shapes of the groups, and the sends that cross nodes."""
     gpus = cluster.gpus_per_node
     value = columns.__getitem__
@@ -64,6 +91,7 @@ def shapes_of(columns: Mapping[str, NDArray[Any]], cluster: Cluster) -> Shapes:
 
     return Shapes(
         groups={group: shape_on_nodes(group, value, first, gpus) for group in GROUPS},
+        ranks={group: ranks_of(group, value).astype(np.int64) for group in GROUPS},
         crosses_to_next=crosses(first),
         crosses_from_previous=crosses(first - ranks),
         senders_of_node=np.minimum(ranks, gpus),

@@ -189,11 +189,12 @@ def _summed_alike(
 
     So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
     """
-    every = np.zeros((len(lengths), len(counts), len(strategies.columns[0])))
+    every = np.zeros((len(counts), len(lengths), len(strategies.columns[0])))
     for row, (of_kinds, where) in enumerate(lengths):
-        every[row, where] = of_kinds
-    terms = every[:, :, strategies.index] * counts[:, stages.index]
-    return [*terms.cumsum(axis=1)[:, -1]]
+        every[where, row] = of_kinds
+    terms = every.take(strategies.index, axis=2)
+    terms *= counts[:, None, stages.index]
+    return [*terms.sum(axis=0)]
 
 
 def _summed(lengths: Values, counts: Values, strategies: Distinct, stages: Distinct) -> Values:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.expert_seconds import exchanged_s
-from mistlab.cost.groups_on_nodes import shapes_of
+from mistlab.cost.groups_on_nodes import Shapes, shapes_of
 from mistlab.cost.known_layers import figures_of_layers
 from mistlab.cost.late_sends import late_s
 from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, work_of
@@ -37,7 +37,6 @@ from mistlab.symbolic.layer_types import LayerTypes
 from mistlab.symbolic.library import graph_of, sequence_graph_of
 from mistlab.values.dimensions import DIMENSIONS, names_of, states_as_changed
 from mistlab.values.errors import UncalibratedError
-from mistlab.values.mesh import ranks_of
 from mistlab.values.workload import Workload
 
 Values = NDArray[np.float64]
@@ -70,6 +69,9 @@ class TaskModel:
     meet: "Callable[[TaskSeconds], TaskSeconds] | None" = None
     send_factor: float = 1.0
     known_layers: Known[Mapping[str, LayerFigures]] = field(
+        default_factory=Known, init=False, repr=False, compare=False
+    )
+    known_shapes: Known[Shapes] = field(
         default_factory=Known, init=False, repr=False, compare=False
     )
     _factors: dict[tuple[int, int, bool], Factors] = field(
@@ -164,7 +166,7 @@ class TaskSeconds:
         self.columns = columns
         self.zero = columns["zero"]
         self.memory = states_as_changed(model.memory, columns.__getitem__)
-        self.shapes = shapes_of(columns, model.cluster)
+        self.shapes = shapes_of(model.known_shapes, columns, model.cluster)
         self.layers = figures_of_layers(model.known_layers, model.layers, model.workload, columns)
         names, blocks = model.types.names, model.types.of_blocks
         self.of_type = [self.layers[name] for name in names]
@@ -274,11 +276,7 @@ class TaskSeconds:
 
     def _share(self, level: int, group: str = "gather") -> Whole:
         """The number of ranks that share the states which a ZeRO level shards."""
-        return np.asarray(np.where(self.zero >= level, self._ranks(group), 1))
-
-    def _ranks(self, group: str) -> Whole:
-        """The number of ranks in a group."""
-        return ranks_of(group, self.columns.__getitem__)
+        return np.asarray(np.where(self.zero >= level, self.shapes.ranks[group], 1))
 
     def _over(
         self,
@@ -372,7 +370,7 @@ class TaskSeconds:
             # With sequence parallelism each rank has a part of its own already.
             whole = self.columns["sequence_parallel"] == 0
             seconds += self._over("tensor", "all_gather", np.where(whole, size_bytes, 0.0))
-            size_bytes = size_bytes / np.where(whole, self._ranks("tensor"), 1)
+            size_bytes = size_bytes / np.where(whole, self.shapes.ranks["tensor"], 1)
         at_once = self.shapes.senders_of_node
         for across, senders in {*zip(crosses.tolist(), at_once.tolist(), strict=True)}:
             rows = (crosses == across) & (at_once == senders)

@@ -99,10 +99,10 @@ class BoxCosts:
         fitting = np.flatnonzero(self._fits(rows, rows.low, rows.most))
         sure = rows.chosen(fitting)
         sure = replace(sure, fewest=self._fewest(sure, sure.low))
-        true = self._true(sure, sure.fewest)
+        true, are_best = self._true(sure)
         has_host = self._has_host(sure, true)
         is_open = ~rows.are_points
-        closed = fitting[has_host & self._is_best_with_fewest(sure, true)]
+        closed = fitting[has_host & are_best]
         is_open[closed] = False
         closed, open_rows = fitting[has_host], np.flatnonzero(is_open)
         both = true.chosen(has_host).and_also(boxes.chosen(open_rows))
@@ -116,19 +116,24 @@ class BoxCosts:
             own = own.with_blocks(ends.fewest[here], ends.most[here])
             yield one.place, Pool(options=both.chosen(here), boxes=own, is_open=are_open[here])
 
-    def _is_best_with_fewest(self, rows: "_Rows", true: Options) -> Mask:
-        """Whether candidates with one value of each ratio are nowhere worse than all those of their
-        box, which recompute more blocks."""
-        best = rows.are_alike.copy()
+    def _true(self, rows: "_Rows") -> tuple[Options, Mask]:
+        """Candidates with the least ratios and the fewest recomputed blocks; and whether, if each
+        ratio has one value, nothing in their box, which recomputes more blocks, is anywhere
+        better."""
+        if not len(rows):
+            return _nothing(rows), np.empty(0, dtype=np.bool_)
+        best = rows.are_alike
         several = np.flatnonzero(best & (rows.fewest < rows.most))
-        if len(several):
-            some = rows.chosen(several)
-            # What is not less at the most blocks is nowhere less.
-            with_most = telling_columns(self._true(some, some.most), with_host=True)
-            with_fewest = telling_columns(true.chosen(several), with_host=True)
-            pairs = zip(with_fewest, with_most, strict=True)
-            best[several] = np.logical_and.reduce([few <= most for few, most in pairs])
-        return best
+        with_most = rows.chosen(several)
+        ends = rows.and_also(replace(with_most, fewest=with_most.most))
+        batch = self._batch(ends, ends.low, ends.fewest)
+        true = _options(ends, self.ledger.stage_costs(batch, engine=self.space.engine))
+        # What is not less at the most blocks is nowhere less.
+        columns = telling_columns(true, with_host=True)
+        best[several] = np.logical_and.reduce(
+            [column[several] <= column[len(rows) :] for column in columns]
+        )
+        return true.chosen(np.arange(len(rows))), best
 
     def _bounds(self, rows: "_Rows") -> Options:
         """Candidates that nothing in the boxes is better than."""
@@ -157,14 +162,6 @@ class BoxCosts:
             fewest[left[~fits]] = asked[left[~fits]] + 1
             asked = (fewest + most) // 2
         return most
-
-    def _true(self, rows: "_Rows", recomputed: Column) -> Options:
-        """Candidates with the least ratios and some numbers of recomputed blocks."""
-        if not len(rows):
-            return _nothing(rows)
-        batch = self._batch(rows, rows.low, recomputed)
-        costs = self.ledger.stage_costs(batch, engine=self.space.engine)
-        return _options(replace(rows, fewest=recomputed), costs)
 
     def _has_host(self, rows: "_Rows", options: Options) -> Mask:
         cluster = self.problem.cluster

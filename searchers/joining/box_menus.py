@@ -17,7 +17,7 @@ from mistlab.values.dimensions import RECOMPUTED, counts_of_blocks
 from mistlab.values.search import FEWEST_ALIKE, Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.box_costs import Asked, BoxCosts, Pool
-from searchers.joining.boxes import Boxes, Choices
+from searchers.joining.boxes import HALVED, Boxes, Choices
 from searchers.joining.candidate_table import Options, telling_columns, undominated
 from searchers.joining.candidates import StagePosition, hopeful_s
 from searchers.joining.groups import Group
@@ -30,6 +30,8 @@ Mask = NDArray[np.bool_]
 
 # Boxes that are halved at once for a stage that is a whole pipeline: as a rule all that are left.
 ALONE = 1024
+# Boxes are halved more often at once while they have fewer parts than this.
+FEW_PARTS = 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,20 +94,28 @@ class BoxMenus:
                 rows = np.argsort(np.where(pool.is_open, least_s, np.inf), kind="stable")[:ALONE]
             boxes = pool.boxes.chosen(rows[pool.is_open[rows]])
             codes.setdefault((place.mesh, place.is_alone), set()).update(boxes.codes.tolist())
-        asked = []
-        for place, pool in self._pools.items():
-            own = codes.get((place.mesh, place.is_alone))
-            if not own or not len(pool.is_open):
-                continue
-            chosen = pool.is_open & np.isin(pool.boxes.codes, [*own])
-            if chosen.any():
-                boxes, origin = pool.boxes.chosen(chosen).halved()
-                counts = pool.options.counts[chosen][origin]
-                asked.append(Asked(place=place, counts=counts, boxes=boxes))
-                self._pools[place] = pool.chosen(~chosen)
+        asked, wanted = [], self._wanted(codes)
+        times = _halvings(sum(int(chosen.sum()) for chosen in wanted.values()))
+        for place, chosen in wanted.items():
+            pool = self._pools[place]
+            boxes, origin = pool.boxes.chosen(chosen).halved(times)
+            counts = pool.options.counts[chosen][origin]
+            asked.append(Asked(place=place, counts=counts, boxes=boxes))
+            self._pools[place] = pool.chosen(~chosen)
         for place, new in self._costs.pools(asked, limit_s):
             self._pools[place] = self._tidied(self._pools[place].and_also(new))
             self._best.pop(place, None)
+
+    def _wanted(self, codes: Mapping[tuple[Mesh, bool], set[int]]) -> dict[StagePosition, Mask]:
+        """The boxes of each place that have some codes; places without any are left out."""
+        wanted = {}
+        for place, pool in self._pools.items():
+            own = codes.get((place.mesh, place.is_alone))
+            if own and len(pool.is_open):
+                chosen = pool.is_open & np.isin(pool.boxes.codes, [*own])
+                if chosen.any():
+                    wanted[place] = chosen
+        return wanted
 
     def certain(self) -> "BoxMenus":
         """The same menus without boxes: every pipeline of their candidates is a plan."""
@@ -153,6 +163,11 @@ class BoxMenus:
         for row in closed:
             left = left[(columns[left] < columns[row]).any(axis=1)]
         return pool.chosen(np.sort(np.concatenate([closed, left])))
+
+
+def _halvings(boxes: int) -> int:
+    """How often to halve so many boxes at once: a small table takes as long as a large one."""
+    return max(HALVED, (FEW_PARTS // max(1, boxes)).bit_length() - 1)
 
 
 def whole_boxes(

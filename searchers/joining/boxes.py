@@ -24,7 +24,7 @@ Choices = tuple[tuple[float, ...], ...]
 # Numbers of choices (R, D).
 Places = NDArray[np.int64]
 
-# Dimensions along which a box is halved at once.
+# How often a box is halved at once.
 HALVED = 2
 
 
@@ -91,10 +91,11 @@ class Boxes:
             axis=1,
         )
 
-    def halved(self) -> tuple[Self, NDArray[np.intp]]:
-        """Each box in parts, halved along its widest dimensions; and the box of each part."""
+    def halved(self, times: int = HALVED) -> tuple[Self, NDArray[np.intp]]:
+        """Each box in parts, halved so often along its widest dimension; and the box of each
+        part."""
         parts, origin = self, np.arange(len(self))
-        for _ in range(HALVED):
+        for _ in range(times):
             low = np.column_stack([parts.low, parts.fewest])
             high = np.column_stack([parts.high, parts.most])
             width = high - low
