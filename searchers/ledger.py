@@ -72,6 +72,7 @@ class Ledger:
     history: list[Improvement] = field(default_factory=list)
     nearest: list[Rival] = field(default_factory=list)
     said: "Callable[[Plan], Plan] | None" = None
+    hears: "Callable[[float], object] | None" = None
     began_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,6 +98,8 @@ class Ledger:
         """Hear that no plan of the space beats a time."""
         if self.said is None:
             self.bound_s = max(self.bound_s, bound_s)
+        elif self.hears is not None:
+            self.hears(bound_s)
         if self.listener is not None:
             self.listener(self)
 
@@ -136,7 +139,7 @@ class Ledger:
         """Spend no more than some seconds of the budget on what is done inside."""
         budget = self.budget
         ends_s = self.wall_s + seconds
-        if budget.seconds is None or ends_s < budget.seconds:
+        if ends_s < (inf if budget.seconds is None else budget.seconds):
             self.budget = replace(budget, seconds=ends_s)
         try:
             yield
@@ -193,14 +196,17 @@ class Ledger:
             del self.nearest[SHORT_LIST:]
 
     @contextmanager
-    def for_part(self, said: Callable[[Plan], Plan]) -> Iterator[None]:
+    def for_part(
+        self, said: Callable[[Plan], Plan], hears: Callable[[float], object] | None = None
+    ) -> Iterator[None]:
         """Search a part of the space inside: its plans are said in another way, which changes
-        nothing but words, and its bounds are none of the whole space."""
-        self.said = said
+        nothing but words, and its bounds are none of the whole space; ``hears`` is told of them."""
+        before = self.said, self.hears
+        self.said, self.hears = said, hears
         try:
             yield
         finally:
-            self.said = None
+            self.said, self.hears = before
 
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""

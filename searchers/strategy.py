@@ -47,8 +47,8 @@ TAKING_TURNS = (
 )
 # The reason to refuse a search of a space with other orders than the one that has a formula.
 OTHER_ORDERS = (
-    f"joins stages of pipelines of {DEFAULT_ORDER}, and this space has other orders: ask a "
-    "searcher of whole plans, such as aceso or optuna"
+    f"joins stages of pipelines of {DEFAULT_ORDER}, and this space has other orders: ask mist, or "
+    "a searcher of whole plans, such as aceso or optuna"
 )
 
 
@@ -57,10 +57,12 @@ OTHER_ORDERS = (
 class NeedsStageCosts:
     """Marks a strategy that asks for costs of single stages, which not every predictor gives.
 
-    Other strategies ask only for predictions of whole plans.
+    Other strategies ask only for predictions of whole plans. ``takes_orders`` says whether it looks
+    at orders of passes without a formula, too.
     """
 
     strategy: Strategy
+    takes_orders: bool = False
 
     def __call__(
         self, problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
@@ -96,7 +98,7 @@ class StrategySearcher:
                 return ledger.result("REFUSED", seed, reason=NO_STAGE_COSTS)
             if len(graph_of(problem.workload).pattern) > 1:
                 return ledger.result("REFUSED", seed, reason=TAKING_TURNS)
-            if space.orders != (DEFAULT_ORDER,):
+            if space.orders != (DEFAULT_ORDER,) and not self.strategy.takes_orders:
                 return ledger.result("REFUSED", seed, reason=OTHER_ORDERS)
         try:
             if reason := why_empty(problem, space):

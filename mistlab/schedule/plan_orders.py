@@ -83,6 +83,23 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
 
 
 @lru_cache(maxsize=1024)
+def least_in_flight(order: str, num_stages: int, micro_batches: int) -> tuple[int, ...]:
+    """Micro-batches whose activations each stage of a named order holds at once at least, however
+    its memory is divided over its chunks, and whatever passes for weights still need."""
+    fewer = fewer_micro_batches(order, num_stages, micro_batches)
+    return tuple(_least_held(one) for one in passes_of(named_order(order, num_stages, fewer)))
+
+
+def _least_held(passes: StagePasses) -> int:
+    """The most micro-batches that every chunk of a stage holds at the same time."""
+    held, most = [0] * passes.chunks, 0
+    for one in passes:
+        held[one.chunk] += {"F": 1, "B": -1}.get(one.kind, 0)
+        most = max(most, min(held))
+    return most
+
+
+@lru_cache(maxsize=1024)
 def _most_held(passes: StagePasses, blocks: tuple[int, ...]) -> float:
     """The most blocks of micro-batches that a stage holds at once, divided by its blocks."""
     if len(blocks) == 1:

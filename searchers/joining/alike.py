@@ -26,7 +26,7 @@ from searchers.joining.candidates import (
     spread,
 )
 from searchers.ledger import Ledger
-from searchers.meshes import Pipeline, even_layers
+from searchers.meshes import Pipeline, even_layers, orders_of
 from searchers.savings import (
     CountsRow,
     SavingsRow,
@@ -66,16 +66,30 @@ class AlikeStages:
         )
         self.counts = counts_choices(self.space, self.shares[0])
 
+    @property
+    def orders(self) -> tuple[str, ...]:
+        """The orders that the pipeline may have."""
+        pipeline = self.pipeline
+        return orders_of(self.space, pipeline.num_stages, pipeline.micro_batches, min(self.shares))
+
     def show_all(self) -> float:
         """Show the ledger the fastest plan that fits, if it beats the ledger's best; its
         seconds."""
-        return float(self._show(_combined(product(*self.choices), self.counts)).min())
+        return float(self._show(self.every()).min())
 
     def show_coarse(self) -> float:
         """Show the ledger the fastest plan of a coarse grid of ratios, with treated blocks in
         quarters; its seconds."""
+        return float(self._show(self.coarse()).min())
+
+    def every(self) -> Candidates:
+        """Every way to save memory."""
+        return _combined(product(*self.choices), self.counts)
+
+    def coarse(self) -> Candidates:
+        """A coarse grid of ratios, with treated blocks in quarters."""
         quarters = counts_choices(self.space, self.shares[0], lambda counts: spread(counts, 4))
-        return float(self._show(_combined(product(*self._coarse), quarters)).min())
+        return _combined(product(*self._coarse), quarters)
 
     def show_near(self, count: int) -> None:
         """Begin with the fastest few strategies of coarse ratios, and look for better neighbours in
@@ -112,24 +126,25 @@ class AlikeStages:
         found = []
         for start in range(0, len(candidates), at_once):
             some = candidates[start : start + at_once]
-            costs = self.ledger.stage_costs(self._batch(some), engine=self.space.engine)
+            costs = self.ledger.stage_costs(self.batch(some), engine=self.space.engine)
             seconds = _iterations(costs, self.pipeline, len(some))
             found.append(seconds)
             for row in np.argsort(seconds, kind="stable"):
                 # The stages of a node share its host memory, which only a whole plan shows.
                 if seconds[row] >= self.ledger.best_s:
                     break
-                if self.ledger.predict([self._plan(some[row])])[0].fits:
+                if self.ledger.predict([self.plan(some[row])])[0].fits:
                     break
         return np.concatenate([np.empty(0), *found])
 
-    def _batch(self, candidates: Candidates) -> StageBatch:
-        """All candidates' first stages, then their second stages, and so on."""
+    def batch(self, candidates: Candidates, held: Sequence[int] | None = None) -> StageBatch:
+        """All candidates' first stages, then their second stages, and so on; each stage holds so
+        many micro-batches, by default those of 1F1B."""
         pipeline, rows = self.pipeline, len(candidates)
         stages, mesh = pipeline.num_stages, pipeline.meshes[0]
         savings, counts = np.split(candidates, [len(self.choices)], axis=1)
         layers, number = np.repeat(self.shares, rows), np.arange(stages)
-        held = [in_flight(stage, stages, pipeline.micro_batches) for stage in range(stages)]
+        held = held or [in_flight(stage, stages, pipeline.micro_batches) for stage in range(stages)]
         cluster = self.problem.cluster
         ranks = [cluster.like_rank(rank, mesh.num_gpus) for rank in pipeline.first_ranks()]
         return StageBatch(
@@ -144,7 +159,8 @@ class AlikeStages:
             micro_batches=pipeline.micro_batches,
         )
 
-    def _plan(self, candidate: NDArray[np.float64]) -> Plan:
+    def plan(self, candidate: NDArray[np.float64]) -> Plan:
+        """The plan of a candidate."""
         names = (*names_of("savings"), *counts_of_blocks())
         saving = dict(zip(names, candidate.tolist(), strict=True))
         first = stage_of(self.pipeline.meshes[0], self.shares[0], saving)

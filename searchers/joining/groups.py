@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.least_work import LeastWork
@@ -54,6 +55,21 @@ class Group:
         through_s = self.least_stages_s(work, layers) + ends_s / self._largest
         hidden_s = min(through_s, (1 + ahead / 2) * slowest_s)
         return self.micro_batches * slowest_s + through_s - hidden_s
+
+    def least_of_orders_s(
+        self, problem: Problem, work: Mapping[Mesh, LeastWork], space: SearchSpace
+    ) -> float:
+        """The least seconds of any of these pipelines in the orders of a space."""
+        if space.orders == (DEFAULT_ORDER,):
+            return self.least_s(problem, work)
+        return self.least_in_any_order_s(problem, work)
+
+    def least_in_any_order_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
+        """The least seconds of any of these pipelines, in whatever order its passes run: the
+        slowest stage takes at least an even share of every micro-batch."""
+        layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
+        ends_s = min(work[mesh].ends_s * mesh.num_gpus for mesh in self.meshes)
+        return self.micro_batches * (self.least_gpu_s(work, layers) + ends_s) / gpus
 
     def least_gpu_s(self, work: Mapping[Mesh, LeastWork], layers: int) -> float:
         """The least GPU-seconds of a micro-batch in some blocks."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Self
 
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.plan import Plan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -18,6 +19,7 @@ from searchers.joining.alike import AlikeStages
 from searchers.joining.candidates import BESIDE
 from searchers.joining.group_tasks import NEAR, GroupTask, Joiner, solved
 from searchers.joining.groups import Group, groups_of
+from searchers.joining.in_orders import AlikeInOrder
 from searchers.joining.in_processes import jobs
 from searchers.joining.least_work import LeastWork, work_of
 from searchers.joining.programme import join_hastily
@@ -60,7 +62,7 @@ class Hierarchy:
         groups = list(groups_of(problem, space))
         meshes = sorted({mesh for group in groups for mesh in group.meshes})
         work = work_of(problem, space, ledger, meshes)
-        least_s = {group: group.least_s(problem, work) for group in groups}
+        least_s = {group: group.least_of_orders_s(problem, work, space) for group in groups}
         ledger.bounded(min(least_s.values(), default=0.0))
         return cls(
             problem=problem,
@@ -71,19 +73,42 @@ class Hierarchy:
         )
 
     def all_alike(self) -> Ending:
-        """Look at every plan whose stages are alike."""
+        """Look at every plan whose stages are alike, in every order."""
         for group in self.least_s:
-            for stages in self._alike(group):
+            for stages in self._with_formula(group):
                 stages.show_all()
+        self.show_in_orders(AlikeInOrder.show_all)
         return self._proven()
 
     def most_alike(self) -> Ending:
-        """Find the best plan whose stages are alike, with ratios from coarse to fine."""
+        """Find the best plan whose stages are alike, with ratios from coarse to fine; in orders
+        without a formula, with coarse ratios alone."""
         for group, alike_s in self._in_order(list(self.least_s)):
             if alike_s <= NEAR * self.ledger.best_s:
-                for stages in self._alike(group):
+                for stages in self._with_formula(group):
                     stages.show_near(BESIDE)
+        self.show_in_orders(AlikeInOrder.show_coarse)
         return self._bounded()
+
+    def show_in_orders(self, show: Callable[[AlikeInOrder], None]) -> None:
+        """Show the ledger the best plans of pipelines in orders without a formula, the pipelines
+        with the least bounds first."""
+        if self.space.orders == (DEFAULT_ORDER,):
+            return
+        left = [(self._least_s(group), group) for group in self.least_s]
+        for least_s, group in sorted(left, key=lambda one: one[0]):
+            if least_s >= self.ledger.best_s:
+                break
+            self.ledger.bounded(least_s)
+            for stages in self._alike(group):
+                for order in stages.orders:
+                    if order != DEFAULT_ORDER:
+                        show(AlikeInOrder(stages=stages, order=order))
+
+    def show_alike(self) -> None:
+        """Show the ledger the best plans of alike stages with coarse ratios, in the order that has
+        a formula."""
+        self._in_order(list(self.least_s))
 
     def joined(self, join: Joiner) -> Ending:
         """Find the best plan among all ways to save memory on its stages."""
@@ -177,18 +202,22 @@ class Hierarchy:
         found = []
         for group in sorted(groups, key=self._least_s):
             if self._least_s(group) < self.ledger.best_s:
-                alike_s = [self._coarse_s(stages) for stages in self._alike(group)]
+                alike_s = [self._coarse_s(stages) for stages in self._with_formula(group)]
                 found.append((group, min(alike_s, default=inf)))
         return sorted(found, key=lambda entry: entry[1])
 
     def _least_s(self, group: Group) -> float:
-        return group.least_s(self.problem, self.work)
+        return group.least_of_orders_s(self.problem, self.work, self.space)
 
     def _coarse_s(self, stages: AlikeStages) -> float:
         """The best time of a pipeline of alike stages, worked out once."""
         if stages.pipeline not in self._alike_s:
             self._alike_s[stages.pipeline] = stages.show_coarse()
         return self._alike_s[stages.pipeline]
+
+    def _with_formula(self, group: Group) -> Iterator[AlikeStages]:
+        """The pipelines of a group that may have the order with a formula."""
+        return (stages for stages in self._alike(group) if DEFAULT_ORDER in stages.orders)
 
     def _alike(self, group: Group) -> Iterator[AlikeStages]:
         for pipeline in group.equal_pipelines(self.problem):

@@ -3,23 +3,30 @@ and every way to join stages."""
 
 import numpy as np
 
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
+from searchers.joining.branches import can_prove
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.programme import join
 from searchers.ledger import Ledger
 from searchers.room import too_many_ways
-from searchers.strategy import Ending, NeedsStageCosts
+from searchers.strategy import OTHER_ORDERS, Ending, NeedsStageCosts
 
 
-@NeedsStageCosts
-def exact(
+def _exact(
     problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
 ) -> Ending:
-    """Prove the best plan, or that there is none; refuse what memory cannot hold."""
+    """Prove the best plan, or that there is none; refuse what memory cannot hold, and orders
+    without a formula where stages are not alike."""
+    if space.orders != (DEFAULT_ORDER,) and not can_prove(space, ledger):
+        return Ending(status="REFUSED", reason=OTHER_ORDERS)
     if reason := too_many_ways(problem, space):
         return Ending(status="REFUSED", reason=reason)
     hierarchy = Hierarchy.of(problem, space, ledger)
     if space.unequal_stages:
         return hierarchy.joined(join)
     return hierarchy.all_alike() if space.layers_off_balance == 0 else hierarchy.joined_alike(join)
+
+
+exact = NeedsStageCosts(_exact, takes_orders=True)

@@ -5,16 +5,19 @@ stages that a pipeline can have. Where a space has too many ratios to try all, b
 bounds, and are halved where the best plan may be (``searchers.joining.proof``). The result is
 proven, or has its gap to the bounds. Where nothing bounds boxes, ratios are tried from coarse to
 fine, and the gap is to a bound from arithmetic alone. Where meshes may be unequal, the search
-begins with smaller parts of the space.
+begins with smaller parts of the space. Orders of passes without a formula are branches of their own
+(``searchers.joining.branches``).
 """
 
 from contextlib import suppress
 
 import numpy as np
 
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.plan import Plan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
+from searchers.joining.branches import in_branches
 from searchers.joining.candidates import Menus
 from searchers.joining.group_tasks import Joiner
 from searchers.joining.hierarchy import Hierarchy
@@ -43,33 +46,46 @@ def mist_with(solver: str, tolerance: float = 0.0) -> Strategy:
     def mist(
         problem: Problem, space: SearchSpace, ledger: Ledger, _draw: np.random.Generator
     ) -> Ending:
-        # The bounds of the whole space come first: a budget may end while its parts are searched.
-        whole = Hierarchy.of(problem, space, ledger)
-        seconds = min(PROOF_S, PARTS_SHARE * ledger.seconds_left)
-        said = ledger.for_part(lambda plan: as_in(plan, space))
-        with suppress(BudgetSpentError), ledger.for_seconds(seconds), said:
-            for part in parts_of(space):
-                if next(pipelines(problem, part), None) is not None:
-                    searched(Hierarchy.of(problem, part, ledger), PROOF_S)
-        if ledger.evaluations_left == 0:
-            raise BudgetSpentError
-        return searched(whole, PROOF_S)
+        def joined(some: SearchSpace) -> Ending:
+            return _joined(problem, some, ledger, join, tolerance)
 
-    def searched(hierarchy: Hierarchy, seconds: float) -> Ending:
-        space = hierarchy.space
-        is_small = ways_listed(space) <= FEW
-        if not space.unequal_stages and space.layers_off_balance != 0:
-            return hierarchy.joined_alike(join) if is_small else hierarchy.near_alike(join)
-        if not space.unequal_stages:
-            return hierarchy.all_alike() if is_small else hierarchy.most_alike()
-        # Stages of unequal sizes are left to the exact searcher.
-        if is_small and not space.unequal_meshes:
-            return hierarchy.joined(join)
-        if hierarchy.has_bounds:
-            return hierarchy.proven(tolerance=tolerance, seconds=seconds)
-        return hierarchy.joined_coarse_to_fine(join)
+        if space.orders == (DEFAULT_ORDER,):
+            return joined(space)
+        return in_branches(problem, space, ledger, joined)
 
-    return NeedsStageCosts(mist)
+    return NeedsStageCosts(mist, takes_orders=True)
+
+
+def _joined(
+    problem: Problem, space: SearchSpace, ledger: Ledger, join: Joiner, tolerance: float
+) -> Ending:
+    """The best plan of a space with the order that has a formula; parts of the space first."""
+    # The bounds of the whole space come first: a budget may end while its parts are searched.
+    whole = Hierarchy.of(problem, space, ledger)
+    seconds = min(PROOF_S, PARTS_SHARE * ledger.seconds_left)
+    said = ledger.for_part(lambda plan: as_in(plan, space))
+    with suppress(BudgetSpentError), ledger.for_seconds(seconds), said:
+        for part in parts_of(space):
+            if next(pipelines(problem, part), None) is not None:
+                _searched(Hierarchy.of(problem, part, ledger), join, tolerance)
+    if ledger.evaluations_left == 0:
+        raise BudgetSpentError
+    return _searched(whole, join, tolerance)
+
+
+def _searched(hierarchy: Hierarchy, join: Joiner, tolerance: float) -> Ending:
+    space = hierarchy.space
+    is_small = ways_listed(space) <= FEW
+    if not space.unequal_stages and space.layers_off_balance != 0:
+        return hierarchy.joined_alike(join) if is_small else hierarchy.near_alike(join)
+    if not space.unequal_stages:
+        return hierarchy.all_alike() if is_small else hierarchy.most_alike()
+    # Stages of unequal sizes are left to the exact searcher.
+    if is_small and not space.unequal_meshes:
+        return hierarchy.joined(join)
+    if hierarchy.has_bounds:
+        return hierarchy.proven(tolerance=tolerance, seconds=PROOF_S)
+    return hierarchy.joined_coarse_to_fine(join)
 
 
 def _joined_by(solver: str) -> Joiner:

@@ -1,0 +1,103 @@
+"""Searches spaces with several orders of passes, each order a branch with bounds of its own.
+
+One order has a formula, and stages are joined by it. An order without a formula has bounds that
+hold for every way to run its passes; whole plans in it are predicted where a bound is below the
+best time. The bound of the space is the least bound of all branches.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from searchers.joining.hierarchy import Hierarchy
+from searchers.joining.in_orders import AlikeInOrder
+from searchers.joining.proof import ROUNDING, has_bounds
+from searchers.ledger import BudgetSpentError, Ledger
+from searchers.meshes import allows, orders_of, pipelines
+from searchers.room import ways_listed
+from searchers.strategy import OTHER_ORDERS, Ending
+
+# Up to this many ways to save memory (without recomputation), all of them are tried.
+FEW = 256
+# The share of a budget's seconds for the order that has a formula, and the seconds for others.
+FORMULA_SHARE = 0.6
+OTHERS_S = 30.0
+NOT_FOUND = "no plan was found that fits, which does not prove that there is none"
+
+
+def in_branches(
+    problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
+) -> Ending:
+    """The best plan of all orders of a space; ``search`` looks for those of the order that has a
+    formula."""
+    if not has_bounds(ledger, space.engine):
+        return Ending(status="REFUSED", reason=OTHER_ORDERS)
+    whole = Hierarchy.of(problem, space, ledger)
+    if _is_alike(space):
+        return whole.all_alike() if ways_listed(space) <= FEW else whole.most_alike()
+    bounds = [_with_formula_s(problem, space, ledger, search)]
+    with suppress(BudgetSpentError), ledger.for_seconds(OTHERS_S):
+        _reorder(problem, space, ledger)
+        if DEFAULT_ORDER not in space.orders:
+            # Pipelines that can run none of the space's orders have the one with a formula.
+            whole.show_alike()
+        whole.show_in_orders(AlikeInOrder.show_coarse)
+    bounds += [least_s for group, least_s in whole.least_s.items() if group.num_stages != 1]
+    if ledger.evaluations_left == 0 or ledger.seconds_left == 0:
+        ledger.bounded(min(bounds))
+        raise BudgetSpentError
+    return _ending(ledger, min(bounds))
+
+
+def can_prove(space: SearchSpace, ledger: Ledger) -> bool:
+    """Whether every plan of a space with several orders can be looked at."""
+    return _is_alike(space) and has_bounds(ledger, space.engine)
+
+
+def _is_alike(space: SearchSpace) -> bool:
+    return not space.unequal_stages and space.layers_off_balance == 0
+
+
+def _with_formula_s(
+    problem: Problem, space: SearchSpace, ledger: Ledger, search: Callable[[SearchSpace], Ending]
+) -> float:
+    """A time that no plan beats in the order that has a formula."""
+    pipeline = space.pipeline
+    if DEFAULT_ORDER not in space.orders:
+        # A single stage has this order alone, since no order matters to it.
+        if not allows(pipeline, 1):
+            return float("inf")
+        pipeline = (1,)
+    own = replace(space, orders=(DEFAULT_ORDER,), pipeline=pipeline)
+    if next(pipelines(problem, own), None) is None:
+        return float("inf")
+    bounds = [0.0]
+    with (
+        suppress(BudgetSpentError),
+        ledger.for_seconds(FORMULA_SHARE * ledger.seconds_left),
+        ledger.for_part(lambda plan: plan, bounds.append),
+    ):
+        ending = search(own)
+        bounds.append(float("inf") if ending.status == "INFEASIBLE" else ending.lower_bound_s or 0)
+    return max(bounds)
+
+
+def _reorder(problem: Problem, space: SearchSpace, ledger: Ledger) -> None:
+    """Show the ledger its best plans in the other orders that they can run."""
+    count = problem.workload.model.layers
+    for rival in list(ledger.nearest):
+        plan = rival.plan
+        fewest = min((stage.layers for stage in plan.stages), default=count)
+        orders = orders_of(space, plan.num_stages, plan.micro_batches, fewest)
+        ledger.predict([replace(plan, order=order) for order in orders if order != plan.order])
+
+
+def _ending(ledger: Ledger, bound_s: float) -> Ending:
+    if ledger.best is None:
+        return Ending(status="INFEASIBLE") if bound_s == float("inf") else Ending(reason=NOT_FOUND)
+    if bound_s >= ledger.best_s * (1 - ROUNDING):
+        return Ending(status="OPTIMAL", lower_bound_s=ledger.best_s)
+    return Ending(status="FEASIBLE", lower_bound_s=bound_s)
