@@ -4,13 +4,13 @@ from functools import cache
 
 import numpy as np
 
-from mistlab.symbolic.compiled import Compiled, compile_expressions
+from mistlab.symbolic.compiled import Compiled, compile_sums
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer_types import graphs_of
-from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import constants_of
 from mistlab.symbolic.stored_graph import StoredGraph
+from mistlab.symbolic.sums import Sum
 from mistlab.symbolic.symbols import sizes_of_candidates
 from mistlab.values.job import Job
 from mistlab.values.model import ModelSpec
@@ -81,7 +81,7 @@ def _sequence_flop(workload: Workload) -> tuple[float, ...]:
 def _flop(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
     """Operations of the products of the embedding, a block of each kind, and the head."""
     flop = {
-        name: sympy.Add(*(o.flop for o in layer.operators if o.kind in PRODUCTS))
-        for name, layer in graphs_of(graph.graph, ()).items()
+        name: Sum.total(o.flop for o in layer.operators if o.kind in PRODUCTS)
+        for name, layer in graphs_of(graph.counts, ()).items()
     }
-    return compile_expressions(flop, columns=columns, constants={})
+    return compile_sums(flop, columns=columns)

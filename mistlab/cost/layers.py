@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from typing import Self
 
@@ -22,15 +23,16 @@ from mistlab.machine.compute import (
     Compute,
     OperatorClass,
 )
-from mistlab.symbolic.compiled import Compiled, compile_expressions
+from mistlab.symbolic.compiled import Compiled, compile_sums
 from mistlab.symbolic.exchanges import EXCHANGES, Beside
 from mistlab.symbolic.graph import PHASES, LayerGraph, Operator, Phase
 from mistlab.symbolic.graph_choice import by_graph
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer_types import LayerTypes, graphs_of
-from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.symbolic.symbols import size_names, size_symbol
+from mistlab.symbolic.sum_source import Value
+from mistlab.symbolic.sums import Sum, names_in, where
+from mistlab.symbolic.symbols import size_names
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
 
 CLASSES: tuple[OperatorClass, ...] = (
@@ -159,10 +161,10 @@ def _compiled(
     treatments: tuple[tuple[str, Treatment], ...],
     columns: tuple[str, ...],
 ) -> Compiled:
-    expressions: dict[str, sympy.Expr] = {}
+    expressions: dict[str, Value] = {}
     numbers: dict[str, int] = {}
     names: dict[tuple[str, tuple[Operator, ...]], str] = {}
-    for layer_type, layer in graphs_of(graph.graph, treatments).items():
+    for layer_type, layer in graphs_of(graph.counts, treatments).items():
         expressions |= {
             f"{layer_type} parameters": layer.parameter_count,
             f"{layer_type} experts": layer.expert_parameter_count,
@@ -177,16 +179,16 @@ def _compiled(
                 for key, work in _work(operators, layer, rules, graph.attention).items():
                     expressions[f"{name} {key}"] = work
             numbers[own] = [*names.values()].index(name)
-    return compile_expressions(expressions, columns=columns, constants={}, numbers=numbers)
+    return compile_sums(expressions, columns=columns, numbers=numbers)
 
 
-def _exchanges(name: str, operators: Sequence[Operator]) -> Mapping[str, sympy.Expr]:
+def _exchanges(name: str, operators: Sequence[Operator]) -> Mapping[str, Value]:
     """The numbers of a pass's messages, and their bytes in all."""
-    expressions: dict[str, sympy.Expr] = {}
+    expressions: dict[str, Value] = {}
     for kind in EXCHANGES:
         messages = [o.read_bytes for o in operators if o.name == kind]
-        expressions[f"{name} {kind} messages"] = sympy.Integer(len(messages))
-        expressions[f"{name} {kind} message bytes"] = sympy.Add(*messages)
+        expressions[f"{name} {kind} messages"] = Sum.of(len(messages))
+        expressions[f"{name} {kind} message bytes"] = Sum.total(messages)
     return expressions
 
 
@@ -287,14 +289,14 @@ class LayerModel:
 
 def _work(
     operators: Sequence[Operator], layer: LayerGraph, rules: KernelRules, attention: str
-) -> Mapping[str, sympy.Expr]:
+) -> Mapping[str, Value]:
     """Operations and bytes of each class of a layer's operators, and its number of kernels."""
     classes = (*CLASSES, *BESIDES.values())
-    terms: dict[str, list[sympy.Expr]] = {
+    terms: dict[str, list[Sum]] = {
         f"{one} {unit}": [] for one in classes for unit in ("flop", "bytes")
     }
     terms["kernels"] = []
-    is_batch = sympy.Piecewise((1, size_symbol("b") > 1), (0, True))
+    is_batch = where("numpy.greater(b, 1)")
     done = set[KernelRule]()
     for operator in operators:
         if operator.kind == "collective":
@@ -312,7 +314,7 @@ def _work(
             terms["kernels"].append(_kernels(rule))
         if rule.together:
             done.add(rule)
-    return {name: sympy.Add(*some) for name, some in terms.items()}
+    return {name: Sum.total(some) for name, some in terms.items()}
 
 
 def _goes_on_beside(operator: Operator) -> Beside | None:
@@ -324,48 +326,49 @@ def _goes_on_beside(operator: Operator) -> Beside | None:
     """
     if operator.kind != "matmul" or operator.phase != "backward":
         return None
-    tokens, ranks = {size_symbol("b"), size_symbol("s")}, size_symbol("tp")
-    first, *_, last = (sympy.sympify(size).free_symbols for size in operator.outputs[0])
-    if ranks in last or tokens & last:
+    tokens = {"b", "s"}
+    first, *_, last = (names_in(size) for size in operator.outputs[0])
+    if "tp" in last or tokens & last:
         return None
-    if ranks in first and not tokens & first:
+    if "tp" in first and not tokens & first:
         return "weights"
-    return "input" if tokens <= first and ranks not in first else None
+    return "input" if tokens <= first and "tp" not in first else None
 
 
 @cache
-def bytes_factor(rule: KernelRule) -> sympy.Expr:
+def bytes_factor(rule: KernelRule) -> Sum:
     """Of the bytes that an operator reads and writes, the part that its kernel moves."""
     if rule.bytes_own_keys is not None:
         return _where_own_keys(_number(rule.bytes_own_keys), _number(rule.bytes_factor))
     return _where_fused(rule, rule.bytes_factor, rule.bytes_unfused)
 
 
-def _kernels(rule: KernelRule) -> sympy.Expr:
+@cache
+def _kernels(rule: KernelRule) -> Sum:
     if rule.bytes_factor == 0:
-        return sympy.Integer(0)
+        return Sum.of(0)
     if rule.bytes_own_keys is None:
         return _where_fused(rule, rule.kernels, rule.kernels + rule.kernels_unfused)
-    of_own = rule.kernels_a_sequence * size_symbol("b")
-    return _where_own_keys(of_own, sympy.Integer(rule.kernels))
+    return _where_own_keys(rule.kernels_a_sequence * Sum.named("b"), Sum.of(rule.kernels))
 
 
-def _where_own_keys(own: sympy.Expr, shared: sympy.Expr) -> sympy.Expr:
-    heads, keys = size_symbol("n"), size_symbol("k")
-    return sympy.Piecewise((own, sympy.Eq(heads, keys)), (shared, True))
+def _where_own_keys(own: Sum, shared: Sum) -> Sum:
+    return own * where("numpy.equal(k, n)") + shared * where("numpy.not_equal(k, n)")
 
 
-def _where_fused(rule: KernelRule, fused: float, unfused: float) -> sympy.Expr:
+def _where_fused(rule: KernelRule, fused: float, unfused: float) -> Sum:
     if rule.fused_for == 1:
         return _number(fused)
-    b, heads, ranks = (size_symbol(name) for name in ("b", "n", "tp"))
-    is_fused = sympy.Eq(sympy.Mod(b * heads / ranks, rule.fused_for), 0)
-    return sympy.Piecewise((_number(fused), is_fused), (_number(unfused), True))
+    left = f"numpy.mod(b*n/tp, {rule.fused_for}), 0"
+    return _number(fused) * where(f"numpy.equal({left})") + _number(unfused) * where(
+        f"numpy.not_equal({left})"
+    )
 
 
 @cache
-def _number(factor: float) -> sympy.Expr:
-    return sympy.nsimplify(factor)
+def _number(factor: float) -> Sum:
+    """A factor as the quotient of whole numbers that its decimal digits say."""
+    return Sum.of(Fraction(str(factor)))
 
 
 def _joined(gpu_s: Values, launches_s: Values) -> Values:

@@ -20,16 +20,17 @@ from mistlab.cost.kernels import class_of, rule_of
 from mistlab.cost.layers import KernelRules, bytes_factor
 from mistlab.cost.tasks import TaskModel, TaskSeconds
 from mistlab.machine.compute import OperatorClass
-from mistlab.symbolic.compiled import Compiled, compile_expressions
+from mistlab.symbolic.compiled import Compiled, compile_sums
 from mistlab.symbolic.graph import LayerGraph, Operator
 from mistlab.symbolic.graph_choice import by_graph
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer_types import graphs_of
-from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.library import graph_of, sequence_graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stored_graph import StoredGraph
-from mistlab.symbolic.symbols import layer_columns, size_names, size_symbol
+from mistlab.symbolic.sum_source import Value
+from mistlab.symbolic.sums import Sum, names_in
+from mistlab.symbolic.symbols import layer_columns, size_names
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
 
 Values = NDArray[np.float64]
@@ -43,8 +44,8 @@ PRODUCTS: tuple[OperatorClass, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sums:
-    flop: sympy.Expr
-    moved_bytes: sympy.Expr
+    flop: Sum
+    moved_bytes: Sum
 
 
 def weight_gradients_s(seconds: TaskSeconds) -> Values:
@@ -82,17 +83,17 @@ def _seconds(model: TaskModel, values: dict[str, Values], name: str) -> Values:
 def _products(
     graph: StoredGraph, rules: KernelRules, treatments: tuple[tuple[str, Treatment], ...]
 ) -> Compiled:
-    expressions: dict[str, sympy.Expr] = {}
-    for name, layer in graphs_of(graph.graph, treatments).items():
+    expressions: dict[str, Value] = {}
+    for name, layer in graphs_of(graph.counts, treatments).items():
         for product in PRODUCTS:
             sums = _sums(layer, rules, graph.attention, product)
             expressions[f"{name} {product} flop"] = sums.flop
             expressions[f"{name} {product} bytes"] = sums.moved_bytes
-    return compile_expressions(expressions, columns=size_names(), constants={})
+    return compile_sums(expressions, columns=size_names())
 
 
 def _sums(layer: LayerGraph, rules: KernelRules, attention: str, product: OperatorClass) -> _Sums:
-    flop = moved = sympy.Integer(0)
+    flop = moved = Sum.of(0)
     for operator in layer.of_phase("backward"):
         if makes_weight_gradient(operator) and class_of(operator) == product:
             flop += operator.flop
@@ -105,6 +106,4 @@ def makes_weight_gradient(operator: Operator) -> bool:
     """Whether an operator is a product of a backward pass whose result has no token dimension."""
     if operator.kind != "matmul" or operator.phase != "backward":
         return False
-    tokens = {size_symbol("b"), size_symbol("s")}
-    sizes = (sympy.sympify(size).free_symbols for size in operator.outputs[0])
-    return not any(tokens & free for free in sizes)
+    return not any({"b", "s"} & names_in(size) for size in operator.outputs[0])

@@ -14,8 +14,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.symbolic.grammar import function_of
+from mistlab.symbolic.grammar import function_of, function_printed_here
 from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.sum_source import Value, source_of_sums
 
 ROWS_AT_ONCE = 8192
 
@@ -24,17 +25,20 @@ ROWS_AT_ONCE = 8192
 class Compiled:
     """Expressions as one function of columns, with the function's source text.
 
-    ``numbers`` are whole numbers that belong to the expressions and depend on no column.
+    ``numbers`` are whole numbers that belong to the expressions and depend on no column. Text that
+    was not ``printed_here``, by this process, is checked before it is run.
     """
 
     names: tuple[str, ...]
     columns: tuple[str, ...]
     source: str
     numbers: Mapping[str, int] = field(default_factory=dict, compare=False)
+    printed_here: bool = field(default=False, repr=False, compare=False)
     function: Callable[..., tuple[Any, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "function", function_of(self.source))
+        made = function_printed_here if self.printed_here else function_of
+        object.__setattr__(self, "function", made(self.source))
 
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Self], tuple[Mapping[str, Any]]]:
         """Pickle the source only; another process makes the function again."""
@@ -108,4 +112,18 @@ def compile_expressions(
         columns=columns,
         source=source_of([*expressions.values()], columns, constants),
         numbers=dict(numbers or {}),
+        printed_here=True,
+    )
+
+
+def compile_sums(
+    sums: Mapping[str, Value], *, columns: tuple[str, ...], numbers: Mapping[str, int] | None = None
+) -> Compiled:
+    """Compile sums of products, whose sizes are names of columns."""
+    return Compiled(
+        names=tuple(sums),
+        columns=columns,
+        source=source_of_sums([*sums.values()], columns),
+        numbers=dict(numbers or {}),
+        printed_here=True,
     )

@@ -10,13 +10,13 @@ With one rank (cp is 1) the graphs count what they counted before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Literal
 
 from mistlab.symbolic.graph import LayerGraph, ModelGraph, Operator, Phase
-from mistlab.symbolic.lazily import sympy
-from mistlab.symbolic.symbols import size_symbol
+from mistlab.symbolic.sums import Sum, where
 
 RING = "mistlab.ring_keys"
 # Bytes of a number in each precision of graphs.
@@ -24,7 +24,7 @@ _WIDTHS = {"half": 2, "single": 4}
 
 
 def split_over_context(graph: ModelGraph) -> ModelGraph:
-    """The graphs of a rank that has s tokens of each sequence, of s cp."""
+    """The graphs of a rank that has s tokens of each sequence, of s cp; sizes are sums."""
     width = _WIDTHS[graph.precision]
 
     def split(layer: LayerGraph) -> LayerGraph:
@@ -48,9 +48,8 @@ def _attends(layer: LayerGraph) -> bool:
 
 def _with_whole_tables(layer: LayerGraph) -> LayerGraph:
     """Every rank has the whole table of learned positions."""
-    s, cp = size_symbol("s"), size_symbol("cp")
     parameters = (
-        replace(one, shape=tuple(sympy.sympify(size).subs(s, s * cp) for size in one.shape))
+        replace(one, shape=tuple(_of_all_tokens(size) for size in one.shape))
         for one in layer.parameters
     )
     return replace(layer, parameters=tuple(parameters))
@@ -75,19 +74,34 @@ def _with_wide_scores(layer: LayerGraph) -> LayerGraph:
 
 
 @cache
-def _wide(expression: sympy.Expr) -> sympy.Expr:
-    s, cp = size_symbol("s"), size_symbol("cp")
-    return sympy.sympify(expression).xreplace({s**2: s**2 * cp})
+def _of_all_tokens(size: Sum) -> Sum:
+    """A size of s cp tokens."""
+    return _with_more(size, lambda power: power)
+
+
+@cache
+def _wide(size: Sum) -> Sum:
+    """A size that grows with s times s cp, if it grows with s times s."""
+    return _with_more(size, lambda power: int(power == 2))
+
+
+def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
+    """A sum whose products have ``ranks`` powers of cp more for each power of s."""
+    if "s" not in size.names:
+        return size
+    cp = Sum.named("cp")
+    return Sum.total(
+        Sum({powers: number}) * cp ** ranks(dict(powers).get("s", 0))
+        for powers, number in size.terms.items()
+    )
 
 
 def _with_ring(layer: LayerGraph, width: int) -> LayerGraph:
     """Keys and values go round, and in the backward pass again with their gradients. A rank has
     room for those that it attends to and for those that come."""
-    b, s, k, d, tp = (size_symbol(name) for name in ("b", "s", "k", "d", "tp"))
-    is_split = size_symbol("cp") > 1
-    own_bytes = 2 * width * b * s * k * d / tp
-    room = sympy.Piecewise((2 * own_bytes, is_split), (0, True))
-    message = sympy.Piecewise((own_bytes * size_symbol("cp"), is_split), (0, True))
+    b, s, k, d, tp, cp = map(Sum.named, ("b", "s", "k", "d", "tp", "cp"))
+    own_bytes = where("numpy.greater(cp, 1)") * (2 * width * b * s * k * d / tp)
+    room, message = 2 * own_bytes, own_bytes * cp
 
     def ring(phase: Phase) -> Operator:
         return Operator(
@@ -98,7 +112,7 @@ def _with_ring(layer: LayerGraph, width: int) -> LayerGraph:
             dtype="bfloat16" if width == _WIDTHS["half"] else "float32",
             inputs=((b, s, k / tp, d),),
             outputs=((b, s, k / tp, d),),
-            flop=sympy.Integer(0),
+            flop=Sum.of(0),
             read_bytes=message,
             written_bytes=message,
         )

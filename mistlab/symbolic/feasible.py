@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.symbolic.compiled import Compiled, compile_expressions
+from mistlab.symbolic.compiled import Compiled, compile_expressions, compile_sums
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.sums import Sum
 from mistlab.symbolic.symbols import size_symbol
 
 if TYPE_CHECKING:
     from mistlab.symbolic.graph import Condition
 
 
-def remainders(
-    conditions: Sequence[Condition], columns: tuple[str, ...], constants: Mapping[str, int]
-) -> Compiled:
-    """The remainder of every size that must divide; zero if it divides."""
+def remainders(conditions: Sequence[Condition], columns: tuple[str, ...]) -> Compiled:
+    """The remainder of every size that must divide, as sums; zero if it divides."""
     left_over = {
-        f"{condition.size} over {condition.divisor}": sympy.Mod(condition.size, condition.divisor)
-        for condition in conditions
+        f"{one.size} over {one.divisor}": Sum.named(f"numpy.mod({one.size}, {one.divisor})")
+        for one in conditions
     }
-    return compile_expressions(left_over, columns=columns, constants=constants)
+    return compile_sums(left_over, columns=columns)
 
 
 def divides(compiled: Compiled, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:

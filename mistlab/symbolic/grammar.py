@@ -48,9 +48,18 @@ def function_of(source: str) -> Callable[..., tuple[Any, ...]]:
         message = "it is not one function"
         raise RefusedError(message)
     _check_all(tree)
+    return _run(tree, tree.body[0].name)
+
+
+def function_printed_here(source: str) -> Callable[..., tuple[Any, ...]]:
+    """The function that a source text defines; the text was printed by this process."""
+    return _run(source, NAME)
+
+
+def _run(source: str | ast.Module, name: str) -> Callable[..., tuple[Any, ...]]:
     names: dict[str, Any] = {"__builtins__": {}, "numpy": np}
-    exec(compile(tree, "<expressions>", "exec"), names)
-    function: Callable[..., tuple[Any, ...]] = names[tree.body[0].name]
+    exec(compile(source, "<expressions>", "exec"), names)
+    function: Callable[..., tuple[Any, ...]] = names[name]
     return function
 
 

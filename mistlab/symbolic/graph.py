@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mistlab.symbolic.lazily import sympy
-from mistlab.symbolic.maximum import expanded
-from mistlab.symbolic.symbols import size_symbol
+from mistlab.symbolic.sums import names_in, product, total
 
 Shape = tuple["sympy.Expr", ...]
 Phase = Literal["forward", "backward"]
@@ -84,7 +83,7 @@ class Parameter:
     @property
     def count(self) -> sympy.Expr:
         """Number of values."""
-        return expanded(sympy.prod(self.shape))
+        return product(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,19 +126,18 @@ class LayerGraph:
     @property
     def parameter_count(self) -> sympy.Expr:
         """Number of parameters on one rank."""
-        return sympy.Add(*(parameter.count for parameter in self.parameters))
+        return total((one.count for one in self.parameters), like=self.input_bytes)
 
     @property
     def expert_parameter_count(self) -> sympy.Expr:
         """Number of parameters of experts among them, which other groups of ranks share."""
-        ranks = size_symbol("ep")
-        counts = (parameter.count for parameter in self.parameters)
-        return sympy.Add(*(count for count in counts if count.has(ranks)))
+        counts = [one.count for one in self.parameters]
+        return total((one for one in counts if "ep" in names_in(one)), like=self.input_bytes)
 
     @property
     def saved_bytes(self) -> sympy.Expr:
         """Bytes kept for the backward pass, including the layer's input."""
-        return sympy.Add(*(tensor.size_bytes for tensor in self.saved))
+        return total((one.size_bytes for one in self.saved), like=self.input_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

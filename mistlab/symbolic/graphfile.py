@@ -6,7 +6,7 @@ operator is one line, so that files can be compared line by line.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -23,9 +23,17 @@ def to_mapping(graph: ModelGraph) -> dict[str, Any]:
     return mapping
 
 
-def from_mapping(mapping: Mapping[str, Any], where: str = "graph") -> ModelGraph:
-    """The graph from plain mappings, as ``to_mapping`` makes them; ``where`` is for errors."""
-    graph: ModelGraph = _value(ModelGraph, mapping, where)
+def from_mapping(
+    mapping: Mapping[str, Any],
+    where: str = "graph",
+    *,
+    read: Callable[[str], Any] = expression_from,
+) -> ModelGraph:
+    """The graph from plain mappings, as ``to_mapping`` makes them; ``where`` is for errors.
+
+    ``read`` makes an expression of its text: one of SymPy, or a sum of products.
+    """
+    graph: ModelGraph = _value(ModelGraph, mapping, where, read)
     return graph
 
 
@@ -45,19 +53,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _value(kind: Any, plain: Any, where: str) -> Any:
+def _value(kind: Any, plain: Any, where: str, read: Callable[[str], Any]) -> Any:
     if kind is sympy.Expr:
-        return expression_from(_expect(str, plain, where))
+        return read(_expect(str, plain, where))
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
         items = enumerate(_expect(list, plain, where))
-        return tuple(_value(item, entry, f"{where}[{i}]") for i, entry in items)
+        return tuple(_value(item, entry, f"{where}[{i}]", read) for i, entry in items)
     if dataclasses.is_dataclass(kind):
-        return _instance(kind, _expect(dict, plain, where), where)
+        return _instance(kind, _expect(dict, plain, where), where, read)
     return _expect(bool if kind is bool else str, plain, where)
 
 
-def _instance(kind: Any, plain: Mapping[str, Any], where: str) -> Any:
+def _instance(kind: Any, plain: Mapping[str, Any], where: str, read: Callable[[str], Any]) -> Any:
     hints = _hints(kind)
     fields = dataclasses.fields(kind)
     required = {field.name for field in fields if field.default is dataclasses.MISSING}
@@ -66,7 +74,9 @@ def _instance(kind: Any, plain: Mapping[str, Any], where: str) -> Any:
         keys = ", ".join(sorted(differing))
         message = f"{where}: keys {keys} are missing or unknown: trace the model again"
         raise InputError(message)
-    return kind(**{name: _value(hints[name], plain[name], f"{where}.{name}") for name in plain})
+    return kind(
+        **{name: _value(hints[name], plain[name], f"{where}.{name}", read) for name in plain}
+    )
 
 
 @cache

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Self
 
 from mistlab.symbolic.graph import PHASES, Kind, LayerGraph, Operator, Phase
 from mistlab.symbolic.lazily import sympy
 from mistlab.symbolic.maximum import largest
+from mistlab.symbolic.sums import total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +41,21 @@ class LayerExpressions:
 
     def flop(self, phase: Phase) -> sympy.Expr:
         """Floating-point operations of a phase, over all classes."""
-        return sympy.Add(*(work.flop for (p, _), work in self.work.items() if p == phase))
+        return self._total(work.flop for (p, _), work in self.work.items() if p == phase)
 
     def moved_bytes(self, phase: Phase) -> sympy.Expr:
         """Bytes read and written by the kernels of a phase, without collectives."""
-        return sympy.Add(
-            *(w.moved_bytes for (p, k), w in self.work.items() if p == phase and k != "collective")
+        return self._total(
+            w.moved_bytes for (p, k), w in self.work.items() if p == phase and k != "collective"
         )
 
     def collective_bytes(self, phase: Phase) -> sympy.Expr:
         """Bytes of the messages that tensor-parallel ranks reduce in a phase."""
         work = self.work.get((phase, "collective"))
-        return sympy.Integer(0) if work is None else work.moved_bytes
+        return self._total(()) if work is None else work.moved_bytes
+
+    def _total(self, parts: Iterable[sympy.Expr]) -> sympy.Expr:
+        return total(parts, like=self.input_bytes)
 
 
 def expressions_of(graph: LayerGraph) -> LayerExpressions:
@@ -82,8 +86,8 @@ def _work(operators: list[Operator]) -> OperatorWork:
     ]
     return OperatorWork(
         operators=len(operators),
-        flop=sympy.Add(*(o.flop for o in operators)),
-        moved_bytes=sympy.Add(*moved),
+        flop=total((o.flop for o in operators), like=operators[0].flop),
+        moved_bytes=total(moved, like=moved[0]),
     )
 
 

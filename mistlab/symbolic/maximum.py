@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.sum_source import Largest
+from mistlab.symbolic.sums import Sum
 
 T = TypeVar("T")
 
 # The terms of an expanded expression, and the factor of each.
-_Factors = Mapping["sympy.Expr", "int | Fraction | sympy.Expr"]
+_Factors = Mapping[Any, "int | Fraction | sympy.Expr"]
 
 
 def largest(expressions: Iterable[sympy.Expr]) -> sympy.Expr:
     """The maximum of the expressions, as ``Max`` of those that can be the largest."""
     first, *others = undominated(map(expanded, expressions), lambda e: e)
+    if isinstance(first, Sum):
+        return Largest((first, *others)) if others else first
     # Not evaluated: SymPy's own search for terms to drop takes ten times as long and finds no more.
     return sympy.Max(first, *others, evaluate=False) if others else first
 
 
 def expanded(expression: sympy.Expr) -> sympy.Expr:
     """The expression as a sum of products; SymPy is not asked if it is one already."""
+    if isinstance(expression, Sum):
+        return expression
     return expression if _is_expanded(expression) else sympy.expand(expression)
 
 
@@ -34,7 +40,7 @@ def undominated(items: Iterable[T], size: Callable[[T], sympy.Expr]) -> list[T]:
     """
     kept: list[tuple[T, _Factors]] = []
     for item in items:
-        own = _factors(size(item))
+        own = factors_of(size(item))
         if any(_at_least(factors, own) for _, factors in kept):
             continue
         kept = [(other, factors) for other, factors in kept if not _at_least(own, factors)]
@@ -49,7 +55,10 @@ def _at_least(larger: _Factors, smaller: _Factors) -> bool:
     )
 
 
-def _factors(expression: sympy.Expr) -> _Factors:
+def factors_of(expression: Any) -> _Factors:
+    """The terms of an expanded expression of SymPy or of a sum of products, and their factors."""
+    if isinstance(expression, Sum):
+        return expression.terms
     return {
         term: Fraction(factor.p, factor.q) if factor.is_Rational else factor
         for term, factor in expression.as_coefficients_dict().items()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.table import ENGINES
-from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions
+from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions, compile_sums
 from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.feasible import divides, holds, remainders
 from mistlab.symbolic.graph import PHASES
@@ -159,16 +159,16 @@ class StageModel:
 def _layers(graph: StoredGraph, treatments: _Treatments, columns: tuple[str, ...]) -> Compiled:
     expressions = {
         sum_name(name, entry.name): getattr(sums, entry.name)
-        for name, layer in graphs_of(graph.graph, treatments).items()
+        for name, layer in graphs_of(graph.counts, treatments).items()
         for sums in (LayerSums.of(layer),)
         for entry in fields(LayerSums)
     }
-    return compile_expressions(expressions, columns=columns, constants={})
+    return compile_sums(expressions, columns=columns)
 
 
 @kept
 def _remainders(graph: StoredGraph, columns: tuple[str, ...]) -> Compiled:
-    return remainders(graph.conditions, columns, {})
+    return remainders(graph.counts.conditions, columns)
 
 
 # What an engine keeps, whether embeddings are tied, and the tables of dimensions and treatments.

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from mistlab.symbolic.sums import sum_from
+
 if TYPE_CHECKING:
     from mistlab.symbolic.graph import Condition, LayerGraph, ModelGraph
 
@@ -42,6 +44,11 @@ class StoredGraph:
     def graph(self) -> ModelGraph:
         """The graph, with its expressions read."""
         return _read(self)
+
+    @property
+    def counts(self) -> ModelGraph:
+        """The graph, with sums of products in place of expressions; SymPy does not read them."""
+        return _counted(self)
 
     @property
     def attention(self) -> str:
@@ -102,6 +109,13 @@ def _has_texts(mapping: object) -> bool:
 @cache
 def _read(stored: StoredGraph) -> ModelGraph:
     return _from_mapping(stored.mapping, stored.where)
+
+
+@cache
+def _counted(stored: StoredGraph) -> ModelGraph:
+    from mistlab.symbolic import graphfile  # noqa: PLC0415 (needs SymPy)
+
+    return graphfile.from_mapping(stored.mapping, stored.where, read=sum_from)
 
 
 def _from_mapping(mapping: Mapping[str, Any], where: str) -> ModelGraph:

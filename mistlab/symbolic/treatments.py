@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from mistlab.symbolic.graph import LayerGraph, Operator, Peak, SavedTensor
-from mistlab.symbolic.lazily import sympy
-from mistlab.symbolic.maximum import expanded
+from mistlab.symbolic.maximum import expanded, factors_of
+from mistlab.symbolic.sums import names_in, total
+
+if TYPE_CHECKING:
+    import sympy
 
 PLAIN = "plain"
 
@@ -65,7 +69,7 @@ def core_recomputed(block: LayerGraph) -> LayerGraph:
     What is dropped is missing at every moment, but those at which the core itself runs.
     """
     dropped = [tensor for tensor in block.saved if _is_of_core(tensor)]
-    gone = sympy.Add(*(tensor.size_bytes for tensor in dropped))
+    gone = total((tensor.size_bytes for tensor in dropped), like=block.input_bytes)
     return replace(
         block,
         saved=tuple(tensor for tensor in block.saved if tensor not in dropped),
@@ -76,7 +80,7 @@ def core_recomputed(block: LayerGraph) -> LayerGraph:
 
 def _is_of_core(tensor: SavedTensor) -> bool:
     """Whether a tensor has numbers for heads and positions, and none for channels."""
-    symbols = {symbol.name for symbol in tensor.size_bytes.free_symbols}
+    symbols = names_in(tensor.size_bytes)
     return bool(symbols & {"n", "k"}) and not symbols & {"d", "h", "r", "f"}
 
 
@@ -87,7 +91,7 @@ def _runs_in_core(operator: Operator) -> bool:
 def _without(peak: Peak, gone: sympy.Expr) -> Peak:
     """A moment without the bytes that are gone, if it had them and is not of the core itself."""
     left = expanded(peak.size_bytes - gone)
-    had_all = all(share > 0 for share in left.as_coefficients_dict().values())
+    had_all = all(share > 0 for share in factors_of(left).values())
     if peak.operator in OF_CORE or not had_all:
         return peak
     return replace(peak, size_bytes=left)

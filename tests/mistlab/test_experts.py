@@ -307,7 +307,7 @@ def test_kinds_of_hybrid_models_follow_their_pattern() -> None:
 
 def test_a_ring_of_context_has_no_keys_where_a_block_does_not_attend() -> None:
     work = replace(WORK, model=catalog.model("nemotron-3-nano"))
-    graph = split_over_context(graph_of(work).graph)
+    graph = split_over_context(graph_of(work).counts)
     rings = [kind for kind in graph.kinds if RING in {o.name for o in graph.kinds[kind].operators}]
     assert rings == ["attention"]
 

@@ -1,31 +1,43 @@
 """The mask of sizes that divide, against plain remainders."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
+from mistlab import catalog
 from mistlab.symbolic.feasible import divides, holds, remainders
-from mistlab.symbolic.library import Variant, shipped
+from mistlab.symbolic.library import graph_of
+from mistlab.values.workload import Attention, Workload
 
 LLAMA = {"h": 4096, "n": 32, "k": 8, "d": 128, "r": 128, "f": 14336, "V": 128256, "s": 2048}
 
 
-def test_a_row_is_feasible_where_every_size_divides() -> None:
-    graph = shipped(Variant(family="llama", attention="flash", precision="half"))
-    tp = np.array([1, 2, 3, 4, 5, 6, 7, 8, 16])
+def feasible(attention: Attention, sizes: Mapping[str, int], degrees: Sequence[int]) -> list[bool]:
+    work = Workload(
+        model=catalog.model("llama3-8b"),
+        sequence_length=2048,
+        global_batch=8,
+        attention=attention,
+        precision="bf16",
+    )
+    columns = {name: np.full(len(degrees), size) for name, size in sizes.items()}
+    columns["tp"] = np.array(degrees)
+    of_graph = remainders(graph_of(work).counts.conditions, tuple(columns))
+    return [bool(one) for one in divides(of_graph, columns)]
 
-    mask = divides(remainders(graph.conditions, ("tp",), LLAMA), {"tp": tp})
+
+def test_a_row_is_feasible_where_every_size_divides() -> None:
+    degrees = [1, 2, 3, 4, 5, 6, 7, 8, 16]
+
+    mask = feasible("flash", LLAMA, degrees)
 
     split = [LLAMA[name] for name in ("f", "V", "k")]
-    assert mask.tolist() == [all(size % int(degree) == 0 for size in split) for degree in tp]
-    assert mask.tolist() == [True, True, False, True, False, False, False, True, False]
+    assert mask == [all(size % degree == 0 for size in split) for degree in degrees]
+    assert mask == [True, True, False, True, False, False, False, True, False]
 
 
 def test_a_model_whose_key_heads_do_not_divide_its_heads_is_never_feasible() -> None:
-    graph = shipped(Variant(family="llama", attention="math", precision="half"))
-
-    of_graph = remainders(graph.conditions, ("tp",), LLAMA | {"n": 30})
-    mask = divides(of_graph, {"tp": np.array([1, 2])})
-
-    assert mask.tolist() == [False, False]
+    assert feasible("math", LLAMA | {"n": 30}, [1, 2]) == [False, False]
 
 
 def test_a_row_is_feasible_where_every_assumption_holds() -> None:
