@@ -49,8 +49,6 @@ OVERLAPPED = Template(
 # to 0.41.
 CACHED_SHARE = 0.13
 
-# Gradients are added up inside the product that makes them (gradient accumulation fusion).
-FUSED_ACCUMULATION = KernelRule(kind="accumulate", bytes_factor=0.0)
 # Published systems lay activations out with the sequence before the batch. Then written-out
 # attention needs one copy where this package's models make four, and gradients of fused queries,
 # keys and values need not be joined.

@@ -20,16 +20,15 @@ PLANS = (
     ("l4-24gb", "llama-7b", "flash", 2, 2, 2, 1),
     ("l4-24gb", "falcon-22b", "flash", 8, 1, 4, 1),
     ("a100-40gb", "gpt3-1.3b", "flash", 4, 1, 1, 1),
+    # Here the host launches for longer than the GPU computes, and each kernel of a block counts.
+    ("a100-40gb", "gpt3-1.3b", "flash", 8, 1, 1, 1),
+    ("a100-40gb", "falcon-1.3b", "flash", 8, 1, 4, 1),
     ("a100-40gb", "gpt3-7b", "flash", 8, 2, 1, 1),
     ("a100-40gb", "gpt3-22b", "math", 1, 1, 1, 1),
     ("a100-40gb", "llama-1.3b", "flash", 8, 1, 4, 1),
     ("a100-40gb", "llama-22b", "math", 1, 2, 2, 1),
     ("a100-40gb", "falcon-7b", "flash", 4, 1, 2, 4),
 )
-# Where the host launches for longer than the GPU computes, a kernel more for each block counts:
-# vectors' gradients are added by one, those of queries, keys and values put together by another.
-LAUNCHING = ("a100-40gb", "gpt3-1.3b", "flash", 8, 1, 1, 1)
-
 Case = tuple[str, str, str, int, int, int, int]
 MACHINES = ("l4-24gb", "a100-40gb")
 FAMILIES = ("gpt3", "llama", "falcon")
@@ -77,15 +76,10 @@ def test_the_same_plan_takes_a_hundredth_more_at_most(case: Case) -> None:
     assert ratio(case) <= 1.01
 
 
-def test_small_shards_take_more_where_the_host_launches() -> None:
-    assert 1.01 < ratio(LAUNCHING) < 1.06
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("hardware", MACHINES)
-def test_few_plans_take_more_than_that(hardware: str, family: str) -> None:
-    """But those in which the host launches for longer than the GPU computes."""
+def test_no_plan_takes_more_than_that(hardware: str, family: str) -> None:
     slower = {
         case
         for size in ("1.3b", "7b", "22b")
@@ -94,9 +88,4 @@ def test_few_plans_take_more_than_that(hardware: str, family: str) -> None:
         for stages in (1, 2, 4)
         if ratio(case := (hardware, f"{family}-{size}", attention, tensor, 1, stages, 1)) > 1.01
     }
-    launching = {
-        ("a100-40gb", f"{one}-1.3b", "flash", 8, 1, stages, 1)
-        for one in ("gpt3", "falcon")
-        for stages in (1, 2, 4)
-    }
-    assert slower == {one for one in launching if one[:2] == (hardware, f"{family}-1.3b")}
+    assert not slower
