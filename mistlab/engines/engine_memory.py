@@ -15,7 +15,9 @@ class EngineMemory:
 
     Data-parallel ranks reduce ``reduced`` bytes a parameter, if this is not as wide as the
     gradients that are kept. Blocks keep ``kept_gates`` tensors of the feed-forward network's width
-    more than their graphs do. Workspaces and buckets take ``fixed_mib`` whatever the plan.
+    more than their graphs do. Where ranks split tokens, a block keeps ``whole_tensors`` tensors of
+    all tokens until the GPU is done with them; the host is ahead of it by at most ``blocks_ahead``
+    blocks. Workspaces and buckets take ``fixed_mib`` whatever the plan.
     """
 
     weight: int
@@ -27,7 +29,8 @@ class EngineMemory:
     gathered_elements: int = 0
     reduced: int = 0
     kept_gates: int = 0
-    whole_inputs: int = 0
+    whole_tensors: int = 0
+    blocks_ahead: int = 0
     fixed_mib: int = 0
     wide_logits: int = 0
 

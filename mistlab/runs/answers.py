@@ -82,9 +82,9 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
 
 
 def nearly_fills(prediction: Prediction, found: RunJob) -> bool:
-    """Whether torch's allocator would nearly fill a GPU, or more."""
-    reserved = max(stage.peak_reserved_bytes for stage in prediction.stages)
-    return reserved > NEARLY_FULL * found.job.cluster.memory_bytes
+    """Whether tensors would nearly fill a GPU, or more."""
+    peak = max(stage.peak_allocated_bytes for stage in prediction.stages)
+    return peak > NEARLY_FULL * found.job.cluster.memory_bytes
 
 
 def _capped(prediction: Prediction, room: int) -> Prediction:

@@ -142,9 +142,10 @@ def _gates(memory: EngineMemory) -> sympy.Expr:
     """Bytes that a block of this engine keeps beyond its graph's."""
     b, s, f, h, tp = (size_symbol(name) for name in ("b", "s", "f", "h", "tp"))
     gates = memory.kept_gates * b * s * f / tp
-    # A rank's own part of a whole input is in the graph.
-    inputs = memory.whole_inputs * choice_symbol("sp") * b * s * h * (1 - 1 / tp)
-    return memory.weight * sympy.sympify(gates + inputs)
+    # A rank's own part of a whole tensor is in the graph.
+    whole = memory.whole_tensors * choice_symbol("sp") * b * s * h * (1 - 1 / tp)
+    ahead = sympy.Min(1, memory.blocks_ahead / (L * q))
+    return memory.weight * sympy.sympify(gates + whole * ahead)
 
 
 def _with_gates(block: LayerSums, gates: sympy.Expr, *, keeps: bool) -> LayerSums:

@@ -102,10 +102,11 @@ class StageModel:
         sizes, rows = self._sizes_of(batch)
         b, s, f, h, tp = (sizes.table[name][rows] for name in ("b", "s", "f", "h", "tp"))
         gates = self.memory.kept_gates * b * s * f / tp
-        inputs = self.memory.whole_inputs * batch.sequence_parallel * b * s * h * (1 - 1 / tp)
+        whole = self.memory.whole_tensors * batch.sequence_parallel * b * s * h * (1 - 1 / tp)
+        ahead = np.minimum(1, self.memory.blocks_ahead / (batch.layers * batch.in_flight))
         keep = (PLAIN, *(name for name, row in self.treatments if not row.peaks_as_plain))
         types = frozenset(type_of(kind, name) for kind in self.types.kinds for name in keep)
-        return self.memory.weight * (gates + inputs), types
+        return self.memory.weight * (gates + whole * ahead), types
 
     def peaks(self, batch: StageBatch) -> StagePeaks:
         """The figures that decide whether each candidate fits, in half the time of all figures."""

@@ -110,13 +110,20 @@ def activations_of(engine: str, stage: StagePlan) -> float:
     return float(found)
 
 
-def test_whole_inputs_are_what_a_rank_has_of_the_other_ranks_tokens() -> None:
+def test_whole_tensors_are_what_a_rank_has_of_the_other_ranks_tokens() -> None:
     tokens, hidden = WORK.sequence_length, WORK.model.hidden
     for tensor, splits, share in ((2, 1, 1 / 2), (4, 1, 3 / 4), (2, 0, 0)):
         stage = replace(STAGE, tensor_parallel=tensor, sequence_parallel=splits)
         beyond = activations_of("nanotron-whole-inputs", stage) - activations_of("nanotron", stage)
-        # Two inputs a block, of 2 bytes a number.
-        assert beyond == pytest.approx(24 * 2 * 2 * tokens * hidden * share)
+        # Four tensors a block, of 2 bytes a number, of the 12 blocks that the host is ahead by.
+        assert beyond == pytest.approx(12 * 4 * 2 * tokens * hidden * share)
+
+
+def test_a_stage_with_fewer_blocks_than_the_host_is_ahead_by_has_whole_tensors_of_all() -> None:
+    stage = replace(STAGE, layers=6, tensor_parallel=2, sequence_parallel=1)
+    kept = [activations_of(name, stage) for name in ("nanotron-whole-inputs", "nanotron")]
+    tokens, hidden = WORK.sequence_length, WORK.model.hidden
+    assert kept[0] - kept[1] == pytest.approx(6 * 4 * 2 * tokens * hidden / 2)
 
 
 @pytest.mark.parametrize("engine", ["megatron", "deepspeed"])
