@@ -7,11 +7,12 @@ send. Where both ends meet, the receiver's compute stream is as long in a task o
 pass, and hosts issue nothing meanwhile; elsewhere receiving takes no time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from mistlab.schedule.order_text import PassKind, StageChunk
+from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.pass_links import PassLinks
+from mistlab.schedule.placement import StageChunk
 from mistlab.schedule.slot_table import IN_TURN, Action, Phase, Template
 from mistlab.schedule.stage_passes import StagePass, StagePasses
 from simulators.graph import LANES, SENDS, TaskGraph
@@ -25,18 +26,13 @@ PassKey = tuple[PassKind, int, int]
 def build_graph(
     parts: Sequence[StageTasks], template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
-    """The tasks of one iteration of a pipeline whose stages run these passes.
-
-    With S stages, part c S + s of the model is chunk c of stage s.
-    """
-    num_stages = len(passes)
-    graph = TaskGraph(stages=num_stages, first_layers=_first_layers(parts, num_stages))
+    """The tasks of one iteration of a pipeline whose stages run these passes."""
+    graph = _empty_graph(parts, passes)
     built = [
-        _Stage(graph, parts, stage, template, num_stages).build(of_stage)
+        _Stage(graph, parts, stage, template).build(of_stage)
         for stage, of_stage in enumerate(passes)
     ]
-    for earlier, later in pairwise(range(len(parts))):
-        (above, sender), (below, receiver) = divmod(earlier, num_stages), divmod(later, num_stages)
+    for (sender, above), (receiver, below) in pairwise(passes[0].placement.places):
         ends = (built[sender], above), (built[receiver], below)
         ways: tuple[tuple[PassKind, _End, _End], ...] = (("F", *ends), ("B", *ends[::-1]))
         for kind, (here, of_here), (there, of_there) in ways:
@@ -57,14 +53,21 @@ def build_stage(
     parts: Sequence[StageTasks], stage: int, template: Template, passes: Sequence[StagePasses]
 ) -> TaskGraph:
     """The tasks of one stage alone, which waits for no other stage."""
-    graph = TaskGraph(stages=len(passes), first_layers=_first_layers(parts, len(passes)))
-    _Stage(graph, parts, stage, template, len(passes)).build(passes[stage])
+    graph = _empty_graph(parts, passes)
+    _Stage(graph, parts, stage, template).build(passes[stage])
     return graph
 
 
-def _first_layers(parts: Sequence[StageTasks], num_stages: int) -> tuple[int, ...]:
-    """The first layer of each part, where stages have several parts."""
-    return tuple(part.first_layer for part in parts) if len(parts) > num_stages else ()
+def _empty_graph(parts: Sequence[StageTasks], passes: Sequence[StagePasses]) -> TaskGraph:
+    """A graph of so many stages, which knows its parts where stages have several."""
+    stages = len(passes)
+    if len(parts) == stages:
+        return TaskGraph(stages=stages)
+    return TaskGraph(
+        stages=stages,
+        first_layers=tuple(part.first_layer for part in parts),
+        places=passes[0].placement.places,
+    )
 
 
 class _Stage:
@@ -76,13 +79,12 @@ class _Stage:
         parts: Sequence[StageTasks],
         stage: int,
         template: Template,
-        num_stages: int,
     ) -> None:
         self.graph = graph
         self.parts = parts
         self.stage = stage
-        self.num_stages = num_stages
-        self.chunks = parts[stage::num_stages]
+        self.chunks = [part for part in parts if part.stage == stage]
+        self.send_s: Mapping[StageChunk, float] = {}
         self.template = template
         self.patterns: dict[tuple[PassKind, int, Phase], Pattern] = {}
         self.links = PassLinks(template.depth)
@@ -97,6 +99,8 @@ class _Stage:
 
     def build(self, passes: StagePasses) -> "_Stage":
         self.splits = passes.splits_backward
+        places = passes.placement.places
+        self.send_s = {place: one.send_s for place, one in zip(places, self.parts, strict=True)}
         for one in passes:
             self._pass(one)
         self.micro_batches = sorted({one.micro_batch for one in passes})
@@ -187,7 +191,7 @@ class _Stage:
 
     def _link_s(self, lower: StagePass | StageChunk) -> float:
         """The seconds of a send between a part and the next one, which gradients take back."""
-        return self.parts[lower.chunk * self.num_stages + lower.stage].send_s
+        return self.send_s[StageChunk(lower.stage, lower.chunk)]
 
     def _step(self, micro_batch: int) -> None:
         """Add the tasks that follow the last backward pass, one after another."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.placement import StageChunk
 from mistlab.schedule.slot_table import Action, Direction, Kind
 from simulators.network import Use
 
@@ -43,6 +44,8 @@ class TaskGraph:
 
     stages: int
     first_layers: tuple[int, ...] = ()
+    # The stage and the chunk of each part, where stages have several parts.
+    places: tuple[StageChunk, ...] = ()
     labels: list[Label] = field(default_factory=list)
     micro_batches: list[int] = field(default_factory=list)
     lanes: list[int] = field(default_factory=list)
@@ -100,7 +103,7 @@ class TaskGraph:
             return 0
         layer = self.labels[task][2]
         assert layer is not None
-        return (bisect_right(self.first_layers, layer) - 1) // self.stages
+        return self.places[bisect_right(self.first_layers, layer) - 1].chunk
 
     def action(self, task: int) -> Action:
         """What a task does."""

@@ -155,14 +155,23 @@ def _stages(
 ) -> list["_Stage"]:
     passes = passes_of_plan(plan)
     whole = whole_types(plan, model)
-    chunks = passes[0].chunks
+    placement = passes[0].placement
+    chunks = placement.chunks
     stages = [
         _Stage(plan, stage, model, figures, sums, whole if one.splits_backward else {}, chunks)
         for stage, one in enumerate(passes)
     ]
-    types = model.types.of_stages(batch_of_parts([plan], chunks).value)
-    for part, places in zip(parts_of_plan(plan, chunks), types, strict=True):
-        stages[part.stage].take(part, [model.types.names[place] for place in places])
+    types = model.types.of_stages(batch_of_parts([plan], placement).value)
+    for number, (part, places) in enumerate(
+        zip(parts_of_plan(plan, placement), types, strict=True)
+    ):
+        # In a loop the stage with the head is taken to free what its other chunks have sent.
+        is_last = placement.is_loop and part.stage == placement.last_stage
+        stages[part.stage].take(
+            part,
+            [model.types.names[place] for place in places],
+            sends=placement.sends_away(number) and not is_last,
+        )
     return stages
 
 
@@ -183,7 +192,6 @@ class _Stage:
         # Layers count through the whole model, the embedding is layer 0.
         self.types: dict[int, str] = {}
         self.sends_from: set[int] = set()
-        self.is_last = stage == plan.num_stages - 1
         self.chunks = chunks
         # Where gradients of weights have passes of their own: the types of layers as which those
         # are kept until then that were there before.
@@ -210,10 +218,11 @@ class _Stage:
         # layers had computed.
         self.steps_from_s, self.steps_until_s = math.inf, 0.0
 
-    def take(self, part: StagePart, types: Sequence[str]) -> None:
-        """Add another part of the model to the stage, with layers of these types."""
+    def take(self, part: StagePart, types: Sequence[str], *, sends: bool) -> None:
+        """Add another part of the model, whose layers are of these types, to the stage; ``sends``
+        says whether what it sends to another stage is held."""
         self.types |= dict(enumerate(types, part.first_layer))
-        if not self.is_last:
+        if sends:
             self.sends_from.add(part.blocks.stop - 1)
 
     def changes(

@@ -13,8 +13,9 @@ from mistlab.cost.host_waits import peculiar_s
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.placement import HERE, PREVIOUS, Placement
 from mistlab.schedule.slot_table import Kind, Template
-from mistlab.schedule.stage_chunks import StagePart, parts_of_plan
+from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.schedule.stage_passes import StagePasses
 from mistlab.values.parts import batch_of_parts
 from mistlab.values.plan import Plan
@@ -36,13 +37,14 @@ def tasks_of_parts(
     group_of = groups_of(cluster, batch.first_rank).tolist()
     of_group = {group: models[group].seconds(columns) for group in dict.fromkeys(group_of)}
     of_stages = [of_group[group] for group in group_of]
-    chunks, model = passes[0].chunks, models[0]
+    placement, model = passes[0].placement, models[0]
     later_s = peculiar_s(batch.value, cluster)
-    parts = parts_of_plan(plan, chunks)
-    of_parts = model.types.of_stages(batch_of_parts([plan], chunks).value)
-    networks, names = _networks(of_stages, batch, parts), _names(model.template)
+    parts = parts_of_plan(plan, placement)
+    of_parts = model.types.of_stages(batch_of_parts([plan], placement).value)
+    networks, names = _networks(of_stages, batch, placement), _names(model.template)
+    tied_ends = plan.num_stages > 1 and not placement.ends_meet
     tasks = []
-    for part, types, uses in zip(parts, of_parts, networks, strict=True):
+    for number, (part, types, uses) in enumerate(zip(parts, of_parts, networks, strict=True)):
         stage = part.stage
         seconds = of_stages[stage]
         of_name = {name: _seconds(seconds, name, stage, types) for name in names}
@@ -56,9 +58,9 @@ def tasks_of_parts(
                 first_layer=part.first_layer,
                 zero=plan.stages[stage].zero,
                 seconds=of_name,
-                send_s=float(seconds.send_s[stage]),
+                send_s=_send_s(of_stages, placement, number),
                 networks=uses,
-                tied_s=float(seconds.tied_s[stage]) if plan.num_stages > 1 and is_end else 0.0,
+                tied_s=float(seconds.tied_s[stage]) if tied_ends and is_end else 0.0,
                 issues=_issues(model, types),
             )
         )
@@ -116,8 +118,17 @@ def _issues(model: TaskModel, types: Sequence[int]) -> dict[Kind, list[float]]:
     }
 
 
+def _send_s(of_stages: Sequence[TaskSeconds], placement: Placement, part: int) -> float:
+    """Seconds of a send between a part and the next one."""
+    stage, step = placement.stages[part], placement.goes_to(part)
+    if step == HERE:
+        return 0.0
+    seconds = of_stages[stage]
+    return float((seconds.receive_s if step == PREVIOUS else seconds.send_s)[stage])
+
+
 def _networks(
-    of_stages: Sequence[TaskSeconds], batch: StageBatch, parts: Sequence[StagePart]
+    of_stages: Sequence[TaskSeconds], batch: StageBatch, placement: Placement
 ) -> list[dict[Kind, tuple[Use, ...]]]:
     """The links across nodes that each part's sends use, and the share of each that they take.
 
@@ -127,15 +138,17 @@ def _networks(
     """
     shapes = of_stages[0].shapes
     nodes = (batch.first_rank // of_stages[0].model.cluster.gpus_per_node).tolist()
-    found: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in parts]
-    for place, (sender, receiver) in enumerate(pairwise(parts)):
-        here, there = nodes[sender.stage], nodes[receiver.stage]
-        # The last stage sends to the first, which is in its node where there is one alone.
-        goes_back = receiver.stage < sender.stage
-        if shapes.crosses_to_next[sender.stage] and not (goes_back and here == there):
-            ends = of_stages[sender.stage], of_stages[receiver.stage]
-            of_sender = _shares(ends, sender.stage)
-            of_receiver = _shares(ends, receiver.stage)
+    found: list[dict[Kind, tuple[Use, ...]]] = [{} for _ in placement.stages]
+    for place, (sender, receiver) in enumerate(pairwise(placement.stages)):
+        step = placement.goes_to(place)
+        here, there = nodes[sender], nodes[receiver]
+        # In a loop the last stage sends to the first, which is in its node where there is one
+        # alone.
+        stays = step == HERE or (receiver < sender and here == there)
+        if shapes.crosses_to_next[receiver if step == PREVIOUS else sender] and not stays:
+            ends = of_stages[sender], of_stages[receiver]
+            of_sender = _shares(ends, sender)
+            of_receiver = _shares(ends, receiver)
             found[place]["F"] = ((2 * here, of_sender[0]), (2 * there + 1, of_sender[1]))
             found[place + 1]["B"] = ((2 * there, of_receiver[1]), (2 * here + 1, of_receiver[0]))
     return found

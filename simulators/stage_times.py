@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+from mistlab.schedule.placement import loop
 from simulators.graph import TaskGraph
 from simulators.play import Times
 
@@ -45,10 +46,8 @@ def pass_times(graph: TaskGraph, times: Times) -> list[PassTimes]:
         of = kind, graph.chunk(task) if kind in _COMPUTING else 0, graph.micro_batches[task]
         stage.add(of, times.starts_s[task], times.ends_s[task])
     # A micro-batch comes when it was sent, or is ready where sending takes no time.
-    parts = max(graph.stages, len(graph.first_layers))
-    for earlier, later in pairwise(range(parts)):
-        ends = divmod(earlier, graph.stages), divmod(later, graph.stages)
-        for kind, ((above, source), (below, goal)) in (("F", ends), ("B", ends[::-1])):
+    for ends in pairwise(graph.places or loop(graph.stages).places):
+        for kind, ((source, above), (goal, below)) in (("F", ends), ("B", ends[::-1])):
             stages[goal].came_s |= {
                 (kind, below, micro_batch): end_s
                 for (one, chunk, micro_batch), end_s in stages[source].ends_s.items()

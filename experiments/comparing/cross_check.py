@@ -23,8 +23,8 @@ from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.datafile import write_yaml
-from mistlab.values.errors import InputError
-from mistlab.values.job import job_to_mapping
+from mistlab.values.errors import FieldError, InputError
+from mistlab.values.job import Job, job_to_mapping
 from simulators.events import EventSimulator
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor
@@ -103,14 +103,24 @@ def cross_check(options: argparse.Namespace) -> int:
 
 
 def _plans(population: Population, number: int, seed: int, order: str) -> Iterator[RandomPlan]:
-    """Random plans; in an order of their own only pipelines whose engine takes it, fit or not."""
+    """Random plans; in an order of their own only pipelines that can run it, fit or not."""
     for drawn in population.plans(number, seed):
         if order == DEFAULT_ORDER:
             yield drawn
         elif drawn.job.plan.num_stages > 1 and ENGINES[drawn.job.plan.engine].takes_orders:
-            job = replace(drawn.job, plan=replace(drawn.job.plan, order=order))
+            job = _in_order(drawn.job, order)
+            if job is None:
+                continue
             predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
             yield replace(drawn, job=job, prediction=predictor.predict(job.plan))
+
+
+def _in_order(job: Job, order: str) -> Job | None:
+    """The job with its passes in another order; None if its stages cannot run it."""
+    try:
+        return replace(job, plan=replace(job.plan, order=order))
+    except FieldError:
+        return None
 
 
 def _row(number: int, plan: RandomPlan) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 
+from mistlab.schedule.plan_orders import ends_of_plan
 from mistlab.symbolic.compiled import Compiled, compile_sums
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer_types import graphs_of
@@ -30,7 +31,8 @@ def stage_flop(workload: Workload, plan: Plan, stage: int) -> float:
     """The operations of ``model_flop`` in the layers of one stage of a plan."""
     first = sum(one.layers for one in plan.stages[:stage])
     blocks = range(first, first + plan.stages[stage].layers)
-    return _step_flop(workload, blocks, int(stage == 0), int(stage == plan.num_stages - 1))
+    embedding, head = ends_of_plan(plan)
+    return _step_flop(workload, blocks, int(stage == embedding), int(stage == head))
 
 
 def mfu_of(job: Job, stage: int | None, seconds: float) -> float:

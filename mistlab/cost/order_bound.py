@@ -3,10 +3,10 @@
 In every order a stage runs all its passes. The first of them is a forward pass of its first chunk,
 and waits until the first micro-batch has come through the first chunks of the stages in front. The
 last backward pass is of its first chunk too, and its gradient goes back through the same chunks.
-And a micro-batch passes through all parts of the model, there and back.
+And a micro-batch passes through all parts of the model, there and back. Parts lie in a loop or in a
+V (``mistlab.schedule.placement``): in both, the first chunks are the first parts.
 
-Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order, where part v S + s
-is chunk v of stage s.
+Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order.
 """
 
 from dataclasses import fields
@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import StageTimes
+from mistlab.schedule.placement import Placement
 
 Table = NDArray[np.float64]
 
 
 def order_bound_s(
     times: StageTimes,
-    num_stages: int,
+    placement: Placement,
     micro_batches: Table | int,
     *,
     splits: bool = False,
@@ -32,7 +33,7 @@ def order_bound_s(
     An order ``splits`` backward passes if gradients of weights have passes of their own: together
     the two are at least as long. With ``steps_apart`` no stage waits for the beginning of another.
     """
-    own = _OfChunks(times, num_stages)
+    own = _OfChunks(times, placement)
     alone_s = own.all_passes_s(np.asarray(micro_batches))
     before_s = own.begin_s[:, 0] if steps_apart else own.way_in_s()
     goes_back = not (splits or steps_apart)
@@ -44,9 +45,13 @@ def order_bound_s(
 class _OfChunks:
     """The times of parts (C, V, S)."""
 
-    def __init__(self, times: StageTimes, num_stages: int) -> None:
+    def __init__(self, times: StageTimes, placement: Placement) -> None:
+        num_stages = placement.num_stages
+        assert placement.stages[:num_stages] == (*range(num_stages),), "the first parts are first"
         shape = len(times.forward_s), -1, num_stages
-        of = {e.name: getattr(times, e.name).reshape(shape) for e in fields(times)}
+        places = sorted(enumerate(placement.places), key=lambda one: (one[1].chunk, one[1].stage))
+        parts = [part for part, _ in places]
+        of = {e.name: getattr(times, e.name)[:, parts].reshape(shape) for e in fields(times)}
         self.through_forward_s, self.within_forward_s = (
             of["through_forward_s"],
             of["within_forward_s"],
@@ -56,8 +61,11 @@ class _OfChunks:
             of["within_backward_s"],
         )
         self.forward_s, self.both_s = of["forward_s"], of["forward_s"] + of["backward_s"]
-        self.begin_s, self.end_s = times.begin_s.reshape(shape), times.end_s.reshape(shape)
+        self.begin_s, self.end_s = (
+            one[:, parts].reshape(shape) for one in (times.begin_s, times.end_s)
+        )
         self.crossed_s = of["point_to_point_s"] / 2 if num_stages > 1 else of["forward_s"] * 0.0
+        self.last_stage = placement.last_stage
 
     def all_passes_s(self, micro_batches: Table) -> Table:
         """Seconds (C, S) of all passes of a stage, with what comes once an iteration between them:
@@ -90,5 +98,5 @@ class _OfChunks:
     def there_and_back_s(self) -> Table:
         """Seconds (C) of one micro-batch through all parts and back."""
         passed_s = self.through_forward_s + self.within_forward_s + self.through_backward_s
-        sent_s = 2 * self.crossed_s.sum(axis=(1, 2)) - 2 * self.crossed_s[:, -1, -1]
+        sent_s = 2 * self.crossed_s.sum(axis=(1, 2)) - 2 * self.crossed_s[:, -1, self.last_stage]
         return np.asarray(passed_s.sum(axis=(1, 2)) + sent_s)

@@ -10,6 +10,7 @@ in memory until these passes.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mistlab.schedule.placement import Placement
 from mistlab.schedule.plan_orders import in_flight_of_plan, passes_of_plan, shortened
 from mistlab.schedule.stage_passes import StagePasses
 from mistlab.symbolic.layer import sum_name
@@ -25,12 +26,12 @@ def unlike_bytes(plan: Plan, model: StageModel) -> list[float]:
     """Bytes on a GPU of each stage that the closed form leaves out, or (below zero) counts too
     many."""
     plan = shortened(plan)
-    passes, stages = passes_of_plan(plan), plan.num_stages
-    chunks, names = passes[0].chunks, model.types.names
+    passes = passes_of_plan(plan)
+    placement, names = passes[0].placement, model.types.names
     splits = any(of_stage.splits_backward for of_stage in passes)
     whole = whole_types(plan, model) if splits else {}
     sums = model.layers_of(StageBatch.of_plan(plan))
-    types = model.types.of_stages(batch_of_parts([plan], chunks).value)
+    types = model.types.of_stages(batch_of_parts([plan], placement).value)
     found = []
     for stage, held in enumerate(in_flight_of_plan(plan)):
         saved = {name: float(sums[sum_name(name, "saved_bytes")][stage]) for name in names}
@@ -38,12 +39,23 @@ def unlike_bytes(plan: Plan, model: StageModel) -> list[float]:
         stay = {name: 1 - away if name in model.types.of_blocks else 1.0 for name in names}
         own = [
             _Held.of([names[place] for place in layers], saved, stay, whole)
-            for layers in types[stage::stages]
+            for layers in (types[part] for part in placement.of_stage(stage))
         ]
         head = sum(one.head for one in own)
         counted = held * sum(one.between - one.head for one in own) + head
-        found.append(_most(passes[stage], own) - counted)
+        sent = _sent_beyond(placement, stage) * max(0.0, held - 1)
+        sent_bytes = sent * float(sums[sum_name(model.types.of_blocks[0], "output_bytes")][stage])
+        found.append(_most(passes[stage], own) - counted + sent_bytes)
     return found
+
+
+def _sent_beyond(placement: Placement, stage: int) -> float:
+    """The share of a stage's chunks that send their outcome to another stage, beyond the share that
+    the closed form counts: all of them, but none of the stage with the head."""
+    if placement.is_loop:
+        return 0.0
+    sending = [placement.sends_away(part) for part in placement.of_stage(stage)]
+    return sum(sending) / len(sending) - (stage != placement.last_stage)
 
 
 def whole_types(plan: Plan, model: StageModel) -> Mapping[str, str]:

@@ -10,8 +10,7 @@ shorter by their time.
 Where a host issues passes, it issues a stage's passes one after another from the beginning, and
 does not wait for the GPU: while a stage waits for its input, its host gets ahead.
 
-Axes: C candidates, P parts of the model in order; with S stages, part c S + s is chunk c of stage
-s.
+Axes: C candidates, P parts of the model in order (``mistlab.schedule.placement``).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import StageTimes
 from mistlab.schedule.order_text import PassKind
+from mistlab.schedule.placement import Placement, StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
 
 Table = NDArray[np.float64]
@@ -51,10 +51,11 @@ class HostTimes:
     backward_s: Table
     blocks: Table
 
-    def whole_s(self, micro_batches: Table, num_stages: int) -> Table:
+    def whole_s(self, micro_batches: Table, placement: Placement) -> Table:
         """Seconds (C) in which the slowest host issues all passes of so many micro-batches (C)."""
         both = self.forward_s + self.backward_s
-        stages = [both[:, stage::num_stages].sum(axis=1) for stage in range(num_stages)]
+        own = map(placement.of_stage, range(placement.num_stages))
+        stages = [both[:, list(parts)].sum(axis=1) for parts in own]
         return np.asarray(np.maximum.reduce(stages) * micro_batches)
 
 
@@ -167,8 +168,9 @@ class _PassSeconds:
     ) -> None:
         candidates, count = times.forward_s.shape
         parts = range(count)
-        self.num_stages = len(passes)
-        self.splits = [of_stage.splits_backward for of_stage in passes]
+        placement = passes[0].placement
+        self.num_stages, self.parts = len(passes), placement.parts
+        self.splits = [passes[stage].splits_backward for stage in placement.stages]
         of_part = [
             StageTimes(**{e.name: getattr(times, e.name)[:, part] for e in fields(times)})
             for part in parts
@@ -187,7 +189,7 @@ class _PassSeconds:
         for part, one in zip(parts, of_part, strict=True):
             self.own_s["F", part] = plain(one.forward_s), plain(one.through_forward_s)
             backward = one.backward_s, one.through_backward_s
-            if self.splits[part % self.num_stages]:
+            if self.splits[part]:
                 assert split is not None, "an order with W asks for the times of its parts"
                 weights_s, unhidden_s = split.weights_s[:, part], split.unhidden_s[:, part]
                 left = [np.maximum(own - weights_s, 0.0) + unhidden_s for own in backward]
@@ -211,8 +213,8 @@ class _PassSeconds:
         if source is None or source.stage == one.stage:
             return 0.0
         lower = source if one.kind == "F" else one
-        return self.crossed_s[lower.chunk * self.num_stages + lower.stage]
+        return self.crossed_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
 
     def part(self, one: StagePass) -> int:
         """The part of the model that a pass goes through."""
-        return one.chunk * self.num_stages + one.stage
+        return self.parts[StageChunk(one.stage, one.chunk)]

@@ -34,8 +34,8 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
     equally many micro-batches (``shortened``)."""
     played = shortened(plans[0])
     order = order_of_plan(played)
-    batch, passes = batch_of_parts(plans, order.chunks), passes_of(order)
-    shape = len(plans), order.num_stages * order.chunks
+    batch, passes = batch_of_parts(plans, order.placement), passes_of(order)
+    shape = len(plans), len(order.placement.stages)
     host = _host_times(model, batch, shape)
     seconds = (model if host is None else model.ahead_of_hosts)(batch)
     names = (entry.name for entry in fields(StageTimes))
@@ -51,12 +51,12 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
     stages = played.num_stages
     longer = replace(played, micro_batches=played.micro_batches + stages)
     apart = ENGINES[played.engine].steps_apart
-    least_s = order_bound_s(times, stages, micro_batches, splits=splits, steps_apart=apart)
+    least_s = order_bound_s(times, order.placement, micro_batches, splits=splits, steps_apart=apart)
     found_s = extended_s(few_s, iteration_s(longer), beyond / stages, least_s)
     # A host that was ahead may no longer be.
     if host is None:
         return found_s
-    return np.asarray(np.maximum(found_s, host.whole_s(micro_batches, stages)))
+    return np.asarray(np.maximum(found_s, host.whole_s(micro_batches, order.placement)))
 
 
 def extended_s(few_s: Table, more_s: Table, groups: Table, least_s: Table) -> Table:

@@ -28,6 +28,7 @@ from mistlab.cost.pass_seconds import (
 from mistlab.cost.side_by_side import BITS
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule import placement
 from mistlab.schedule.slot_kinds import slot_counts
 from mistlab.schedule.slot_table import IN_TURN
 from mistlab.symbolic.distinct import Distinct, distinct_rows
@@ -83,8 +84,9 @@ class StageTimeModel:
         computing, step_s = summed(
             [(_computing(seconds, tasks, kinds), everywhere) for tasks in (("F", "B"), ("S",))]
         )
-        received = np.where(batch.has_embedding, 0.0, seconds.receive_s[strategies.index])
-        sent = np.where(batch.has_head, 0.0, seconds.send_s[strategies.index])
+        ways = seconds.receive_s[strategies.index], seconds.send_s[strategies.index]
+        received = np.where(batch.has_embedding, 0.0, _sent_over(batch.comes_from, *ways))
+        sent = np.where(batch.has_head, 0.0, _sent_over(batch.goes_to, *ways))
         sends = self.tasks.template.sends
         blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
         lost = (1 - blocking) * _lost_beside_sends(seconds)[strategies.index]
@@ -103,7 +105,8 @@ class StageTimeModel:
         # forward.
         beside_gradients = lost * received
         # The first stage ends last, so it has the time of tied tables.
-        tied = np.where(batch.has_embedding > batch.has_head, seconds.tied_s[strategies.index], 0.0)
+        ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
+        tied = np.where(ties, seconds.tied_s[strategies.index], 0.0)
         return StageSeconds(
             **{
                 **times,
@@ -155,6 +158,12 @@ def _times(
         "within_forward_s": np.maximum(first_s, 0.0) * (1 - run_ahead),
         "within_backward_s": np.maximum(last_s, 0.0),
     }
+
+
+def _sent_over(steps: NDArray[np.int64], previous_s: Values, next_s: Values) -> Values:
+    """Seconds (C) of sends between each stage and the stage that is so many steps (C) away."""
+    beside_s = np.where(steps == placement.PREVIOUS, previous_s, next_s)
+    return np.where(steps == placement.HERE, 0.0, beside_s)
 
 
 def _lost_beside_sends(seconds: TaskSeconds) -> Values:

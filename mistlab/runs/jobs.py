@@ -14,7 +14,7 @@ from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.sureness import RunKind
 from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
-from mistlab.schedule.stage_chunks import most_chunks
+from mistlab.schedule.placement import most_chunks
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown

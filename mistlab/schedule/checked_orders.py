@@ -64,22 +64,22 @@ def _check_stage(order: PipelineOrder, number: int, stage: StageOrder) -> None:
         if one.micro_batch >= order.micro_batches:
             have = f"the plan's micro-batches are 0 to {order.micro_batches - 1}"
             remedy = "leave it out, or give the order of a plan with more"
-            refuse_word(number + 1, order.word(one), f"is of none: {have}: {remedy}")
+            refuse_word(order.line(number), order.word(one), f"is of none: {have}: {remedy}")
         if one in places:
             problem = "is there twice: leave one of the two out"
-            refuse_word(number + 1, order.word(one), problem)
+            refuse_word(order.line(number), order.word(one), problem)
         places[one] = place
     for one in _needed(order, stage):
         if one not in places:
             either = ", or leave every W of the line out" if one.kind == "W" else ""
             problem = f"is missing: put it where it is to run{either}"
-            refuse_word(number + 1, order.word(one), problem)
+            refuse_word(order.line(number), order.word(one), problem)
     for kind, before, noun in _AFTER:
         for one, place in places.items():
             needed = OrderedPass(before, one.chunk, one.micro_batch)
             if one.kind == kind and places[needed] > place:
                 problem = f"comes before {order.word(needed)}, {noun}: put it after that one"
-                refuse_word(number + 1, order.word(one), problem)
+                refuse_word(order.line(number), order.word(one), problem)
 
 
 def _needed(order: PipelineOrder, stage: StageOrder) -> Iterator[OrderedPass]:
@@ -131,4 +131,4 @@ def _refuse_circle(order: PipelineOrder, stopped: Mapping[int, StagePass]) -> No
 
 def _words(order: PipelineOrder, key: PassKey) -> str:
     stage, kind, chunk, micro_batch = key
-    return f"{order.word(OrderedPass(kind, chunk, micro_batch))} of line {stage + 1}"
+    return f"{order.word(OrderedPass(kind, chunk, micro_batch))} of line {order.line(stage)}"

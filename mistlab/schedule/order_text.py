@@ -3,7 +3,8 @@
 ``F0m3`` is the forward pass of chunk 0 for micro-batch 3. ``B`` is the backward pass. If a stage
 also has ``W``, ``B`` computes only the gradient of the input, and ``W`` the gradients of the
 weights. The chunk may be left out if there is only one. The model is cut into S v parts, for S
-stages with v chunks each; chunk c of stage s is part c S + s.
+stages with v chunks each; chunk c of stage s is part c S + s. A text whose parts lie otherwise
+begins with a line that says on which stage each part is, as ``parts 0 1 1 0``.
 """
 
 import re
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, NoReturn, get_args
 
+from mistlab.schedule.placement import Placement, StageChunk, loop
 from mistlab.values.errors import InputError
 
 PassKind = Literal["F", "B", "W"]
@@ -19,6 +21,8 @@ _KINDS: Mapping[str, PassKind] = {kind: kind for kind in get_args(PassKind)}
 
 _NUMBER = "0|[1-9][0-9]{0,8}"
 _WORD = re.compile(rf"([FBW])({_NUMBER})?m({_NUMBER})")
+# The first word of a line that says where parts lie.
+_PLACED = "parts"
 # The most characters of a word that a message shows.
 _SHOWN = 24
 
@@ -31,13 +35,6 @@ class OrderedPass(NamedTuple):
     micro_batch: int
 
 
-class StageChunk(NamedTuple):
-    """A chunk of a stage: part ``chunk`` S + ``stage`` of the model, with S stages."""
-
-    stage: int
-    chunk: int
-
-
 StageOrder = tuple[OrderedPass, ...]
 
 
@@ -47,12 +44,21 @@ class PipelineOrder:
 
     stages: tuple[StageOrder, ...]
     micro_batches: int
-    chunks: int = 1
+    placement: Placement
 
     @property
     def num_stages(self) -> int:
         """Number of stages."""
         return len(self.stages)
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of each stage."""
+        return self.placement.chunks
+
+    def line(self, stage: int) -> int:
+        """The line of the order's text that has a stage's passes; lines count from one."""
+        return stage + 1 + (not self.placement.is_loop)
 
     def source(self, stage: int, of: OrderedPass) -> StageChunk | None:
         """The stage and chunk that make a pass's input; None if no pass of its kind makes it."""
@@ -65,11 +71,9 @@ class PipelineOrder:
     def _beside(self, stage: int, of: OrderedPass, step: int) -> StageChunk | None:
         if of.kind == "W":
             return None
-        part = of.chunk * self.num_stages + stage + (step if of.kind == "F" else -step)
-        if not 0 <= part < self.num_stages * self.chunks:
-            return None
-        chunk, beside = divmod(part, self.num_stages)
-        return StageChunk(beside, chunk)
+        places = self.placement.places
+        part = self.placement.of_stage(stage)[of.chunk] + (step if of.kind == "F" else -step)
+        return places[part] if 0 <= part < len(places) else None
 
     def word(self, of: OrderedPass) -> str:
         """The word for a pass."""
@@ -78,26 +82,43 @@ class PipelineOrder:
 
     def __str__(self) -> str:
         """The order's text."""
-        return "".join(f"{' '.join(map(self.word, stage))}\n" for stage in self.stages)
+        lines = [" ".join(map(self.word, stage)) for stage in self.stages]
+        if not self.placement.is_loop:
+            lines.insert(0, placement_line(self.placement))
+        return "".join(f"{line}\n" for line in lines)
+
+
+def placement_line(placement: Placement) -> str:
+    """The line that says where parts lie."""
+    return " ".join((_PLACED, *map(str, placement.stages)))
 
 
 def order_from_text(text: str, *, num_stages: int, micro_batches: int) -> PipelineOrder:
     """The order in a text; its passes are not checked against one another yet."""
     lines = text.rstrip().splitlines()
+    placement = _placement(lines, num_stages)
+    before = 1 if placement is None else 2
+    lines = lines[before - 1 :]
     if len(lines) != num_stages:
         message = (
             f"has {_counted(len(lines), 'line')} for {_counted(num_stages, 'stage')}: give one "
             "line a stage, or the order of a plan with so many stages"
         )
         raise InputError(message)
-    parsed = [_words(number, line) for number, line in enumerate(lines, 1)]
-    chunks = _chunks(parsed)
+    parsed = [_words(number, line) for number, line in enumerate(lines, before)]
+    chunks = _chunks(parsed, before)
     if chunks > 1:
-        _check_named(parsed, chunks)
+        _check_named(parsed, chunks, before)
+    if placement is not None and placement.chunks != chunks:
+        message = (
+            f"line 1: gives each stage {_counted(placement.chunks, 'chunk')}, but passes have "
+            f"{chunks}: name as many parts as all stages have chunks"
+        )
+        raise InputError(message)
     return PipelineOrder(
         stages=tuple(tuple(ordered for _, ordered, _ in words) for words in parsed),
         micro_batches=micro_batches,
-        chunks=chunks,
+        placement=placement or loop(num_stages, chunks),
     )
 
 
@@ -110,6 +131,25 @@ def refuse_word(line: int, word: str, problem: str) -> NoReturn:
     """Raise an ``InputError`` about a word of a line; lines count from one."""
     message = f"line {line}: {word} {problem}"
     raise InputError(message)
+
+
+def _placement(lines: Sequence[str], num_stages: int) -> Placement | None:
+    """Where the first line says that parts lie; None if it says nothing of them."""
+    first, *words = lines[0].split() if lines and lines[0].strip() else [""]
+    if first != _PLACED:
+        return None
+    for word in words:
+        if re.fullmatch(_NUMBER, word) is None or int(word) >= num_stages:
+            problem = f"is no stage: write numbers from 0 to {num_stages - 1}"
+            refuse_word(1, repr(word[:_SHOWN]), problem)
+    if {*map(int, words)} != {*range(num_stages)}:
+        message = f"line 1: names parts of {len({*words})} stages of {num_stages}: name every stage"
+        raise InputError(message)
+    try:
+        return Placement(tuple(map(int, words)))
+    except InputError as error:
+        message = f"line 1: {error}"
+        raise InputError(message) from None
 
 
 # A word, its pass, and whether the word names a chunk.
@@ -138,9 +178,10 @@ def _word(word: str) -> _Word | None:
     return word, ordered, chunk is not None
 
 
-def _check_named(lines: Sequence[Sequence[_Word]], chunks: int) -> None:
-    """Refuse words that leave the chunk out where there are several."""
-    in_lines = [(number, *one) for number, words in enumerate(lines, 1) for one in words]
+def _check_named(lines: Sequence[Sequence[_Word]], chunks: int, before: int) -> None:
+    """Refuse words that leave the chunk out where there are several; ``before`` is the number of
+    the first line."""
+    in_lines = [(number, *one) for number, words in enumerate(lines, before) for one in words]
     other, other_word = next((number, word) for number, word, one, _ in in_lines if one.chunk)
     for number, word, _, has_chunk in in_lines:
         if not has_chunk:
@@ -148,11 +189,11 @@ def _check_named(lines: Sequence[Sequence[_Word]], chunks: int) -> None:
             refuse_word(number, word, f"names no chunk, but {have}: write {word[0]}0{word[1:]}")
 
 
-def _chunks(lines: Sequence[Sequence[_Word]]) -> int:
+def _chunks(lines: Sequence[Sequence[_Word]], before: int) -> int:
     """The number of chunks of a stage; refuses numbers of chunks with a gap."""
     first = {
         ordered.chunk: (number, word)
-        for number, words in enumerate(lines, 1)
+        for number, words in enumerate(lines, before)
         for word, ordered, _ in words
     }
     chunks = next(chunk for chunk in range(len(first) + 1) if chunk not in first)

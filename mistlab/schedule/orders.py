@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain
 
 from mistlab.schedule.interleaved import interleaved_text
+from mistlab.schedule.turning import dualpipe_v_text, zb_v_text
 from mistlab.values.errors import refuse
 
 DEFAULT_ORDER = "1f1b"
@@ -93,6 +94,22 @@ def zero_bubble(num_stages: int, micro_batches: int, *, ahead: int = 1, put_off:
     return "\n".join(lines) + "\n"
 
 
+def dualpipe_v(num_stages: int, micro_batches: int) -> str:
+    """The text of DualPipeV; refuses fewer micro-batches than the model has parts."""
+    if problem := _too_few(num_stages, micro_batches):
+        refuse("plan.order", f"dualpipe-v, but {problem}")
+    return dualpipe_v_text(num_stages, micro_batches)
+
+
+def _too_few(num_stages: int, micro_batches: int) -> str:
+    if micro_batches >= 2 * num_stages:
+        return ""
+    return (
+        f"there are {micro_batches} micro-batches for {2 * num_stages} parts of the model: give "
+        "as many at least, or zb-v"
+    )
+
+
 # The numbers of chunks of interleaved orders, by name.
 INTERLEAVED: Mapping[str, int] = {f"interleaved-{chunks}": chunks for chunks in (2, 3, 4, 5, 6, 8)}
 
@@ -104,9 +121,13 @@ ORDERS: dict[str, Callable[[int, int], str]] = {
     "zb-h1": zero_bubble,
     "zb-h2": partial(zero_bubble, ahead=2, put_off=2),
     "zb-2p": partial(zero_bubble, ahead=2, put_off=3),
+    "zb-v": zb_v_text,
+    "dualpipe-v": dualpipe_v,
 }
+# Orders whose parts turn round at the last stage: two chunks a stage.
+TURNING = ("zb-v", "dualpipe-v")
 # Orders whose gradients of weights have passes of their own.
-SPLIT = ("zb-h1", "zb-h2", "zb-2p")
+SPLIT = ("zb-h1", "zb-h2", "zb-2p", *TURNING)
 # Orders whose stages repeat themselves with as many micro-batches as there are stages, between a
 # beginning and an end of a few such groups.
 REPEATING = frozenset((*INTERLEAVED, *SPLIT))
@@ -125,8 +146,10 @@ def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
 
 def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: int) -> str:
     """Why a named order cannot run stages of at most so many chunks; empty if it can."""
-    chunks = INTERLEAVED.get(order, 1)
-    if chunks > 1 and micro_batches % num_stages:
+    chunks = 2 if order in TURNING else INTERLEAVED.get(order, 1)
+    if order == "dualpipe-v" and (problem := _too_few(num_stages, micro_batches)):
+        return problem
+    if order in INTERLEAVED and micro_batches % num_stages:
         return (
             f"there are {micro_batches} micro-batches for {num_stages} stages: give a multiple of "
             f"{num_stages} micro-batches"

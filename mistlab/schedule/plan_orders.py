@@ -15,11 +15,12 @@ from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import (
     DEFAULT_ORDER,
     ORDERS,
+    TURNING,
     fewer_micro_batches,
     in_flight,
     order_problem,
 )
-from mistlab.schedule.stage_chunks import blocks_of_chunks, most_chunks
+from mistlab.schedule.placement import Placement, most_chunks
 from mistlab.schedule.stage_passes import StagePasses, passes_of
 from mistlab.values.errors import InputError, refuse
 from mistlab.values.plan import Plan
@@ -37,7 +38,7 @@ def check_order(plan: Plan) -> None:
     if plan.order not in ORDERS:
         order_of_plan(plan)
         return
-    most = most_chunks([stage.layers for stage in plan.stages])
+    most = most_chunks([stage.layers for stage in plan.stages], turns=plan.order in TURNING)
     if problem := order_problem(plan.order, plan.num_stages, plan.micro_batches, most):
         refuse("plan.order", f"{plan.order}, but {problem}")
 
@@ -77,9 +78,17 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
         return [in_flight(stage, stages, micro_batches) for stage in range(stages)]
     passes = passes_of_plan(shortened(plan))
     return [
-        _most_held(of_stage, blocks_of_chunks(stage.layers, of_stage.chunks, is_first=number == 0))
+        _most_held(of_stage, of_stage.placement.shares_of_blocks(stage.layers, number))
         for number, (stage, of_stage) in enumerate(zip(plan.stages, passes, strict=True))
     ]
+
+
+def ends_of_plan(plan: Plan) -> tuple[int, int]:
+    """The stages of a plan that have the embedding and the head."""
+    if plan.order == DEFAULT_ORDER:
+        return 0, plan.num_stages - 1
+    placement = order_of_plan(shortened(plan)).placement
+    return placement.first_stage, placement.last_stage
 
 
 @lru_cache(maxsize=1024)
@@ -88,6 +97,12 @@ def least_in_flight(order: str, num_stages: int, micro_batches: int) -> tuple[in
     its memory is divided over its chunks, and whatever passes for weights still need."""
     fewer = fewer_micro_batches(order, num_stages, micro_batches)
     return tuple(_least_held(one) for one in passes_of(named_order(order, num_stages, fewer)))
+
+
+def placement_of(order: str, num_stages: int, micro_batches: int) -> Placement:
+    """Where the parts of a pipeline lie whose passes run in a named order."""
+    fewer = fewer_micro_batches(order, num_stages, micro_batches)
+    return named_order(order, num_stages, fewer).placement
 
 
 def _least_held(passes: StagePasses) -> int:
@@ -115,15 +130,14 @@ def _most_held(passes: StagePasses, blocks: tuple[int, ...]) -> float:
 
 
 def _check_chunks(plan: Plan, order: PipelineOrder) -> None:
-    blocks = [stage.layers for stage in plan.stages]
-    if order.chunks > most_chunks(blocks):
-        fewest = min(blocks)
-        number = blocks.index(fewest)
-        message = (
-            f"has {order.chunks} chunks, plan.stages[{number}] {fewest} layers: give the "
-            "stage as many layers, or the order fewer chunks"
-        )
-        raise InputError(message)
+    placement = order.placement
+    for number, stage in enumerate(plan.stages):
+        if stage.layers < placement.blocks_needed(number):
+            message = (
+                f"has {order.chunks} chunks, plan.stages[{number}] {stage.layers} layers: give the "
+                "stage as many layers, or the order fewer chunks"
+            )
+            raise InputError(message)
 
 
 def _text(path: Path, most_bytes: int) -> str:

@@ -13,9 +13,9 @@ from mistlab.schedule.order_text import (
     OrderedPass,
     PassKind,
     PipelineOrder,
-    StageChunk,
     splits_backward,
 )
+from mistlab.schedule.placement import Placement, StageChunk, loop
 from mistlab.schedule.slot_table import Phase
 
 # Stage, kind, chunk and micro-batch of a pass.
@@ -63,10 +63,13 @@ class StagePass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePasses:
-    """A stage's passes in order; at most ``most_held`` slots of activations are in use at once."""
+    """A stage's passes in order; at most ``most_held`` slots of activations are in use at once.
+
+    ``placement`` says where the parts of all stages lie.
+    """
 
     passes: tuple[StagePass, ...]
-    chunks: int
+    placement: Placement
     most_held: int
     splits_backward: bool
 
@@ -76,9 +79,14 @@ class StagePasses:
     def __len__(self) -> int:
         return len(self.passes)
 
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the stage."""
+        return self.placement.chunks
+
 
 # Those of a stage whose passes nobody asks for.
-NO_PASSES = StagePasses(passes=(), chunks=1, most_held=0, splits_backward=False)
+NO_PASSES = StagePasses(passes=(), placement=loop(1), most_held=0, splits_backward=False)
 
 
 @lru_cache(maxsize=_MOST_KEPT)
@@ -145,7 +153,7 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
         )
     return StagePasses(
         passes=tuple(passes),
-        chunks=order.chunks,
+        placement=order.placement,
         most_held=slots.most,
         splits_backward=splits,
     )

@@ -1,23 +1,25 @@
 """The parts of plans as columns: each chunk of a stage is a candidate for a stage of its own.
 
-Axes: C candidates, V chunks of a stage, S stages.
+Axes: C candidates, S stages, P parts in order.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from mistlab.schedule.stage_chunks import blocks_of_chunks, parts_of_plan
+from mistlab.schedule.placement import Placement
+from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.values.dimensions import counts_of_blocks
 from mistlab.values.plan import Plan
 from mistlab.values.stages import Column, StageBatch
 
 
-def batch_of_parts(plans: Sequence[Plan], chunks: int) -> StageBatch:
-    """The parts of plans whose stages have ``chunks`` chunks, in order, one plan after another."""
-    parts = [(plan, part) for plan in plans for part in parts_of_plan(plan, chunks)]
+def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
+    """The parts of plans, which lie so on the stages of each, in order, one plan after another."""
+    parts = [(plan, part) for plan in plans for part in parts_of_plan(plan, placement)]
     first = np.cumsum([0, *(plan.num_stages for plan in plans)])[:-1]
-    places = np.repeat(first, [plan.num_stages * chunks for plan in plans])
+    numbers = range(len(placement.stages))
+    places = np.repeat(first, len(numbers))
     stages = StageBatch.of_plans(plans).chosen(places + np.array([one.stage for _, one in parts]))
     own = {
         "layers": [len(one.blocks) for _, one in parts],
@@ -25,28 +27,43 @@ def batch_of_parts(plans: Sequence[Plan], chunks: int) -> StageBatch:
         "has_embedding": [int(one.has_embedding) for _, one in parts],
         "has_head": [int(one.has_head) for _, one in parts],
         "first_block": [one.blocks.start - 1 for _, one in parts],
+        "comes_from": [placement.comes_from(part) for part in numbers] * len(plans),
+        "goes_to": [placement.goes_to(part) for part in numbers] * len(plans),
+        "shares_table": [int(placement.ends_meet)] * len(parts),
     }
     columns = {name: np.array(column) for name, column in own.items()}
     return StageBatch.of_columns({**stages.columns, **columns})
 
 
-def parts_of_stages(batch: StageBatch, num_stages: int, chunks: int) -> StageBatch:
-    """The parts (V, S, C) of columns (S, C) of the stages of pipelines, part by part; a stage has
-    as many blocks in all pipelines."""
-    stages = np.split(np.arange(len(batch)), num_stages)
+def with_ends(batch: StageBatch, placement: Placement) -> StageBatch:
+    """Columns (S, C) of the stages of pipelines, with embedding and head where parts lie so."""
+    each = len(batch) // placement.num_stages
+    stage = np.arange(len(batch)) // each
+    return batch.with_columns(
+        has_embedding=(stage == placement.first_stage).astype(np.int64),
+        has_head=(stage == placement.last_stage).astype(np.int64),
+    )
+
+
+def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
+    """The parts (P, C) of columns (S, C) of the stages of pipelines, part by part; a stage has as
+    many blocks in all pipelines."""
+    stages = np.split(np.arange(len(batch)), placement.num_stages)
     parts = []
-    for chunk in range(chunks):
-        for stage, rows in enumerate(stages):
-            of_stage = batch.chosen(rows)
-            blocks = blocks_of_chunks(int(of_stage.layers[0]), chunks, is_first=stage == 0)
-            parts.append(
-                of_stage.with_columns(
-                    layers=np.full(len(rows), blocks[chunk]),
-                    **_treated(of_stage, sum(blocks[:chunk]), sum(blocks[: chunk + 1])),
-                    has_embedding=of_stage.has_embedding * (chunk == 0),
-                    has_head=of_stage.has_head * (chunk == chunks - 1),
-                )
+    for part, (stage, chunk) in enumerate(placement.places):
+        of_stage = batch.chosen(stages[stage])
+        blocks = placement.shares_of_blocks(int(of_stage.layers[0]), stage)
+        parts.append(
+            of_stage.with_columns(
+                layers=np.full(len(of_stage), blocks[chunk]),
+                **_treated(of_stage, sum(blocks[:chunk]), sum(blocks[: chunk + 1])),
+                has_embedding=np.full(len(of_stage), int(part == 0)),
+                has_head=np.full(len(of_stage), int(part == len(placement.stages) - 1)),
+                comes_from=placement.comes_from(part),
+                goes_to=placement.goes_to(part),
+                shares_table=int(placement.ends_meet),
             )
+        )
     return StageBatch.joined(parts)
 
 

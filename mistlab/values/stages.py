@@ -11,7 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.schedule.plan_orders import in_flight_of_plan
+from mistlab.schedule.placement import NEXT, PREVIOUS
+from mistlab.schedule.plan_orders import ends_of_plan, in_flight_of_plan
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.plan import Plan, reader_of_degrees, reader_of_values
 
@@ -20,11 +21,14 @@ Column = NDArray[Any]
 # The columns for a stage's position in the pipeline, with their symbols in expressions.
 POSITIONS: Mapping[str, str] = {
     "in_flight": "q",  # micro-batches whose activations are held at once
-    "has_embedding": "e",  # 1 on the first stage, else 0
-    "has_head": "t",  # 1 on the last stage, else 0
+    "has_embedding": "e",  # 1 on the stage that has it, else 0
+    "has_head": "t",  # 1 on the stage that has it, else 0
     "first_rank": "",
     "first_block": "",  # of the model's blocks, counted from 0; it matters where kinds take turns
     "micro_batches": "",  # that the pipeline runs; 0 where it does not matter to the stage
+    "comes_from": "",  # the step to the stage that sends its input: -1, 0 (itself) or 1
+    "goes_to": "",  # the step to the stage that takes its outcome
+    "shares_table": "",  # 1 where embedding and head are two parts of one stage, else 0
 }
 
 
@@ -39,7 +43,7 @@ class StageBatch:
 
     Columns are named as in ``DIMENSIONS`` and ``POSITIONS`` and are attributes: ``batch.zero``.
     ``in_flight`` is the number of micro-batches whose activations are held at once, including the
-    running one. ``has_embedding`` and ``has_head`` are 1 on the first and the last stage, else 0.
+    running one. ``has_embedding`` and ``has_head`` are 1 on the stages that have them, else 0.
     Ranks fill nodes in order; the stage's ranks begin at ``first_rank``.
     """
 
@@ -134,6 +138,9 @@ _DEFAULTS: Mapping[str, float] = {
     "first_rank": 0,
     "first_block": 0,
     "micro_batches": 0,
+    "comes_from": PREVIOUS,
+    "goes_to": NEXT,
+    "shares_table": 0,
 }
 
 
@@ -145,6 +152,8 @@ def _column(given: Column | float, rows: int) -> Column:
     return given if isinstance(given, np.ndarray) else np.full(rows, given)
 
 
+# Where the micro-batches of whole stages come from and go to.
+_WAYS = PREVIOUS, NEXT, 0
 # The values of a candidate, in the order of the columns.
 StageRow = tuple[float, ...]
 
@@ -153,13 +162,14 @@ def rows_of(plan: Plan, period: int | None = None) -> list[StageRow]:
     """The stages of a plan, in order. With a period first blocks count within so many, and stages
     of plans that differ in their micro-batches alone are equal."""
     rows: list[StageRow] = []
-    first_rank, first_block, last = 0, 0, plan.num_stages - 1
+    first_rank, first_block = 0, 0
+    first, last = ends_of_plan(plan)
     count = 0 if period else plan.micro_batches
     held, values, degrees = in_flight_of_plan(plan), reader_of_values(), reader_of_degrees()
     for index, stage in enumerate(plan.stages):
-        ends = int(index == 0), int(index == last)
+        ends = int(index == first), int(index == last)
         block = first_block % period if period else first_block
-        rows.append((*values(stage), held[index], *ends, first_rank, block, count))
+        rows.append((*values(stage), held[index], *ends, first_rank, block, count, *_WAYS))
         first_rank += int(prod(degrees(stage)))
         first_block += stage.layers
     return rows

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from mistlab.cost.order_bound import order_bound_s
 from mistlab.cost.pipeline import StageTimes
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.orders import INTERLEAVED, SPLIT
-from mistlab.schedule.plan_orders import least_in_flight
-from mistlab.values.parts import parts_of_stages
+from mistlab.schedule.orders import SPLIT
+from mistlab.schedule.plan_orders import least_in_flight, placement_of
+from mistlab.values.parts import parts_of_stages, with_ends
 from searchers.joining.alike import AlikeStages, Candidates
 
 # Plans that are predicted together, with bounds below the best time before them.
@@ -55,19 +55,20 @@ class AlikeInOrder:
         own, ledger, pipeline = self.stages, self.stages.ledger, self.stages.pipeline
         engine, count = own.space.engine, pipeline.num_stages
         held = least_in_flight(self.order, count, pipeline.micro_batches)
-        batch = own.batch(candidates, held)
+        placement = placement_of(self.order, count, pipeline.micro_batches)
+        batch = with_ends(own.batch(candidates, held), placement)
         fits = ledger.stage_fits(batch, engine=engine).reshape(count, -1).all(axis=0)
         found = np.full(len(candidates), np.inf)
         rows = np.flatnonzero(fits)
         if len(rows):
             few = own.batch(candidates[rows], held)
-            parts = parts_of_stages(few, count, INTERLEAVED.get(self.order, 1))
+            parts = parts_of_stages(few, placement)
             seconds = ledger.stage_costs(parts, engine=engine).seconds
             names = (entry.name for entry in fields(StageTimes))
             times = {name: getattr(seconds, name).reshape(-1, len(rows)).T for name in names}
             found[rows] = order_bound_s(
                 StageTimes(**times),
-                count,
+                placement,
                 pipeline.micro_batches,
                 splits=self.order in SPLIT,
                 steps_apart=ENGINES[engine].steps_apart,

@@ -12,7 +12,8 @@ from mistlab.cost.order_path import EndTimes, SplitTimes, order_iteration_s
 from mistlab.cost.order_times import extended_s
 from mistlab.cost.pipeline import StageTimes
 from mistlab.schedule.checked_orders import named_order
-from mistlab.schedule.orders import INTERLEAVED, ORDERS, SPLIT, fewer_micro_batches, order_problem
+from mistlab.schedule.orders import ORDERS, SPLIT, TURNING, fewer_micro_batches, order_problem
+from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_passes import passes_of
 from tests.mistlab.test_order_path import equal
 
@@ -42,27 +43,29 @@ def drawn_pipelines(order: str, count: int = 25) -> Iterator[tuple[np.random.Gen
     draw = np.random.default_rng(sum(map(ord, order)))
     for _ in range(count):
         stages, micro_batches = int(draw.integers(2, 6)), int(draw.integers(1, 13))
-        if not order_problem(order, stages, micro_batches, INTERLEAVED.get(order, 1)):
+        if not order_problem(order, stages, micro_batches, most_chunks=8):
             yield draw, stages, micro_batches
 
 
 def shares_of_paths(order: str, *, steps_apart: bool) -> Iterator[NDArray[np.float64]]:
     """The bounds of random pipelines as shares of their longest paths."""
     for draw, stages, micro_batches in drawn_pipelines(order):
-        times = drawn_times(draw, stages * INTERLEAVED.get(order, 1))
+        passes = passes_of(named_order(order, stages, micro_batches))
+        placement = passes[0].placement
+        times = drawn_times(draw, len(placement.stages))
         weights_s = times.backward_s * draw.uniform(0, 1)
         split = SplitTimes(weights_s=weights_s, unhidden_s=weights_s * draw.uniform(0, 0.1))
         nothing = np.zeros_like(times.forward_s)
         path_s = order_iteration_s(
             times,
-            passes_of(named_order(order, stages, micro_batches)),
+            passes,
             split if order in SPLIT else None,
             at_end=EndTimes(reductions_s=nothing, steps_s=times.end_s * draw.uniform(0, 1)),
             steps_apart=steps_apart,
         )
         splits = order in SPLIT
         yield (
-            order_bound_s(times, stages, micro_batches, splits=splits, steps_apart=steps_apart)
+            order_bound_s(times, placement, micro_batches, splits=splits, steps_apart=steps_apart)
             / path_s
         )
 
@@ -72,15 +75,16 @@ def shares_of_paths(order: str, *, steps_apart: bool) -> Iterator[NDArray[np.flo
 def test_no_path_in_any_order_is_shorter_than_its_bound(order: str, steps_apart: bool) -> None:
     shares = np.concatenate([*shares_of_paths(order, steps_apart=steps_apart)])
     assert (shares <= 1 + 1e-12).all()
-    # A bound that searches can use: not far below.
-    assert shares.mean() > (0.6 if steps_apart else 0.8)
+    # A bound that searches can use: not far below. Few micro-batches fill a V slowly, and where
+    # backward passes are split the bound knows no way back.
+    assert shares.mean() > (0.6 if steps_apart else 0.7 if order in TURNING else 0.8)
 
 
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_bounds_of_equal_stages_are_exact_where_nothing_is_sent(chunks: int) -> None:
     times, order = equal(4 * chunks, 1.0 / chunks, 2.0 / chunks), f"interleaved-{chunks}"
     path_s = order_iteration_s(times, passes_of(named_order(order, 4, 8)))
-    assert order_bound_s(times, 4, 8) == pytest.approx(path_s)
+    assert order_bound_s(times, loop(4, chunks), 8) == pytest.approx(path_s)
 
 
 def test_a_stage_that_is_slowest_in_the_long_run_alone_is_not_forgotten() -> None:
@@ -95,7 +99,7 @@ def test_a_stage_that_is_slowest_in_the_long_run_alone_is_not_forgotten() -> Non
             for count in (few, few + stages, micro_batches)
         )
         groups = np.full(CANDIDATES, (micro_batches - few) / stages)
-        least_s = order_bound_s(times, stages, micro_batches)
+        least_s = order_bound_s(times, loop(stages, 2), micro_batches)
         shares.append(
             [extended_s(few_s, more_s, groups, s) / whole_s for s in (0 * least_s, least_s)]
         )

@@ -15,6 +15,7 @@ from mistlab.cost.order_path import (
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.schedule.checked_orders import named_order, order_of_text
 from mistlab.schedule.orders import interleaved, zero_bubble
+from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_passes import passes_of
 from tests.pipeline_orders import all_forwards_first
 
@@ -67,7 +68,7 @@ def test_1f1b_is_near_its_formula(spread: float, short: float, long: float) -> N
         formula_s = iteration_s(times, np.full(CANDIDATES, micro_batches))
         assert (formula_s >= (1 - short) * path_s).all()
         assert (formula_s <= (1 + long) * path_s).all()
-        bound_s = order_bound_s(times, stages, micro_batches)
+        bound_s = order_bound_s(times, loop(stages), micro_batches)
         assert (bound_s <= path_s * (1 + 1e-12)).all()
         # A bound that searches can use: not far below.
         assert (bound_s >= 0.6 * path_s).all()
@@ -109,7 +110,7 @@ def test_a_zero_bubble_leaves_what_is_published() -> None:
     assert path_s == pytest.approx(8 * 3.0 + 3 * 1.0)
     slower = SplitTimes(weights_s=one, unhidden_s=0.5 * one)
     assert (order_iteration_s(equal(4, 1.0, 2.0), passes, slower) > path_s + 8 * 0.4).all()
-    assert order_bound_s(equal(4, 1.0, 2.0), 4, 8, splits=True) <= path_s
+    assert order_bound_s(equal(4, 1.0, 2.0), loop(4), 8, splits=True) <= path_s
 
 
 @pytest.mark.parametrize(("weights", "forward"), [(1.0, 1.0), (0.8, 1.0), (2 / 3, 1.0)])
@@ -148,9 +149,9 @@ def test_a_host_slower_than_its_gpu_is_what_an_iteration_takes() -> None:
     host = HostTimes(forward_s=3 * one, backward_s=6 * one, blocks=100 * one)
     passes = passes_of(named_order("interleaved-2", 2, 8))
     path_s = order_iteration_s(equal(4, 1.0, 2.0), passes, host=host)
-    assert host.whole_s(np.array([8]), 2) == 8 * 2 * 9.0
+    assert host.whole_s(np.array([8]), loop(2, 2)) == 8 * 2 * 9.0
     assert path_s == pytest.approx(8 * 2 * 9.0, rel=0.04)
-    assert (path_s >= host.whole_s(np.array([8]), 2)).all()
+    assert (path_s >= host.whole_s(np.array([8]), loop(2, 2))).all()
 
 
 def test_parts_are_reduced_one_after_another_beside_passes_and_stepped_last() -> None:

@@ -10,7 +10,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mistlab.schedule.checked_orders import named_order, order_of_text
-from mistlab.schedule.order_text import StageChunk
 from mistlab.schedule.orders import (
     ORDERS,
     in_flight,
@@ -19,8 +18,9 @@ from mistlab.schedule.orders import (
     order_problem,
     zero_bubble,
 )
+from mistlab.schedule.placement import StageChunk, loop, most_chunks
 from mistlab.schedule.plan_orders import in_flight_of_plan, order_of_plan
-from mistlab.schedule.stage_chunks import most_chunks, parts_of_plan
+from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.schedule.stage_passes import StagePass, passes_of
 from mistlab.values.errors import FieldError, InputError
 from mistlab.values.plan import Plan, StagePlan
@@ -198,7 +198,9 @@ def test_a_stage_holds_the_share_of_its_blocks_that_its_chunks_have(tmp_path: Pa
 
 def test_chunks_share_a_stage_s_blocks_and_the_last_ones_are_recomputed() -> None:
     stage = replace(TWO[0], layers=5, checkpointed_layers=3)
-    parts = parts_of_plan(Plan(micro_batches=1, stages=(stage, replace(stage, layers=3))), 2)
+    parts = parts_of_plan(
+        Plan(micro_batches=1, stages=(stage, replace(stage, layers=3))), loop(2, 2)
+    )
     assert [(one.stage, one.chunk) for one in parts] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert [one.blocks for one in parts] == [*(range(1, 3), range(3, 5), range(5, 8), range(8, 9))]
     assert [one.treated["checkpointed_layers"] for one in parts] == [0, 2, 3, 1]
@@ -210,7 +212,7 @@ def test_chunks_share_a_stage_s_blocks_and_the_last_ones_are_recomputed() -> Non
 
 def test_the_parts_with_embedding_and_head_may_have_no_block() -> None:
     inner = replace(TWO[0], layers=3)
-    parts = parts_of_plan(Plan(micro_batches=3, stages=(TWO[0], inner, TWO[1])), 3)
+    parts = parts_of_plan(Plan(micro_batches=3, stages=(TWO[0], inner, TWO[1])), loop(3, 3))
     assert [len(one.blocks) for one in parts] == [0, *[1] * 7, 0]
     assert [
         (one.first_layer, one.has_embedding, one.has_head) for one in (parts[0], parts[-1])

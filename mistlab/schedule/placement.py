@@ -1,0 +1,190 @@
+"""Where the parts of a model lie: which stage of a pipeline holds each part.
+
+A stage's chunks are its parts, in the order of the model. In a *loop* the parts go round: with S
+stages, part c S + s is chunk c of stage s. In a *V* they turn round at the last stage: with two
+chunks a stage, part s is the first chunk of stage s, and part 2 S - 1 - s the second one.
+
+A stage's blocks are divided over its chunks as evenly as possible. Where blocks are few, the part
+with the embedding and the part with the head may have no block at all.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from mistlab.values.errors import InputError
+
+# The steps from a stage to the stage that a part's input comes from, or that its outcome goes to.
+PREVIOUS, HERE, NEXT = -1, 0, 1
+
+
+class StageChunk(NamedTuple):
+    """A chunk of a stage."""
+
+    stage: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The stage that holds each part of a model, in the order of the parts."""
+
+    stages: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_stages(self.stages)
+        if not self.is_loop:
+            _check_neighbours(self.stages)
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return max(self.stages) + 1
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of each stage."""
+        return len(self.stages) // self.num_stages
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether the parts go round."""
+        return self.stages == tuple(range(self.num_stages)) * self.chunks
+
+    @property
+    def first_stage(self) -> int:
+        """The stage with the embedding."""
+        return self.stages[0]
+
+    @property
+    def last_stage(self) -> int:
+        """The stage with the head."""
+        return self.stages[-1]
+
+    @property
+    def ends_meet(self) -> bool:
+        """Whether one of several stages has both the embedding and the head."""
+        return self.first_stage == self.last_stage and self.num_stages > 1
+
+    @property
+    def places(self) -> tuple[StageChunk, ...]:
+        """The stage and the chunk of each part."""
+        before = [0] * self.num_stages
+        found = []
+        for stage in self.stages:
+            found.append(StageChunk(stage, before[stage]))
+            before[stage] += 1
+        return tuple(found)
+
+    @property
+    def parts(self) -> Mapping[StageChunk, int]:
+        """The part that each chunk of a stage is."""
+        return {place: part for part, place in enumerate(self.places)}
+
+    def of_stage(self, stage: int) -> tuple[int, ...]:
+        """The parts of a stage, in the order of its chunks."""
+        return tuple(part for part, own in enumerate(self.stages) if own == stage)
+
+    def comes_from(self, part: int) -> int:
+        """The step to the stage that sends a part its input; ``PREVIOUS`` if nobody does."""
+        return PREVIOUS if part == 0 else -self.goes_to(part - 1)
+
+    def goes_to(self, part: int) -> int:
+        """The step to the stage that takes a part's outcome; ``NEXT`` if nobody does.
+
+        In a loop the stage after the last one is the first.
+        """
+        if self.is_loop or part == len(self.stages) - 1:
+            return NEXT
+        step = self.stages[part + 1] - self.stages[part]
+        return step if step in (PREVIOUS, HERE) else NEXT
+
+    def sends_away(self, part: int) -> bool:
+        """Whether a part's outcome goes to another stage."""
+        following = self.stages[part + 1 : part + 2]
+        return bool(following) and following[0] != self.stages[part]
+
+    def blocks_needed(self, stage: int) -> int:
+        """The fewest blocks of a stage: all parts have one but those with embedding and head."""
+        ends = (0, len(self.stages) - 1) if self.num_stages > 1 else ()
+        return len([part for part in self.of_stage(stage) if part not in ends])
+
+    def shares_of_blocks(self, blocks: int, stage: int) -> tuple[int, ...]:
+        """How many of a stage's blocks each of its chunks has.
+
+        The rest goes to the first chunks, but on the first stage of a loop, whose first part has
+        the embedding too, to the last ones.
+        """
+        return blocks_of_chunks(blocks, self.chunks, is_first=self.is_loop and stage == 0)
+
+
+def loop(num_stages: int, chunks: int = 1) -> Placement:
+    """Parts that go round.
+
+    >>> loop(3, 2).stages
+    (0, 1, 2, 0, 1, 2)
+    """
+    return Placement(tuple(range(num_stages)) * chunks)
+
+
+def turning(num_stages: int) -> Placement:
+    """Two chunks a stage, in a V: the first stage has the first part and the last one.
+
+    >>> turning(3).stages
+    (0, 1, 2, 2, 1, 0)
+    """
+    stages = tuple(range(num_stages))
+    return Placement(stages + stages[::-1])
+
+
+def blocks_of_chunks(blocks: int, chunks: int, *, is_first: bool = False) -> tuple[int, ...]:
+    """How many of a stage's blocks each of its chunks has.
+
+    >>> blocks_of_chunks(8, 3)
+    (3, 3, 2)
+    >>> blocks_of_chunks(8, 3, is_first=True)
+    (2, 3, 3)
+    """
+    each, rest = divmod(blocks, chunks)
+    shares = tuple(each + (chunk < rest) for chunk in range(chunks))
+    return shares[::-1] if is_first else shares
+
+
+def most_chunks(blocks: Sequence[int], *, turns: bool = False) -> int:
+    """The most chunks of a pipeline whose stages have so many blocks, and whose parts go round or,
+    if it ``turns``, lie in a V.
+
+    >>> most_chunks((2, 3, 2)), most_chunks((2,)), most_chunks((1, 2), turns=True)
+    (3, 2, 2)
+    """
+    ends = ((0, 0) if turns else (0, len(blocks) - 1)) if len(blocks) > 1 else ()
+    return min(count + ends.count(stage) for stage, count in enumerate(blocks))
+
+
+def _check_stages(stages: Sequence[int]) -> None:
+    """Refuse parts that do not give every stage equally many chunks."""
+    counts = [stages.count(stage) for stage in range(max(stages, default=-1) + 1)]
+    if not counts or min(stages) < 0 or len({*counts}) > 1:
+        message = (
+            f"parts on stages {_shown(stages)} do not give every stage equally many chunks: name "
+            "each stage as often, from 0 on without a gap"
+        )
+        raise InputError(message)
+
+
+def _check_neighbours(stages: Sequence[int]) -> None:
+    """Refuse parts that follow one another on stages between which nothing is sent."""
+    last = max(stages)
+    for part, (here, there) in enumerate(pairwise(stages)):
+        if abs(there - here) > 1 and (here, there) != (last, 0):
+            message = (
+                f"part {part} is on stage {here} and part {part + 1} on stage {there}, which are "
+                "no neighbours: put each part on the stage of the part before, beside it, or on "
+                "the first stage after the last"
+            )
+            raise InputError(message)
+
+
+def _shown(stages: Sequence[int]) -> str:
+    return " ".join(map(str, stages[:16])) + (" ..." if len(stages) > 16 else "")

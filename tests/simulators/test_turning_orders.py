@@ -1,0 +1,114 @@
+"""Orders whose parts turn round at the last stage: predicted beside what is played."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.machine.cluster import Cluster
+from mistlab.schedule.plan_orders import order_of_plan
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.workload import Workload
+from simulators.events import EventSimulator
+from simulators.memory import memory_of
+from simulators.symbolic import SymbolicPredictor
+
+HARDWARE = catalog.hardware("a100-80gb")
+ONE_NODE = Cluster(hardware=HARDWARE, nodes=1, gpus_per_node=8)
+NODES = Cluster(hardware=HARDWARE, nodes=4, gpus_per_node=2)
+STAGE = StagePlan(layers=8, data_parallel=1, tensor_parallel=2, micro_batch=1)
+STAGES = (replace(STAGE, layers=7), replace(STAGE, checkpointed_layers=3), STAGE, STAGE)
+WORK = Workload(
+    model=replace(catalog.model("gpt3-2.7b"), layers=31, tied_embeddings=True),
+    sequence_length=2048,
+    global_batch=12,
+    attention="flash",
+    precision="bf16",
+)
+
+
+def plan_of(order: str, engine: str = "mistlab") -> Plan:
+    return Plan(engine=engine, micro_batches=12, stages=STAGES, order=order)
+
+
+@pytest.mark.parametrize("cluster", [ONE_NODE, NODES], ids=["one node", "four nodes"])
+@pytest.mark.parametrize(
+    ("order", "engine"),
+    [("zb-v", "mistlab"), ("dualpipe-v", "mistlab"), ("zb-v", "zero-bubble")],
+)
+def test_what_is_played_is_near(order: str, engine: str, cluster: Cluster) -> None:
+    plan = plan_of(order, engine)
+    closed = SymbolicPredictor(workload=WORK, cluster=cluster).predict(plan)
+    simulation = EventSimulator(workload=WORK, cluster=cluster).simulate(plan)
+    assert closed.iteration_s == pytest.approx(simulation.iteration_s, rel=0.01)
+    room = np.full(4, np.inf)
+    held = memory_of(simulation, plan, StageModel.of(WORK, engine), room)
+    for one, other in zip(closed.stages, held, strict=True):
+        assert one.peak_allocated_bytes == pytest.approx(other.peak_bytes, rel=0.02)
+
+
+def test_parts_of_one_stage_send_nothing_and_every_pass_is_played_once() -> None:
+    simulation = EventSimulator(workload=WORK, cluster=ONE_NODE).simulate(plan_of("zb-v"))
+    tasks = [one.action for one in simulation.tasks()]
+    computed = Counter((one.kind, one.layer, one.micro_batch) for one in tasks if one.kind in "FBW")
+    assert {*computed.values()} == {1}
+    assert len([1 for kind, *_ in computed if kind == "F"]) == 12 * 33
+    assert {one.stage for one in tasks if one.layer in (0, 32)} == {0}
+    sends = Counter(one.stage for one in tasks if one.kind == "X")
+    # Both ways: the first stage and the last send on one of their chunks, the others on both.
+    assert sends == {0: 2 * 12, 1: 4 * 12, 2: 4 * 12, 3: 2 * 12}
+
+
+def test_the_ends_share_their_table_of_tokens() -> None:
+    """No gradient of the table is exchanged, and the first stage counts it once."""
+    predictor = SymbolicPredictor(workload=WORK, cluster=NODES)
+    simulator = EventSimulator(workload=WORK, cluster=NODES)
+
+    def reductions(order: str) -> int:
+        tasks = simulator.simulate(plan_of(order)).tasks()
+        return sum(one.action.kind == "R" and one.action.layer is None for one in tasks)
+
+    assert (reductions("1f1b"), reductions("zb-v")) == (2, 0)
+    apart = replace(WORK, model=replace(WORK.model, tied_embeddings=False))
+    untied = SymbolicPredictor(workload=apart, cluster=NODES)
+    first, other = (one.predict(plan_of("zb-v")).stages[0].memory for one in (predictor, untied))
+    table_bytes = 2 * WORK.model.padded_vocab(2) * WORK.model.hidden / 2
+    assert other.weights - first.weights == pytest.approx(table_bytes)
+
+
+def test_a_v_holds_about_what_1f1b_holds_and_waits_less() -> None:
+    model = replace(catalog.model("gpt3-2.7b"), vocab=2048)
+    work = replace(WORK, model=model, global_batch=16)
+    predictor = SymbolicPredictor(workload=work, cluster=ONE_NODE)
+    plans = [
+        Plan(micro_batches=16, stages=(STAGE,) * 4, order=order)
+        for order in ("1f1b", "zb-h1", "zb-2p", "zb-v")
+    ]
+    usual, h1, twice, turning = predictor.predict_many(plans)
+    # The last stage begins earlier than under ZB-2p, whose chunks are twice as long.
+    assert turning.iteration_s < twice.iteration_s < h1.iteration_s < usual.iteration_s
+    peaks = [max(s.peak_allocated_bytes for s in one.stages) for one in (usual, turning, twice)]
+    assert peaks[1] < 1.25 * peaks[0] < 0.8 * peaks[2]
+
+
+def test_a_file_of_its_text_is_predicted_as_the_order(tmp_path: Path) -> None:
+    plan = plan_of("zb-v")
+    (tmp_path / "v.txt").write_text(str(order_of_plan(plan)))
+    predictor = SymbolicPredictor(workload=WORK, cluster=NODES)
+    from_file = predictor.predict(replace(plan, order=str(tmp_path / "v.txt")))
+    named = predictor.predict(plan)
+    assert (from_file.iteration_s, from_file.stages) == (named.iteration_s, named.stages)
+
+
+def test_engines_say_which_orders_they_run() -> None:
+    Job(workload=WORK, cluster=ONE_NODE, plan=plan_of("zb-v", "zero-bubble"))
+    with pytest.raises(InputError, match="zb-v, but engine megatron does not run it here"):
+        Job(workload=WORK, cluster=ONE_NODE, plan=plan_of("zb-v", "megatron"))
+    with pytest.raises(InputError, match="dualpipe-v, but engine zero-bubble does not run it"):
+        Job(workload=WORK, cluster=ONE_NODE, plan=plan_of("dualpipe-v", "zero-bubble"))
