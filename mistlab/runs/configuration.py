@@ -3,6 +3,7 @@
 Nothing that was measured is read. From the column ``notes`` only these phrases are: "tied
 embeddings" and "untie-embeddings", "dropout on", "first and last stage have one layer less",
 "unfused attention" and "attention-backend=unfused", "swiglu=1", "non-overlap launch", "tokendrop",
+"schedule ZBV",
 those about parts of models (``mistlab.runs.parts``), and the network, as "1600 Gbps node-node" or
 "400 Gb/s RDMA a GPU".
 """
@@ -100,13 +101,12 @@ def configuration_of(row: TableRow) -> Configuration:
     remarks = text_of(cells, "notes").casefold()
     zero_text = text_of(cells, "zero")
     engine, note = engine_of(text_of(cells, "engine"), zero_text)
-    order = order_of(text_of(cells, "engine"))
     notes.append(note)
     gpus = gpus_of(text_of(cells, "hardware"))
     notes.append(gpus.note)
     usual = USUAL_OF_ENGINE.get(engine)
-    if engine == "zero-bubble" and not order:
-        engine = "zero-bubble-waiting"
+    order, engine, note = order_of(text_of(cells, "engine"), engine, remarks)
+    notes.append(note)
     shape, found = shape_of(cells, remarks, usual)
     notes += found
     if engine == "megatron-bridge" and experts_of(shape, cells):

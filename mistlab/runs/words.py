@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mistlab.engines.table import ENGINES
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
 from mistlab.values.workload import Attention
@@ -42,10 +44,16 @@ def software_of(text: str) -> str:
 
 # What an engine's text says of the order of passes, and the order; the first match counts.
 ORDERS_BY_WORD: Mapping[str, str] = {
+    "schedule zbv": "zb-v",
+    "schedule zb-v": "zb-v",
     "schedule zb-2p": "zb-2p",
     "schedule zb-h2": "zb-h2",
     "schedule zb": "zb-h1",
 }
+
+
+# The engine whose runs in this order others' are predicted as.
+ENGINE_OF_ZB_V = "zero-bubble"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +142,25 @@ def engine_of(text: str, zero: str) -> tuple[str, str]:
     return assumed, f"{what}: predicted as engine {assumed}"
 
 
-def order_of(text: str) -> str:
-    """The order of passes that an engine's text names; empty if it names none."""
+def order_of(text: str, engine: str, remarks: str) -> tuple[str, str, str]:
+    """The order of passes that an engine's text names, or else the notes; the engine that runs it;
+    and a note if this is not the row's own engine. The order is empty if nothing names it.
+
+    Of the notes only the words for ZB-V are read.
+    """
+    if order := _named_order(text):
+        return order, engine, ""
+    if engine == "zero-bubble":
+        return "", "zero-bubble-waiting", ""
+    order = _named_order(remarks)
+    if order != "zb-v":
+        return "", engine, ""
+    if not ENGINES[engine].order_problem(order, default=DEFAULT_ORDER):
+        return order, engine, ""
+    return order, ENGINE_OF_ZB_V, f"{order} is predicted as engine {ENGINE_OF_ZB_V} runs it"
+
+
+def _named_order(text: str) -> str:
     words = text.casefold()
     return next((order for word, order in ORDERS_BY_WORD.items() if word in words), "")
 

@@ -204,14 +204,20 @@ def test_the_zero_bubble_fork_is_predicted_as_its_examples_train() -> None:
     assert interleaved.shape.model.dropout == 0.1
     jobs = {
         schedule: job_of(run(engine=fork + schedule, **given)).job.plan
-        for schedule in ("1F1B", "ZB-1p", "ZB-2p")
+        for schedule in ("1F1B", "ZB-1p", "ZB-2p", "ZBV")
     }
     found = {name: (plan.engine, plan.order) for name, plan in jobs.items()}
     assert found == {
         "1F1B": ("zero-bubble-waiting", "1f1b"),
         "ZB-1p": ("zero-bubble", "zb-h1"),
         "ZB-2p": ("zero-bubble", "zb-2p"),
+        "ZBV": ("zero-bubble", "zb-v"),
     }
+    # Elsewhere notes may name it.
+    other = {**given, "engine": "Megatron-LM", "notes": "schedule ZBV; batch not stated"}
+    made = job_of(run(**other))
+    assert (made.job.plan.engine, made.job.plan.order) == ("zero-bubble", "zb-v")
+    assert "zb-v is predicted as engine zero-bubble runs it" in made.notes
     # Each of its chunks has a block, but for the embedding's and the head's.
     assert job_of(interleaved).job.plan.order == "interleaved-3"
 
