@@ -224,6 +224,14 @@ _MEGATRON_TODAY = replace(
     recomputation="any",
     core_recomputed_layers=None,
 )
+# Pipelines whose gradients of weights fill their waits, as Megatron-LM's fork runs them.
+_ZERO_BUBBLE = replace(
+    _MEGATRON,
+    name="zero-bubble",
+    engine="zero-bubble",
+    orders=(DEFAULT_ORDER, *ENGINES["zero-bubble"].orders),
+    recomputation="any",
+)
 _DEEPSPEED = replace(
     _MEGATRON, name="deepspeed", engine="deepspeed", tensor_parallel=(1,), zero=(0, 1, 2, 3)
 )
@@ -272,6 +280,8 @@ _EVERYTHING = replace(
     expert_parallel=_POWERS[:7],
     state_replicas=_POWERS,
 )
+# Its pipelines in any order; only searchers of whole plans search it.
+_IN_ANY_ORDER = replace(_EVERYTHING, name="everything:orders", orders=tuple(ORDERS))
 
 SPACES: Mapping[str, SearchSpace] = {
     **{space.name: space for space in (_3D, _ZERO, _CHECKPOINTING, _OFFLOAD, _MIST, _WIDE)},
@@ -279,9 +289,9 @@ SPACES: Mapping[str, SearchSpace] = {
     **{
         space.name: space
         for space in (
-            *(_MEGATRON, _MEGATRON_TODAY, _DEEPSPEED),
+            *(_MEGATRON, _MEGATRON_TODAY, _ZERO_BUBBLE, _DEEPSPEED),
             *(*_AS_PUBLISHED, _ACESO, _ALPA),
-            *(_MOE, _FSDP, _EVERYTHING),
+            *(_MOE, _FSDP, _EVERYTHING, _IN_ANY_ORDER),
         )
     },
 }

@@ -12,9 +12,10 @@ pytest.importorskip("torch")
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule import receipts
-from mistlab.schedule.orders import interleaved, zero_bubble
+from mistlab.schedule.orders import dualpipe_v, interleaved, zero_bubble
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.stage_shape import RING, StageShape
+from mistlab.schedule.turning import zb_v_text
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan
@@ -192,7 +193,13 @@ def test_orders_have_no_races(name: str, ordered: Ordered) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "has"), [(interleaved(2, 4, 2), "chunks"), (zero_bubble(2, 4), "W")]
+    ("text", "has"),
+    [
+        (interleaved(2, 4, 2), "chunks"),
+        (zero_bubble(2, 4), "W"),
+        (zb_v_text(2, 4), "chunks"),
+        (dualpipe_v(2, 4), "chunks"),
+    ],
 )
 def test_what_the_runtime_does_not_have_is_refused(text: str, has: str, ordered: Ordered) -> None:
     plan = ordered(Plan(micro_batches=4, stages=(stage(2), stage(2))), text)

@@ -14,7 +14,12 @@ from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
 from mistlab.values.workload import Workload
+from searchers.membership import contains
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor
@@ -112,3 +117,25 @@ def test_engines_say_which_orders_they_run() -> None:
         Job(workload=WORK, cluster=ONE_NODE, plan=plan_of("zb-v", "megatron"))
     with pytest.raises(InputError, match="dualpipe-v, but engine zero-bubble does not run it"):
         Job(workload=WORK, cluster=ONE_NODE, plan=plan_of("dualpipe-v", "zero-bubble"))
+
+
+@pytest.mark.parametrize("name", ["random", "aceso"])
+def test_searches_find_it(name: str) -> None:
+    """In a pipeline of four stages with little room, where nothing else fills the waits as well."""
+    space = replace(space_of("zero-bubble"), tensor_parallel=(2,), pipeline=(4,), micro_batch=(1,))
+    work = replace(WORK, model=replace(WORK.model, layers=32), global_batch=8)
+    cluster = replace(ONE_NODE, memory_gib=13.0)
+    predictor = SymbolicPredictor(workload=work, cluster=cluster)
+    searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
+    problem = Problem(workload=work, cluster=cluster)
+    found = searcher.search(problem, space, Budget(evaluations=60), 0)
+    assert found.plan is not None
+    assert found.plan.order == "zb-v"
+    assert contains(problem, space, found.plan)
+
+
+def test_spaces_of_any_order_have_them() -> None:
+    assert "zb-v" in space_of("everything:orders").orders
+    assert "dualpipe-v" not in space_of("zero-bubble").orders
+    everything = space_of("everything:orders")
+    assert replace(everything, name="everything", orders=("1f1b",)) == space_of("everything")
