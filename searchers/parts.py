@@ -101,7 +101,13 @@ def _own_others() -> list[str]:
 # The fields of a space that list values, and those that are true or false.
 _LISTED = (
     *("data_parallel", "tensor_parallel", "pipeline", "micro_batches", "micro_batch"),
-    *("context_parallel", "sequence_parallel", "expert_parallel", "expert_tensor_parallel"),
+    *(
+        "context_parallel",
+        "context_exchange",
+        "sequence_parallel",
+        "expert_parallel",
+        "expert_tensor_parallel",
+    ),
     *("state_replicas", "zero", "orders", "core_recomputed_layers"),
 )
 _FLAGS = ("unequal_stages", "unequal_meshes")

@@ -26,7 +26,7 @@ from mistlab.machine.compute import (
 from mistlab.symbolic.compiled import Compiled, compile_sums
 from mistlab.symbolic.exchanges import EXCHANGES, Beside
 from mistlab.symbolic.graph import PHASES, LayerGraph, Operator, Phase
-from mistlab.symbolic.graph_choice import by_graph
+from mistlab.symbolic.graph_choice import GraphChoice, by_graph
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer_types import LayerTypes, graphs_of
 from mistlab.symbolic.stored_graph import StoredGraph
@@ -34,6 +34,7 @@ from mistlab.symbolic.sum_source import Value
 from mistlab.symbolic.sums import Sum, names_in, where
 from mistlab.symbolic.symbols import size_names
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
+from mistlab.values.context_ways import RING
 
 CLASSES: tuple[OperatorClass, ...] = (
     *OPERATOR_CLASSES,
@@ -105,6 +106,7 @@ class LayerWork:
     sequence parallelism layers have the work of the graph ``split``, if the model has one.
     """
 
+    graph: StoredGraph
     types: tuple[str, ...]
     compiled: Compiled
     rules: KernelRules
@@ -121,6 +123,7 @@ class LayerWork:
     ) -> Self:
         """Compile the layers of a graph."""
         return cls(
+            graph=graph,
             types=LayerTypes.of(graph.pattern).names,
             compiled=_compiled(graph, rules, treatments, size_names()),
             rules=rules,
@@ -130,12 +133,12 @@ class LayerWork:
 
     def __call__(self, columns: Mapping[str, Values]) -> Mapping[str, Values]:
         """The value of each expression for columns of all sizes and choices of graphs."""
-        values = by_graph(self.compiled, self._split if self.split else None, columns)
+        values = by_graph(self.compiled, self._other, columns)
         return dict(zip(self.compiled.names, values, strict=True))
 
-    def _split(self) -> Compiled:
-        assert self.split is not None
-        return _compiled(self.split, self.rules, self.treatments, size_names())
+    def _other(self, choice: GraphChoice) -> Compiled:
+        graph = self.split if self.split is not None and choice.splits_tokens else self.graph
+        return _compiled(graph, self.rules, self.treatments, size_names(), choice.exchange)
 
     @property
     def passes(self) -> Sequence[str]:
@@ -160,11 +163,12 @@ def _compiled(
     rules: KernelRules,
     treatments: tuple[tuple[str, Treatment], ...],
     columns: tuple[str, ...],
+    exchange: int = RING,
 ) -> Compiled:
     expressions: dict[str, Value] = {}
     numbers: dict[str, int] = {}
     names: dict[tuple[str, tuple[Operator, ...]], str] = {}
-    for layer_type, layer in graphs_of(graph.counts, treatments).items():
+    for layer_type, layer in graphs_of(graph.counts, treatments, exchange).items():
         expressions |= {
             f"{layer_type} parameters": layer.parameter_count,
             f"{layer_type} experts": layer.expert_parameter_count,

@@ -155,10 +155,11 @@ class LinkTimes:
         """The time of a collective inside a layer, whose messages are small.
 
         Gathers and scatters are often measured on large messages alone, and then their line says
-        too much of small ones. Half of an all-reduce, which has both, is another estimate.
+        too much of small ones. Half of an all-reduce, which has both, is another estimate. Inside a
+        node an all-to-all moves as many bytes as a gather; across nodes it moves more.
         """
         own = self.collective(kind, gpus_in_node=gpus_in_node, nodes=nodes)
-        if kind in ("all_reduce", "all_to_all"):
+        if kind == "all_reduce" or (kind == "all_to_all" and nodes > 1):
             return own
         both = self.collective("all_reduce", gpus_in_node=gpus_in_node, nodes=nodes)
         half = LinkTime(latency_s=both.latency_s / 2, s_per_byte=both.s_per_byte / 2)

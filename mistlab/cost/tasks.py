@@ -335,7 +335,7 @@ class TaskSeconds:
             found: dict[Beside | None, Values] = {}
             for name, (messages, size_bytes) in one.exchanged.items():
                 row = EXCHANGES[name]
-                if row.collective == "all_to_all":
+                if row.group == "experts":
                     seconds = self._to_experts(size_bytes, messages)
                 else:
                     seconds = self._over(row.group, row.collective, size_bytes, messages)

@@ -11,7 +11,6 @@ Axes: C candidates, P parts of a model in order, T types of layers, S distinct s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from mistlab.cost.tasks import TaskModel, TaskSeconds
 from mistlab.machine.compute import OperatorClass
 from mistlab.symbolic.compiled import Compiled, compile_sums
 from mistlab.symbolic.graph import LayerGraph, Operator
-from mistlab.symbolic.graph_choice import by_graph
+from mistlab.symbolic.graph_choice import GraphChoice, by_graph
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer_types import graphs_of
 from mistlab.symbolic.library import graph_of, sequence_graph_of
@@ -32,6 +31,7 @@ from mistlab.symbolic.sum_source import Value
 from mistlab.symbolic.sums import Sum, names_in
 from mistlab.symbolic.symbols import layer_columns, size_names
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
+from mistlab.values.context_ways import RING
 
 Values = NDArray[np.float64]
 
@@ -53,15 +53,18 @@ def weight_gradients_s(seconds: TaskSeconds) -> Values:
     model, columns = seconds.model, seconds.columns
     treatments = tuple((name, TREATMENTS[name]) for name in model.types.treatments)
 
-    def products(graph: StoredGraph) -> Compiled:
+    plain, split = graph_of(model.workload), sequence_graph_of(model.workload)
+
+    def products(choice: GraphChoice) -> Compiled:
+        # However ranks exchange keys, the products are the same.
+        graph = split if split is not None and choice.splits_tokens else plain
         return _products(graph, model.kernels, treatments)
 
-    compiled, split = products(graph_of(model.workload)), sequence_graph_of(model.workload)
-    of_split = None if split is None else partial(products, split)
+    compiled = products(GraphChoice(splits_tokens=False, exchange=RING))
     sizes = size_columns(
         model.workload, {symbol: columns[name] for symbol, name in layer_columns().items()}
     )
-    values = dict(zip(compiled.names, by_graph(compiled, of_split, sizes), strict=True))
+    values = dict(zip(compiled.names, by_graph(compiled, products, sizes), strict=True))
     alone = np.stack([_seconds(model, values, name) for name in model.types.names])
     whole = np.stack([layer.passes["backward"].compute_s for layer in seconds.of_type])
     return np.minimum(alone, whole)

@@ -13,6 +13,7 @@ from mistlab.engines.expert_exchange import AT_ONCE, ExpertExchange
 from mistlab.engines.host_time import HostTime
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.slot_table import Sends, Template
+from mistlab.values.context_ways import RING, WORDS
 from mistlab.values.errors import FieldError, refuse
 from mistlab.values.workload import Precision
 
@@ -46,7 +47,8 @@ class Engine:
     itself.
 
     The highest ZeRO levels are those without and within a pipeline of several stages. ``offloads``
-    says whether states and activations may lie in host memory. Stages run the default order of
+    says whether states and activations may lie in host memory, ``context_exchanges`` in which ways
+    context-parallel ranks exchange keys. Stages run the default order of
     passes and the named ``orders``, or with ``takes_orders`` whatever order a plan gives.
     With ``steps_apart`` no stage waits for another one's step: stages that begin late go on late,
     and an iteration takes as long as the stage that is longest at it.
@@ -74,6 +76,7 @@ class Engine:
     highest_zero: int = 3
     highest_zero_in_pipeline: int = 3
     offloads: bool = False
+    context_exchanges: tuple[int, ...] = (RING,)
     takes_orders: bool = False
     orders: tuple[str, ...] = ()
     parts_ends: bool = False
@@ -131,6 +134,13 @@ class Engine:
         if self.offloads or not offloads:
             return ""
         return f"engine {self.name} keeps everything on the GPU: leave it out, or give mistlab"
+
+    def exchange_problem(self, exchange: int) -> str:
+        """Why context-parallel ranks cannot exchange keys in a way; empty if they can."""
+        if exchange in self.context_exchanges:
+            return ""
+        known = _one_of([f"{way} ({WORDS[way]})" for way in self.context_exchanges])
+        return f"{exchange} ({WORDS[exchange]}), but engine {self.name} does not: give {known}"
 
     def order_problem(self, order: str, *, default: str) -> str:
         """Why the engine cannot run an order of passes; empty if it can."""

@@ -17,6 +17,7 @@ from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.orders import INTERLEAVED
+from mistlab.values.context_ways import GATHER, HEADS, RING
 
 # Products add gradients of weights (gradient accumulation fusion). A kernel of its own adds the
 # gradient of each bias and norm, which matters where the host launches for longer than the GPU
@@ -48,6 +49,7 @@ MEGATRON = Engine(
     cached_share=CACHED_SHARE,
     # Its distributed optimizer shards optimizer state alone.
     orders=tuple(INTERLEAVED),
+    context_exchanges=(RING, GATHER, HEADS),
     highest_zero=1,
     highest_zero_in_pipeline=1,
 )

@@ -29,6 +29,7 @@ from mistlab.engines.expert_exchange import ExpertExchange
 from mistlab.engines.host_time import HostTime
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.orders import INTERLEAVED
+from mistlab.values.context_ways import GATHER, HEADS, RING
 
 # The loss is one kernel forward and one backward, in 32-bit registers.
 _FUSED_LOSS = tuple(
@@ -84,6 +85,7 @@ MEGATRON_CORE = Engine(
     highest_zero=1,
     highest_zero_in_pipeline=1,
     orders=tuple(INTERLEAVED),
+    context_exchanges=(RING, GATHER, HEADS),
     measured_as="megatron",
 )
 # Products, conversions and paddings run expert by expert: blocks of Qwen3-30B, DeepSeek V3 and

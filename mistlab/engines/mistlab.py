@@ -5,6 +5,7 @@ from dataclasses import replace
 from mistlab.engines.engine import Engine
 from mistlab.engines.kernel_rules import BATCHED_PRODUCTS, KernelRule
 from mistlab.engines.mist import STREAMED, ring_memory
+from mistlab.values.context_ways import GATHER, HEADS, RING
 
 # Operators without a rule here are torch's own, or one kernel of runtime.models.kernels, as in the
 # graphs.
@@ -38,6 +39,7 @@ MISTLAB = Engine(
     # and weights move 8.
     step_moved={"fp16": 44, "bf16": 40, "fp32": 36},
     offloads=True,
+    context_exchanges=(RING, GATHER, HEADS),
     takes_orders=True,
     runs_here=True,
 )

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from mistlab.engines.megatron import MEGATRON
 from mistlab.schedule.orders import SPLIT
+from mistlab.values.context_ways import RING
 
 # Its orders with passes for weights; DualPipeV is torch's and DeepSeek's.
 _ORDERS = tuple(order for order in SPLIT if order != "dualpipe-v")
@@ -18,6 +19,7 @@ ZERO_BUBBLE = replace(
     MEGATRON,
     name="zero-bubble",
     orders=_ORDERS,
+    context_exchanges=(RING,),
     steps_apart=True,
     # The paper has the seconds of sends of 10 to 28 MB over NVLink and RoCE: they lie on a line of
     # 73 GB/s that begins at 0.24 ms.

@@ -13,6 +13,7 @@ from mistlab.export.megatron_model import model_options, sayable_model
 from mistlab.export.megatron_read import (
     DEGREES,
     ENGINES,
+    EXCHANGES,
     STRATEGIES,
     SWITCHES,
     order_of_chunks,
@@ -103,6 +104,11 @@ ROWS = (
         because="switches it for all stages",
     ),
     Row(
+        choices=("context_exchange",),
+        nearest=same("context_exchange"),
+        because="exchanges keys in the same way on all stages",
+    ),
+    Row(
         choices=("offload_optimizer",),
         nearest=same("offload_optimizer"),
         because="offloads the same fraction on all stages",
@@ -142,6 +148,9 @@ def _degrees(job: Job) -> Iterator[str]:
     for name, option in DEGREES.items():
         if name in DIMENSIONS and first.value(name) > 1:
             yield f"{option} {first.degree(name)}"
+    if first.context_exchange:
+        words = {way: word for word, way in EXCHANGES.items()}
+        yield f"--cp-comm-type {words[first.context_exchange]}"
     for name, option in SWITCHES.items():
         if name in DIMENSIONS and first.value(name):
             yield option

@@ -105,7 +105,7 @@ HARMLESS = names_in(
     --overlap-cpu-optimizer-d2h-h2d --no-pin-cpu-grads --no-pin-cpu-params --ddp-bucket-size
     --ddp-average-in-collective --check-for-nan-in-loss-and-grad --no-check-for-nan-in-loss-and-grad
     --deterministic-mode --eod-mask-loss --use-cpu-initialization --local-rank --rank
-    --cp-comm-type --moe-router-topk --moe-ffn-hidden-size --moe-router-load-balancing-type
+    --moe-router-topk --moe-ffn-hidden-size --moe-router-load-balancing-type
     --moe-aux-loss-coeff --moe-token-dispatcher-type --moe-grouped-gemm --moe-permute-fusion
     --moe-router-dtype --moe-router-score-function --moe-layer-freq --moe-z-loss-coeff
     --moe-shared-expert-intermediate-size --fp8-recipe --fp8-margin --fp8-amax-history-len

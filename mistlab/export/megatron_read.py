@@ -9,6 +9,7 @@ from mistlab.export.megatron_flags import HARMLESS, TELLING, UNSAID, Options
 from mistlab.export.megatron_model import model_of
 from mistlab.export.shell import Launch, launch_of
 from mistlab.schedule.orders import ORDERS
+from mistlab.values.context_ways import GATHER, HEADS, RING
 from mistlab.values.errors import InputError, near_matches
 
 # What predictions are made with: Megatron-LM's own engine, or one that takes every plan.
@@ -19,6 +20,8 @@ STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 DEGREES: Mapping[str, str] = {
     "context_parallel": "--context-parallel-size",
 }
+# How context-parallel ranks exchange keys, by the word for ``--cp-comm-type``.
+EXCHANGES: Mapping[str, int] = {"p2p": RING, "all_gather": GATHER, "a2a": HEADS}
 # Further dimensions that are on or off.
 SWITCHES: Mapping[str, str] = {"sequence_parallel": "--sequence-parallel"}
 
@@ -66,9 +69,20 @@ def _degrees(options: Options, found: Found) -> None:
         degree = options.whole(option) or 1
         if degree > 1:
             found.set_dimension(name, degree, f"{option} {degree}")
+    _exchange(options, found)
     for name, option in SWITCHES.items():
         if options.has(option):
             found.set_dimension(name, 1, option)
+
+
+def _exchange(options: Options, found: Found) -> None:
+    """How context-parallel ranks exchange keys, where layers do it alike."""
+    said = options.text("--cp-comm-type") or "p2p"
+    if said in EXCHANGES:
+        found.values["context_exchange"] = EXCHANGES[said]
+    else:
+        text = f"--cp-comm-type {said}: taken as p2p"
+        found.remark("ignored", "context_exchange", text)
 
 
 def _workload(options: Options, found: Found) -> None:

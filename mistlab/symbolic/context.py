@@ -2,34 +2,35 @@
 
 A rank has s tokens of each sequence, of s cp. Attention alone looks at other ranks' tokens: keys
 and values go round a ring of the ranks while each rank attends to those that it has (Liu et al.
-2023). Of a causal sequence each rank takes one part of the first half and one of the second, so
-that all have as much to do.
+2023), or each rank gathers them all, or ranks exchange tokens for heads. Of a causal sequence each
+rank takes one part of the first half and one of the second, so that all have as much to do.
 
 With one rank (cp is 1) the graphs count what they counted before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
 
 from mistlab.symbolic.graph import LayerGraph, ModelGraph, Operator, Phase
 from mistlab.symbolic.sums import Sum, where
+from mistlab.values.context_ways import GATHER, HEADS, RING
 
-RING = "mistlab.ring_keys"
+RING_KEYS = "mistlab.ring_keys"
 # Bytes of a number in each precision of graphs.
 _WIDTHS = {"half": 2, "single": 4}
 
 
-def split_over_context(graph: ModelGraph) -> ModelGraph:
-    """The graphs of a rank that has s tokens of each sequence, of s cp; sizes are sums."""
+def split_over_context(graph: ModelGraph, exchange: int = RING) -> ModelGraph:
+    """The graphs of a rank that has s tokens of each sequence, of s cp, and that exchanges keys in
+    this way (``mistlab.values.context_ways``); sizes are sums."""
     width = _WIDTHS[graph.precision]
 
     def split(layer: LayerGraph) -> LayerGraph:
         wide = _with_wide_scores(layer)
-        return _with_ring(wide, width) if _attends(layer) else wide
+        return _with_exchange(wide, width, exchange) if _attends(layer) else wide
 
     return replace(
         graph,
@@ -96,30 +97,92 @@ def _with_more(size: Sum, ranks: Callable[[int], int]) -> Sum:
     )
 
 
-def _with_ring(layer: LayerGraph, width: int) -> LayerGraph:
-    """Keys and values go round, and in the backward pass again with their gradients. A rank has
-    room for those that it attends to and for those that come."""
-    b, s, k, d, tp, cp = map(Sum.named, ("b", "s", "k", "d", "tp", "cp"))
-    own_bytes = where("numpy.greater(cp, 1)") * (2 * width * b * s * k * d / tp)
-    room, message = 2 * own_bytes, own_bytes * cp
-
-    def ring(phase: Phase) -> Operator:
-        return Operator(
-            name=RING,
-            kind="collective",
-            phase=phase,
-            module="attention",
-            dtype="bfloat16" if width == _WIDTHS["half"] else "float32",
-            inputs=((b, s, k / tp, d),),
-            outputs=((b, s, k / tp, d),),
-            flop=Sum.of(0),
-            read_bytes=message,
-            written_bytes=message,
-        )
-
-    rounds: tuple[Literal["forward", "backward"], ...] = ("forward", "backward", "backward")
+def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
+    """A block whose ranks exchange keys in this way, if there are several; attention then takes
+    more room."""
+    is_split = where("numpy.greater(cp, 1)")
+    way = _WAYS[exchange](width)
+    operators = tuple(
+        _collective(name, phase, is_split * size, width) for name, phase, size in way.messages
+    )
+    room = {phase: is_split * size for phase, size in way.room.items()}
     return replace(
         layer,
-        operators=(*layer.operators, *map(ring, rounds)),
-        peaks=tuple(replace(one, size_bytes=one.size_bytes + room) for one in layer.peaks),
+        operators=(*layer.operators, *operators),
+        peaks=tuple(
+            replace(one, size_bytes=one.size_bytes + room[one.phase]) for one in layer.peaks
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """A way to exchange keys: the collectives of a block with their phases and bytes, and the bytes
+    beside which attention runs in each phase."""
+
+    messages: tuple[tuple[str, Phase, Sum], ...]
+    room: Mapping[Phase, Sum]
+
+
+def _own_bytes(width: int) -> tuple[Sum, Sum]:
+    """Bytes of a rank's own queries, and those of its own keys and values."""
+    b, s, n, k, d, tp = map(Sum.named, ("b", "s", "n", "k", "d", "tp"))
+    return width * b * s * n * d / tp, 2 * width * b * s * k * d / tp
+
+
+def _round(width: int) -> _Way:
+    """Keys and values go round, and in the backward pass again with their gradients. A rank has
+    room for those that it attends to and for those that come."""
+    _, keys = _own_bytes(width)
+    every = keys * Sum.named("cp")
+    return _Way(
+        messages=((RING_KEYS, "forward", every), *((RING_KEYS, "backward", every),) * 2),
+        room={"forward": 2 * keys, "backward": 2 * keys},
+    )
+
+
+def _gathered(width: int) -> _Way:
+    """A rank gathers all keys and values before it attends, again before the backward pass, and
+    then scatters their gradients (Llama 3). It keeps its own alone."""
+    _, keys = _own_bytes(width)
+    every = keys * Sum.named("cp")
+    return _Way(
+        messages=(
+            ("mistlab.gather_keys", "forward", every),
+            ("mistlab.gather_keys", "backward", every),
+            ("mistlab.scatter_keys", "backward", every),
+        ),
+        room={"forward": every, "backward": 2 * every},
+    )
+
+
+def _of_heads(width: int) -> _Way:
+    """Ranks exchange queries, keys and values for a share of the heads of all tokens, and the
+    outcome back (Jacobs et al. 2023). An exchange has room for what comes in beside what goes
+    out."""
+    queries, keys = _own_bytes(width)
+    each = (queries, keys / 2, keys / 2, queries)
+    phases: tuple[Phase, ...] = ("forward", "backward")
+    return _Way(
+        messages=tuple(("mistlab.exchange_heads", phase, one) for phase in phases for one in each),
+        room=dict.fromkeys(phases, queries + keys),
+    )
+
+
+_WAYS: Mapping[int, Callable[[int], _Way]] = {RING: _round, GATHER: _gathered, HEADS: _of_heads}
+
+
+def _collective(name: str, phase: Phase, message: Sum, width: int) -> Operator:
+    b, s, k, d, tp = map(Sum.named, ("b", "s", "k", "d", "tp"))
+    return Operator(
+        name=name,
+        kind="collective",
+        phase=phase,
+        module="attention",
+        dtype="bfloat16" if width == _WIDTHS["half"] else "float32",
+        inputs=((b, s, k / tp, d),),
+        outputs=((b, s, k / tp, d),),
+        flop=Sum.of(0),
+        read_bytes=message,
+        written_bytes=message,
     )

@@ -31,6 +31,10 @@ EXCHANGES: Mapping[str, Exchange] = {
     "mistlab.scatter_tokens": Exchange(collective="reduce_scatter"),
     # Context parallelism: keys and values go round a ring, timed as a gather.
     "mistlab.ring_keys": Exchange(collective="all_gather", group="context", beside="attention"),
+    # Or each rank gathers them all; or ranks exchange tokens for heads.
+    "mistlab.gather_keys": Exchange(collective="all_gather", group="context"),
+    "mistlab.scatter_keys": Exchange(collective="reduce_scatter", group="context"),
+    "mistlab.exchange_heads": Exchange(collective="all_to_all", group="context"),
     "mistlab.scatter_gradient": Exchange(collective="reduce_scatter", beside="weights"),
     # Experts: tokens go to the ranks that have their experts, and to all that have a part of them.
     "mistlab.all_to_all": Exchange(collective="all_to_all", group="experts"),

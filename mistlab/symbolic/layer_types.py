@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mistlab.symbolic.treatments import PLAIN, TREATMENTS, Treatment, treatments_of
+from mistlab.values.context_ways import RING
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,12 +107,13 @@ def type_of(kind: str, treatment: str) -> str:
 
 
 def graphs_of(
-    graph: ModelGraph, treatments: Sequence[tuple[str, Treatment]]
+    graph: ModelGraph, treatments: Sequence[tuple[str, Treatment]], exchange: int = RING
 ) -> dict[str, LayerGraph]:
-    """The layer graph of each type of a model's layers, in the order of ``LayerTypes.names``."""
+    """The layer graph of each type of a model's layers, in the order of ``LayerTypes.names``;
+    context-parallel ranks exchange keys in the way ``exchange``."""
     from mistlab.symbolic.context import split_over_context  # noqa: PLC0415 (needs SymPy)
 
-    graph = split_over_context(graph)
+    graph = split_over_context(graph, exchange)
     found = {EMBEDDING: graph.embedding}
     for kind in dict.fromkeys(graph.pattern):
         block = graph.kinds[kind]

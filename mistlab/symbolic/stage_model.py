@@ -21,7 +21,7 @@ from mistlab.symbolic.compiled import Compiled, Shared, compile_expressions, com
 from mistlab.symbolic.distinct import Known
 from mistlab.symbolic.feasible import divides, holds, remainders
 from mistlab.symbolic.graph import PHASES
-from mistlab.symbolic.graph_choice import by_graph, splits_tokens
+from mistlab.symbolic.graph_choice import GraphChoice, by_graph, exchanges_of, splits_tokens
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer import LayerSums, sum_name
 from mistlab.symbolic.layer_types import LayerTypes, graphs_of, type_of
@@ -32,6 +32,7 @@ from mistlab.symbolic.stage_sums import sums_of_blocks
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.symbolic.symbols import layer_columns, size_names
 from mistlab.symbolic.treatments import PLAIN, TREATMENTS, Treatment
+from mistlab.values.context_ways import HEADS, RING
 from mistlab.values.dimensions import DIMENSIONS, Dimension
 from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
 from mistlab.values.workload import Workload
@@ -57,6 +58,7 @@ class StageModel:
 
     workload: Workload
     engine: str
+    graph: StoredGraph
     types: LayerTypes
     layers: Compiled
     remainders: Compiled
@@ -73,6 +75,7 @@ class StageModel:
         return cls(
             workload=workload,
             engine=engine,
+            graph=graph,
             types=LayerTypes.of(graph.pattern),
             layers=_layers(graph, treatments, names),
             remainders=_remainders(graph, names),
@@ -135,10 +138,11 @@ class StageModel:
         sizes = layer_columns()
         columns = size_columns(self.workload, dict(zip(sizes, degrees, strict=False)))
         stages = dict(zip(self.types.columns, degrees[len(sizes) :], strict=False))
-        values = by_graph(self.layers, self._split_layers if self.split else None, columns)
+        values = by_graph(self.layers, self._other_layers, columns)
         sums = dict(zip(self.layers.names, values, strict=True))
         feasible = divides(self.remainders, columns) & self._splits(columns)
         feasible &= columns["s"] % 1 == 0
+        feasible &= self._exchanges(columns)
         if self.assumptions:
             feasible &= holds(self.assumptions, columns)
         of_blocks = sums_of_blocks(self.types, sums, stages)
@@ -151,16 +155,26 @@ class StageModel:
             return whole
         return whole | divides(_remainders(self.split, size_names()), columns)
 
-    def _split_layers(self) -> Compiled:
-        assert self.split is not None
-        return _layers(self.split, self.treatments, size_names())
+    def _exchanges(self, columns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
+        """A mask of rows whose ranks can exchange keys as they say: heads need whole shares."""
+        ranks = np.where(exchanges_of(columns) == HEADS, columns["tp"] * columns["cp"], 1)
+        return np.asarray((columns["n"] % ranks == 0) & (columns["k"] % ranks == 0))
+
+    def _other_layers(self, choice: GraphChoice) -> Compiled:
+        graph = self.split if self.split is not None and choice.splits_tokens else self.graph
+        return _layers(graph, self.treatments, size_names(), choice.exchange)
 
 
 @kept
-def _layers(graph: StoredGraph, treatments: _Treatments, columns: tuple[str, ...]) -> Compiled:
+def _layers(
+    graph: StoredGraph,
+    treatments: _Treatments,
+    columns: tuple[str, ...],
+    exchange: int = RING,
+) -> Compiled:
     expressions = {
         sum_name(name, entry.name): getattr(sums, entry.name)
-        for name, layer in graphs_of(graph.counts, treatments).items()
+        for name, layer in graphs_of(graph.counts, treatments, exchange).items()
         for sums in (LayerSums.of(layer),)
         for entry in fields(LayerSums)
     }

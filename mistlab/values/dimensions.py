@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from mistlab.values.context_ways import WORDS
 from mistlab.values.errors import refuse
 from mistlab.values.value import Metadata, bounded, checked_number, ratio
 
@@ -36,7 +37,8 @@ class Dimension:
     share of a whole, otherwise a whole number. A choice ``shared_by`` the ranks of a group has no
     effect if the group has one rank.
 
-    ``amount`` and ``noun`` put a value into words: "ZeRO-2", or "3" and "blocks recomputed".
+    ``amount`` and ``noun`` put a value into words: "ZeRO-2", or "3" and "blocks recomputed"; or
+    each value has its ``words``.
     ``label`` is the dimension's short name in searchers' choices.
 
     ``of_tasks`` has factors by kind of task, on the bytes that it moves (U, R, P, G, O, A) or on
@@ -57,6 +59,7 @@ class Dimension:
     label: str = ""
     amount: str = "{}"
     noun: str = ""
+    words: tuple[str, ...] = ()
     of_tasks: Mapping[str, Factor] = field(default_factory=dict)
     of_states: Mapping[str, Factor] = field(default_factory=dict)
 
@@ -96,6 +99,16 @@ DIMENSIONS: dict[str, Dimension] = {
     "tensor_parallel": Dimension(part="mesh", symbol="tp", is_size=True, minimum=1),
     "context_parallel": Dimension(
         part="mesh", symbol="cp", is_size=True, minimum=1, default=1, noun="context parallel"
+    ),
+    "context_exchange": Dimension(
+        part="mesh",
+        symbol="ce",
+        chooses_graph=True,
+        maximum=2,
+        default=0,
+        shared_by="context",
+        label="context exchange",
+        words=WORDS,
     ),
     "micro_batch": Dimension(part="mesh", symbol="b", is_size=True, minimum=1),
     "sequence_parallel": Dimension(
@@ -187,14 +200,15 @@ def label_of(name: str) -> str:
 
 def amount_words(name: str, value: float) -> str:
     """A value of a dimension in words, without its noun: "ZeRO-2", "12.5%"."""
-    return DIMENSIONS[name].amount.format(value)
+    row = DIMENSIONS[name]
+    return row.words[int(value)] if row.words else row.amount.format(value)
 
 
 def dimension_words(name: str, value: float, layers: int) -> str:
     """A value of a stage of so many blocks in words: "ZeRO-2", "3 of 8 blocks recomputed"."""
     of = f"of {layers} " if name in counts_of_blocks() else ""
     noun = DIMENSIONS[name].noun
-    if not noun and DIMENSIONS[name].amount == "{}":
+    if not noun and DIMENSIONS[name].amount == "{}" and not DIMENSIONS[name].words:
         noun = name.replace("_", " ")
     return f"{amount_words(name, value)} {of}{noun}".strip()
 

@@ -13,6 +13,7 @@ from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.plan_orders import check_order
+from mistlab.values.context_ways import GATHER, HEADS, RING
 from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import FieldError, InputError, refuse
 from mistlab.values.group_references import plain_groups, with_groups
@@ -235,6 +236,8 @@ def parts_problem(workload: Workload, degree: Callable[[str], int]) -> FieldErro
             f"divide sequence_length {tokens}: give half of a divisor of {tokens}"
         )
         return FieldError("context_parallel", problem)
+    if degree("context_exchange") == HEADS and (parts := _parts_of_heads(workload, degree)):
+        return FieldError("context_exchange", parts)
     if tokens // context % tensor:
         problem = (
             f"1, but tensor_parallel {tensor} does not divide sequence_length "
@@ -242,6 +245,18 @@ def parts_problem(workload: Workload, degree: Callable[[str], int]) -> FieldErro
         )
         return FieldError("sequence_parallel", problem)
     return None
+
+
+def _parts_of_heads(workload: Workload, degree: Callable[[str], int]) -> str:
+    """Why a stage's ranks cannot exchange tokens for heads; empty if they can."""
+    ranks = degree("tensor_parallel") * degree("context_parallel")
+    for name, count in (("heads", workload.model.heads), ("kv_heads", workload.model.kv_heads)):
+        if count % ranks:
+            return (
+                f"{HEADS}, but tensor_parallel x context_parallel {ranks} does not divide {name} "
+                f"{count}: give {RING} or {GATHER}"
+            )
+    return ""
 
 
 def degree_problem(model: ModelSpec, degree: int) -> str:
@@ -269,6 +284,8 @@ def _engine_problem(job: Job) -> FieldError | None:
             return FieldError(f"{where}.zero", problem)
         if problem := engine.offload_problem(offloads=stage.offload != NO_OFFLOAD):
             return FieldError(f"{where}.offload", problem)
+        if problem := engine.exchange_problem(stage.context_exchange):
+            return FieldError(f"{where}.context_exchange", problem)
     return None
 
 

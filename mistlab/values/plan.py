@@ -47,7 +47,8 @@ class StagePlan:
     """One pipeline stage: its blocks, its GPUs and how it saves memory.
 
     ``micro_batch`` is the number of sequences on a data-parallel rank, of whose tokens each of
-    ``context_parallel`` ranks has a part. With ``sequence_parallel``
+    ``context_parallel`` ranks has a part; ``context_exchange`` says how they exchange keys
+    (``mistlab.values.context_ways``). With ``sequence_parallel``
     (1) tensor-parallel ranks split tokens wherever they do not split weights. Experts are divided
     among ``expert_parallel`` ranks, and each expert's width among ``expert_tensor_parallel`` ones;
     both are neighbours among the stage's GPUs, whatever the other degrees. ``zero`` shards
@@ -63,6 +64,7 @@ class StagePlan:
     tensor_parallel: int = field(metadata=DIMENSIONS["tensor_parallel"].numbers)
     micro_batch: int = field(metadata=DIMENSIONS["micro_batch"].numbers)
     context_parallel: int = field(default=1, metadata=DIMENSIONS["context_parallel"].numbers)
+    context_exchange: int = field(default=0, metadata=DIMENSIONS["context_exchange"].numbers)
     sequence_parallel: int = field(default=0, metadata=DIMENSIONS["sequence_parallel"].numbers)
     expert_parallel: int = field(default=1, metadata=DIMENSIONS["expert_parallel"].numbers)
     expert_tensor_parallel: int = field(

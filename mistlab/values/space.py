@@ -63,6 +63,7 @@ class SearchSpace:
     micro_batches: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     micro_batch: tuple[int, ...] | None = field(default=None, metadata=bounded(minimum=1))
     context_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
+    context_exchange: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=2))
     sequence_parallel: tuple[int, ...] = field(default=(0,), metadata=bounded(minimum=0, maximum=1))
     expert_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
     expert_tensor_parallel: tuple[int, ...] = field(default=(1,), metadata=bounded(minimum=1))
@@ -93,6 +94,9 @@ class SearchSpace:
                 refuse("orders", f"{order!r} is unknown{near_matches(order, ORDERS)}")
             if problem := engine.order_problem(order, default=DEFAULT_ORDER):
                 refuse("orders", problem)
+        for exchange in self.context_exchange:
+            if problem := engine.exchange_problem(exchange):
+                refuse("context_exchange", problem)
         if problem := engine.zero_problem(min(self.zero), in_pipeline=True):
             refuse("zero", problem)
         if self.unequal_meshes and not self.unequal_stages:

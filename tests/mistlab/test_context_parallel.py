@@ -9,18 +9,28 @@ import pytest
 from mistlab import catalog
 from mistlab.cost.layers import LayerModel, work_of
 from mistlab.engines.table import ENGINES
+from mistlab.export.given import Given
+from mistlab.export.nearest import nearest
+from mistlab.export.table import TARGETS
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.compute import OPERATOR_CLASSES, Compute, Rate
-from mistlab.symbolic.context import RING
+from mistlab.symbolic.context import RING_KEYS
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.context_ways import GATHER, HEADS, RING
+from mistlab.values.dimensions import change_words, dimension_words
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, dump_job, load_job
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.prediction import Prediction
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
 from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Attention, Workload
+from searchers.meshes import meshes
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
 
@@ -34,11 +44,12 @@ WORK = Workload(
 CLUSTER = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=2, gpus_per_node=8)
 
 
-def plan(data: int, context: int, *, zero: int = 1, split: int = 0) -> Plan:
+def plan(data: int, context: int, *, zero: int = 1, split: int = 0, exchange: int = 0) -> Plan:
     stage = StagePlan(
         layers=16,
         data_parallel=data,
         context_parallel=context,
+        context_exchange=exchange,
         tensor_parallel=2,
         micro_batch=1,
         sequence_parallel=split,
@@ -100,7 +111,7 @@ def test_attention_hides_the_ring() -> None:
     block = model(size_columns(WORK, two))["block"]
     for phase, rounds in (("forward", 1), ("backward", 2)):
         one = block.passes[phase]
-        messages, _ = one.exchanged[RING]
+        messages, _ = one.exchanged[RING_KEYS]
         assert messages.tolist() == [rounds]
         assert 0 < one.beside_s["attention"][0] < one.compute_s[0]
     # Beside attention of long sequences everything hides, and of short ones not.
@@ -125,9 +136,131 @@ def test_a_played_plan_is_a_predicted_one() -> None:
             assert stage.memory == twin.memory
 
 
+@pytest.mark.parametrize("exchange", [GATHER, HEADS])
+def test_another_way_to_exchange_keys_is_played_as_it_is_predicted(exchange: int) -> None:
+    plans = [plan(1, 4, exchange=exchange), plan(1, 4, split=1, exchange=exchange)]
+    for one, other in zip(predicted(*plans), predicted(*plans, kind=EventSimulator), strict=True):
+        assert one.iteration_s == pytest.approx(other.iteration_s, rel=5e-3)
+
+
+def test_ways_exchange_what_is_published() -> None:
+    """Bytes of a block on a rank: keys and values of all ranks, or a rank's own heads."""
+    model = StageModel.of(WORK, "megatron")
+    ways, degrees = np.array([RING, GATHER, HEADS]), {"tensor_parallel": 1, "context_parallel": 4}
+    figures = model.figures(
+        StageBatch(layers=1, data_parallel=1, micro_batch=1, context_exchange=ways, **degrees)
+    )
+    spec, tokens = WORK.model, WORK.sequence_length // 4
+    keys, queries = (2 * tokens * spec.head_dim * count for count in (spec.kv_heads, spec.heads))
+    # Beside them there are two all-reduces of tensor-parallel ranks, here of one.
+    tensor = 2 * 2 * tokens * spec.hidden
+    forward, backward = (
+        getattr(figures, f"{phase}_collective_bytes") - tensor for phase in ("forward", "backward")
+    )
+    assert forward.tolist() == [8 * keys, 8 * keys, 2 * queries + 2 * keys]
+    assert backward.tolist() == [16 * keys, 16 * keys, 2 * queries + 2 * keys]
+    # What attention computes and what a block keeps does not depend on the way; its room does.
+    for name in ("forward_flop", "backward_flop", "activations_bytes"):
+        assert len({*getattr(figures, name)}) == 1
+    ring, gathered, heads = figures.forward_peak_bytes
+    assert gathered - ring == (8 - 4) * keys
+    assert heads - ring == queries + 2 * keys - 4 * keys
+
+
+def test_a_single_rank_exchanges_nothing_in_any_way() -> None:
+    model = StageModel.of(WORK, "megatron")
+    ways = np.array([RING, GATHER, HEADS])
+    figures = model.figures(
+        StageBatch(
+            layers=8, data_parallel=1, tensor_parallel=2, micro_batch=1, context_exchange=ways
+        )
+    )
+    for name in ("forward_collective_bytes", "backward_peak_bytes", "forward_peak_bytes"):
+        assert len({*getattr(figures, name)}) == 1
+
+
+def of_many_keys(tokens: int) -> Workload:
+    return replace(WORK, model=replace(WORK.model, kv_heads=32), sequence_length=tokens)
+
+
+def test_what_each_way_is_good_for() -> None:
+    """A gather is not hidden, so it takes longer than a ring beside long attention. Exchanging
+    heads moves least among many ranks with as many keys as queries, and nothing hides it."""
+    ring, gathered = predicted(plan(1, 4), plan(1, 4, exchange=GATHER))
+    assert gathered.iteration_s > ring.iteration_s
+    assert gathered.stages[0].exposed_communication_s > ring.stages[0].exposed_communication_s
+    best = []
+    for tokens in (4096, 16384):
+        predictor = SymbolicPredictor(workload=of_many_keys(tokens), cluster=CLUSTER)
+        alone = {"tensor_parallel": 1, "context_parallel": 8}
+        plans = [
+            replace(one, stages=tuple(stage.with_values(alone) for stage in one.stages))
+            for one in (plan(1, 8, exchange=way) for way in (RING, GATHER, HEADS))
+        ]
+        times_s = [one.iteration_s for one in predictor.predict_many(plans)]
+        best.append(times_s.index(min(times_s)))
+    assert best == [HEADS, RING]
+
+
+@pytest.mark.parametrize(
+    ("ours", "problem"),
+    [
+        (plan(1, 8, exchange=HEADS), "x context_parallel 16 does not divide kv_heads 8: give 0"),
+        (
+            replace(plan(1, 4, exchange=HEADS), engine="fsdp"),
+            r"2 \(heads exchanged\), but engine fsdp does not: give 0 .* or 1 \(keys gathered\)",
+        ),
+        (replace(plan(1, 4, exchange=GATHER), engine="zero-bubble"), "engine zero-bubble does not"),
+    ],
+)
+def test_a_way_that_heads_or_engines_do_not_allow_is_refused(ours: Plan, problem: str) -> None:
+    cluster = replace(CLUSTER, nodes=4)
+    with pytest.raises(InputError, match=problem):
+        Job(workload=WORK, cluster=cluster, plan=ours)
+
+
+@pytest.mark.parametrize("exchange", [RING, GATHER, HEADS])
+def test_megatron_is_told_the_way(exchange: int) -> None:
+    target = TARGETS["megatron"]
+    job = Job(workload=WORK, cluster=CLUSTER, plan=plan(1, 4, exchange=exchange))
+    found = nearest(job, target)
+    assert found.is_exact
+    text = target.write(found.job)
+    assert ("--cp-comm-type" in text) == (exchange != RING)
+    given = Given(hardware=CLUSTER.hardware, model=WORK.model)
+    read = target.read(text, given)
+    assert {one.context_exchange for one in read.job.plan.stages} == {exchange}
+
+
+def test_a_way_is_said_in_words() -> None:
+    assert dimension_words("context_exchange", HEADS, 16) == "heads exchanged"
+    assert change_words("context_exchange", RING, GATHER) == "keys gathered instead of ring of keys"
+
+
+def test_searches_choose_the_way() -> None:
+    space = replace(
+        space_of("megatron-today"),
+        context_parallel=(8,),
+        context_exchange=(RING, GATHER, HEADS),
+        tensor_parallel=(1,),
+        pipeline=(2,),
+        orders=("1f1b",),
+    )
+    work = of_many_keys(4096)
+    problem = Problem(workload=work, cluster=CLUSTER)
+    found = {mesh.value("context_exchange") for mesh in meshes(problem, space, 8)}
+    assert found == {RING, GATHER, HEADS}
+    predictor = SymbolicPredictor(workload=work, cluster=CLUSTER)
+    searcher = StrategySearcher(strategy=SEARCHERS["random"], predictor=predictor)
+    best = searcher.search(problem, space, Budget(evaluations=60), 0).plan
+    assert best is not None
+    assert best.stages[0].context_exchange == HEADS
+
+
 def test_a_plan_file_says_it(tmp_path: Path) -> None:
-    job = Job(workload=WORK, cluster=CLUSTER, plan=plan(1, 4))
+    job = Job(workload=WORK, cluster=CLUSTER, plan=plan(1, 4, exchange=GATHER))
     dump_job(job, tmp_path / "plan.yaml")
+    assert (tmp_path / "plan.yaml").read_text("utf-8").count("context_exchange: 1") == 2
     assert (tmp_path / "plan.yaml").read_text("utf-8").count("context_parallel: 4") == 2
     assert load_job(tmp_path / "plan.yaml") == job
 

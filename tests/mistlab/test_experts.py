@@ -11,7 +11,7 @@ from mistlab.cost.links import LinkTimes
 from mistlab.engines.expert_exchange import ExpertExchange
 from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.block_kinds import kinds_of
-from mistlab.symbolic.context import RING, split_over_context
+from mistlab.symbolic.context import RING_KEYS, split_over_context
 from mistlab.symbolic.eight_bit import CAST, DTYPE, DTYPE_OF_4, eight_bit, four_bit
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import graph_of
@@ -308,7 +308,9 @@ def test_kinds_of_hybrid_models_follow_their_pattern() -> None:
 def test_a_ring_of_context_has_no_keys_where_a_block_does_not_attend() -> None:
     work = replace(WORK, model=catalog.model("nemotron-3-nano"))
     graph = split_over_context(graph_of(work).counts)
-    rings = [kind for kind in graph.kinds if RING in {o.name for o in graph.kinds[kind].operators}]
+    rings = [
+        kind for kind in graph.kinds if RING_KEYS in {o.name for o in graph.kinds[kind].operators}
+    ]
     assert rings == ["attention"]
 
 
