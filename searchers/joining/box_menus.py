@@ -112,7 +112,7 @@ class BoxMenus:
         for place, pool in self._pools.items():
             own = codes.get((place.mesh, place.is_alone))
             if own and len(pool.is_open):
-                chosen = pool.is_open & np.isin(pool.boxes.codes, [*own])
+                chosen = pool.is_open & _are_in(pool.boxes.codes, np.array(sorted(own)))
                 if chosen.any():
                     wanted[place] = chosen
         return wanted
@@ -163,6 +163,12 @@ class BoxMenus:
         for row in closed:
             left = left[(columns[left] < columns[row]).any(axis=1)]
         return pool.chosen(np.sort(np.concatenate([closed, left])))
+
+
+def _are_in(codes: NDArray[np.int64], some: NDArray[np.int64]) -> Mask:
+    """Whether each code is one of some codes, which are sorted."""
+    places = np.searchsorted(some[:-1], codes)
+    return np.asarray(some[places] == codes)
 
 
 def _halvings(boxes: int) -> int:
