@@ -22,7 +22,7 @@ from searchers.joining.candidate_table import Options, telling_columns, undomina
 from searchers.joining.candidates import StagePosition, hopeful_s
 from searchers.joining.groups import Group
 from searchers.joining.least_work import LeastWork
-from searchers.ledger import Ledger
+from searchers.ledger import SHORT_LIST, Ledger
 from searchers.meshes import Mesh
 from searchers.savings import CountsRow, counts_choices, savings_choices
 
@@ -122,6 +122,11 @@ class BoxMenus:
         menus = replace(self)
         menus._pools = {place: pool.chosen(~pool.is_open) for place, pool in self._pools.items()}
         return menus
+
+    def fastest(self, place: StagePosition) -> list[int]:
+        """The rows of the fastest few candidates for a stage that is the whole pipeline."""
+        seconds = self._least_s(place, self[place])
+        return np.argsort(seconds, kind="stable")[:SHORT_LIST].tolist()
 
     def fall_to(self, limit_s: float) -> None:
         """Forget candidates of pipelines that take no less than a limit."""
