@@ -126,7 +126,8 @@ class BoxMenus:
     def fastest(self, place: StagePosition) -> list[int]:
         """The rows of the fastest few candidates for a stage that is the whole pipeline."""
         seconds = self._least_s(place, self[place])
-        return np.argsort(seconds, kind="stable")[:SHORT_LIST].tolist()
+        fastest: list[int] = np.argsort(seconds, kind="stable")[:SHORT_LIST].tolist()
+        return fastest
 
     def fall_to(self, limit_s: float) -> None:
         """Forget candidates of pipelines that take no less than a limit."""
