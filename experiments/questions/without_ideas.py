@@ -38,7 +38,7 @@ def _all_rows(columns: Sequence[NDArray[np.float64]]) -> NDArray[np.intp]:
 REMOVED: Mapping[str, Sequence[Weaker]] = {
     "nothing": (),
     "plans found before and on the way": (
-        (Hierarchy, "_in_order", lambda *_: ()),
+        (Hierarchy, "_in_order", lambda *_, **__: ()),
         (proof._GroupProof, "_look_for_plans", _nothing),
     ),
     "what is left of a pipeline": ((Completions, "of", _nothing),),

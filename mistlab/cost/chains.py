@@ -112,9 +112,11 @@ class Chains(Generic[Length]):
         )
 
 
+CHAINS = tuple(entry.name for entry in fields(Chains))
+
 # How often each chain crosses the boundary to the stage in front, in both directions.
 CROSSINGS: Mapping[str, int] = {
-    **{entry.name: 2 for entry in fields(Chains)},
+    **dict.fromkeys(CHAINS, 2),
     **dict.fromkeys(("around_begun", "around_ended", "through_begun", "through_ended"), 1),
     "whole": 0,
 }

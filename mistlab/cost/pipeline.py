@@ -33,7 +33,7 @@ class StageTimes:
     point_to_point_s: Table
 
     def __post_init__(self) -> None:
-        shapes = {getattr(self, entry.name).shape for entry in fields(self)}
+        shapes = {getattr(self, name).shape for name in TIMES}
         assert len(shapes) == 1, f"tables of unlike shapes: {shapes}"
 
     @property
@@ -49,12 +49,15 @@ class StageTimes:
 
     def of_stage(self, stage: int) -> Self:
         """One stage of several (C)."""
-        return type(self)(**{e.name: getattr(self, e.name)[:, stage] for e in fields(self)})
+        return type(self)(**{name: getattr(self, name)[:, stage] for name in TIMES})
 
     @property
     def passes(self) -> "PassLengths[Table]":
         """The times that the recurrence uses."""
         return PassLengths(**{name: getattr(self, name) for name in PASSES})
+
+
+TIMES = tuple(entry.name for entry in fields(StageTimes))
 
 
 def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:

@@ -78,6 +78,11 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
     )
 
 
+def first_of_each(table: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The number of the first of each set of equal rows of a table, in order."""
+    return np.sort(_sorted_distinct(table)[0])
+
+
 def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
     """The distinct rows of few rows, which is quicker one by one."""
     found: dict[tuple[Any, ...], int] = {}

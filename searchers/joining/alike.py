@@ -77,19 +77,20 @@ class AlikeStages:
         seconds."""
         return float(self._show(self.every()).min())
 
-    def show_coarse(self) -> float:
+    def show_coarse(self, *, is_coarsest: bool = False) -> float:
         """Show the ledger the fastest plan of a coarse grid of ratios, with treated blocks in
-        quarters; its seconds."""
-        return float(self._show(self.coarse()).min())
+        quarters; its seconds. The coarsest grid is no finer for a stage that is alone."""
+        return float(self._show(self.coarse(is_coarsest=is_coarsest)).min())
 
     def every(self) -> Candidates:
         """Every way to save memory."""
         return _combined(product(*self.choices), self.counts)
 
-    def coarse(self) -> Candidates:
+    def coarse(self, *, is_coarsest: bool = False) -> Candidates:
         """A coarse grid of ratios, with treated blocks in quarters."""
         quarters = counts_choices(self.space, self.shares[0], lambda counts: spread(counts, 4))
-        return _combined(product(*self._coarse), quarters)
+        grid = coarse(self.choices, is_alone=False) if is_coarsest else self._coarse
+        return _combined(product(*grid), quarters)
 
     def show_near(self, count: int) -> None:
         """Begin with the fastest few strategies of coarse ratios, and look for better neighbours in

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.memory import host_room_at
-from mistlab.cost.pipeline import StageTimes
+from mistlab.cost.pipeline import TIMES
 from mistlab.values.dimensions import RECOMPUTED, counts_of_blocks, names_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -294,16 +294,15 @@ def _options(rows: _Rows, costs: StageCosts) -> Options:
     return Options(
         savings=rows.low,
         counts=counts,
-        **{entry.name: getattr(costs.seconds, entry.name) for entry in fields(StageTimes)},
+        **{name: getattr(costs.seconds, name) for name in TIMES},
         host_bytes=costs.host_bytes,
     )
 
 
 def _nothing(rows: _Rows) -> Options:
     """The candidates of no boxes."""
-    names = [entry.name for entry in fields(StageTimes)]
     none = np.empty(0)
-    times = dict.fromkeys(names, none)
+    times = dict.fromkeys(TIMES, none)
     return Options(savings=rows.low, counts=rows.counts, **times, host_bytes=none)
 
 

@@ -22,7 +22,7 @@ from searchers.joining.candidate_table import Options, telling_columns, undomina
 from searchers.joining.candidates import StagePosition, hopeful_s
 from searchers.joining.groups import Group
 from searchers.joining.least_work import LeastWork
-from searchers.ledger import Ledger
+from searchers.ledger import SHORT_LIST, Ledger
 from searchers.meshes import Mesh
 from searchers.savings import CountsRow, counts_choices, savings_choices
 
@@ -112,7 +112,7 @@ class BoxMenus:
         for place, pool in self._pools.items():
             own = codes.get((place.mesh, place.is_alone))
             if own and len(pool.is_open):
-                chosen = pool.is_open & np.isin(pool.boxes.codes, [*own])
+                chosen = pool.is_open & _are_in(pool.boxes.codes, np.array(sorted(own)))
                 if chosen.any():
                     wanted[place] = chosen
         return wanted
@@ -122,6 +122,12 @@ class BoxMenus:
         menus = replace(self)
         menus._pools = {place: pool.chosen(~pool.is_open) for place, pool in self._pools.items()}
         return menus
+
+    def fastest(self, place: StagePosition) -> list[int]:
+        """The rows of the fastest few candidates for a stage that is the whole pipeline."""
+        seconds = self._least_s(place, self[place])
+        fastest: list[int] = np.argsort(seconds, kind="stable")[:SHORT_LIST].tolist()
+        return fastest
 
     def fall_to(self, limit_s: float) -> None:
         """Forget candidates of pipelines that take no less than a limit."""
@@ -163,6 +169,12 @@ class BoxMenus:
         for row in closed:
             left = left[(columns[left] < columns[row]).any(axis=1)]
         return pool.chosen(np.sort(np.concatenate([closed, left])))
+
+
+def _are_in(codes: NDArray[np.int64], some: NDArray[np.int64]) -> Mask:
+    """Whether each code is one of some codes, which are sorted."""
+    places = np.searchsorted(some[:-1], codes)
+    return np.asarray(some[places] == codes)
 
 
 def _halvings(boxes: int) -> int:

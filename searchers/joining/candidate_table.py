@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.pipeline import StageTimes
+from mistlab.cost.pipeline import TIMES, StageTimes
 from mistlab.values.dimensions import counts_of_blocks, names_of
 from mistlab.values.plan import StagePlan
 from searchers.meshes import Mesh
@@ -55,14 +55,14 @@ class Options:
 
     def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
         """The candidates with these numbers."""
-        return type(self)(**{e.name: getattr(self, e.name)[rows] for e in fields(self)})
+        return type(self)(**{name: getattr(self, name)[rows] for name in _COLUMNS})
 
     def and_also(self, others: Self) -> Self:
         """These candidates and others."""
         return type(self)(
             **{
-                e.name: np.concatenate([getattr(self, e.name), getattr(others, e.name)])
-                for e in fields(self)
+                name: np.concatenate([getattr(self, name), getattr(others, name)])
+                for name in _COLUMNS
             }
         )
 
@@ -82,7 +82,7 @@ class Options:
     @property
     def times(self) -> StageTimes:
         """All times as columns."""
-        return StageTimes(**{e.name: getattr(self, e.name) for e in fields(StageTimes)})
+        return StageTimes(**{name: getattr(self, name) for name in TIMES})
 
     def stage_plan(self, row: int, mesh: Mesh, layers: int) -> StagePlan:
         """One candidate as a stage of a plan."""
@@ -91,6 +91,9 @@ class Options:
             **dict(zip(counts_of_blocks(), self.counts[row].tolist(), strict=True)),
         }
         return stage_of(mesh, layers, saving)
+
+
+_COLUMNS = tuple(entry.name for entry in fields(Options))
 
 
 def fastest(options: Options, grain: Grain) -> Options:

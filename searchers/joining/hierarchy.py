@@ -196,23 +196,26 @@ class Hierarchy:
             best_s = min([best_s, *solved(tasks, self.ledger)])
             left = left[at_once:]
 
-    def _in_order(self, groups: Sequence[Group]) -> Sequence[tuple[Group, float]]:
+    def _in_order(
+        self, groups: Sequence[Group], *, is_coarsest: bool = False
+    ) -> Sequence[tuple[Group, float]]:
         """The groups that may have the best plan, with the time of each one's best plan of alike
         stages. The ledger has seen these plans."""
         found = []
         for group in sorted(groups, key=self._least_s):
             if self._least_s(group) < self.ledger.best_s:
-                alike_s = [self._coarse_s(stages) for stages in self._with_formula(group)]
+                every = self._with_formula(group)
+                alike_s = [self._coarse_s(stages, is_coarsest) for stages in every]
                 found.append((group, min(alike_s, default=inf)))
         return sorted(found, key=lambda entry: entry[1])
 
     def _least_s(self, group: Group) -> float:
         return group.least_of_orders_s(self.problem, self.work, self.space)
 
-    def _coarse_s(self, stages: AlikeStages) -> float:
+    def _coarse_s(self, stages: AlikeStages, is_coarsest: bool) -> float:
         """The best time of a pipeline of alike stages, worked out once."""
         if stages.pipeline not in self._alike_s:
-            self._alike_s[stages.pipeline] = stages.show_coarse()
+            self._alike_s[stages.pipeline] = stages.show_coarse(is_coarsest=is_coarsest)
         return self._alike_s[stages.pipeline]
 
     def _with_formula(self, group: Group) -> Iterator[AlikeStages]:
@@ -249,7 +252,8 @@ class Hierarchy:
         ends_s = self.ledger.wall_s + seconds
         sizes = list(groups_of(self.problem, self.space, equal_sizes=True))
         with suppress(BudgetSpentError), self.ledger.for_seconds(seconds):
-            self._in_order(sizes)
+            # Boxes soon find better plans of single stages than a finer grid has.
+            self._in_order(sizes, is_coarsest=True)
             if self.space.unequal_meshes:
                 equal = {group: self._least_s(group) for group in sizes}
                 self._bound_s(equal, tolerance, FIRST * seconds)

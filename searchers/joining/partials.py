@@ -4,15 +4,16 @@ A partial pipeline has the last stages of a pipeline. Axes: K partial pipelines.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.chains import Chains
+from mistlab.cost.chains import CHAINS, Chains
 from mistlab.cost.pipeline import Table, no_stages
+from mistlab.symbolic.distinct import first_of_each
 from searchers.joining.candidate_table import undominated
 from searchers.joining.candidates import StagePosition
 
@@ -83,11 +84,20 @@ class Partials:
     def undominated(self, rows: Rows) -> Rows:
         """Of rows with the same blocks and GPUs, the rows that no other row is at least as good
         as."""
-        chains = [getattr(self.chains, entry.name)[rows] for entry in fields(Chains)]
+        chains = [getattr(self.chains, name)[rows] for name in CHAINS]
         columns = np.stack([*chains, self.host_bytes[rows]], axis=1)
         # Of equal ones the first is enough; there are many once times are rounded.
-        different = np.sort(np.unique(columns, axis=0, return_index=True)[1])
+        different = first_of_each(columns)
         return rows[different[undominated([*columns[different].T])]]
+
+    def first_with_each_places(self, rows: Rows) -> Rows:
+        """Of some rows, the first one with each choice of places for all stages, in order."""
+        chosen, partials, of_row = [], self, rows
+        while partials.behind is not None:
+            chosen.append(partials.place[of_row])
+            of_row, partials = partials.row_behind[of_row], partials.behind
+        paths = np.stack(chosen, axis=1)
+        return rows[first_of_each(paths.astype(np.float64))]
 
     def stages(self, row: int) -> Iterator[tuple[StagePosition, int]]:
         """The stages of one pipeline, the first stage first, each with its row on the menu."""
@@ -105,7 +115,7 @@ def joined(parts: Sequence[Partials]) -> Partials:
         layers=np.concatenate([part.layers for part in parts]),
         gpus=np.concatenate([part.gpus for part in parts]),
         chains=Chains(
-            **{e.name: np.concatenate([getattr(c, e.name) for c in chains]) for e in fields(Chains)}
+            **{name: np.concatenate([getattr(c, name) for c in chains]) for name in CHAINS}
         ),
         host_bytes=np.concatenate([part.host_bytes for part in parts]),
         places=parts[0].places,
@@ -118,11 +128,9 @@ def joined(parts: Sequence[Partials]) -> Partials:
 
 def chosen_chains(chains: Chains[Table], rows: Rows | NDArray[np.bool_]) -> Chains[Table]:
     """The chains in these rows."""
-    return Chains(**{e.name: getattr(chains, e.name)[rows] for e in fields(Chains)})
+    return Chains(**{name: getattr(chains, name)[rows] for name in CHAINS})
 
 
 def rounded_down(chains: Chains[Table], grain_s: float) -> Chains[Table]:
     """The chains in whole grains."""
-    return Chains(
-        **{e.name: np.floor(getattr(chains, e.name) / grain_s) * grain_s for e in fields(Chains)}
-    )
+    return Chains(**{name: np.floor(getattr(chains, name) / grain_s) * grain_s for name in CHAINS})

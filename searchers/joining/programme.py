@@ -9,14 +9,14 @@ Axes: K partial pipelines, P places, O options of all places.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.memory import host_room_at
-from mistlab.cost.pipeline import StageTimes, prepended
+from mistlab.cost.pipeline import TIMES, StageTimes, prepended
 from mistlab.values.plan import Plan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -147,14 +147,14 @@ class _Join:
             partials = self._extended(partials, after, limit_s)
             is_whole = partials.gpus == self._all[1]
             whole = partials.chosen(is_whole)
-            for row in np.argsort(whole.chains.whole, kind="stable").tolist():
+            in_order = np.argsort(whole.chains.whole, kind="stable")
+            near = in_order[whole.chains.whole[in_order] < limit_s]
+            for row in whole.first_with_each_places(near).tolist():
                 seconds = float(whole.chains.whole[row])
                 self.menus.ledger.check_time()
                 if seconds >= limit_s:
                     break
                 places = tuple(place for place, _ in whole.stages(row))
-                if places in found:
-                    continue
                 found[places] = seconds, whole, row
                 if len(found) > count:
                     del found[max(found, key=lambda places: found[places][0])]
@@ -163,8 +163,8 @@ class _Join:
             partials = self._worth(partials.chosen(~is_whole), after + 1, limit_s)
             if not len(partials):
                 break
-        in_order = sorted(found.values(), key=lambda entry: entry[0])
-        return [(seconds, tuple(whole.stages(row))) for seconds, whole, row in in_order]
+        fastest = sorted(found.values(), key=lambda entry: entry[0])
+        return [(seconds, tuple(whole.stages(row))) for seconds, whole, row in fastest]
 
     def _worth(self, partials: Partials, stages: int, limit_s: float) -> Partials:
         """The partial pipelines, of so many stages, that may be part of the fastest pipeline."""
@@ -287,9 +287,7 @@ class _Join:
         stages."""
         place = options.place[option]
         chains = prepended(
-            StageTimes(
-                **{e.name: getattr(options.times, e.name)[option] for e in fields(StageTimes)}
-            ),
+            StageTimes(**{name: getattr(options.times, name)[option] for name in TIMES}),
             chosen_chains(behind.chains, row_behind),
             self.menus.group.micro_batches,
             after + 1,
@@ -376,7 +374,7 @@ class _Options:
             gpus=np.array([place.mesh.num_gpus for place in places], dtype=np.intp),
             starts=np.cumsum(counts) - counts,
             counts=counts,
-            times=StageTimes(**{e.name: column(e.name) for e in fields(StageTimes)}),
+            times=StageTimes(**{name: column(name) for name in TIMES}),
             host_bytes=column("host_bytes"),
             place=np.repeat(np.arange(len(places)), counts),
             row=np.concatenate([np.empty(0, dtype=np.intp), *rows]),

@@ -146,4 +146,8 @@ class _GroupProof:
         certain = self.menus.certain()
         limit_s = self._limit_s
         found = fastest_few(certain, limit_s, 1, completions=completions, beam=BEAM)
-        self.menus.ledger.predict([plan_of(certain, one) for _, one in found])
+        chosen = [one for _, one in found]
+        if self.menus.group.num_stages == 1:
+            # Few rounds lead to the best plan of a single stage: the others become its rivals.
+            chosen = [((place, row),) for ((place, _),) in chosen for row in certain.fastest(place)]
+        self.menus.ledger.predict([plan_of(certain, one) for one in chosen])
