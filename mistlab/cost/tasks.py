@@ -386,7 +386,7 @@ class TaskSeconds:
         two stages differ, the first stage's time counts.
         """
         workload, cluster = self.model.workload, self.model.cluster
-        if not workload.model.tied_embeddings or cluster.num_gpus == 1:
+        if not workload.model.head_has_table or cluster.num_gpus == 1:
             return np.zeros(len(self.zero))
         tensor = self.columns["tensor_parallel"]
         padded = np.array([workload.model.padded_vocab(int(ranks)) for ranks in tensor])

@@ -62,6 +62,8 @@ def _workload(job: Job) -> Job:
         refuse("workload.model", problem)
     if model.experts or model.latent:
         refuse("workload.model", "has experts or latent attention, for which there is no row here")
+    if model.further_tokens:
+        refuse("workload.model.further_tokens", "has no row in this export: leave it out")
     precision = "bf16" if job.workload.precision == "fp16" else job.workload.precision
     return with_workload(job, precision=precision, attention="flash")
 

@@ -36,7 +36,7 @@ def split_over_context(graph: ModelGraph) -> ModelGraph:
         embedding=_with_whole_tables(graph.embedding),
         block=split(graph.block),
         further_blocks=tuple(map(split, graph.further_blocks)),
-        head=_with_whole_tables(graph.head),
+        head=split(_with_whole_tables(graph.head)),
     )
 
 

@@ -119,7 +119,7 @@ class StageModel:
         sizes, rows = self._sizes_of(batch)
         shared = Shared(table=sizes.table, index=rows)
         tables = tuple(DIMENSIONS.items()), tuple(TREATMENTS.items())
-        stages = compiled(self.memory, self.workload.model.tied_embeddings, *tables)
+        stages = compiled(self.memory, self.workload.model.head_has_table, *tables)
         values = stages(batch.by_symbol(stages.columns), shared)
         return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
 
