@@ -85,6 +85,12 @@ def check_model(workload: Workload) -> None:
             "the head then predicts the next token alone"
         )
         raise InputError(message)
+    if workload.optimizer != "adamw":
+        message = (
+            f"workload.optimizer: {workload.optimizer} can be predicted and not yet trained: give "
+            "adamw, or leave it out"
+        )
+        raise InputError(message)
     if workload.precision in ("fp8", "fp4"):
         message = "workload.precision: fp8 can be predicted and not yet trained: give bf16"
         raise InputError(message)

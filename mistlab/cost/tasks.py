@@ -96,8 +96,8 @@ class TaskModel:
             remedy = "profile its operators and run python -m experiments.calibrate --operators"
             message = f"cluster.hardware: {hardware.name} has no compute: {remedy} TABLE.csv"
             raise UncalibratedError(message)
-        memory = engine.memory_in(workload.precision)
-        step_moved = engine.step_moved[workload.precision]
+        memory = engine.memory_in(workload.precision, workload.optimizer)
+        step_moved = engine.step_moved_in(workload.precision, workload.optimizer)
         return cls(
             workload=workload,
             cluster=cluster,

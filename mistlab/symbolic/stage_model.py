@@ -83,8 +83,9 @@ class StageModel:
 
     @property
     def memory(self) -> EngineMemory:
-        """The engine's memory in the workload's precision."""
-        return ENGINES[self.engine].memory_in(self.workload.precision)
+        """The engine's memory in the workload's precision, with its optimizer."""
+        work = self.workload
+        return ENGINES[self.engine].memory_in(work.precision, work.optimizer)
 
     def figures(self, batch: StageBatch) -> StageFigures:
         """The memory and work of each candidate."""
