@@ -9,7 +9,9 @@ from mistlab import catalog
 from mistlab.export.megatron_model import sayable_model
 from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.library import graph_of, sequence_graph_of
+from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stage_model import StageModel
+from mistlab.symbolic.sums import Sum
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.model import ModelSpec
@@ -133,3 +135,18 @@ def test_an_export_without_a_row_refuses_further_tokens() -> None:
     job = Job(workload=with_tokens(1), cluster=CLUSTER, plan=plan)
     with pytest.raises(InputError, match="further_tokens: has no row in this export"):
         sayable_model(job)
+
+
+def test_the_fullest_moment_is_that_of_the_last_head_with_all_before_kept() -> None:
+    """Beside its own a last head has the first head's logits, the product's inputs and a block."""
+    plain, further = graph_of(WORK).counts, graph_of(with_tokens(1)).counts
+    columns = size_columns(WORK, {"b": np.array([2]), "tp": np.array([1])})
+    sizes = {name: float(column[0]) for name, column in columns.items()}
+
+    def number(one: Sum) -> float:
+        return float(eval(str(one), {}, sizes))
+
+    kept = number(plain.head.saved_bytes) + number(plain.block.saved_bytes)
+    joint = 3 * 2 * sizes["b"] * sizes["s"] * sizes["h"]
+    peaks = [max(number(peak.size_bytes) for peak in one.head.peaks) for one in (plain, further)]
+    assert peaks[1] == peaks[0] + kept + joint
