@@ -79,6 +79,18 @@ def check_model(workload: Workload) -> None:
             "without them"
         )
         raise InputError(message)
+    if model.further_tokens:
+        message = (
+            "workload.model.further_tokens: can be predicted and not yet trained: leave it out; "
+            "the head then predicts the next token alone"
+        )
+        raise InputError(message)
+    if workload.optimizer != "adamw":
+        message = (
+            f"workload.optimizer: {workload.optimizer} can be predicted and not yet trained: give "
+            "adamw, or leave it out"
+        )
+        raise InputError(message)
     if workload.precision in ("fp8", "fp4"):
         message = "workload.precision: fp8 can be predicted and not yet trained: give bf16"
         raise InputError(message)

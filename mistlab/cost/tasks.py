@@ -96,8 +96,8 @@ class TaskModel:
             remedy = "profile its operators and run python -m experiments.calibrate --operators"
             message = f"cluster.hardware: {hardware.name} has no compute: {remedy} TABLE.csv"
             raise UncalibratedError(message)
-        memory = engine.memory_in(workload.precision)
-        step_moved = engine.step_moved[workload.precision]
+        memory = engine.memory_in(workload.precision, workload.optimizer)
+        step_moved = engine.step_moved_in(workload.precision, workload.optimizer)
         return cls(
             workload=workload,
             cluster=cluster,
@@ -386,7 +386,7 @@ class TaskSeconds:
         two stages differ, the first stage's time counts.
         """
         workload, cluster = self.model.workload, self.model.cluster
-        if not workload.model.tied_embeddings or cluster.num_gpus == 1:
+        if not workload.model.head_has_table or cluster.num_gpus == 1:
             return np.zeros(len(self.zero))
         tensor = self.columns["tensor_parallel"]
         padded = np.array([workload.model.padded_vocab(int(ranks)) for ranks in tensor])

@@ -15,6 +15,7 @@ from mistlab.engines.kernel_rules import KernelRule
 from mistlab.schedule.slot_table import Sends, Template
 from mistlab.values.context_ways import RING, WORDS
 from mistlab.values.errors import FieldError, refuse
+from mistlab.values.optimizers import Optimizer, saved_bytes
 from mistlab.values.workload import Precision
 
 # In words, what an engine shards up to each ZeRO level.
@@ -30,7 +31,8 @@ class Engine:
     ``sends`` is how its stages pass activations on, and a send takes ``send_wait_s`` longer than
     its link. ``kernels`` are the rules by which its kernels differ from a layer graph's operators.
     ``memory`` is what it keeps in each precision that it trains in, ``step_moved`` how many bytes a
-    parameter its optimizer's step reads and writes.
+    parameter its optimizer's step reads and writes, both with moments of 32 bits; ``optimizers``
+    names what it can step with.
     ``cached_share`` is what its allocator holds beyond what tensors take, as a share of what comes
     and goes; None stands for the allocator that a hardware file describes, which is the one of this
     package's own runtime. ``host`` is the time of its host, if that may hold the GPU up; None
@@ -84,6 +86,7 @@ class Engine:
     slowest: str = ""
     expert_exchange: ExpertExchange = AT_ONCE
     measured_as: str = ""
+    optimizers: tuple[Optimizer, ...] = ("adamw",)
     is_for_plans: bool = True
     runs_here: bool = False
 
@@ -108,11 +111,20 @@ class Engine:
         usual = self.products_share, self.attention_share, self.memory_share
         return self.shares_on.get(hardware, usual)
 
-    def memory_in(self, precision: Precision) -> EngineMemory:
-        """The memory that the engine keeps in a precision; refuses a precision that it lacks."""
+    def memory_in(self, precision: Precision, optimizer: Optimizer = "adamw") -> EngineMemory:
+        """The memory that the engine keeps in a precision with an optimizer; refuses those that it
+        lacks."""
         if problem := self.precision_problem(precision):
             refuse("workload.precision", problem)
-        return self.memory[precision]
+        if problem := self.optimizer_problem(optimizer):
+            refuse("workload.optimizer", problem)
+        memory = self.memory[precision]
+        saved = saved_bytes(optimizer)
+        return replace(memory, optimizer=memory.optimizer - saved) if saved else memory
+
+    def step_moved_in(self, precision: Precision, optimizer: Optimizer = "adamw") -> float:
+        """The bytes a parameter that a step reads and writes: each moment once and once."""
+        return self.step_moved[precision] - 2 * saved_bytes(optimizer)
 
     def highest_zero_of(self, *, in_pipeline: bool) -> int:
         """The highest ZeRO level that a stage may have."""
@@ -180,6 +192,13 @@ class Engine:
             return ""
         known = _one_of([*self.memory])
         return f"{precision}, but engine {self.name} does not train in it: give {known}"
+
+    def optimizer_problem(self, optimizer: Optimizer) -> str:
+        """Why the engine cannot step with an optimizer; empty if it can."""
+        if optimizer in self.optimizers:
+            return ""
+        problem = f"{optimizer}, but engine {self.name} keeps moments otherwise"
+        return f"{problem}: give {_one_of(self.optimizers)}"
 
 
 def _one_of(names: Sequence[str]) -> str:

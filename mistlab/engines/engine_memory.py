@@ -22,7 +22,7 @@ class EngineMemory:
 
     weight: int
     gradient: int
-    optimizer: int
+    optimizer: float
     step_scratch: int = 0
     rings: bool = False
     bucket_elements: int = 0

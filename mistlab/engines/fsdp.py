@@ -30,6 +30,8 @@ FSDP = Engine(
     kernels=LOSS_IN_32_BITS,
     memory=dict.fromkeys(("bf16", "fp8", "fp4"), _MEMORY),
     step_moved={"bf16": 50, "fp8": 50, "fp4": 50},
+    # torchao's, which replaces torch's optimizer.
+    optimizers=("adamw", "adamw-8bit"),
     cached_share=CACHED_SHARE,
     # Fitted to 256 runs of llm-foundry on A100 and H100 (docs/results/runs.md). Its attention is a
     # kernel in Triton with linear biases. Bytes are counted operator by operator, where its kernels

@@ -79,6 +79,8 @@ MEGATRON_CORE = Engine(
         "fp32": EngineMemory(weight=4, gradient=4, optimizer=8, fixed_mib=_WORKSPACES_MIB),
     },
     step_moved={"fp16": 62, "bf16": 50, "fp8": 50, "fp4": 50, "fp32": 44},
+    # Its precision-aware optimizer keeps either moment in 32, 16 or 8 bits.
+    optimizers=("adamw", "adamw-bf16", "adamw-8bit"),
     host=_EAGER,
     expert_exchange=_PLAIN,
     cached_share=CACHED_SHARE,

@@ -38,6 +38,7 @@ MISTLAB = Engine(
     # fp16 the kernel also writes unscaled gradients (4). In full precision gradients need no copy,
     # and weights move 8.
     step_moved={"fp16": 44, "bf16": 40, "fp32": 36},
+    optimizers=("adamw", "adamw-bf16", "adamw-8bit"),
     offloads=True,
     context_exchanges=(RING, GATHER, HEADS),
     takes_orders=True,

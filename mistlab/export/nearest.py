@@ -34,8 +34,8 @@ def nearest(job: Job, target: Target) -> Nearest:
     """The nearest job that a target can say."""
     wanted = job
     remarks: list[Remark] = []
-    changed = _in_16_bits(job)
-    remarks += changes(job, changed, f"the export to {target.title} has no row for 8 bits")
+    changed = _without_8_bits(job)
+    remarks += changes(job, changed, f"the export to {target.title} has no row for it")
     job = canonical(under_any_engine(changed))
     named = with_plan(job, order=DEFAULT_ORDER) if is_order_path(job.plan.order) else job
     remarks += changes(job, named, f"{target.title} takes no order from a file")
@@ -59,8 +59,10 @@ def under_any_engine(job: Job) -> Job:
     return replace(job, plan=plan)
 
 
-def _in_16_bits(job: Job) -> Job:
-    return with_workload(job, precision="bf16") if job.workload.precision == "fp8" else job
+def _without_8_bits(job: Job) -> Job:
+    """The job with 16-bit products, and with moments of 32 bits."""
+    precision = "bf16" if job.workload.precision == "fp8" else job.workload.precision
+    return with_workload(job, precision=precision, optimizer="adamw")
 
 
 def with_engine(job: Job, engines: Sequence[str], *, overlaps: bool) -> Job:

@@ -60,8 +60,8 @@ def _workload(job: Job) -> Job:
     if model.graph_file is not None:
         problem = "is traced from code of its own: export a plan of a model of the catalogue"
         refuse("workload.model", problem)
-    if model.experts or model.latent:
-        refuse("workload.model", "has experts or latent attention, for which there is no row here")
+    if model.experts or model.latent or model.further_tokens:
+        refuse("workload.model", "has experts, latent attention or further tokens: no row here")
     precision = "bf16" if job.workload.precision == "fp16" else job.workload.precision
     return with_workload(job, precision=precision, attention="flash")
 

@@ -11,6 +11,9 @@ NOTHING = frozenset(
     ("", "nan", "n/a", "na", "null", "-", "?", "unknown", "not stated", "not published")
 )
 
+# No size of a run is larger; the product of a few still is a number.
+MOST = 1e9
+
 
 def is_empty(text: str | None) -> bool:
     """Whether a cell says nothing."""
@@ -39,10 +42,12 @@ def number_of(row: Mapping[str, str], column: str) -> float | None:
 
 
 def count_of(row: Mapping[str, str], column: str) -> int | None:
-    """The whole number in a cell, at least 1; None for nothing."""
+    """The whole number in a cell, from 1 to ``MOST``; None for nothing."""
     number = number_of(row, column)
     if number is None:
         return None
+    if number > MOST:
+        refuse(column, f"{number:g} is too large: give at most {MOST:g}, or nothing")
     if number != int(number):
         problem = f"{number:g} is not a whole number: give one, or nothing"
         refuse(column, problem)

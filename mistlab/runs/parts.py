@@ -4,7 +4,8 @@ windows.
 A row says how many experts there are and how many a token takes; the rest follows from the model's
 name, by the models of the catalogue that are built alike, and from these phrases of the column
 ``notes``: "shared expert ffn N", "N dense layer", "moe-shared-expert-intermediate-size=N",
-"moe-layer-freq=([0]*N", "multi-latent-attention=1" and "kv-channels=N".
+"moe-layer-freq=([0]*N", "multi-latent-attention=1", "kv-channels=N", "mtp-num-layers=N"
+and "w/ MTP".
 """
 
 import re
@@ -66,7 +67,16 @@ def parts_of(
         # The row's width is that of experts; dense blocks are as much wider as published.
         wider = 1.0 if alike is None or own is None else alike.ffn / own.ffn
         found["ffn"] = round(sizes["ffn"] * wider)
+    if tokens := further_tokens_in(remarks):
+        found["further_tokens"] = tokens
     return found
+
+
+def further_tokens_in(remarks: str) -> int:
+    """How many tokens after the next remarks say that a model predicts ("mtp-num-layers=N", or
+    "w/ MTP" for one)."""
+    words = remarks.casefold()
+    return _number_in(r"mtp-num-layers=(\d+)", words) or int("w/ mtp" in words)
 
 
 def experts_of_row(

@@ -1,7 +1,7 @@
 """Reads tables of measured runs: CSV files with one run a row (docs/reference/measured-runs.md)."""
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,43 +30,77 @@ class TableRow:
 def rows_of_table(path: Path) -> Iterator[TableRow]:
     """The rows of a table, in order; runs count from 1, lines of the file too.
 
-    A row with more cells than columns comes with its problem. A file that cannot be read as a
-    table is refused.
+    Commas part the cells; semicolons or tabs, if the header has no comma. A row that cannot be read
+    comes with its problem. A file that cannot be read as a table is refused.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from _rows(path, csv.reader(file))
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            header = file.readline()
+            file.seek(0)
+            yield from _rows(path, csv.reader(file, delimiter=_delimiter(header)))
     except OSError as error:
         message = f"{path}: {error.strerror}: give the path of a CSV file"
         raise InputError(message) from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         message = f"{path}: {error}: give a CSV file in UTF-8"
         raise InputError(message) from None
 
 
+def _delimiter(header: str) -> str:
+    return next((one for one in ",;\t" if one in header), ",")
+
+
 def _rows(path: Path, reader: "Iterator[list[str]]") -> Iterator[TableRow]:
-    header = [name.strip().casefold() for name in next(reader, [])]
-    if not set(header) & set(NEEDED):
-        message = f"{path}: no column {', '.join(NEEDED)}: give a table of runs with a header"
-        raise InputError(message)
+    header = _header(path, next(reader, []))
     missing = [name for name in NEEDED if name not in header]
     number = 0
     for cells in reader:
         if not any(cell.strip() for cell in cells):
             continue
         number += 1
-        problem = ""
-        if missing:
-            problem = f"the table has no column {', '.join(missing)}: add it"
-        elif len(cells) > len(header):
-            problem = (
-                f"{len(cells)} cells, but the table has {len(header)} columns: put cells with "
-                "commas into quotes"
-            )
         yield TableRow(
             file=str(path),
             number=number,
             line=getattr(reader, "line_num", number + 1),
             cells=dict(zip(header, cells, strict=False)),
-            problem=problem,
+            problem=_problem(cells, len(header), missing),
         )
+
+
+def _header(path: Path, cells: Sequence[str]) -> list[str]:
+    """The names of columns; refuses those that are of no table of runs."""
+    header = [name.strip().casefold() for name in cells]
+    twice = sorted({name for name in header if name and header.count(name) > 1})
+    problem = ""
+    if not any(header):
+        problem = "is empty"
+    elif not all(map(_is_text, header)):
+        problem = "is not UTF-8"
+    elif not set(header) & set(NEEDED):
+        problem = f"no column {', '.join(NEEDED)}"
+    elif twice:
+        problem = f"column {', '.join(twice)} stands there twice"
+    if problem:
+        message = f"{path}: {problem}: give a table of runs in UTF-8, with a header"
+        raise InputError(message)
+    return header
+
+
+def _problem(cells: Sequence[str], columns: int, missing: Sequence[str]) -> str:
+    """Why a row cannot be read; empty if it can."""
+    if missing:
+        return f"the table has no column {', '.join(missing)}: add it"
+    if len(cells) > columns:
+        problem = f"{len(cells)} cells, but the table has {columns} columns"
+        return f"{problem}: put cells with commas into quotes"
+    if len(cells) < columns and any("\n" in cell for cell in cells):
+        lines = 1 + sum(cell.count("\n") for cell in cells)
+        return f"{len(cells)} of {columns} cells in {lines} lines: close the quote of the last cell"
+    if not all(map(_is_text, cells)):
+        return "a cell is not UTF-8: save the table in UTF-8"
+    return ""
+
+
+def _is_text(cell: str) -> bool:
+    """Whether all bytes of a cell were read as text; others came as lone surrogates."""
+    return cell.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in cell)

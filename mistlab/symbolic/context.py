@@ -37,7 +37,7 @@ def split_over_context(graph: ModelGraph, exchange: int = RING) -> ModelGraph:
         embedding=_with_whole_tables(graph.embedding),
         block=split(graph.block),
         further_blocks=tuple(map(split, graph.further_blocks)),
-        head=_with_whole_tables(graph.head),
+        head=split(_with_whole_tables(graph.head)),
     )
 
 

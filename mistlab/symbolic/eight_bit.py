@@ -33,7 +33,9 @@ def in_precision(stored: StoredGraph, precision: str) -> StoredGraph:
     if precision not in ("fp8", "fp4"):
         return stored
     made = eight_bit(stored)
-    return four_bit(made) if precision == "fp4" else made
+    made = four_bit(made) if precision == "fp4" else made
+    # Equal graphs are made once; models whose kinds take turns otherwise have equal graphs.
+    return replace(made, turns=stored.turns)
 
 
 @cache

@@ -10,6 +10,7 @@ from pathlib import Path
 from mistlab.symbolic.block_kinds import BLOCK, kinds_of
 from mistlab.symbolic.eight_bit import in_precision
 from mistlab.symbolic.feasible import broken_at
+from mistlab.symbolic.further_tokens import with_further_tokens
 from mistlab.symbolic.graph import ModelGraph
 from mistlab.symbolic.made_variants import with_dropout, with_scores
 from mistlab.symbolic.stored_graph import StoredGraph
@@ -166,7 +167,8 @@ def _of_family(workload: Workload, precision: str, *, sequence_parallel: bool) -
         found = _known(of_kinds[BLOCK])
     else:
         found = replace(_with_kinds(tuple(of_kinds.items())), turns=kinds.pattern)
-    return in_precision(found, workload.precision)
+    made = in_precision(found, workload.precision)
+    return with_further_tokens(made, model.further_tokens, tied=model.tied_embeddings)
 
 
 @cache

@@ -86,8 +86,9 @@ class StageModel:
 
     @property
     def memory(self) -> EngineMemory:
-        """The engine's memory in the workload's precision."""
-        return ENGINES[self.engine].memory_in(self.workload.precision)
+        """The engine's memory in the workload's precision, with its optimizer."""
+        work = self.workload
+        return ENGINES[self.engine].memory_in(work.precision, work.optimizer)
 
     def figures(self, batch: StageBatch) -> StageFigures:
         """The memory and work of each candidate."""
@@ -122,7 +123,7 @@ class StageModel:
         sizes, rows = self._sizes_of(batch)
         shared = Shared(table=sizes.table, index=rows)
         tables = tuple(DIMENSIONS.items()), tuple(TREATMENTS.items())
-        stages = compiled(self.memory, self.workload.model.tied_embeddings, *tables)
+        stages = compiled(self.memory, self.workload.model.head_has_table, *tables)
         values = stages(batch.by_symbol(stages.columns), shared)
         return sizes.feasible[rows], dict(zip(stages.names, values, strict=True))
 

@@ -80,7 +80,7 @@ def _degree(axes: Iterable[Axis]) -> sympy.Expr:
     return sympy.Mul(*(choice_symbol(DIMENSIONS[axis.dimension].symbol) for axis in axes))
 
 
-def _states(blocks: Parameters, ends: Parameters, each: int, *, level: int, ratio: str) -> States:
+def _states(blocks: Parameters, ends: Parameters, each: float, *, level: int, ratio: str) -> States:
     local = sharded(blocks, level=level) * each
     kept = sharded(ends, level=level) * each
     share = choice_symbol(ratio)

@@ -278,6 +278,9 @@ def _engine_problem(job: Job) -> FieldError | None:
     engine, in_pipeline = ENGINES[job.plan.engine], job.plan.num_stages > 1
     if problem := engine.precision_problem(job.workload.precision):
         return FieldError("workload.precision", problem)
+    if problem := engine.optimizer_problem(job.workload.optimizer):
+        able = [row.name for row in ENGINES.values() if job.workload.optimizer in row.optimizers]
+        return FieldError("workload.optimizer", f"{problem}, or engine: {able[0]}")
     for index, stage in enumerate(job.plan.stages):
         where = f"plan.stages[{index}]"
         if problem := engine.zero_problem(stage.zero, in_pipeline=in_pipeline):

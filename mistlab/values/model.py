@@ -41,7 +41,8 @@ class ModelSpec:
 
     With ``qk_norm`` each head's queries and keys are normalised. With ``sinks`` each head has one
     more score, to which no value belongs. ``window``, ``latent``, ``experts`` and ``state_space``
-    are parts that some models have.
+    are parts that some models have. The head predicts ``further_tokens`` after the next one, each
+    with a block of its own (multi-token prediction).
 
     A hybrid model has a ``pattern``: a letter for each block, which take turns. Blocks have one
     part alone (``M`` the state-space mixer, ``*`` attention, ``-`` the network, ``E`` experts), or
@@ -74,6 +75,7 @@ class ModelSpec:
     latent: LatentAttention | None = None
     experts: Experts | None = None
     state_space: StateSpace | None = None
+    further_tokens: int = field(default=0, metadata=bounded(minimum=0))
     pattern: str = ""
     graph_file: str | None = None
     tensor_parallel_degrees: tuple[int, ...] | None = field(
@@ -94,6 +96,9 @@ class ModelSpec:
         if self.graph_file is not None and self.family != "custom":
             problem = f"{self.graph_file!r} is given for family {self.family}: give family: custom"
             refuse("graph_file", problem)
+        if self.further_tokens and self.family == "custom":
+            problem = f"{self.further_tokens} with a traced model, whose graphs have its whole head"
+            refuse("further_tokens", f"{problem}: leave it out, and trace the model with them")
 
     @classmethod
     def of(cls, *, family: Family, hidden: int, layers: int, heads: int, **others: Any) -> Self:
@@ -111,7 +116,13 @@ class ModelSpec:
     def has_plain_blocks(self) -> bool:
         """Whether its blocks have none of the parts that only some models have."""
         parts = (self.experts, self.latent, self.window, self.qk_norm, self.sinks, self.pattern)
-        return not any(parts)
+        return not any(parts) and not self.further_tokens
+
+    @property
+    def head_has_table(self) -> bool:
+        """Whether the head's stage uses the embedding's table: as its own, or to embed tokens whose
+        successors it predicts."""
+        return self.tied_embeddings or self.further_tokens > 0
 
     @property
     def rotated_channels(self) -> int:
@@ -145,6 +156,11 @@ class ModelSpec:
             refuse("pattern", problem)
         if self.experts is None and "E" in self.pattern:
             refuse("pattern", f"{self.pattern!r} has blocks of experts: give experts")
+        if self.further_tokens and self.pattern:
+            problem = (
+                f"{self.further_tokens} with a pattern of blocks, which has no one kind for it"
+            )
+            refuse("further_tokens", f"{problem}: leave it out")
         if strange := set(self.pattern) - set(PATTERN_LETTERS):
             problem = f"{''.join(sorted(strange))!r} is no kind of block: give {PATTERN_LETTERS}"
             refuse("pattern", problem)

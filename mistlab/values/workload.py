@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mistlab.values.model import ModelSpec
+from mistlab.values.optimizers import Optimizer
 from mistlab.values.value import bounded, check_fields
 
 Attention = Literal["flash", "math"]
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
-Optimizer = Literal["adamw"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +17,9 @@ class Workload:
 
     ``attention`` is fused in one kernel (flash) or computed product by product (math). The
     precision fp8 is bf16 with 8-bit products of blocks and their weights; with fp4 these products
-    take 4-bit operands, but for those of experts, which take 8-bit ones. In blocks
-    with experts the busiest rank takes ``expert_imbalance`` times as many tokens as the mean.
+    take 4-bit operands, but for those of experts, which take 8-bit ones. The optimizer keeps its
+    two moments in 32, 16 or 8 bits. In blocks with experts the busiest rank takes
+    ``expert_imbalance`` times as many tokens as the mean.
     """
 
     model: ModelSpec

@@ -256,6 +256,13 @@ def test_a_row_with_experts_is_built_like_its_namesake() -> None:
     assert job(**OF_TODAY, dispatcher="alltoall").plan.engine == "megatron-bridge-alltoall"
 
 
+@pytest.mark.parametrize(
+    ("notes", "tokens"), [("w/o MTP; GA=32", 0), ("w/ MTP; GA=128", 1), ("mtp-num-layers=2; x", 2)]
+)
+def test_notes_say_how_many_further_tokens_a_model_predicts(notes: str, tokens: int) -> None:
+    assert job(**{**OF_TODAY, "notes": notes}).workload.model.further_tokens == tokens
+
+
 def test_notes_say_what_of_a_model_is_different() -> None:
     notes = "MLA, 2 dense layer first; shared expert ffn 3072; non-overlap launch"
     found = job(**{**OF_TODAY, "engine": "Megatron-LM (SimuMax validation)", "notes": notes})

@@ -1,0 +1,64 @@
+"""Tables of runs that are no plain CSV file: what is read, and how the rest is named."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from mistlab.runs.cells import count_of
+from mistlab.runs.table import TableRow, rows_of_table
+from mistlab.values.errors import InputError
+
+HEADER = "layers,hidden,heads,sequence_length,micro_batch,notes"
+ROW = "2,64,2,128,1,"
+
+
+def rows(path: Path, content: str | bytes) -> list[TableRow]:
+    path = path / "runs.csv"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return [*rows_of_table(path)]
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf"])
+def test_commas_semicolons_and_tabs_part_cells(tmp_path: Path, mark: str, before: bytes) -> None:
+    (only,) = rows(tmp_path, before + f"{HEADER}\r\n{ROW}\r\n".replace(",", mark).encode())
+    assert only.problem == ""
+    assert (only.cells["layers"], only.cells["micro_batch"]) == ("2", "1")
+
+
+def test_a_quoted_cell_may_have_lines_and_commas(tmp_path: Path) -> None:
+    first, second = rows(tmp_path, f'{HEADER}\n{ROW}"a ""b"",\nc"\n{ROW}\n')
+    assert first.cells["notes"] == 'a "b",\nc'
+    assert (second.line, second.problem) == (4, "")
+
+
+def test_a_quote_without_end_is_named(tmp_path: Path) -> None:
+    good, bad = rows(tmp_path, f'{HEADER}\n{ROW}\n2,64,"2,128,1\n{ROW}\n{ROW}\n')
+    assert good.problem == ""
+    assert bad.problem == "3 of 6 cells in 4 lines: close the quote of the last cell"
+
+
+def test_a_row_that_is_not_utf_8_does_not_stop_the_others(tmp_path: Path) -> None:
+    found = rows(tmp_path, f"{HEADER}\n{ROW}Größe\n{ROW}\n".encode("latin-1"))
+    assert [one.problem for one in found] == ["a cell is not UTF-8: save the table in UTF-8", ""]
+
+
+HEADERS: Mapping[str, tuple[bytes, str]] = {
+    "nothing": (b"", "is empty"),
+    "another code": (HEADER.encode("utf-16"), "is not UTF-8"),
+    "other columns": (b"a,b\n1,2\n", "no column layers"),
+    "a column twice": (f"{HEADER},Heads\n{ROW},4\n".encode(), "column heads stands there twice"),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_header_that_cannot_be_read_is_refused(tmp_path: Path, name: str) -> None:
+    content, words = HEADERS[name]
+    with pytest.raises(InputError, match=words):
+        rows(tmp_path, content)
+
+
+def test_a_count_beyond_all_runs_is_refused() -> None:
+    with pytest.raises(InputError, match=r"layers: 1e\+21 is too large: give at most 1e\+09"):
+        count_of({"layers": "1" + "0" * 21}, "layers")
