@@ -51,7 +51,7 @@ OF_ATTENTION: tuple[OperatorClass, ...] = (
 )
 
 # The power of the norm that joins the GPU's time and the host's time to launch kernels.
-JOIN = 8.0
+JOIN = 6.0
 
 Values = NDArray[np.float64]
 KernelRules = tuple[KernelRule, ...]
