@@ -102,7 +102,7 @@ def configuration_of(row: TableRow) -> Configuration:
     engine, note = engine_of(text_of(cells, "engine"), zero_text)
     order = order_of(text_of(cells, "engine"))
     notes.append(note)
-    gpus = gpus_of(text_of(cells, "hardware"))
+    gpus = gpus_of(text_of(cells, "hardware"), software_of(text_of(cells, "engine")))
     notes.append(gpus.note)
     usual = USUAL_OF_ENGINE.get(engine)
     if engine == "zero-bubble" and not order:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mistlab import catalog
+from mistlab.machine.compute import OperatorClass
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import job_of
 from mistlab.runs.table import TableRow, rows_of_table
@@ -371,3 +372,15 @@ def test_a_table_without_needed_columns_says_so_in_each_row(tmp_path: Path) -> N
     path.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="no column layers"):
         [*rows_of_table(path)]
+
+
+def test_simumax_s_machine_has_slower_16_bit_products_than_other_b200() -> None:
+    def tflops(engine: str, operators: OperatorClass) -> float:
+        compute = job(engine=engine, hardware="B200").cluster.hardware.compute
+        assert compute is not None
+        return compute.rate(operators).tflops or 0.0
+
+    others, own = "NeMo", "Megatron-LM (SimuMax validation)"
+    assert tflops(own, "matmul") == pytest.approx(1076.2)
+    assert tflops(others, "matmul") == pytest.approx(1321.7)
+    assert tflops(own, "grouped_matmul") == tflops(others, "grouped_matmul")
