@@ -6,6 +6,8 @@ from mistlab.engines.kernel_rules import BATCHED_PRODUCTS, PLAIN, KernelRule
 from mistlab.machine.compute import OperatorClass
 from mistlab.symbolic.eight_bit import DTYPE, DTYPE_OF_4
 from mistlab.symbolic.graph import LayerGraph, Operator
+from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.symbols import size_symbol
 
 
 def class_of(operator: Operator) -> OperatorClass:
@@ -48,7 +50,17 @@ def _is_about(rule: KernelRule, operator: Operator, layer: LayerGraph, attention
         all(one in ("", other) for one, other in zip(wanted, given, strict=True))
         and rule.adds in ("", _adds(operator, layer))
         and rule.broadcasts in (None, _broadcasts(operator))
+        and (not rule.makes or makes_weight_gradient(operator))
     )
+
+
+def makes_weight_gradient(operator: Operator) -> bool:
+    """Whether an operator is a product of a backward pass whose result has no token dimension."""
+    if operator.kind != "matmul" or operator.phase != "backward":
+        return False
+    tokens = {size_symbol("b"), size_symbol("s")}
+    sizes = (sympy.sympify(size).free_symbols for size in operator.outputs[0])
+    return not any(tokens & free for free in sizes)
 
 
 def _broadcasts(operator: Operator) -> bool:

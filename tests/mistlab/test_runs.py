@@ -384,3 +384,18 @@ def test_simumax_s_machine_has_slower_16_bit_products_than_other_b200() -> None:
     assert tflops(own, "matmul") == pytest.approx(1076.2)
     assert tflops(others, "matmul") == pytest.approx(1321.7)
     assert tflops(own, "grouped_matmul") == tflops(others, "grouped_matmul")
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [
+        ({"engine": "NeMo", "zero": "lora"}, "megatron-core-adapters"),
+        ({"engine": "NeMo AutoModel", "notes": "Fine-Tuning (LoRA)"}, "fsdp-adapters"),
+        ({"engine": "Megatron-Bridge", "notes": "phase peft"}, "megatron-bridge-adapters"),
+        ({"engine": "Megatron-LM", "notes": "LoRA"}, "megatron"),
+    ],
+)
+def test_runs_that_train_adapters_have_engines_of_their_own(
+    changes: dict[str, str], engine: str
+) -> None:
+    assert run(**changes).engine == engine
