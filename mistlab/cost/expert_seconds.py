@@ -35,8 +35,8 @@ def exchanged_s(
             if gpus * spanned > 1:
                 rows = (in_node == gpus) & (nodes == spanned)
                 link = links.to_all(gpus_in_node=gpus, nodes=spanned, copies=copies)
-                own_s = experts.count / (gpus * spanned) * exchange.expert_s if experts else 0.0
-                waits_s = messages[rows] * (exchange.wait_s + own_s)
+                own = experts.count / (gpus * spanned) if experts is not None else 0.0
+                waits_s = messages[rows] * exchange.waits_s(own)
                 sent_s = link(size_bytes[rows], messages[rows]) * (1 - exchange.hidden)
                 seconds[rows] = sent_s + waits_s
         return seconds

@@ -6,6 +6,7 @@ from mistlab.engines.kernel_rules import BATCHED_PRODUCTS, PLAIN, KernelRule
 from mistlab.machine.compute import OperatorClass
 from mistlab.symbolic.eight_bit import DTYPE, DTYPE_OF_4
 from mistlab.symbolic.graph import LayerGraph, Operator
+from mistlab.symbolic.sums import names_in
 
 
 def class_of(operator: Operator) -> OperatorClass:
@@ -48,7 +49,15 @@ def _is_about(rule: KernelRule, operator: Operator, layer: LayerGraph, attention
         all(one in ("", other) for one, other in zip(wanted, given, strict=True))
         and rule.adds in ("", _adds(operator, layer))
         and rule.broadcasts in (None, _broadcasts(operator))
+        and (not rule.makes or makes_weight_gradient(operator))
     )
+
+
+def makes_weight_gradient(operator: Operator) -> bool:
+    """Whether an operator is a product of a backward pass whose result has no token dimension."""
+    if operator.kind != "matmul" or operator.phase != "backward":
+        return False
+    return not any({"b", "s"} & names_in(size) for size in operator.outputs[0])
 
 
 def _broadcasts(operator: Operator) -> bool:

@@ -306,6 +306,8 @@ def _work(
         if operator.kind == "collective":
             continue
         own, rule = class_of(operator), rule_of(operator, layer, rules, attention)
+        if not rule.runs:
+            continue
         moved = operator.read_bytes + operator.written_bytes
         fused_bytes = moved * bytes_factor(rule)
         beside = _goes_on_beside(operator)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.kernels import class_of, rule_of
+from mistlab.cost.kernels import class_of, makes_weight_gradient, rule_of
 from mistlab.cost.layers import KernelRules, bytes_factor
 from mistlab.cost.tasks import TaskModel, TaskSeconds
 from mistlab.machine.compute import OperatorClass
 from mistlab.symbolic.compiled import Compiled, compile_sums
-from mistlab.symbolic.graph import LayerGraph, Operator
+from mistlab.symbolic.graph import LayerGraph
 from mistlab.symbolic.graph_choice import GraphChoice, by_graph
 from mistlab.symbolic.kept import kept
 from mistlab.symbolic.layer_types import graphs_of
@@ -28,7 +28,7 @@ from mistlab.symbolic.library import graph_of, sequence_graph_of
 from mistlab.symbolic.sizes import size_columns
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.symbolic.sum_source import Value
-from mistlab.symbolic.sums import Sum, names_in
+from mistlab.symbolic.sums import Sum
 from mistlab.symbolic.symbols import layer_columns, size_names
 from mistlab.symbolic.treatments import TREATMENTS, Treatment
 from mistlab.values.context_ways import RING
@@ -99,14 +99,10 @@ def _sums(layer: LayerGraph, rules: KernelRules, attention: str, product: Operat
     flop = moved = Sum.of(0)
     for operator in layer.of_phase("backward"):
         if makes_weight_gradient(operator) and class_of(operator) == product:
+            rule = rule_of(operator, layer, rules, attention)
+            if not rule.runs:
+                continue
             flop += operator.flop
-            factor = bytes_factor(rule_of(operator, layer, rules, attention))
+            factor = bytes_factor(rule)
             moved += (operator.read_bytes + operator.written_bytes) * factor
     return _Sums(flop=flop, moved_bytes=moved)
-
-
-def makes_weight_gradient(operator: Operator) -> bool:
-    """Whether an operator is a product of a backward pass whose result has no token dimension."""
-    if operator.kind != "matmul" or operator.phase != "backward":
-        return False
-    return not any({"b", "s"} & names_in(size) for size in operator.outputs[0])

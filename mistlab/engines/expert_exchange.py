@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class ExpertExchange:
     """The exchanges of an engine between ranks with different experts.
 
-    At each exchange the GPU waits ``wait_s`` for its host, which has to know how many rows come.
+    At each exchange the GPU waits ``wait_s`` for its host, which has to know how many rows come,
+    and sorts them by the rank's experts; where a rank has one expert there is nothing to sort.
     ``expert_s`` is the time of the small kernels that each of a rank's experts needs for itself,
     for each exchange. Of the bytes' time the share ``hidden`` goes on beside another micro-batch.
     With ``once_a_node`` a token goes to each node once, however many of its experts are there, and
@@ -18,6 +19,10 @@ class ExpertExchange:
     expert_s: float = 0.0
     hidden: float = 0.0
     once_a_node: bool = False
+
+    def waits_s(self, experts: float) -> float:
+        """Seconds of an exchange beyond its bytes' time, for a rank with so many experts."""
+        return (self.wait_s if experts > 1 else 0.0) + experts * self.expert_s
 
 
 AT_ONCE = ExpertExchange()

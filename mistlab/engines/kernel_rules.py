@@ -14,9 +14,10 @@ BATCHED_PRODUCTS = ("aten.bmm", "aten.baddbmm")
 class KernelRule:
     """The bytes that an engine moves for each byte in the graph, for matching operators.
 
-    The first seven fields choose operators; "" and None match any. ``broadcasts`` says whether an
+    The first eight fields choose operators; "" and None match any. ``broadcasts`` says whether an
     operand has fewer dimensions than another, as a bias does. ``adds`` says whose gradients the
     operator adds: those of a linear layer's ``weight``, of a ``vector``, or of a ``table``.
+    ``makes`` is ``weight`` for products that make gradients of weights.
 
     The operator moves ``bytes_factor`` times the graph's bytes, in ``kernels`` kernels; operators
     ``together`` are one kernel in a layer's pass. ``copies_of_batches`` adds bytes at the memory's
@@ -24,6 +25,7 @@ class KernelRule:
     multiple of ``fused_for``, ``bytes_unfused`` takes the place of ``bytes_factor``, with
     ``kernels_unfused`` kernels more. If no heads share their keys and values, ``bytes_own_keys``
     takes its place (unless it is None), with ``kernels_a_sequence`` kernels for each sequence.
+    An operator that is not ``runs`` is left out.
     """
 
     kind: str = ""
@@ -33,6 +35,7 @@ class KernelRule:
     attention: str = ""
     adds: str = ""
     broadcasts: bool | None = None
+    makes: str = ""
     bytes_factor: float = 1.0
     copies_of_batches: float = 0.0
     fused_for: int = 1
@@ -42,6 +45,7 @@ class KernelRule:
     kernels: int = 1
     kernels_a_sequence: int = 0
     bytes_own_keys: float | None = None
+    runs: bool = True
 
 
 # The rule of torch's own operators: one kernel, and the graph's bytes.

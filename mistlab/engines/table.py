@@ -1,6 +1,7 @@
 """The table of all engines by name; a new engine is a file with its row, and one name here."""
 
 from mistlab.engines.aceso import ACESO
+from mistlab.engines.adapters import with_adapters
 from mistlab.engines.deepspeed import DEEPSPEED
 from mistlab.engines.engine import Engine
 from mistlab.engines.fsdp import FSDP, FSDP_ROWWISE
@@ -26,6 +27,7 @@ ENGINES: dict[str, Engine] = {
         *(MEGATRON_BRIDGE, MEGATRON_BRIDGE_ALLTOALL, MEGATRON_BRIDGE_EAGER),
         *(MEGATRON_BRIDGE_GRAPH, ZERO_BUBBLE, ZERO_BUBBLE_WAITING),
         *(DEEPSPEED, ACESO, NANOTRON, NANOTRON_WHOLE_INPUTS, FSDP, FSDP_ROWWISE, MIST),
+        *(with_adapters(row) for row in (MEGATRON_CORE, MEGATRON_BRIDGE, FSDP)),
     )
 }
 

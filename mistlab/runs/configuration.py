@@ -102,7 +102,7 @@ def configuration_of(row: TableRow) -> Configuration:
     zero_text = text_of(cells, "zero")
     engine, note = engine_of(text_of(cells, "engine"), zero_text)
     notes.append(note)
-    gpus = gpus_of(text_of(cells, "hardware"))
+    gpus = gpus_of(text_of(cells, "hardware"), software_of(text_of(cells, "engine")))
     notes.append(gpus.note)
     usual = USUAL_OF_ENGINE.get(engine)
     order, engine, note = order_of(text_of(cells, "engine"), engine, remarks)
@@ -120,13 +120,10 @@ def configuration_of(row: TableRow) -> Configuration:
         notes.append(note)
     precision, note = precision_of(text_of(cells, "precision"), engine)
     notes.append(note)
-    if engine == "fsdp" and "rowwise" in text_of(cells, "precision").casefold():
-        engine = "fsdp-rowwise"
     if engine == "megatron" and precision not in ENGINES[engine].memory:
         notes.append(f"engine megatron has no {precision}: predicted as engine megatron-core")
         engine = "megatron-core"
-    if engine == "megatron-core" and fuses_loss(remarks):
-        engine = "megatron-core-fused-loss"
+    engine = _variant(engine, cells, remarks)
     zero, note = zero_of(zero_text, engine)
     notes.append(note)
     degrees = {name: _degree(cells, name, notes) for name in ("tp", "pp", "cp")}
@@ -173,20 +170,33 @@ def configuration_of(row: TableRow) -> Configuration:
     )
 
 
+def _variant(engine: str, cells: Mapping[str, str], remarks: str) -> str:
+    """The variant of an engine that a row's precision and remarks ask for."""
+    if engine == "fsdp" and "rowwise" in text_of(cells, "precision").casefold():
+        return "fsdp-rowwise"
+    if engine == "megatron-core" and fuses_loss(remarks):
+        return "megatron-core-fused-loss"
+    adapters = f"{engine}-adapters"
+    return adapters if _is_adapted(cells, remarks) and adapters in ENGINES else engine
+
+
+def _is_adapted(cells: Mapping[str, str], remarks: str) -> bool:
+    """Whether a run trains adapters alone."""
+    is_said = any(word in remarks for word in ("lora", "phase peft"))
+    return is_said or "lora" in text_of(cells, "zero").casefold()
+
+
 def _kind(
     cells: Mapping[str, str], remarks: str, shape: Shape, gpus: Gpus, precision: str
 ) -> RunKind:
     """What bounds depend on: of remarks, phrases about adapters and about a phase of training."""
-    is_adapted = "lora" in text_of(cells, "zero").casefold() or any(
-        word in remarks for word in ("lora", "phase peft")
-    )
     blocks: Blocks = "experts" if experts_of(shape, cells) > 1 else "dense"
     if shape.model.pattern:
         blocks = "hybrid"
     return RunKind(
         software=software_of(text_of(cells, "engine")),
         hardware=gpus.hardware,
-        blocks="adapters" if is_adapted else blocks,
+        blocks="adapters" if _is_adapted(cells, remarks) else blocks,
         bits={"fp4": 4, "fp8": 8, "fp32": 32}.get(precision, 16),
         is_tiny=shape.hidden <= TINY,
         is_benchmark="phase " not in remarks,

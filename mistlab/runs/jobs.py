@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
+from mistlab.machine.hardware import Hardware
 from mistlab.machine.profile import Profile
 from mistlab.runs.configuration import GPUS_OF_A_NODE, Configuration
 from mistlab.runs.partition import blocks_of_stages, unrunnable
@@ -206,7 +207,7 @@ def _cluster(
     profile: Profile | None,
 ) -> Cluster:
     """The fewest whole nodes that hold the GPUs."""
-    hardware = catalog.hardware(gpus.hardware)
+    hardware = _with_products(catalog.hardware(gpus.hardware), gpus.products_share)
     is_rack = hardware.node.gpus > MOST_IN_BOX
     in_node = RACK if is_rack else gpus_per_node or hardware.node.gpus
     used = min(num_gpus, in_node, hardware.node.gpus)
@@ -218,3 +219,17 @@ def _cluster(
         inter_node_gbytes_per_s=node_gbytes_per_s,
         profile=profile,
     )
+
+
+def _with_products(hardware: Hardware, share: float) -> Hardware:
+    """A hardware whose products in 16 bits keep up a share of their rate."""
+    compute = hardware.compute
+    if share == 1 or compute is None:
+        return hardware
+    rates = tuple(
+        replace(rate, tflops=rate.tflops * share)
+        if rate.operators in ("matmul", "batched_matmul") and rate.tflops
+        else rate
+        for rate in compute.rates
+    )
+    return replace(hardware, compute=replace(compute, rates=rates))

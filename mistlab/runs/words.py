@@ -3,7 +3,7 @@ them, in the terms of this package."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import DEFAULT_ORDER
@@ -78,10 +78,14 @@ USUAL_OF_ENGINE: Mapping[str, Usual] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """GPUs as a table names them: the hardware of the catalogue, with another memory if given."""
+    """GPUs as a table names them: the hardware of the catalogue, with another memory if given.
+
+    Products in 16 bits keep up ``products_share`` of the hardware's rate.
+    """
 
     hardware: str
     memory_gib: float | None = None
+    products_share: float = 1.0
     note: str = ""
 
 
@@ -111,6 +115,11 @@ GPUS_BY_WORD: Mapping[str, Gpus] = {
     "mi325x": Gpus(hardware="mi325x-256gb"),
 }
 DEFAULT_GPUS = "h100"
+# The software that ran on one slow machine alone, the machine's GPUs, and the share of the
+# hardware's rate that products in 16 bits keep up there. SimuMax's products of single kernels reach
+# 1,451 TFLOP/s at most (kernel_efficiency_simumax.csv) and 1,076 in the sum; the best product that
+# others measured on B200 reaches 1,745 (gemm_peaks.csv). Its runs take as long as its products say.
+SLOW_MACHINES: Mapping[tuple[str, str], float] = {("simumax", "b200-180gb"): 1076.2 / 1321.7}
 # What a text about sharding contains, and its ZeRO level.
 _LEVELS: Mapping[str, int] = {
     "shard_grad_op": 2,
@@ -207,7 +216,7 @@ def _release(engine: str) -> tuple[int, ...]:
     return () if found is None else (int(found[1]), int(found[2]))
 
 
-def gpus_of(text: str) -> Gpus:
+def gpus_of(text: str, software: str = "") -> Gpus:
     """The GPUs that a text names; refuses unlike ones, and GPUs without a hardware file."""
     if "+" in text:
         problem = (
@@ -225,7 +234,8 @@ def gpus_of(text: str) -> Gpus:
         refuse("hardware", f"{shown(text)} has no hardware file: give {names}, or write a file")
     gpus = GPUS_BY_WORD[found]
     note = gpus.note if text else f"hardware is empty: {gpus.hardware} assumed"
-    return Gpus(hardware=gpus.hardware, memory_gib=gpus.memory_gib, note=note)
+    share = SLOW_MACHINES.get((software, gpus.hardware), 1.0)
+    return replace(gpus, products_share=share, note=note)
 
 
 def zero_of(text: str, engine: str) -> tuple[int, str]:

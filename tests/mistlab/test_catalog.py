@@ -215,3 +215,14 @@ def test_boards_draw_what_datasheets_say() -> None:
         "v100-16gb": 300,
         "v100-32gb": 300,
     }
+
+
+@pytest.mark.parametrize("name", sorted(HARDWARE))
+def test_8_bit_products_gain_no_more_than_their_peak(name: str) -> None:
+    hardware = catalog.hardware(name)
+    peaks, compute = hardware.gpu.peak_tflops, hardware.compute
+    if peaks.fp8 is None or peaks.bf16 is None or compute is None:
+        return
+    for eight, sixteen in (("matmul_8bit", "matmul"), ("grouped_matmul_8bit", "grouped_matmul")):
+        rates = [compute.rate(one).tflops for one in (eight, sixteen)]
+        assert rates[0] / rates[1] <= peaks.fp8 / peaks.bf16

@@ -327,3 +327,11 @@ def test_searches_divide_experts(name: str) -> None:
     assert found is not None
     assert contains(problem, space, found)
     assert min(stage.expert_parallel for stage in found.stages) > 1
+
+
+@pytest.mark.parametrize(("experts", "seconds"), [(1, 1e-5), (2, 1e-3 + 2e-5)])
+def test_an_exchange_waits_for_its_host_where_a_rank_has_several_experts(
+    experts: int, seconds: float
+) -> None:
+    exchange = ExpertExchange(wait_s=1e-3, expert_s=1e-5)
+    assert exchange.waits_s(experts) == pytest.approx(seconds)

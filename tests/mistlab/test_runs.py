@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mistlab import catalog
+from mistlab.machine.compute import OperatorClass
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import job_of
 from mistlab.runs.table import TableRow, rows_of_table
@@ -384,3 +385,30 @@ def test_a_table_without_needed_columns_says_so_in_each_row(tmp_path: Path) -> N
     path.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="no column layers"):
         [*rows_of_table(path)]
+
+
+def test_simumax_s_machine_has_slower_16_bit_products_than_other_b200() -> None:
+    def tflops(engine: str, operators: OperatorClass) -> float:
+        compute = job(engine=engine, hardware="B200").cluster.hardware.compute
+        assert compute is not None
+        return compute.rate(operators).tflops or 0.0
+
+    others, own = "NeMo", "Megatron-LM (SimuMax validation)"
+    assert tflops(own, "matmul") == pytest.approx(1076.2)
+    assert tflops(others, "matmul") == pytest.approx(1321.7)
+    assert tflops(own, "grouped_matmul") == tflops(others, "grouped_matmul")
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [
+        ({"engine": "NeMo", "zero": "lora"}, "megatron-core-adapters"),
+        ({"engine": "NeMo AutoModel", "notes": "Fine-Tuning (LoRA)"}, "fsdp-adapters"),
+        ({"engine": "Megatron-Bridge", "notes": "phase peft"}, "megatron-bridge-adapters"),
+        ({"engine": "Megatron-LM", "notes": "LoRA"}, "megatron"),
+    ],
+)
+def test_runs_that_train_adapters_have_engines_of_their_own(
+    changes: dict[str, str], engine: str
+) -> None:
+    assert run(**changes).engine == engine
