@@ -1,4 +1,4 @@
-"""Tables of runs that are no plain CSV file: what is read, and how the rest is named."""
+"""Tables of runs as they come: what is read of them, and how the rest is named."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,3 +62,24 @@ def test_a_header_that_cannot_be_read_is_refused(tmp_path: Path, name: str) -> N
 def test_a_count_beyond_all_runs_is_refused() -> None:
     with pytest.raises(InputError, match=r"layers: 1e\+21 is too large: give at most 1e\+09"):
         count_of({"layers": "1" + "0" * 21}, "layers")
+
+
+def test_rows_count_from_one_and_name_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "layers,hidden,heads,sequence_length,micro_batch\n2,64,2,128,1\n\n4,64,2,128,1\n1,2,3,4,5,6\n"
+    )
+    rows = [*rows_of_table(path)]
+    assert [(one.number, one.line) for one in rows] == [(1, 2), (2, 4), (3, 5)]
+    assert rows[1].cells["layers"] == "4"
+    assert rows[2].problem.startswith("6 cells, but the table has 5 columns")
+
+
+def test_a_table_without_needed_columns_says_so_in_each_row(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("layers,hidden\n2,64\n")
+    (only,) = rows_of_table(path)
+    assert only.problem == "the table has no column heads, sequence_length, micro_batch: add it"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="no column layers"):
+        [*rows_of_table(path)]

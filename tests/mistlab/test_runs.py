@@ -1,14 +1,12 @@
 """Rows of tables of measured runs: read into jobs; contradictions are refused."""
 
-from pathlib import Path
-
 import pytest
 
 from mistlab import catalog
 from mistlab.machine.compute import OperatorClass
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import job_of
-from mistlab.runs.table import TableRow, rows_of_table
+from mistlab.runs.table import TableRow
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 
@@ -364,27 +362,6 @@ def test_recomputed_experts_are_recomputed_blocks(recompute: str, blocks: int) -
 
 def test_4_bits_are_a_precision_of_their_own() -> None:
     assert run(**{**OF_TODAY, "precision": "NVFP4"}).precision == "fp4"
-
-
-def test_rows_count_from_one_and_name_their_line(tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv"
-    path.write_text(
-        "layers,hidden,heads,sequence_length,micro_batch\n2,64,2,128,1\n\n4,64,2,128,1\n1,2,3,4,5,6\n"
-    )
-    rows = [*rows_of_table(path)]
-    assert [(one.number, one.line) for one in rows] == [(1, 2), (2, 4), (3, 5)]
-    assert rows[1].cells["layers"] == "4"
-    assert rows[2].problem.startswith("6 cells, but the table has 5 columns")
-
-
-def test_a_table_without_needed_columns_says_so_in_each_row(tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv"
-    path.write_text("layers,hidden\n2,64\n")
-    (only,) = rows_of_table(path)
-    assert only.problem == "the table has no column heads, sequence_length, micro_batch: add it"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="no column layers"):
-        [*rows_of_table(path)]
 
 
 def test_simumax_s_machine_has_slower_16_bit_products_than_other_b200() -> None:
