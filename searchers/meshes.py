@@ -35,7 +35,13 @@ class Mesh(NamedTuple):
         if name in _OWN:
             value: int = getattr(self, name)
             return value
-        return self.values()[name]
+        for other, number in self.others:
+            if other == name:
+                return number
+        dimension = DIMENSIONS[name]
+        assert dimension.part == "mesh"
+        assert dimension.default is not None, "a field of each mesh"
+        return int(dimension.default)
 
     def values(self) -> dict[str, int]:
         """The values of all dimensions of the mesh."""
@@ -117,9 +123,10 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
         for mesh in [Mesh(data, tensor, together // data, others)]
         if mesh.num_gpus <= cluster.num_gpus
         and _divides_nodes(mesh.num_gpus, cluster)
-        and (not others or (_has_effect(mesh) and not _parts_problem(problem, mesh)))
-        and experts_divide(problem, mesh)
+        # What leaves most meshes out, and is known soonest, comes first.
         and _replicas_are_nodes(problem, mesh)
+        and experts_divide(problem, mesh)
+        and (not others or (_has_effect(mesh) and not _parts_problem(problem, mesh)))
     ]
 
 
