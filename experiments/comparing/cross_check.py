@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from experiments.comparing.cross_check_words import BESIDE, BESIDE_WIDE
-from experiments.comparing.random_plans import RandomPlan, random_plans
+from experiments.comparing.random_plans import NODES, RandomPlan, random_plans
 from experiments.comparing.reasons import reason_of
 from experiments.comparing.wide_plans import wide_plans, wide_strata
 from experiments.frame.charts import Drawn
@@ -33,6 +33,10 @@ PLANS, QUICK_PLANS = 1000, 40
 WORST = 8
 # How many plans of one problem are enough to say whether both rank them alike.
 FEWEST_TO_RANK = 20
+# Problems that plans are drawn for in equal parts: the default one, and those of each hardware.
+PROBLEMS = 1 + len(NODES) * len(catalog.hardware_names())
+# Numbers of plans are rounded down, and searches for plans that fit may find fewer.
+NEARLY = 0.9
 # What share of the plans should at least have it.
 STRATA = {
     "several stages": 0.6,
@@ -48,15 +52,14 @@ STRATA = {
     "2 to 4 nodes": 0.25,
     "8 to 64 nodes": 0.25,
     "mistlab": 0.3,
-    "megatron": 0.15,
+    "megatron": 0.05,
     "megatron, nothing overlapped": 0.05,
     "deepspeed": 0.05,
     "deepspeed, nothing overlapped": 0.05,
-    # As the searcher of the same name proposes them.
-    "aceso": 0.005,
+    "aceso": 0.05,
     "proposed by a searcher": 0.03,
-    "the default problem": 0.03,
-    **dict.fromkeys(catalog.hardware_names(), 0.1),
+    "the default problem": NEARLY / PROBLEMS,
+    **dict.fromkeys(catalog.hardware_names(), NEARLY * len(NODES) / PROBLEMS),
 }
 
 
