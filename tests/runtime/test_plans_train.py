@@ -77,7 +77,7 @@ def test_neighbours_that_split_tokens_otherwise_are_refused() -> None:
         check_runnable(Job(workload=workload(precision="fp16"), cluster=cluster, plan=plan))
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.37, 0.5, 1.0])
+@pytest.mark.parametrize("ratio", sweep([0.37, 1.0, 0.0, 0.5], first=2))
 @pytest.mark.parametrize("kind", range(4))
 def test_each_kind_of_offloading_trains_as_a_plain_run(kind: int, ratio: float) -> None:
     work = workload("llama", kv_heads=2)
@@ -220,14 +220,14 @@ def test_a_tensor_sum_that_is_left_out_shows(monkeypatch: pytest.MonkeyPatch) ->
         assert_alike(by_plan(work, plan), plainly(work))
 
 
-@pytest.mark.parametrize("seed", sweep(range(16), first=8))
+@pytest.mark.parametrize("seed", sweep(range(16), first=5))
 def test_random_plans_train_as_a_plain_run(seed: int) -> None:
     work, plan = random_plan(seed)
     training = TRAINING
     assert_alike(by_plan(work, plan, training, seed=seed), plainly(work, training))
 
 
-@pytest.mark.parametrize("seed", sweep(range(16, 24), first=4))
+@pytest.mark.parametrize("seed", sweep(range(16, 24), first=3))
 def test_random_plans_of_which_the_host_steps_a_part_train_as_a_plain_run(seed: int) -> None:
     work, plan = random_plan(seed)
     assert_alike(by_plan(work, plan, ON_HOST, seed=seed), plainly(work))

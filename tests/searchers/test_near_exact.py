@@ -39,7 +39,7 @@ quick aceso gpt3-2.7b   10 a100-80gb 1x5  128 4096 flash     -
 slow  aceso falcon-1.3b  - v100-32gb 2x3   48 4096 flash 12.62
 slow  aceso gpt3-7b      - a100-80gb 2x3   24 4096 flash 51.82
 slow  aceso falcon-1.3b  - l4-24gb   1x8   64 1024 math   9.31
-quick aceso gpt3-13b    15 a100-40gb 2x6   64 1024 flash 10.95
+slow  aceso gpt3-13b    15 a100-40gb 2x6   64 1024 flash 10.95
 slow  aceso falcon-2.7b  - a100-40gb 2x8   64 1024 flash     -
 slow  aceso gpt3-2.7b   15 l4-24gb   2x8  128 1024 math   8.86
 slow  aceso gpt3-2.7b    - v100-32gb 1x8 1024 2048 math      -

@@ -44,7 +44,7 @@ def searched(name: str, problem: Problem, space: SearchSpace) -> SearchResult:
     return searcher.search(problem, space, Budget(seconds=1000), 0)
 
 
-@pytest.mark.parametrize("seed", sweep(SEEDS, first=4))
+@pytest.mark.parametrize("seed", sweep(SEEDS, first=3))
 def test_the_best_plan_is_that_of_trying_all(seed: int) -> None:
     problem, space = unlike(seed)
     predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
