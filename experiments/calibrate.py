@@ -74,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--template", type=Path, metavar="FILE.json", help="published lines across nodes"
     )
-    parser.add_argument("--template-name", default="template-l4", help="which of them")
+    parser.add_argument(
+        "--template-name", default="template-l4", help="the name of the template in it"
+    )
     parser.add_argument("--borrow", metavar="HARDWARE", help="where missing groups come from")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="HARDWARE.yaml", help="the file to write"

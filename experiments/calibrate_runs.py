@@ -25,7 +25,9 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("calibrate_runs", __doc__, hardware="h100-80gb")
     parser.add_argument("tables", metavar="TABLE.csv", nargs="+", type=Path)
-    parser.add_argument("--engine", default="nanotron", help="whose runs (default: nanotron)")
+    parser.add_argument(
+        "--engine", default="nanotron", help="the engine of the runs (default: nanotron)"
+    )
     parser.add_argument(
         "--fit", nargs="+", metavar="NAME", default=[], help="constants to fit (default: none)"
     )
@@ -38,14 +40,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--set", nargs="+", metavar="NAME=VALUE", default=[], help="constants to give, not fit"
     )
-    parser.add_argument("--most-gpus", type=int, default=1 << 20, help="runs on more are left out")
-    parser.add_argument("--most-tp", type=int, default=1 << 20, help="runs with more are left out")
-    parser.add_argument("--most-pp", type=int, default=1 << 20, help="runs with more are left out")
+    parser.add_argument(
+        "--most-gpus", type=int, default=1 << 20, help="leave out runs on more GPUs"
+    )
+    parser.add_argument("--most-tp", type=int, default=1 << 20, help="leave out runs of higher tp")
+    parser.add_argument("--most-pp", type=int, default=1 << 20, help="leave out runs of higher pp")
     parser.add_argument(
         "--most-tp-in-pipelines",
         type=int,
         default=1 << 20,
-        help="the same, of runs with a pipeline",
+        help="leave out runs of higher tp among those with a pipeline",
     )
     parser.add_argument(
         "--leave-out", nargs="+", metavar="COLUMN", default=[], help="groups to leave out: model"

@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--searchers",
         metavar="A,B,...",
-        help="which of them (default: all that can ask the predictor, once each)",
+        help="the searchers to compare (default: all that can ask the predictor, once each)",
     )
     return parser
 

@@ -49,14 +49,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--plan", type=Path, metavar="PLAN.yaml", help="predict this plan")
     parser.add_argument(
-        "--gpu-hours", type=float, metavar="HOURS", help="the bill of these, and no prediction"
+        "--gpu-hours", type=float, metavar="HOURS", help="only tell the bill of so many GPU hours"
     )
     for name, (value, what) in NUMBERS.items():
         parser.add_argument(
             f"--{name}", type=float, default=value, metavar="X", help=f"{what} (default: {value})"
         )
     parser.add_argument(
-        "--watts", type=float, metavar="X", help="of a GPU's board (default: the hardware's)"
+        "--watts", type=float, metavar="X", help="power of a GPU's board (default: the hardware's)"
     )
     return parser
 

@@ -30,11 +30,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("gpu_report", __doc__, quick=False, json=False)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder")
     parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help=f"of this call (default: {MINUTES:g})"
+        "--out", type=Path, required=True, metavar="DIR", help="the folder of the report"
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="what runs")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help=f"time limit of this call (default: {MINUTES:g})",
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda", help="the device that runs plans"
+    )
     parser.add_argument(
         "--from",
         dest="packed",

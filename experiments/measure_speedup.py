@@ -31,24 +31,34 @@ def _parser() -> argparse.ArgumentParser:
         attention="flash",
         precision="bf16",
     )
-    parser.add_argument("--models", default="gpt3-1.3b", help="with commas (default: %(default)s)")
     parser.add_argument(
-        "--cap-gib", default="24,40,80", help="memory of a GPU, with commas (default: %(default)s)"
+        "--models", default="gpt3-1.3b", help="models, with commas (default: %(default)s)"
     )
     parser.add_argument(
-        "--batches", default="8,16,32,64", help="with commas (default: %(default)s)"
+        "--cap-gib",
+        default="24,40,80",
+        help="limits of a GPU's memory, with commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batches",
+        default="8,16,32,64",
+        help="sequences of a step, with commas (default: %(default)s)",
     )
     parser.add_argument(
         "--systems",
         default="mistlab,megatron,deepspeed,deepcompile,fsdp",
-        help="with commas, the first against the others (default: %(default)s)",
+        help="systems, with commas; the first is held against the others (default: %(default)s)",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--trials", type=int, default=4, help="plans of each system (default: 4)")
-    parser.add_argument("--repeats", type=int, default=3, help="of the best plans (default: 3)")
-    parser.add_argument("--steps", type=int, default=6, help="of a run (default: %(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=540, help="that a call may take (default: %(default)s)"
+        "--repeats", type=int, default=3, help="runs of each best plan (default: 3)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=6, help="steps of a run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=540, help="time limit of this call (default: %(default)s)"
     )
     return parser
 

@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
         "--profile",
         metavar="NAME",
         default="none",
-        help="what is slow on one cluster alone, by its name: ultrascale (default: none)",
+        help="the cluster whose own slowness is added: ultrascale (default: none)",
     )
     return parser
 

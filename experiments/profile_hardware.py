@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         "--attention-kernel",
         choices=("flash", "cudnn", "flash-attn"),
         default="flash",
-        help="who computes fused attention (default: flash), as of run_plan",
+        help="the kernel of fused attention (default: flash), as for run_plan",
     )
     parser.add_argument(
         "--only", choices=("measure", "fit"), help="fill the tables alone, or fit to those alone"

@@ -50,11 +50,11 @@ def _parser() -> argparse.ArgumentParser:
         "--interval-s",
         type=float,
         metavar="SECONDS",
-        help="of work between checkpoints (default: the best)",
+        help="seconds of work between checkpoints (default: the best)",
     )
     parser.add_argument("--days", type=float, default=60.0, help="default: %(default)s")
     parser.add_argument(
-        "--runs", type=int, default=200, help="that are played (default: %(default)s)"
+        "--runs", type=int, default=200, help="runs that are played (default: %(default)s)"
     )
     return parser
 

@@ -28,10 +28,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = experiment_parser("run_plans", __doc__)
     parser.add_argument("folders", metavar="FOLDER", nargs="*", type=Path, default=[EXAMPLES])
     parser.set_defaults(arguments=["folders"])
-    parser.add_argument("--steps", type=int, default=5, help="steps of each (default: 5)")
+    parser.add_argument("--steps", type=int, default=5, help="steps of each plan (default: 5)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     parser.add_argument(
-        "--seconds", type=float, default=600.0, help="that a plan may take (default: 600)"
+        "--seconds", type=float, default=600.0, help="time limit of each plan (default: 600)"
     )
     return parser
 

@@ -30,10 +30,10 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("sanitize", __doc__, json=False)
     parser.add_argument("plan", metavar="PLAN.yaml", nargs="*", type=Path, default=[EXAMPLE])
-    parser.add_argument("--clip-norm", type=float, help="as run_plan has it")
-    parser.add_argument("--loss-scale", type=float, help="as run_plan has it")
-    parser.add_argument("--step-on-cpu", action="store_true", help="as run_plan has it")
-    parser.add_argument("--serialise", action="store_true", help="as run_plan has it")
+    parser.add_argument("--clip-norm", type=float, help="as for run_plan")
+    parser.add_argument("--loss-scale", type=float, help="as for run_plan")
+    parser.add_argument("--step-on-cpu", action="store_true", help="as for run_plan")
+    parser.add_argument("--serialise", action="store_true", help="as for run_plan")
     return parser
 
 

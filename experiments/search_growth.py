@@ -26,7 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds",
         type=float,
-        help="after which a search ends with the gap that it has left (default: 8, --quick 1)",
+        help="time limit of a search, which then leaves a gap (default: 8, --quick 1)",
     )
     return parser
 

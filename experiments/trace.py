@@ -30,19 +30,23 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("trace", __doc__, json=False)
     parser.add_argument("source", metavar="SOURCE", help="what to trace")
-    parser.add_argument("--out", type=Path, required=True, metavar="MODEL.json", help="the file")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="MODEL.json", help="the file to write"
+    )
     parser.add_argument("--name", help="the model's name (default: that of the source)")
     parser.add_argument(
         "--attention",
         choices=("flash", "math"),
-        help="only this one, of a configuration (default: both)",
+        help="trace only one kind of attention of a configuration (default: both)",
     )
     parser.add_argument(
         "--precision",
         choices=("fp16", "bf16", "fp32"),
-        help="only 16-bit or only 32-bit training (default: both)",
+        help="trace only 16-bit or only 32-bit training (default: both)",
     )
-    parser.add_argument("--blocks", metavar="PATH", help="path of the list of blocks, if not found")
+    parser.add_argument(
+        "--blocks", metavar="PATH", help="attribute path of the list of blocks, if not found"
+    )
     parser.add_argument(
         "--sequence-length",
         type=int,

@@ -34,11 +34,13 @@ def _parser() -> argparse.ArgumentParser:
         precision=None,
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--plans", type=int, default=12, help="how many run (default: 12)")
+    parser.add_argument(
+        "--plans", type=int, default=12, help="number of plans that run (default: 12)"
+    )
     parser.add_argument(
         "--systems",
         default="mistlab,megatron,deepspeed",
-        help="with commas; mistlab is among them (default: %(default)s)",
+        help="systems, with commas; mistlab is among them (default: %(default)s)",
     )
     parser.add_argument(
         "--trials",
@@ -46,8 +48,12 @@ def _parser() -> argparse.ArgumentParser:
         default=3,
         help="plans that a system tries, those predicted fastest; the best counts (default: 3)",
     )
-    parser.add_argument("--repeats", type=int, default=3, help="of each run (default: 3)")
-    parser.add_argument("--steps", type=int, default=6, help="of a run (default: %(default)s)")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="how often each plan runs (default: 3)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=6, help="steps of a run (default: %(default)s)"
+    )
     return parser
 
 

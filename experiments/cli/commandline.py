@@ -54,7 +54,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--space": {"help": "which plans may be chosen: 3d, mist, wide, ..., or a file"},
     "--engine": {
         "choices": names_for_plans(),
-        "help": "whose schedule runs the plans, in place of the space's own; no other offloads",
+        "help": "engine that runs the plans, in place of the space's own; mistlab alone offloads",
     },
     "--seed": {"type": int, "help": "seed of everything drawn at random"},
     "--out": {"type": Path, "metavar": "DIR", "help": "folder for results"},

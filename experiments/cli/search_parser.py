@@ -40,14 +40,15 @@ def search_parser(
         "--predictor",
         choices=tuple(PREDICTORS),
         default="symbolic",
-        help="whom searchers ask; events plays plans, and costs no single stages (default: "
-        "%(default)s)",
+        help="the predictor that searchers ask; events plays whole plans, and cannot be asked "
+        "for costs of single stages (default: %(default)s)",
     )
     parser.add_argument(
         "--view",
         default="full",
-        help="what the predictor does not know while they search: serial, ideal, average, blind, "
-        "or full for nothing (default: %(default)s)",
+        help="what searchers' predictor knows: all (full), no overlap of streams (serial), no "
+        "slowdown of streams (ideal), first and last micro-batches spread (average) or not at all "
+        "(blind) (default: %(default)s)",
     )
     parser.add_argument("--budget-seconds", type=float, help="seconds that a searcher may take")
     parser.add_argument(

@@ -27,13 +27,24 @@ def run_parser(description: str | None, example: Path) -> argparse.ArgumentParse
     )
     parser.add_argument("--learning-rate", type=float, default=3e-4, help="default: 3e-4")
     parser.add_argument(
-        "--decay", choices=("constant", "linear", "cosine"), default="constant", help="of the rate"
+        "--decay",
+        choices=("constant", "linear", "cosine"),
+        default="constant",
+        help="how the learning rate falls",
     )
-    parser.add_argument("--warmup-steps", type=int, default=0, help="of a rising learning rate")
-    parser.add_argument("--total-steps", type=int, help="when the rate has fallen (--steps)")
-    parser.add_argument("--clip-norm", type=float, help="most norm of all gradients")
+    parser.add_argument(
+        "--warmup-steps", type=int, default=0, help="steps in which the learning rate rises"
+    )
+    parser.add_argument(
+        "--total-steps", type=int, help="the step at which the rate has fallen (default: --steps)"
+    )
+    parser.add_argument(
+        "--clip-norm", type=float, help="gradients are scaled down to at most this norm"
+    )
     parser.add_argument("--epsilon", type=float, default=1e-8, help="AdamW's (default: 1e-8)")
-    parser.add_argument("--loss-scale", type=float, help="the first (fp16: 65536, else none)")
+    parser.add_argument(
+        "--loss-scale", type=float, help="the first loss scale (default: 65536 in fp16, else none)"
+    )
     parser.add_argument(
         "--resume",
         metavar="DIR",
@@ -76,7 +87,7 @@ def run_parser(description: str | None, example: Path) -> argparse.ArgumentParse
         "--attention-kernel",
         choices=("flash", "cudnn", "flash-attn"),
         default="flash",
-        help="who computes attention that is fused: PyTorch's FlashAttention-2 (default), cuDNN, "
+        help="the kernel of fused attention: PyTorch's FlashAttention-2 (default), cuDNN, "
         "or the package flash-attn (cuda)",
     )
     parser.add_argument(
