@@ -7,7 +7,7 @@ from experiments.cli.commandline import DONE, about, as_options, progress
 from mistlab.export.given import Given
 from mistlab.export.table import TARGETS
 from mistlab.export.target import Target
-from mistlab.values.datafile import format_yaml
+from mistlab.values.datafile import format_yaml, text_in
 from mistlab.values.errors import InputError
 from mistlab.values.job import job_to_mapping
 from mistlab.values.references import hardware_from, model_from
@@ -59,18 +59,7 @@ def _tell_of_hardware(options: argparse.Namespace, target: Target) -> None:
 
 def text_of(path: Path) -> str:
     """The text of a file; a message says what to do where it cannot be read."""
-    problem = ""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            problem = f"is larger than {MOST_BYTES:,} bytes: give a launch script or configuration"
-        else:
-            return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        problem = "there is no such file: check the path"
-    except IsADirectoryError:
-        problem = "is a folder: give a file in it"
-    except UnicodeDecodeError as error:
-        problem = f"is not text in UTF-8 (byte {error.start}): give a text file"
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    raise InputError(problem)
+    if path.is_file() and path.stat().st_size > MOST_BYTES:
+        message = f"is larger than {MOST_BYTES:,} bytes: give a launch script or configuration"
+        raise InputError(message)
+    return text_in(path)

@@ -49,7 +49,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return _parsed(json.loads, _read_text(path), str(path))
 
 
-def _read_text(path: Path) -> str:
+def text_in(path: Path) -> str:
+    """The text of a file; refuses a file that cannot be read, and says what to do."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -60,8 +61,15 @@ def _read_text(path: Path) -> str:
         problem = f"is not text in UTF-8 (byte {error.start}): give a text file"
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
-    message = f"{path}: {problem}"
-    raise InputError(message)
+    raise InputError(problem)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return text_in(path)
+    except InputError as error:
+        message = f"{path}: {error}"
+        raise InputError(message) from None
 
 
 def _parsed(load: Callable[[str], Any], text: str, name: str) -> dict[str, Any]:
