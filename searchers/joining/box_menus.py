@@ -95,7 +95,7 @@ class BoxMenus:
             boxes = pool.boxes.chosen(rows[pool.is_open[rows]])
             codes.setdefault((place.mesh, place.is_alone), set()).update(boxes.codes.tolist())
         asked, wanted = [], self._wanted(codes)
-        times = _halvings(sum(int(chosen.sum()) for chosen in wanted.values()))
+        times = halvings(sum(int(chosen.sum()) for chosen in wanted.values()))
         for place, chosen in wanted.items():
             pool = self._pools[place]
             boxes, origin = pool.boxes.chosen(chosen).halved(times)
@@ -177,7 +177,7 @@ def _are_in(codes: NDArray[np.int64], some: NDArray[np.int64]) -> Mask:
     return np.asarray(some[places] == codes)
 
 
-def _halvings(boxes: int) -> int:
+def halvings(boxes: int) -> int:
     """How often to halve so many boxes at once: a small table takes as long as a large one."""
     return max(HALVED, (FEW_PARTS // max(1, boxes)).bit_length() - 1)
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mistlab.symbolic import distinct
-from mistlab.symbolic.distinct import Known, distinct_rows
+from mistlab.symbolic.distinct import Known, distinct_rows, first_of_each
 
 
 @pytest.mark.parametrize("rows", [60, 500])
@@ -38,6 +38,11 @@ def test_rows_with_the_same_key_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
     assert len(found.columns[0]) == 3
     for column, values in zip(columns, found.columns, strict=True):
         assert (values[found.index] == column).all()
+
+
+def test_the_first_of_equal_rows_stands_for_all() -> None:
+    table = np.array([[2.0, 0.0], [1.0, 5.0], [2.0, -0.0], [0.0, 1.0], [1.0, 5.0]])
+    assert first_of_each(table).tolist() == [0, 1, 3]
 
 
 def test_what_is_known_is_not_worked_out_again() -> None:

@@ -177,7 +177,8 @@ def test_engines_whose_host_issues_passes_have_no_bounds() -> None:
     assert predictor_of(problem).stage_bounds(one, one, engine="mistlab") is not None
 
 
-def test_boxes_and_their_halves_have_every_way_once() -> None:
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_boxes_and_their_halves_have_every_way_once(times: int) -> None:
     eighths = tuple(place / 8 for place in range(9))
     whole = Boxes.whole(((1.0, 2.0), (0.0,), (0.0, 0.5, 1.0), eighths, (0.25, 1.0)))
     expected = {
@@ -200,7 +201,7 @@ def test_boxes_and_their_halves_have_every_way_once() -> None:
         assert {*inside} == expected
         if boxes.are_points.all():
             break
-        boxes, origin = boxes.halved()
+        boxes, origin = boxes.halved(times)
         assert len(boxes) == len(origin)
 
 
