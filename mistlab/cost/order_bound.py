@@ -9,11 +9,12 @@ V (``mistlab.schedule.placement``): in both, the first chunks are the first part
 Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.chains import Chains
 from mistlab.cost.pipeline import StageTimes
 from mistlab.schedule.placement import Placement
 
@@ -40,6 +41,42 @@ def order_bound_s(
     after_s = own.way_out_s() if goes_back else own.end_s[:, 0]
     longest = np.asarray((before_s + alone_s + after_s).max(axis=1))
     return np.maximum(longest, own.there_and_back_s()) if goes_back else longest
+
+
+def in_front_s(
+    stage: StageTimes,
+    after: Chains[Table],
+    micro_batches: int,
+    *,
+    is_last: bool,
+    splits: bool = False,
+    steps_apart: bool = False,
+) -> Chains[Table]:
+    """Bounds (C) of a stage and the stages after it, as the chains ``through`` and ``whole``; the
+    others are zero.
+
+    The stage's passes are those of all its chunks, what passes through it goes through its first
+    chunk. ``through`` begins when the first micro-batch arrives. It ends when the last gradient is
+    sent back; if none is waited for, when all stages are over.
+    """
+    first_s = stage.through_forward_s + stage.within_forward_s
+    last_s = stage.through_backward_s + stage.within_backward_s
+    steady_s = (micro_batches - 1) * (stage.forward_s + stage.backward_s)
+    alone_s = steady_s + stage.backward_s - stage.through_backward_s + first_s + last_s
+    goes_back = not (splits or steps_apart)
+    if not goes_back:
+        alone_s = alone_s + stage.end_s
+    if is_last or steps_apart:
+        through_s = alone_s
+    elif goes_back:
+        passed_s = first_s + last_s + stage.point_to_point_s
+        through_s = np.maximum(alone_s, passed_s + after.through)
+    else:
+        passed_s = first_s + stage.point_to_point_s / 2
+        through_s = np.maximum(alone_s, passed_s + after.through)
+    whole_s = stage.begin_s + through_s + (stage.end_s if goes_back else 0.0)
+    nothing = Chains.of_nothing(np.zeros_like(whole_s))
+    return replace(nothing, through=through_s, whole=np.maximum(whole_s, after.whole))
 
 
 class _OfChunks:

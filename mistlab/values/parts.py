@@ -67,7 +67,24 @@ def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
     return StageBatch.joined(parts)
 
 
-def _treated(batch: StageBatch, begin: int, end: int) -> dict[str, Column]:
+def chunk_of_stages(batch: StageBatch, chunk: int, chunks: int) -> StageBatch:
+    """One chunk of each stage (C), of ``chunks``, where parts lie in a loop."""
+    each, rest = np.divmod(batch.layers, chunks)
+    is_first = batch.has_embedding > 0
+    begin, end = (
+        count * each
+        + np.where(is_first, np.maximum(count - (chunks - rest), 0), np.minimum(count, rest))
+        for count in (chunk, chunk + 1)
+    )
+    return batch.with_columns(
+        layers=end - begin,
+        **_treated(batch, begin, end),
+        has_embedding=batch.has_embedding * (chunk == 0),
+        has_head=batch.has_head * (chunk == chunks - 1),
+    )
+
+
+def _treated(batch: StageBatch, begin: Column | int, end: Column | int) -> dict[str, Column]:
     """How many of the blocks from ``begin`` to ``end`` of each stage have each treatment: first
     come plain blocks, then those of one treatment after the other."""
     names = counts_of_blocks()

@@ -27,6 +27,7 @@ from searchers.joining.candidate_table import Column, Options, telling_columns
 from searchers.joining.candidates import StagePosition, least_with, savings_columns
 from searchers.joining.groups import Group
 from searchers.joining.least_work import LeastWork
+from searchers.joining.order_costs import OrderTraits
 from searchers.ledger import Ledger
 from searchers.meshes import Mesh
 
@@ -127,12 +128,14 @@ class BoxCosts:
         with_most = rows.chosen(several)
         ends = rows.and_also(replace(with_most, fewest=with_most.most))
         batch = self._batch(ends, ends.low, ends.fewest)
-        true = _options(ends, self.ledger.stage_costs(batch, engine=self.space.engine))
+        true = _options(ends, self._costs(batch))
         # What is not less at the most blocks is nowhere less.
         columns = telling_columns(true, with_host=True)
         best[several] = np.logical_and.reduce(
             [column[several] <= column[len(rows) :] for column in columns]
         )
+        if not self.group.has_formula:
+            best[several] = False
         return true.chosen(np.arange(len(rows))), best
 
     def _bounds(self, rows: "_Rows") -> Options:
@@ -141,7 +144,27 @@ class BoxCosts:
             return _nothing(rows)
         least = self._batch(rows, rows.low, rows.fewest)
         most = self._batch(rows, rows.high, rows.most)
-        return _options(rows, self.ledger.stage_bounds(least, most, engine=self.space.engine))
+        return _options(rows, self._least_costs(least, most))
+
+    def _costs(self, batch: StageBatch) -> StageCosts:
+        ledger, engine = self.ledger, self.space.engine
+        costs = ledger.stage_costs(batch, engine=engine)
+        if self.group.has_formula:
+            return costs
+        traits = OrderTraits.of(self.group.order, engine)
+        return traits.in_order(
+            costs, batch, batch, lambda few, _: ledger.stage_costs(few, engine=engine).seconds
+        )
+
+    def _least_costs(self, least: StageBatch, most: StageBatch) -> StageCosts:
+        ledger, engine = self.ledger, self.space.engine
+        costs = ledger.stage_bounds(least, most, engine=engine)
+        if self.group.has_formula:
+            return costs
+        traits = OrderTraits.of(self.group.order, engine)
+        return traits.in_order(
+            costs, least, most, lambda *ends: ledger.stage_bounds(*ends, engine=engine).seconds
+        )
 
     def _fits(self, rows: "_Rows", savings: Column, recomputed: Column) -> Mask:
         if not len(rows):

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_problem
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
+from searchers.joining.groups import Group, groups_in_orders
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.in_orders import AlikeInOrder
-from searchers.joining.proof import ROUNDING, has_bounds
+from searchers.joining.proof import ROUNDING, has_bounds, proven_s
 from searchers.ledger import BudgetSpentError, Ledger
-from searchers.meshes import allows, orders_of, pipelines
+from searchers.meshes import allows, layer_counts, orders_of, pipelines
 from searchers.room import ways_listed
 from searchers.strategy import OTHER_ORDERS, Ending
 
@@ -45,7 +46,8 @@ def in_branches(
             # Pipelines that can run none of the space's orders have the one with a formula.
             whole.show_alike()
         whole.show_in_orders(AlikeInOrder.show_coarse)
-    bounds += [least_s for group, least_s in whole.least_s.items() if group.num_stages != 1]
+    left_s = min(OTHERS_S, ledger.seconds_left)
+    bounds.append(_without_formula_s(problem, space, ledger, whole, left_s))
     if ledger.evaluations_left == 0 or ledger.seconds_left == 0:
         ledger.bounded(min(bounds))
         raise BudgetSpentError
@@ -83,6 +85,42 @@ def _with_formula_s(
         ending = search(own)
         bounds.append(float("inf") if ending.status == "INFEASIBLE" else ending.lower_bound_s or 0)
     return max(bounds)
+
+
+def _without_formula_s(
+    problem: Problem, space: SearchSpace, ledger: Ledger, whole: Hierarchy, seconds: float
+) -> float:
+    """A time that no plan beats whose order has no formula; the group with the least bound is
+    looked at next. What no group stands for has bounds by arithmetic."""
+    orders = {group: whole.bound_s(group) for group in groups_in_orders(problem, space)}
+    others = [
+        least_s
+        for group, least_s in whole.least_s.items()
+        if _has_arithmetic_alone(problem, space, group)
+    ]
+    bounds = [float("inf")]
+    if orders:
+        proven = proven_s(
+            problem, space, ledger, whole.work, orders, tolerance=0.0, seconds=seconds
+        )
+        bounds.append(proven)
+    return min([*bounds, *others])
+
+
+def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) -> bool:
+    """Whether pipelines of a group may have a bound by arithmetic alone: in an order whose parts
+    lie in a V, or because they may be unable to run any order of the space."""
+    if group.num_stages == 1:
+        return False
+    if any(order in TURNING for order in space.orders):
+        return True
+    if DEFAULT_ORDER in space.orders:
+        return False
+    if group.num_stages is None:
+        return all(order in INTERLEAVED for order in space.orders)
+    fewest = layer_counts(problem.workload.model.layers, group.num_stages, space)[0]
+    count = group.num_stages, group.micro_batches
+    return all(order_problem(order, *count, fewest) for order in space.orders)
 
 
 def _reorder(problem: Problem, space: SearchSpace, ledger: Ledger) -> None:

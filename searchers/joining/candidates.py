@@ -212,6 +212,8 @@ def least_with(
     hidden_s = (in_flight - 1) / 2 * options.stable_s
     beside_s = options.times.begin_s + options.times.end_s
     own_s = options.once_s + group.micro_batches * options.stable_s
+    if not group.has_formula:
+        return np.asarray(own_s)
     return np.asarray(own_s + np.maximum(others_s - hidden_s - beside_s, 0.0))
 
 

@@ -1,9 +1,10 @@
 """Divides the pipelines of a space into groups that can be searched one by one."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_problem
+from mistlab.schedule.plan_orders import least_in_flight
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.least_work import LeastWork
@@ -18,11 +19,13 @@ class Group:
     """All pipelines with a number of micro-batches and any of these meshes for their stages.
 
     ``num_stages`` is None where meshes have different sizes, and pipelines any number of stages.
+    ``order`` is the order of their passes.
     """
 
     micro_batches: int
     meshes: tuple[Mesh, ...]
     num_stages: int | None
+    order: str = DEFAULT_ORDER
 
     def equal_pipelines(self, problem: Problem) -> Iterator[Pipeline]:
         """The pipelines whose stages all have the same mesh."""
@@ -38,6 +41,30 @@ class Group:
     def has_unequal_sizes(self) -> bool:
         """Whether the meshes differ in their numbers of GPUs."""
         return len({mesh.num_gpus for mesh in self.meshes}) > 1
+
+    @property
+    def has_formula(self) -> bool:
+        """Whether the order of the passes has a formula."""
+        return self.order == DEFAULT_ORDER
+
+    @property
+    def fewest_blocks(self) -> int:
+        """The fewest blocks of a stage: one for each chunk."""
+        return INTERLEAVED.get(self.order, 1)
+
+    @property
+    def steady(self) -> int:
+        """As many micro-batches a stage has for certain that take as long as a steady one."""
+        return self.micro_batches if self.has_formula else self.micro_batches - 1
+
+    def held(self, after: int) -> int:
+        """The micro-batches that a stage in front of so many others holds at least."""
+        if self.has_formula:
+            return min(self.micro_batches, after + 1)
+        if self.num_stages is None:
+            return 1
+        held = least_in_flight(self.order, self.num_stages, self.micro_batches)
+        return held[self.num_stages - 1 - after]
 
     def least_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
         """The least seconds of any of these pipelines.
@@ -60,7 +87,7 @@ class Group:
         self, problem: Problem, work: Mapping[Mesh, LeastWork], space: SearchSpace
     ) -> float:
         """The least seconds of any of these pipelines in the orders of a space."""
-        if space.orders == (DEFAULT_ORDER,):
+        if space.orders == (DEFAULT_ORDER,) and self.has_formula:
             return self.least_s(problem, work)
         return self.least_in_any_order_s(problem, work)
 
@@ -121,6 +148,25 @@ def groups_of(
             group = Group(micro_batches=micro_batches, meshes=alike, num_stages=count)
             if alike and (count is None or _is_pipeline(problem, space, alike, count)):
                 yield group
+
+
+def groups_in_orders(problem: Problem, space: SearchSpace) -> Iterator[Group]:
+    """The groups of pipelines in each order of a space that has no formula, and whose parts lie in
+    a loop."""
+    orders = [order for order in space.orders if order != DEFAULT_ORDER and order not in TURNING]
+    for group in groups_of(problem, space):
+        for order in orders:
+            if group.num_stages != 1 and _can_run(problem, group, order):
+                yield replace(group, order=order)
+
+
+def _can_run(problem: Problem, group: Group, order: str) -> bool:
+    """Whether pipelines of a group may run an order."""
+    if group.num_stages is None:
+        return True
+    most = problem.workload.model.layers // group.num_stages
+    count = group.num_stages, group.micro_batches
+    return not order_problem(order, *count, most)
 
 
 def _alike(space: SearchSpace, choices: list[Mesh]) -> list[tuple[Mesh, ...]]:

@@ -95,7 +95,7 @@ class Hierarchy:
         with the least bounds first."""
         if self.space.orders == (DEFAULT_ORDER,):
             return
-        left = [(self._least_s(group), group) for group in self.least_s]
+        left = [(self.bound_s(group), group) for group in self.least_s]
         for least_s, group in sorted(left, key=lambda one: one[0]):
             if least_s >= self.ledger.best_s:
                 break
@@ -179,7 +179,7 @@ class Hierarchy:
         best_s = self.ledger.best_s
         at_once = jobs()
         while left:
-            left = [group for group in left if self._least_s(group) < best_s]
+            left = [group for group in left if self.bound_s(group) < best_s]
             tasks = [
                 GroupTask(
                     problem=self.problem,
@@ -202,14 +202,15 @@ class Hierarchy:
         """The groups that may have the best plan, with the time of each one's best plan of alike
         stages. The ledger has seen these plans."""
         found = []
-        for group in sorted(groups, key=self._least_s):
-            if self._least_s(group) < self.ledger.best_s:
+        for group in sorted(groups, key=self.bound_s):
+            if self.bound_s(group) < self.ledger.best_s:
                 every = self._with_formula(group)
                 alike_s = [self._coarse_s(stages, is_coarsest) for stages in every]
                 found.append((group, min(alike_s, default=inf)))
         return sorted(found, key=lambda entry: entry[1])
 
-    def _least_s(self, group: Group) -> float:
+    def bound_s(self, group: Group) -> float:
+        """The least seconds of a group by arithmetic."""
         return group.least_of_orders_s(self.problem, self.work, self.space)
 
     def _coarse_s(self, stages: AlikeStages, is_coarsest: bool) -> float:
@@ -255,7 +256,7 @@ class Hierarchy:
             # Boxes soon find better plans of single stages than a finer grid has.
             self._in_order(sizes, is_coarsest=True)
             if self.space.unequal_meshes:
-                equal = {group: self._least_s(group) for group in sizes}
+                equal = {group: self.bound_s(group) for group in sizes}
                 self._bound_s(equal, tolerance, FIRST * seconds)
                 with suppress(BudgetSpentError), self.ledger.for_seconds(FIRST * seconds):
                     self._join_unequal()

@@ -20,6 +20,8 @@ from searchers.joining.candidates import StagePosition
 # Blocks and GPUs that a partial pipeline has.
 Taken = tuple[int, int]
 Rows = NDArray[np.intp]
+# Partial pipelines that are put together at once.
+TOGETHER = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,3 +136,16 @@ def chosen_chains(chains: Chains[Table], rows: Rows | NDArray[np.bool_]) -> Chai
 def rounded_down(chains: Chains[Table], grain_s: float) -> Chains[Table]:
     """The chains in whole grains."""
     return Chains(**{name: np.floor(getattr(chains, name) / grain_s) * grain_s for name in CHAINS})
+
+
+def in_parts(sizes: Rows) -> Iterator[Rows]:
+    """The numbers of the steps in parts that make few enough partial pipelines at a time; at least
+    one part."""
+    part = np.cumsum(sizes) // TOGETHER
+    yield from np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(part)) + 1)
+
+
+def each_of(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
+    """Repeat each number as often as its size says; also, how often it has come before."""
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(numbers, sizes), np.arange(sizes.sum()) - np.repeat(before, sizes)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.memory import host_room_at
-from mistlab.cost.pipeline import TIMES, StageTimes, prepended
+from mistlab.cost.pipeline import TIMES, StageTimes
 from mistlab.values.plan import Plan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -25,11 +25,14 @@ from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.completions import Completions
 from searchers.joining.groups import Group
 from searchers.joining.least_work import LeastWork
+from searchers.joining.order_costs import chains_in_front
 from searchers.joining.partials import (
     Partials,
     Rows,
     Taken,
     chosen_chains,
+    each_of,
+    in_parts,
     joined,
     rounded_down,
 )
@@ -39,8 +42,6 @@ from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
 # In haste, this many partial pipelines with the same blocks and GPUs go on.
 BEAM = 16
 FEW = 16  # How many pipelines are near the best.
-# Partial pipelines that are put together at once.
-TOGETHER = 1 << 16
 
 
 class StageMenus(Protocol):
@@ -108,7 +109,12 @@ def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
     stages = tuple(
         menus[place].stage_plan(option, place.mesh, place.layers) for place, option in chosen
     )
-    return Plan(engine=menus.space.engine, micro_batches=menus.group.micro_batches, stages=stages)
+    return Plan(
+        engine=menus.space.engine,
+        micro_batches=menus.group.micro_batches,
+        order=menus.group.order,
+        stages=stages,
+    )
 
 
 def places_by_stage(menus: StageMenus, limit_s: float) -> list[list[StagePosition]]:
@@ -214,9 +220,9 @@ class _Join:
         behind = np.array([where[taken].stop for taken, _ in steps], dtype=np.intp) - first
         sizes = behind * options.counts[place]
         found = []
-        for some in _parts(sizes):
+        for some in in_parts(sizes):
             self.menus.ledger.check_time()
-            step, nth = _each(some, sizes[some])
+            step, nth = each_of(some, sizes[some])
             option, row = np.divmod(nth, behind[step])
             option += options.starts[place[step]]
             part = self._in_front(options, option, partials, first[step] + row, after)
@@ -243,7 +249,8 @@ class _Join:
                     continue
                 left = layers - taken[0]
                 for count in self._layer_counts(left, after, is_first=first_rank == 0):
-                    if left - most[first_rank] <= count <= own[mesh]:
+                    fewest = max(left - most[first_rank], group.fewest_blocks)
+                    if fewest <= count <= own[mesh]:
                         yield taken, self._place(mesh, count, first_rank, after)
 
     def _may_be(self, first_rank: int, mesh: Mesh, after: int) -> bool:
@@ -257,7 +264,7 @@ class _Join:
         return StagePosition(
             mesh=mesh,
             layers=layers,
-            in_flight=min(self.menus.group.micro_batches, after + 1),
+            in_flight=self.menus.group.held(after),
             place_in_node=self.menus.problem.cluster.like_rank(first_rank, mesh.num_gpus),
             is_first=first_rank == 0,
             is_last=after == 0,
@@ -286,11 +293,13 @@ class _Join:
         """Put candidates for stages (K) in front of partial pipelines (K) that have ``after``
         stages."""
         place = options.place[option]
-        chains = prepended(
-            StageTimes(**{name: getattr(options.times, name)[option] for name in TIMES}),
+        times = {name: getattr(options.times, name)[option] for name in TIMES}
+        chains = chains_in_front(
+            self.menus.group,
+            self.menus.space.engine,
+            StageTimes(**times),
             chosen_chains(behind.chains, row_behind),
-            self.menus.group.micro_batches,
-            after + 1,
+            after,
         )
         partials = Partials(
             layers=behind.layers[row_behind] + options.layers[place],
@@ -325,6 +334,8 @@ class _Join:
         group, work, chains = self.menus.group, self.menus.work, partials.chains
         layers, gpus = self._all[0] - partials.layers, self._all[1] - partials.gpus
         slowest_s = group.least_gpu_s(work, 1) * layers / np.maximum(gpus, 1)
+        if not group.has_formula:
+            return np.maximum(chains.whole, group.micro_batches * slowest_s)
         ahead = min(group.micro_batches, self._most_stages) - 1
         behind = np.maximum(chains.around_first - ahead / 2 * slowest_s, 0.0)
         return np.asarray(
@@ -359,8 +370,7 @@ class _Options:
         """The candidates for pipelines that take less than a limit."""
         found = [menus[place] for place in places]
         rows = [
-            np.flatnonzero(menus.group.micro_batches * options.stable_s < limit_s)
-            for options in found
+            np.flatnonzero(menus.group.steady * options.stable_s < limit_s) for options in found
         ]
         counts = np.array([len(some) for some in rows], dtype=np.intp)
 
@@ -379,19 +389,6 @@ class _Options:
             place=np.repeat(np.arange(len(places)), counts),
             row=np.concatenate([np.empty(0, dtype=np.intp), *rows]),
         )
-
-
-def _parts(sizes: Rows) -> Iterator[Rows]:
-    """The numbers of the steps in parts that make few enough partial pipelines at a time; at least
-    one part."""
-    part = np.cumsum(sizes) // TOGETHER
-    yield from np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(part)) + 1)
-
-
-def _each(numbers: Rows, sizes: Rows) -> tuple[Rows, Rows]:
-    """Repeat each number as often as its size says; also, how often it has come before."""
-    before = np.cumsum(sizes) - sizes
-    return np.repeat(numbers, sizes), np.arange(sizes.sum()) - np.repeat(before, sizes)
 
 
 def _with(taken: Taken, place: StagePosition) -> Taken:

@@ -6,13 +6,15 @@ The group with the least bound comes next. So the least bound of all rises, and 
 whole space.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
 import numpy as np
 
+from mistlab.schedule.orders import order_problem
+from mistlab.values.plan import Plan
 from mistlab.values.search import Problem, StageBoundModel
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch
@@ -20,7 +22,7 @@ from searchers.joining.box_menus import BoxMenus
 from searchers.joining.completions import Completions
 from searchers.joining.groups import Group
 from searchers.joining.least_work import LeastWork
-from searchers.joining.programme import BEAM, fastest_few, places_by_stage, plan_of
+from searchers.joining.programme import BEAM, Chosen, fastest_few, places_by_stage, plan_of
 from searchers.ledger import BudgetSpentError, Ledger
 from searchers.meshes import Mesh
 
@@ -29,6 +31,8 @@ AT_ONCE = 8
 # Where to begin with telling partial pipelines apart, and how much finer to go on where the boxes
 # are points.
 GRAIN, FINER = 0.25, 4.0
+# In an order without a formula a group has ended with so fine a share, as its bounds are no times.
+FINEST = GRAIN / FINER
 # The gaps that are reached one after another where meshes have unequal sizes: the larger the gap,
 # the fewer stages must be looked at.
 GAPS = (0.1, 0.045, 0.018, 0.01, 0.005)
@@ -60,10 +64,11 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
     near to them as some seconds allow. ``least_s`` are bounds of the groups to begin with.
     ``hear`` is told of the bound after each round."""
     bounds = dict(least_s)
+    ended: set[Group] = set()
     is_long = any(group.has_unequal_sizes for group in bounds)
     with suppress(BudgetSpentError), ledger.for_seconds(seconds):
         for gap in (*(gap for gap in GAPS if is_long and gap > tolerance), tolerance):
-            for _ in _closing(problem, space, ledger, work, bounds, gap=gap):
+            for _ in _closing(problem, space, ledger, work, bounds, ended, gap=gap):
                 hear(min([ledger.best_s, *bounds.values()]))
     return min([ledger.best_s, *bounds.values()])
 
@@ -74,14 +79,19 @@ def _closing(
     ledger: Ledger,
     work: Mapping[Mesh, LeastWork],
     bounds: dict[Group, float],
+    ended: set[Group],
     *,
     gap: float,
 ) -> Iterator[Group]:
-    """Raise the bounds of groups until none is further from the best plan than a gap; tells of each
-    group that had a round."""
+    """Raise the bounds of groups until none is further from the best plan than a gap, but those
+    that have ended; tells of each group that had a round."""
     goal = 1 - max(gap, ROUNDING)
     # The numbers keep groups with equal bounds from being compared.
-    left = [(bound, number, group) for number, (group, bound) in enumerate(bounds.items())]
+    left = [
+        (bound, number, group)
+        for number, (group, bound) in enumerate(bounds.items())
+        if group not in ended
+    ]
     heapify(left)
     proofs: dict[Group, _GroupProof] = {}
     while left and left[0][0] < goal * ledger.best_s:
@@ -90,10 +100,15 @@ def _closing(
             menus = BoxMenus(problem=problem, space=space, ledger=ledger, group=group, work=work)
             proofs[group] = _GroupProof(menus=menus, bound_s=bound, gap=gap)
         bounds[group] = proofs[group].further()
-        if bounds[group] >= goal * ledger.best_s:
+        if proofs[group].has_ended:
+            ended.add(group)
+        if bounds[group] >= goal * ledger.best_s or group in ended:
             # The menus of a group take much memory.
             del proofs[group]
         heapreplace(left, (bounds[group], number, group))
+        if group in ended:
+            left.remove((bounds[group], number, group))
+            heapify(left)
         yield group
 
 
@@ -107,6 +122,8 @@ class _GroupProof:
     gap: float
     # Partial pipelines are told apart by this share of the gap, divided by the number of stages.
     share: float = GRAIN
+    # Whether the bound rises no further: pipelines in an order without a formula take longer.
+    has_ended: bool = False
 
     def further(self) -> float:
         """A bound after one more round; the best time of the ledger, less the gap, if the group
@@ -119,16 +136,22 @@ class _GroupProof:
         gap_s = min(limit_s, 2 * self.bound_s) - self.bound_s
         grain_s = self.share * gap_s / max(1, len(stages))
         completions = None
-        if group.num_stages is not None and not group.has_unequal_sizes:
+        has_stages = group.num_stages is not None and not group.has_unequal_sizes
+        if has_stages and group.has_formula:
             layers = menus.problem.workload.model.layers
             completions = Completions.of(menus, stages, group.micro_batches, layers)
         found = fastest_few(menus, limit_s, AT_ONCE, completions=completions, grain_s=grain_s)
         self.bound_s = max(self.bound_s, found[0][0]) if found else limit_s
         closed = [one for _, one in found if not any(menus.is_open(*stage) for stage in one)]
-        for plan in [plan_of(menus, one) for one in closed]:
-            if not ledger.predict([plan])[0].fits and not menus.with_host:
-                menus.heed_hosts()
-                return self.bound_s
+        if group.has_formula:
+            for plan in [plan_of(menus, one) for one in closed]:
+                if not ledger.predict([plan])[0].fits and not menus.with_host:
+                    menus.heed_hosts()
+                    return self.bound_s
+        else:
+            self._show(menus, closed)
+            # Its fastest pipelines are plans, which take longer than their bounds.
+            self.has_ended = bool(closed) and len(closed) == len(found) and self.share < FINEST
         if closed:
             self.share /= FINER
         elif found:
@@ -150,4 +173,14 @@ class _GroupProof:
         if self.menus.group.num_stages == 1:
             # Few rounds lead to the best plan of a single stage: the others become its rivals.
             chosen = [((place, row),) for ((place, _),) in chosen for row in certain.fastest(place)]
-        self.menus.ledger.predict([plan_of(certain, one) for one in chosen])
+        self._show(certain, chosen)
+
+    def _show(self, menus: BoxMenus, pipelines: Iterable[Chosen]) -> None:
+        """Show the ledger the plans of pipelines of candidates that can run their order."""
+        plans = [plan_of(menus, one) for one in pipelines]
+        self.menus.ledger.predict([plan for plan in plans if _can_run(plan)])
+
+
+def _can_run(plan: Plan) -> bool:
+    fewest = min(stage.layers for stage in plan.stages)
+    return not order_problem(plan.order, plan.num_stages, plan.micro_batches, fewest)

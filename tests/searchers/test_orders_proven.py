@@ -1,27 +1,38 @@
 """Small problems with several orders of passes: every plan is predicted, and no proof is wrong."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from functools import cache
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
+from mistlab.cost.pipeline import StageTimes, no_stages
+from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, TURNING
+from mistlab.schedule.plan_orders import least_in_flight
+from mistlab.values.plan import Plan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
+from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
 from searchers.joining.groups import Group
 from searchers.joining.in_orders import AlikeInOrder
+from searchers.joining.order_costs import OrderTraits, chains_in_front
 from searchers.strategies.exhaustive import all_plans, count_plans
 from tests.searchers.drawn import NAMES, drawn_problem, with_less_memory
-from tests.searchers.test_every_plan import Tried, longer, predictor_of, wrong_proofs
+from tests.searchers.test_every_plan import EXACT, Tried, longer, predictor_of, wrong_proofs
 from tests.sweep import sweep
 
 MOST = 4000
 SPACES = ("mist", "wide", "megatron-today", "everything", "+offload")
 SEEDS = range(60)
-# Problems with which the test of faults can fail.
-TELLING = (2, 7, 12, 17)
+# Problems with which each test of a fault can fail.
+TELLING = {
+    "in whatever order": 7,
+    "of alike stages in an order": 7,
+    "of a stage in an order": 6,
+}
 
 
 def with_orders(seed: int) -> tuple[Problem, SearchSpace]:
@@ -59,10 +70,23 @@ def test_no_proof_in_several_orders_is_wrong(seed: int) -> None:
     assert not [*wrong_proofs(problem, space, best_s, ["mist", "exact"])]
 
 
-# Planted faults: bounds that are longer by half.
-FAULTS = {
-    "in whatever order": (Group, "least_in_any_order_s"),
-    "of alike stages in an order": (AlikeInOrder, "least_s"),
+def longer_in_order(in_order: Any) -> Any:
+    """A method with a planted fault: passes of stages take longer by half."""
+
+    def found(*arguments: Any) -> StageCosts:
+        costs: StageCosts = in_order(*arguments)
+        both = ("forward_s", "backward_s")
+        times = {name: 1.5 * getattr(costs.seconds, name) for name in both}
+        return replace(costs, seconds=replace(costs.seconds, **times))
+
+    return found
+
+
+# Planted faults: owners, names, and what takes their place.
+FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "in whatever order": (Group, "least_in_any_order_s", longer),
+    "of alike stages in an order": (AlikeInOrder, "least_s", longer),
+    "of a stage in an order": (OrderTraits, "in_order", longer_in_order),
 }
 
 
@@ -70,6 +94,58 @@ FAULTS = {
 def test_a_fault_in_a_bound_of_orders_is_noticed(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, name = FAULTS[fault]
-    monkeypatch.setattr(owner, name, longer(getattr(owner, name)))
-    assert any([*wrong_proofs(*tried(seed), ["mist"])] for seed in TELLING)
+    owner, name, planted = FAULTS[fault]
+    monkeypatch.setattr(owner, name, planted(getattr(owner, name)))
+    assert [*wrong_proofs(*tried(TELLING[fault]), ["mist"])]
+
+
+def plans_in_orders(seed: int, count: int = 20) -> tuple[Problem, list[Plan]]:
+    """Some plans of a space whose order has no formula, and whose parts lie in a loop."""
+    problem, space, _ = tried(seed)
+    others = (DEFAULT_ORDER, *TURNING)
+    plans = [plan for plan in all_plans(problem, space) if plan.order not in others]
+    draw = np.random.default_rng(seed)
+    return problem, [plans[place] for place in draw.choice(len(plans), min(count, len(plans)))]
+
+
+def bounds_of(problem: Problem, plan: Plan, *, held: int = 1) -> tuple[float, float]:
+    """The least time of a plan in its order, as a share of its time; and the most that a stage
+    needs at least, as a share of its bytes, if it holds ``held`` times what it must."""
+    predictor = predictor_of(problem)
+    least = least_in_flight(plan.order, plan.num_stages, plan.micro_batches)
+    batch = StageBatch.of_plan(plan).with_columns(in_flight=held * np.array(least))
+    costs = predictor.stage_costs(batch, engine=plan.engine)
+
+    def seconds(some: StageBatch, _: StageBatch) -> StageSeconds:
+        return predictor.stage_costs(some, engine=plan.engine).seconds
+
+    in_order = OrderTraits.of(plan.order, plan.engine).in_order(costs, batch, batch, seconds)
+    count = plan.num_stages
+    group = Group(micro_batches=plan.micro_batches, meshes=(), num_stages=count, order=plan.order)
+    chains = no_stages(1)
+    for after, stage in enumerate(reversed(range(count))):
+        times = {
+            one.name: getattr(in_order.seconds, one.name)[[stage]] for one in fields(StageTimes)
+        }
+        chains = chains_in_front(group, plan.engine, StageTimes(**times), chains, after)
+    predicted = predictor.predict(plan)
+    peaks = [
+        least_bytes / stage.peak_reserved_bytes
+        for least_bytes, stage in zip(costs.peak_reserved_bytes, predicted.stages, strict=True)
+    ]
+    return float(chains.whole[0]) / predicted.iteration_s, max(peaks)
+
+
+@pytest.mark.parametrize("seed", sweep((12, 7, 5, 13, 18, 26, 46, 51, 55), first=1))
+def test_no_plan_in_an_order_undercuts_the_bounds_of_its_stages(seed: int) -> None:
+    problem, plans = plans_in_orders(seed)
+    times, peaks = zip(*(bounds_of(problem, plan) for plan in plans), strict=True)
+    assert max(times) <= 1 + EXACT
+    assert max(peaks) <= 1 + EXACT
+    # Bounds that searches can use.
+    assert max(times) > 0.8
+
+
+def test_stages_that_must_hold_more_would_have_no_bound_of_memory() -> None:
+    problem, plans = plans_in_orders(12)
+    assert max(bounds_of(problem, plan, held=3)[1] for plan in plans) > 1
