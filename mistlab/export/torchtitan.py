@@ -19,7 +19,6 @@ from mistlab.export.fsdp import (
     states_offloaded,
 )
 from mistlab.export.given import Given, Imported
-from mistlab.export.megatron_read import order_of_chunks
 from mistlab.export.rules import (
     among_orders,
     dropped,
@@ -28,9 +27,9 @@ from mistlab.export.rules import (
 )
 from mistlab.export.sections import Section
 from mistlab.export.target import Row, Target
+from mistlab.export.torchtitan_pipeline import SCHEDULES, pipeline_settings, read_stages
 from mistlab.export.with_parts import with_stages, with_values, with_workload
 from mistlab.export.words import names_in
-from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import InputError, refuse
 from mistlab.values.job import Job
@@ -39,7 +38,6 @@ from mistlab.values.model import ModelSpec
 
 # The models that torchtitan brings, by flavour.
 FLAVOURS: Mapping[str, str] = {"8B": "llama3-8b", "70B": "llama3-70b", "405B": "llama3-405b"}
-_SCHEDULES: Mapping[str, str] = {DEFAULT_ORDER: "1F1B", "gpipe": "GPipe"}
 # Further dimensions that stages share: the setting that is their degree.
 _DEGREES: Mapping[str, str] = {"context_parallel": "context_parallel_degree"}
 HARMLESS = names_in(
@@ -124,8 +122,8 @@ ROWS = (
     Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
     Row(
         choices=("order",),
-        nearest=among_orders(lambda order: order in _SCHEDULES),
-        because="runs 1F1B or GPipe where each rank has one stage",
+        nearest=among_orders(lambda order: order in SCHEDULES),
+        because="runs 1F1B, GPipe, ZBVZeroBubble and DualPipeV",
     ),
     Row(
         choices=("sequence_parallel",),
@@ -177,7 +175,7 @@ def write(job: Job) -> str:
             "mixed_precision_param": dtype,
             "enable_cpu_offload": offloads(job),
         },
-        "parallelism": {**_degrees(job), **_pipeline(job)},
+        "parallelism": {**_degrees(job), **pipeline_settings(job)},
         "activation_checkpoint": {
             "mode": "selective" if every > 1 else "full" if every else "none",
             **({"selective_ac_option": str(every)} if every > 1 else {}),
@@ -203,24 +201,6 @@ def _degrees(job: Job) -> dict[str, object]:
         setting: stage.degree(name) for name, setting in _DEGREES.items() if name in DIMENSIONS
     }
     return degrees
-
-
-def _pipeline(job: Job) -> dict[str, object]:
-    plan = job.plan
-    if plan.num_stages == 1:
-        return {}
-    parts: list[list[str]] = []
-    first = 0
-    for stage in plan.stages:
-        parts.append([f"layers.{block}" for block in range(first, first + stage.layers)])
-        first += stage.layers
-    parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "output"]
-    return {
-        "pipeline_parallel_schedule": _SCHEDULES[plan.order],
-        "pipeline_parallel_microbatch_size": plan.stages[0].micro_batch,
-        "module_fqns_per_model_part": parts,
-    }
 
 
 def _toml(value: object) -> str:
@@ -292,50 +272,7 @@ def _read_degrees(section: Section, found: Found, layers: int) -> None:
         found.set_dimension(
             "state_replicas", replicas, f"data_parallel_replicate_degree {replicas}"
         )
-    _read_stages(section, found, layers)
-
-
-def _read_stages(section: Section, found: Found, layers: int) -> None:
-    parts = section.get("module_fqns_per_model_part")
-    schedule = section.get("pipeline_parallel_schedule", "1F1B")
-    names = {name: order for order, name in _SCHEDULES.items()}
-    less = [
-        section.whole(f"pipeline_parallel_{end}_stage_less_layers", minimum=0)
-        for end in ("first", "last")
-    ]
-    if found.num_stages == 1:
-        return
-    if schedule in names:
-        found.order = names[schedule]
-    else:
-        chunks = len(parts) // found.num_stages if parts else 2
-        order = order_of_chunks(chunks)
-        if schedule == "Interleaved1F1B" and order in ORDERS:
-            found.order = order
-        else:
-            text = f"{schedule}: no order of plans: taken as {DEFAULT_ORDER}"
-            found.remark("ignored", "order", text)
-    if parts:
-        blocks = [sum(name.startswith("layers.") for name in part) for part in parts]
-        if len(blocks) % found.num_stages:
-            message = (
-                f"parallelism.module_fqns_per_model_part: {len(blocks)} parts are no multiple of "
-                f"{found.num_stages} stages: give each stage as many"
-            )
-            raise InputError(message)
-        found.layers = [sum(blocks[place :: found.num_stages]) for place in range(found.num_stages)]
-    else:
-        first, last = (1 if one is None else one for one in less)
-        found.layers = _weighted(layers, found.num_stages, first, last)
-
-
-def _weighted(layers: int, stages: int, first: int, last: int) -> list[int]:
-    """Blocks of stages where embedding and head count as so many blocks."""
-    each, rest = divmod(layers + first + last, stages)
-    counts = [each + (stage < rest) for stage in range(stages)]
-    counts[0] -= first
-    counts[-1] -= last
-    return counts
+    read_stages(section, found, layers)
 
 
 def _read_batch(training: Section, parallelism: Section, found: Found) -> None:

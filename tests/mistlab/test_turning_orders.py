@@ -169,3 +169,51 @@ def test_too_few_blocks_or_micro_batches_are_refused() -> None:
 def test_a_placement_needs_every_stage() -> None:
     with pytest.raises(InputError, match="on stages 0 2 do not give"):
         Placement((0, 2))
+
+
+def dualpipe(stages: int, micro_batches: int) -> list[list[tuple[str, int, int]]]:
+    """The passes of DualPipe (DeepSeek V3), as kind, direction and micro-batch: a stage and its
+    mirror image hold the same two parts, and take those of DualPipeV in the middle of the model.
+
+    Half of the micro-batches enter at the first stage (direction 0), half at the last.
+    """
+    half = named_order("dualpipe-v", stages // 2, micro_batches // 2)
+    lines = []
+    for stage in range(stages):
+        mirrored = stage >= stages // 2
+        own = half.stages[stages - 1 - stage if mirrored else stage]
+        lines.append([(one.kind, one.chunk ^ mirrored, one.micro_batch) for one in own])
+    return lines
+
+
+def played_s(lines: list[list[tuple[str, int, int]]], seconds: dict[str, float]) -> float:
+    """How long stages take that run these passes, each as soon as its input has come for nothing:
+    direction 0 goes from the first stage to the last."""
+    ends: dict[tuple[int, str, int, int], float] = {}
+    free, done = [0.0] * len(lines), [0] * len(lines)
+    while any(place < len(line) for place, line in zip(done, lines, strict=True)):
+        for stage, line in enumerate(lines):
+            while done[stage] < len(line):
+                kind, direction, micro_batch = line[done[stage]]
+                forward = (kind == "F") == (direction == 0)
+                source = stage - 1 if forward else stage + 1
+                begin = free[stage]
+                if kind != "W" and 0 <= source < len(lines):
+                    if (source, kind, direction, micro_batch) not in ends:
+                        break
+                    begin = max(begin, ends[source, kind, direction, micro_batch])
+                free[stage] = begin + seconds[kind]
+                ends[stage, kind, direction, micro_batch] = free[stage]
+                done[stage] += 1
+    return max(free)
+
+
+def test_dualpipe_takes_as_long_as_dualpipe_v_on_half_the_stages() -> None:
+    """So a plan says DualPipe of P stages as P / 2 stages with twice the replicas."""
+    stages, micro_batches = 6, 16
+    seconds = {"F": 1.0, "B": 1.2, "W": 0.7}
+    both = played_s(dualpipe(stages, micro_batches), seconds)
+    one = np.ones((1, stages))
+    split = SplitTimes(weights_s=0.7 * one, unhidden_s=0 * one)
+    passes = passes_of(named_order("dualpipe-v", stages // 2, micro_batches // 2))
+    assert order_iteration_s(equal(stages, 1.0, 1.9), passes, split) == pytest.approx(both)

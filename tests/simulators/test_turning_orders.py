@@ -1,5 +1,6 @@
 """Orders whose parts turn round at the last stage: predicted beside what is played."""
 
+import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,9 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.export.given import Given
+from mistlab.export.nearest import nearest
+from mistlab.export.table import TARGETS
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.plan_orders import order_of_plan
 from mistlab.symbolic.stage_model import StageModel
@@ -139,3 +143,26 @@ def test_spaces_of_any_order_have_them() -> None:
     assert "dualpipe-v" not in space_of("zero-bubble").orders
     everything = space_of("everything:orders")
     assert replace(everything, name="everything", orders=("1f1b",)) == space_of("everything")
+
+
+@pytest.mark.parametrize("order", ["zb-v", "dualpipe-v"])
+def test_torchtitan_says_both_and_is_read(order: str) -> None:
+    work = replace(WORK, model=catalog.model("llama3-8b"), sequence_length=4096, global_batch=8)
+    stage = replace(STAGE, layers=8, tensor_parallel=1, data_parallel=2, zero=2)
+    unlike = (replace(stage, layers=15), replace(stage, layers=17))
+    plan = Plan(engine="fsdp", micro_batches=4, stages=unlike, order=order)
+    target = TARGETS["torchtitan"]
+    found = nearest(Job(workload=work, cluster=ONE_NODE, plan=plan), target)
+    assert found.is_exact
+    assert found.job.plan.engine == "fsdp"
+    text = target.write(found.job)
+    parts = tomllib.loads(text)["parallelism"]["module_fqns_per_model_part"]
+    # Down the two stages, and back up: the first stage has parts 0 and 3.
+    assert [len(one) for one in parts] == [1 + 8, 9, 8, 7 + 2]
+    assert (parts[2][0], parts[3][0], parts[3][-2:]) == (
+        "layers.17",
+        "layers.25",
+        ["norm", "output"],
+    )
+    given = Given(hardware=ONE_NODE.hardware, nodes=1, gpus_per_node=4)
+    assert target.read(text, given).job.plan == plan
