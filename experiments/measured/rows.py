@@ -1,10 +1,8 @@
 """Rows of tables of runs, predicted in order, and printed as JSON or as a table of errors."""
 
 import argparse
-import gc
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -26,8 +24,6 @@ from simulators.symbolic import SymbolicPredictor
 # Rows that are predicted together, and the seconds after which progress is shown.
 AT_ONCE = 4096
 PATIENCE_S = 2.0
-# New objects between two looks for garbage in circles, which rows hardly make.
-OBJECTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,31 +40,19 @@ def predict_rows(options: argparse.Namespace) -> int:
         profile = None if options.profile == "none" else catalog.profile(options.profile)
     done = RowPredictor(profile)
     status, kept = DONE, list[AnsweredRow]()
-    with _few_collections():
-        for path in options.tables:
-            try:
-                for one in done.answers(path):
-                    if options.json:
-                        print_json(mapping_of(one))
-                    else:
-                        kept.append(one)
-            except InputError as error:
-                progress(f"error: {error}")
-                status = NO_ANSWER
+    for path in options.tables:
+        try:
+            for one in done.answers(path):
+                if options.json:
+                    print_json(mapping_of(one))
+                else:
+                    kept.append(one)
+        except InputError as error:
+            progress(f"error: {error}")
+            status = NO_ANSWER
     if not options.json:
         print("\n".join(error_lines([(one.row, one.answer) for one in kept])))
     return status
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """Look rarely for garbage: it takes a sixth of the time of a thousand rows."""
-    usual = gc.get_threshold()
-    gc.set_threshold(OBJECTS, *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
 
 
 def mapping_of(one: AnsweredRow) -> dict[str, object]:

@@ -10,13 +10,16 @@ With one rank (cp is 1) the graphs count what they counted before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any, TypeVar
 
-from mistlab.symbolic.graph import LayerGraph, ModelGraph, Operator, Phase
+from mistlab.symbolic.graph import LayerGraph, ModelGraph, Operator, Peak, Phase, SavedTensor
 from mistlab.symbolic.sums import Sum, where
 from mistlab.values.context_ways import GATHER, HEADS, RING
+
+Part = TypeVar("Part", Operator, SavedTensor, Peak)
 
 RING_KEYS = "mistlab.ring_keys"
 # Bytes of a number in each precision of graphs.
@@ -60,18 +63,21 @@ def _with_wide_scores(layer: LayerGraph) -> LayerGraph:
     """Scores are of a rank's queries with all keys, so they grow with s times s cp."""
     return replace(
         layer,
-        operators=tuple(
-            replace(
-                one,
-                flop=_wide(one.flop),
-                read_bytes=_wide(one.read_bytes),
-                written_bytes=_wide(one.written_bytes),
-            )
-            for one in layer.operators
-        ),
-        saved=tuple(replace(one, size_bytes=_wide(one.size_bytes)) for one in layer.saved),
-        peaks=tuple(replace(one, size_bytes=_wide(one.size_bytes)) for one in layer.peaks),
+        operators=tuple(_widened(one, _OF_OPERATORS) for one in layer.operators),
+        saved=tuple(_widened(one, _OF_TENSORS) for one in layer.saved),
+        peaks=tuple(_widened(one, _OF_TENSORS) for one in layer.peaks),
     )
+
+
+_OF_OPERATORS = ("flop", "read_bytes", "written_bytes")
+_OF_TENSORS = ("size_bytes",)
+
+
+def _widened(one: Part, names: Sequence[str]) -> Part:
+    """An operator, tensor or moment with wide sizes; most of them have none."""
+    sizes = {name: getattr(one, name) for name in names}
+    wide: dict[str, Any] = {name: _wide(size) for name, size in sizes.items()}
+    return one if wide == sizes else replace(one, **wide)
 
 
 @cache

@@ -141,6 +141,7 @@ def sequence_graph_of(workload: Workload) -> StoredGraph | None:
     return _of_family(workload, precision, sequence_parallel=True)
 
 
+@cache
 def _of_family(workload: Workload, precision: str, *, sequence_parallel: bool) -> StoredGraph:
     """The graph of a model of a family, with all kinds of its blocks."""
     model = workload.model

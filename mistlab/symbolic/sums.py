@@ -38,7 +38,9 @@ class Sum:
     @classmethod
     def of(cls, value: Sum | Number) -> Sum:
         """A number as a sum."""
-        return value if isinstance(value, Sum) else cls({_NO_FACTORS: _whole(Fraction(value))})
+        if isinstance(value, Sum):
+            return value
+        return cls({_NO_FACTORS: value if isinstance(value, int) else _whole(value)})
 
     @classmethod
     def named(cls, name: str) -> Sum:
@@ -88,7 +90,7 @@ class Sum:
         if len(self.terms) == 1:
             ((powers, number),) = self.terms.items()
             raised = tuple((name, own * power) for name, own in powers) if power else _NO_FACTORS
-            return Sum({raised: _whole(Fraction(number) ** power)})
+            return Sum({raised: 1 if number == 1 else _whole(Fraction(number) ** power)})
         if power < 0:
             if not self.terms:
                 raise ZeroDivisionError
