@@ -41,6 +41,9 @@ PRECISION = "precision"
 CATALOGUE_FAMILY = {"gpt2": "gpt3", "gpt": "gpt3"}
 CATALOGUE_SIZE = {"1_3B": "1.3b", "2_6B": "2.7b"}
 CATALOGUE_HARDWARE = {"a10g": "a10g-24gb", "a100-sxm4-40gb": "a100-40gb"}
+# Aceso recomputes single operators, those first that keep most: attention's scores, their softmax
+# and its dropout, three of the thirteen operators of a layer. The rest is taken as whole layers.
+CORE_SHARE = 3 / 13
 # The engine that ran a system's plans, and whether communication overlapped.
 SYSTEMS: Mapping[str, tuple[Engine, bool]] = {
     "mistlab": (MISTLAB, True),
@@ -185,11 +188,12 @@ def _stage_columns(row: Row) -> StageBatch:
         return texts * num_stages if len(texts) == 1 else texts
 
     layers = np.array([float(text) for text in of_stages(row["layers"])])
+    core = np.zeros(num_stages)
     if row["ckpt_layers"].startswith("all"):
         checkpointed = layers
     elif "per-op" in row["ckpt_layers"]:
-        shares = row["ckpt_layers"].split(":")[1].split()
-        checkpointed = layers * np.array([float(share) for share in shares])
+        shares = np.array([float(share) for share in row["ckpt_layers"].split(":")[1].split()])
+        checkpointed, core = layers * _recomputed(shares)
     else:
         checkpointed = np.array([float(text) for text in of_stages(row["ckpt_layers"])])
     ratios = np.array(
@@ -198,6 +202,7 @@ def _stage_columns(row: Row) -> StageBatch:
     return stage_columns(
         layers=layers,
         checkpointed_layers=checkpointed,
+        core_recomputed_layers=core,
         data_parallel=_degrees(row["dp"], num_stages),
         tensor_parallel=_degrees(row["tp"], num_stages),
         micro_batch=np.array([int(text) for text in of_stages(row["mbs"])]),
@@ -205,6 +210,13 @@ def _stage_columns(row: Row) -> StageBatch:
         ratios=ratios,
         micro_batches=int(row["grad_accum"]),
     )
+
+
+def _recomputed(shares: np.ndarray) -> np.ndarray:
+    """The shares of layers that recompute everything, and those that recompute attention's core, of
+    stages that recompute these shares of their operators."""
+    everything = np.maximum(0.0, (shares - CORE_SHARE) / (1 - CORE_SHARE))
+    return np.array([everything, np.minimum(shares / CORE_SHARE, 1 - everything)])
 
 
 def _degrees(text: str, num_stages: int) -> np.ndarray:

@@ -42,6 +42,7 @@ def stage_columns(  # noqa: PLR0913
     *,
     layers: np.ndarray,
     checkpointed_layers: np.ndarray,
+    core_recomputed_layers: np.ndarray | float = 0,
     data_parallel: np.ndarray,
     tensor_parallel: np.ndarray,
     micro_batch: np.ndarray,
@@ -56,6 +57,7 @@ def stage_columns(  # noqa: PLR0913
     return StageBatch(
         layers=layers,
         checkpointed_layers=checkpointed_layers,
+        core_recomputed_layers=core_recomputed_layers,
         data_parallel=data_parallel,
         tensor_parallel=tensor_parallel,
         micro_batch=micro_batch,

@@ -47,6 +47,13 @@ def mean_peak_flop_per_s(
     """The peak rate of one of so many GPUs from a rank on, on average."""
     if not cluster.others:
         return cluster.peak_flop_per_s(precision)
-    ranks = np.arange(first_rank, first_rank + gpus)
-    peaks = figure_at(cluster, ranks, lambda one: one.peak_flop_per_s(precision))
-    return float(np.mean(peaks))
+    # Every prediction asks, so no cluster is made of a group here.
+    groups, node = cluster.groups, cluster.gpus_per_node
+    end, total, begun = first_rank + gpus, 0.0, 0
+    for number, group in enumerate(groups, 1):
+        # Ranks beyond the cluster are in the last group.
+        until = begun + group.nodes * node if number < len(groups) else end
+        of_group = max(0, min(end, until) - max(first_rank, begun))
+        total += of_group * group.hardware.gpu.peak_flop_per_s(precision)
+        begun = until
+    return total / gpus
