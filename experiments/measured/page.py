@@ -129,7 +129,7 @@ def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
     yield from (_line(errors_of(name, some)) for name, some in found.items() if some)
     yield ""
     for name, some in found.items():
-        yield from (f"{name.capitalize()}. {line}" for line in _ranking(some))
+        yield from (f"{name[0].upper()}{name[1:]}. {line}" for line in _ranking(some))
 
 
 def _is_within(one: Judged, most: Mapping[str, int]) -> bool:
