@@ -2,7 +2,7 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -16,6 +16,12 @@ from mistlab.runs.ranking import ranked, separation, spreads
 
 COLUMNS = ("engine", "hardware", "model", "gpus", "tp", "pp", "micro_batch", "precision")
 MOST_GROUPS = 14
+# Parts of the runs of that engine: their most GPUs, tensor-parallel ranks and stages.
+PARTS = {
+    "no pipeline, tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8, "pp": 1},
+    "tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8},
+    "tp to 8, to 256 GPUs": {"gpus": 256, "tp": 8},
+}
 # Profiles are of clusters that ran this engine.
 ENGINE_OF_PROFILES = "nanotron"
 HEAD = (
@@ -50,7 +56,9 @@ def report(options: argparse.Namespace) -> int:
         under = _tables(of_cluster, RowPredictor(profile))
         page += _summary(f"Under the profile {profile.name}", under)
         page.append(f"The profile: {profile.source}.\n")
-        page += _details("Runs under the profile", _of_engine(under, ENGINE_OF_PROFILES))
+        rows = _of_engine(under, ENGINE_OF_PROFILES)
+        page += [*_details("Runs under the profile", rows), *_parts("under the profile", rows)]
+    page += _parts("without a profile", _of_engine(plain, ENGINE_OF_PROFILES))
     for name, rows in plain:
         page += _details(name, rows)
     path = writable(options.out / "runs.md", "folder")
@@ -109,6 +117,24 @@ def _details(title: str, rows: Sequence[Judged]) -> Iterator[str]:
                 yield _line(errors_of(f"{column} {value or '(empty)'}", some))
     yield ""
     yield from _refused(rows)
+
+
+def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
+    """Errors and orders of small parts of runs, where no effect of one cluster is large."""
+    if not rows:
+        return
+    yield f"## Parts of the runs of {ENGINE_OF_PROFILES}, {how}\n"
+    found = {name: [one for one in rows if _is_within(one, most)] for name, most in PARTS.items()}
+    yield HEAD
+    yield from (_line(errors_of(name, some)) for name, some in found.items() if some)
+    yield ""
+    for name, some in found.items():
+        yield from (f"{name[0].upper()}{name[1:]}. {line}" for line in _ranking(some))
+
+
+def _is_within(one: Judged, most: Mapping[str, int]) -> bool:
+    """Whether a run is no larger than this in any column; an empty cell is one."""
+    return all(float(one.row.cells.get(name) or 1) <= limit for name, limit in most.items())
 
 
 def _ranking(rows: Sequence[Judged]) -> Iterator[str]:

@@ -59,15 +59,17 @@ def left_out_lines(tables: Sequence[tuple[str, Sequence[Judged]]]) -> Iterator[s
 
 
 def _cells(
-    some: Sequence[LeftOut], places: Sequence[int], known: Sequence[tuple[str, Judged, Miss]]
+    some: Sequence[LeftOut | None], places: Sequence[int], known: Sequence[tuple[str, Judged, Miss]]
 ) -> str:
-    widths = []
+    widths, insides = [], []
     for one, place in zip(some, places, strict=True):
         doubt = known[place][1].answer.doubt
         assert doubt is not None
-        around = doubt.range
-        widths.append(one.factor**2 * around.longest_s / around.least_s)
-    return f"{mean(one.is_inside for one in some):.0%} | {median(widths):.2f}"
+        if one is not None:
+            around = doubt.range
+            widths.append(one.factor**2 * around.longest_s / around.least_s)
+            insides.append(one.is_inside)
+    return f"{mean(insides):.0%} | {median(widths):.2f}" if insides else " | "
 
 
 def _misses(rows: Sequence[Judged]) -> Iterator[tuple[Judged, Miss]]:

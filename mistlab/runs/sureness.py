@@ -187,13 +187,16 @@ class LeftOut:
     is_inside: bool
 
 
-def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[LeftOut]:
-    """For each run the factor that is known from the runs of other groups."""
+def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[LeftOut | None]:
+    """For each run the factor that is known from the runs of other groups, if there are any."""
     without = {
         group: sureness_of(m for m, own in zip(misses, groups, strict=True) if own != group)
         for group in set(groups)
     }
     for one, group in zip(misses, groups, strict=True):
+        if not without[group].kinds:
+            yield None
+            continue
         factor = without[group].factor(one.kind, one.gpus)
         yield LeftOut(factor=factor, is_inside=one.factor <= factor)
 

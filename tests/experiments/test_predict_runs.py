@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments import predict_runs
+from experiments import predict_runs, report_runs
 from experiments.measured.rows import RowPredictor
 
 ROW = {
@@ -117,3 +117,12 @@ def test_without_json_the_errors_stand_in_a_table(
     cells = out[1].split()
     assert cells[:3] == ["a.csv", "4", "2"]
     assert out[-1].startswith(f"refused: {path}, line 5: dp: ")
+
+
+def test_the_page_of_one_table_has_parts_of_nanotron_s_runs(tmp_path: Path) -> None:
+    path = table(tmp_path / "own.csv", {}, {"tp": "8", "dp": "1"}, {"gpus": "256", "dp": "128"})
+    assert report_runs.main([str(path), "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "runs.md").read_text()
+    parts = page.partition("## Parts of the runs of nanotron, without a profile")[2]
+    assert "| no pipeline, tp to 8, to 128 GPUs | 2 | 2 |" in parts
+    assert "| tp to 8, to 256 GPUs | 3 | 3 |" in parts

@@ -64,9 +64,14 @@ def test_few_runs_of_one_model_make_no_kind() -> None:
 
 def test_a_group_that_is_left_out_says_nothing_about_itself() -> None:
     alike, far = misses(*[1.1] * 10), misses(3.0, 3.0)
-    found = [*left_out([*alike, *far], ["near"] * 10 + ["far"] * 2)]
+    every = left_out([*alike, *far], ["near"] * 10 + ["far"] * 2)
+    found = [one for one in every if one is not None]
     assert [one.is_inside for one in found] == [True] * 10 + [False] * 2
     assert found[-1].factor == pytest.approx(1.1**1.2)
+
+
+def test_nothing_is_known_where_all_runs_are_left_out() -> None:
+    assert [*left_out(misses(1.1, 1.2), ["all", "all"])] == [None, None]
 
 
 def test_bounds_of_a_row_lie_a_factor_around_the_range_that_is_predicted() -> None:
