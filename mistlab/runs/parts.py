@@ -24,6 +24,7 @@ from mistlab.values.model_parts import Experts
 ALIKE_BY_WORD: Mapping[str, str] = {
     "deepseekv2": "deepseek-v2",
     "deepseek-v2": "deepseek-v2",
+    "deepseek-v3-mtp": "deepseek-v3-mtp",
     "deepseek": "deepseek-v3",
     "kimi": "deepseek-v3",
     "moonlight": "deepseek-v3",
@@ -67,7 +68,8 @@ def parts_of(
         # The row's width is that of experts; dense blocks are as much wider as published.
         wider = 1.0 if alike is None or own is None else alike.ffn / own.ffn
         found["ffn"] = round(sizes["ffn"] * wider)
-    if tokens := further_tokens_in(remarks):
+    of_alike = 0 if alike is None else alike.further_tokens
+    if tokens := further_tokens_in(remarks) or of_alike:
         found["further_tokens"] = tokens
     return found
 

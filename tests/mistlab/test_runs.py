@@ -260,6 +260,8 @@ def test_a_row_with_experts_is_built_like_its_namesake() -> None:
 )
 def test_notes_say_how_many_further_tokens_a_model_predicts(notes: str, tokens: int) -> None:
     assert job(**{**OF_TODAY, "notes": notes}).workload.model.further_tokens == tokens
+    named = job(**{**OF_TODAY, "model": "deepseek-v3-mtp", "notes": notes})
+    assert named.workload.model.further_tokens == max(1, tokens)
 
 
 def test_notes_say_what_of_a_model_is_different() -> None:
