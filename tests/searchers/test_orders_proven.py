@@ -85,7 +85,7 @@ def longer_in_order(in_order: Any) -> Any:
     return found
 
 
-# Planted faults: owners, names, and what takes their place; arithmetic alone is far below all times.
+# Planted faults: owners, names, and what takes their place. Arithmetic alone is far below times.
 FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "in whatever order": (Group, "least_in_any_order_s", lambda true: longer(longer(longer(true)))),
     "of alike stages in an order": (AlikeInOrder, "least_s", longer),
