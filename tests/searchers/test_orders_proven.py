@@ -26,23 +26,26 @@ from tests.sweep import sweep
 
 MOST = 4000
 SPACES = ("mist", "wide", "megatron-today", "everything", "+offload")
-SEEDS = range(60)
+# Parts lie in a loop in the orders of the first so many problems, and in a V in some of the others.
+LOOPS = 60
+SEEDS = range(LOOPS + 10)
 # Problems with which each test of a fault can fail.
 TELLING = {
-    "in whatever order": 7,
-    "of alike stages in an order": 7,
-    "of a stage in an order": 6,
+    "in whatever order": 32,
+    "of alike stages in an order": 32,
+    "of a stage in an order": 23,
 }
 
 
 def with_orders(seed: int) -> tuple[Problem, SearchSpace]:
     """A problem and a space with a few orders, and not too many plans."""
     draw = np.random.default_rng(seed)
-    for other in range(seed, 100_000, len(SEEDS)):
+    orders = [order for order in ORDERS if seed >= LOOPS or order not in TURNING]
+    for other in range(seed, 100_000, LOOPS):
         name = SPACES[seed % len(SPACES)]
         problem, space = drawn_problem(NAMES.index(name) + len(NAMES) * other)
         engine = "mistlab" if space.engine == "megatron" and draw.random() < 0.3 else space.engine
-        known = [order for order in ORDERS if engine == "mistlab" or order in space.orders]
+        known = [order for order in orders if engine == "mistlab" or order in space.orders]
         count = int(draw.integers(1, min(4, len(known)) + 1))
         some = draw.choice(len(known), count, replace=False)
         space = replace(space, engine=engine, orders=tuple(known[place] for place in some))
@@ -82,9 +85,9 @@ def longer_in_order(in_order: Any) -> Any:
     return found
 
 
-# Planted faults: owners, names, and what takes their place.
+# Planted faults: owners, names, and what takes their place. Arithmetic alone is far below times.
 FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "in whatever order": (Group, "least_in_any_order_s", longer),
+    "in whatever order": (Group, "least_in_any_order_s", lambda true: longer(longer(longer(true)))),
     "of alike stages in an order": (AlikeInOrder, "least_s", longer),
     "of a stage in an order": (OrderTraits, "in_order", longer_in_order),
 }
