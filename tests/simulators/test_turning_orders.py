@@ -17,6 +17,7 @@ from mistlab.schedule.plan_orders import order_of_plan
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
+from mistlab.values.parts import batch_of_parts
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
@@ -72,6 +73,20 @@ def test_parts_of_one_stage_send_nothing_and_every_pass_is_played_once() -> None
     sends = Counter(one.stage for one in tasks if one.kind == "X")
     # Both ways: the first stage and the last send on one of their chunks, the others on both.
     assert sends == {0: 2 * 12, 1: 4 * 12, 2: 4 * 12, 3: 2 * 12}
+
+
+def test_times_of_parts_know_what_is_sent_away_and_which_table_is_shared() -> None:
+    plan = plan_of("zb-v")
+    batch = batch_of_parts([plan], order_of_plan(plan).placement)
+    predictor = SymbolicPredictor(workload=WORK, cluster=NODES)
+    seconds = predictor.stage_costs(batch).seconds
+    # Neither the part at the turn nor the last one sends anything away.
+    sends = [True, True, True, False, True, True, True, False]
+    assert (seconds.point_to_point_s > 0).tolist() == sends
+    assert batch.shares_table.all()
+    apart = predictor.stage_costs(batch.with_columns(shares_table=0)).seconds
+    longer_s = apart.delta_backward_s - seconds.delta_backward_s
+    assert (longer_s > 0).tolist() == [True] + [False] * 7
 
 
 def test_the_ends_share_their_table_of_tokens() -> None:
