@@ -41,7 +41,13 @@ def main(arguments: Sequence[str]) -> None:
     (path,) = arguments
     benchmarks = json.loads(Path(path).read_text(encoding="utf-8"))["benchmarks"]
     starts = [*cold_starts()]
-    lines = [*_head(), *_rates(benchmarks), *_starts(starts), *_growth(benchmarks)]
+    lines = [
+        *_head(),
+        *_rates(benchmarks),
+        *_searches(benchmarks),
+        *_starts(starts),
+        *_growth(benchmarks),
+    ]
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
     _draw(benchmarks, PAGE.with_name("growth.svg"))
     sys.stdout.write(f"written: {PAGE}\n")
@@ -82,6 +88,27 @@ def _rates(benchmarks: Sequence[Benchmark]) -> Iterator[str]:
         ]
         if told:
             yield f"| {_name(one)} | {_seconds(one['stats']['median'])} | {'; '.join(told)} |"
+
+
+def _searches(benchmarks: Sequence[Benchmark]) -> Iterator[str]:
+    yield from (
+        "",
+        "## Searches by `mist`",
+        "",
+        "From the question to the proven plan; compiled expressions are kept from earlier runs.",
+        "",
+    )
+    yield from (
+        "| problem | seconds | stage candidates | iteration of the plan |",
+        "|---|---|---|---|",
+    )
+    for one in benchmarks:
+        found = one["extra_info"]
+        if "stage_evaluations" in found and one["name"].partition("[")[0] not in GROWTH:
+            yield (
+                f"| {_name(one)} | {_seconds(one['stats']['median'])} | "
+                f"{found['stage_evaluations']:,} | {found['iteration_s']:.3f} s |"
+            )
 
 
 def _starts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -151,6 +151,7 @@ def test_175_billion_parameters_on_1024_gpus(benchmark: Any) -> None:
     )
 
     benchmark.extra_info["tasks"] = len(simulation)
+    benchmark.extra_info["tasks_per_s"] = len(simulation) / benchmark.stats["median"]
     benchmark.extra_info["largest_resident_gib"] = (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB_BYTES
     )

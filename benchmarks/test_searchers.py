@@ -45,7 +45,8 @@ def timed(benchmark: Any, problem: Problem, space: str) -> None:
     benchmark.pedantic(search, rounds=1, warmup_rounds=0)
 
 
-@pytest.mark.parametrize("space", ["mist", "wide"])
+# A search of ``wide`` goes on for a minute.
+@pytest.mark.parametrize("space", ["mist", pytest.param("wide", marks=pytest.mark.slow)])
 def test_gpt_22b_on_32_gpus(benchmark: Any, space: str) -> None:
     timed(benchmark, problem_of("gpt3-22b", None, "l4-24gb", 4, 512), space)
 

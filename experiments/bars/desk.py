@@ -1,4 +1,4 @@
-"""A problem on a desk: what searchers find for it in any view, scored and played alike."""
+"""One tuning problem: the plans that searchers find under any view, scored and played alike."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

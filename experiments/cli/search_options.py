@@ -1,4 +1,4 @@
-"""What the options of commands that search stand for: problems, spaces, searchers, budgets."""
+"""Turns the options of commands that search into problems, spaces, searchers and budgets."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a comparison of searchers comes to: printed, as JSON, and as a page."""
+"""The outcome of a comparison of searchers: printed, as JSON, and as a page."""
 
 import argparse
 import json

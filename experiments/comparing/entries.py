@@ -1,4 +1,4 @@
-"""Searchers compared on one bench, one after another, with what they find kept in a folder."""
+"""Searchers compared on one problem, one after another, with their results kept in a folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from searchers.strategy import INTERRUPTED as SEARCH_INTERRUPTED
 
 @dataclass(slots=True, kw_only=True)
 class Comparison:
-    """Searchers on one bench, and what they have found so far."""
+    """Searchers on one problem, and what they have found so far."""
 
     bench: Bench
     space: SearchSpace

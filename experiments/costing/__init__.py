@@ -1,1 +1,1 @@
-"""What runs take in all: days, bills, failures, and whether they fit at all."""
+"""The costs of a whole training run: days, bills, time lost to failures, and whether it fits."""

@@ -1,4 +1,4 @@
-"""Single changes of a plan: what a user could set otherwise in a launch line, one thing at a time.
+"""Single changes of a plan: each sets one option of a launch line to another value.
 
 A change turns one choice on all stages, moves GPUs from one degree to another, moves a block to the
 next stage, or takes another size of micro-batch. GPUs, model and batch stay as they are.

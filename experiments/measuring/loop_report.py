@@ -1,4 +1,4 @@
-"""What the whole loop says: predictions beside measurements, and plans beside baselines."""
+"""The report of the whole loop: predictions beside measurements, and plans beside baselines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

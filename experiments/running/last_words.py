@@ -1,4 +1,4 @@
-"""What a run that failed said last: the line of standard error that tells what was wrong."""
+"""Finds the message of a failed run: the line of its standard error that tells what was wrong."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Starts runs of plans, each with as many processes as it has GPUs, and hears what they say."""
+"""Starts runs of plans, each with as many processes as it has GPUs, and collects their output."""
 
 import json
 import os

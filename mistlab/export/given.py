@@ -1,4 +1,4 @@
-"""What a user says beside a file to import, and what came of the file."""
+"""The options that a user gives beside a file to import, and the job made of both."""
 
 from dataclasses import dataclass
 

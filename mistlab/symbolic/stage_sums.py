@@ -1,4 +1,4 @@
-"""The sums of a stage's blocks, by treatment: what the expressions of stages add up.
+"""The sums of a stage's blocks, by treatment; the expressions of stages are made of them.
 
 Where all blocks are of one kind, these are the sums of one block. Where kinds take turns, they are
 the sums of an imaginary block that stands for all blocks with one treatment. Its amounts that add
