@@ -24,6 +24,11 @@ after it. Each such round takes around - (k - 1) t longer than the stage's own w
 steady pipeline waits for its sends. If one boundary between stages is slower than the others,
 rounds of its two stages alone can be longer.
 
+The first gradient comes back later than after ``around`` if micro-batches that go before it hold it
+up: those that the stage itself runs ahead, or those that wait for the next stage, which runs one
+fewer ahead. The same holds up the last gradient. A backward that follows its own stage's forward
+takes its whole time; one that waits for its gradient takes lb.
+
 A chain begins when a micro-batch arrives, or with a stage's own df - vf at the beginning of the
 iteration. It ends when a gradient is sent back, or with a stage's own db - vb. So the longest chain
 is kept for each kind of beginning and end. For S equal stages with equal sends c and no extras the
@@ -40,7 +45,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache, reduce
 from operator import add
-from typing import Generic, Self
+from typing import Any, Generic, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +149,7 @@ class Counts:
     nested: int | Whole
     is_short: Condition
     alternates: Condition
+    is_last: Condition
 
     @classmethod
     def of(cls, micro_batches: int | Whole, stages: int) -> "Counts":
@@ -163,6 +169,7 @@ class Counts:
             nested=np.where((in_flight > 2) & fits, nested, 0),
             is_short=stages > micro_batches,
             alternates=micro_batches > in_flight,
+            is_last=np.full(len(micro_batches), stages == 1),
         )
 
 
@@ -183,21 +190,19 @@ def chained(
     first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
     own = _Own(algebra, stage, after, counts)
     # The time until the stage's first backward begins, and the time from its last forward's end.
-    there, back = first + after.around_first, after.around_last + last
+    there = first + longest("there", *own.until_gradient(after.around_first, stage.forward_s))
+    back = longest("back", *own.until_gradient(after.around_last, stage.backward_s)) + last
     there_begun = longest("there_begun", begin + there, after.around_begun)
     back_ended = longest("back_ended", back + end, after.around_ended)
     begun = longest("begun", begin + first + after.through, after.through_begun)
     ended = longest("ended", after.through + last + end, after.through_ended)
-    begun_around = longest("begun_around", begin + first + after.around_first, after.around_begun)
-    around_ended = longest("around_ended", after.around_last + last + end, after.around_ended)
-    nearest = forward + backward
     return Chains(
-        nearest=_also(counts.is_short, nearest, after.nearest),
-        around=forward + after.around + backward,
-        around_first=first + after.around_first + backward,
-        around_last=forward + after.around_last + last,
-        around_begun=begun_around + backward,
-        around_ended=forward + around_ended,
+        nearest=forward + _either(counts.is_short, after.nearest, own.turn) + backward,
+        around=forward + _either(counts.is_last, own.turn, after.around) + backward,
+        around_first=there + backward,
+        around_last=forward + back,
+        around_begun=there_begun + backward,
+        around_ended=forward + back_ended,
         through=longest(
             "through", *own.ways(None, there, back, None), first + after.through + last
         ),
@@ -232,6 +237,9 @@ class _Own(Generic[Length]):
         # When a stage waited for a pass, everything else that the pass needs is there.
         first = stage.through_forward_s + stage.within_forward_s
         last = stage.through_backward_s + stage.within_backward_s
+        self.after, self.counts = after, counts
+        # What a backward takes longer after a forward of its own stage than after a wait.
+        self.turn = stage.backward_s - stage.through_backward_s
         self.from_first_backward = pairs + backward * alone + last
         self.to_last_forward = first + forward * alone + pairs
         never = self.to_last_forward + backward * counts.in_flight + stage.within_backward_s
@@ -244,8 +252,23 @@ class _Own(Generic[Length]):
         # If passes do not alternate, no forward waits for a backward.
         self.between: Length | None = None
         if counts.alternates is not False:
-            between = pairs + _rounds(algebra, stage, after, counts)
+            between = pairs - self.turn + _rounds(algebra, stage, after, counts)
             self.between = _only(counts.alternates, between)
+
+    def until_gradient(self, around: Length, each: Length) -> list[Length]:
+        """The ways from the end of the first forward to the first gradient, or from the end of the
+        last forward to the last gradient.
+
+        The micro-batch goes ``around``. Or the stage does all its passes ahead, ``each`` so long.
+        Or it does all but one of them, and then waits for the next stage alone; with fewer
+        micro-batches than stages the next stage runs as many ahead, so the stage does all.
+        """
+        ahead = self.counts.in_flight - 1
+        return [
+            around,
+            each * ahead + self.turn,
+            self.after.nearest + each * (ahead - 1 + self.counts.is_short),
+        ]
 
     def ways(
         self, begins: Length | None, there: Length, back: Length, ends: Length | None
@@ -267,8 +290,9 @@ def _rounds(
 ) -> Length:
     """The time of rounds beyond the passes that the stage does meanwhile."""
     both = stage.forward_s + stage.backward_s
-    # While the stage waits for the next stage alone, nothing else runs.
-    near = after.nearest - both - (stage.backward_s - stage.through_backward_s)
+    # The gradient that the stage waits for finds it idle.
+    turn = stage.backward_s - stage.through_backward_s
+    near = after.nearest - both - turn
     far = after.around - both * (counts.in_flight - 1)
     nested = far - stage.point_to_point_s
     return algebra.longest(
@@ -282,12 +306,12 @@ def _sum(*parts: Length | None) -> Length:
     return total
 
 
-def _also(condition: Condition, length: Length, more: Length) -> Length:
-    """A length, longer by ``more`` where a condition holds."""
+def _either(condition: Condition, length: Length, other: Length) -> Length:
+    """A length where a condition holds, and another elsewhere."""
     if isinstance(condition, bool):
-        return length + more if condition else length
-    total: Length = length + np.where(condition, np.asarray(more), 0.0)
-    return total
+        return length if condition else other
+    chosen: Any = np.where(condition, np.asarray(length), np.asarray(other))
+    return cast("Length", chosen)
 
 
 def _only(condition: Condition, length: Length) -> Length:

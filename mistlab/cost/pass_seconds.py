@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.side_by_side import overlapped
+from mistlab.cost.beside_sends import STEADY, BesideSend, slots_beside_sends
+from mistlab.cost.side_by_side import link_after, overlapped
 from mistlab.cost.tasks import TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.places import layers_above
@@ -33,6 +34,7 @@ Lengths = tuple[Values, NDArray[np.bool_]]
 Sums = Callable[[Sequence[Lengths]], Sequence[Values]]
 
 COMPUTE = STREAMS.index("compute")
+_BACKWARD: Sequence[tuple[Phase, ...]] = (("backward",), ("last_backward",))
 _FETCHING = (("P", "<"), ("U", None))
 _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
@@ -44,7 +46,8 @@ class PassSeconds:
     ``through`` is the time inside steady passes of a micro-batch for which its stage was idle.
     ``last_computed`` is the time inside the last backward pass without reductions, which go on
     after it. ``opening`` comes before a steady forward pass by itself, ``first_opening`` before the
-    first forward, ``last_closing`` after the last backward.
+    first forward, ``last_closing`` after the last backward. ``beside_sends`` says what sends cost
+    steady passes; it is empty if no stage sends beside its passes.
     """
 
     inside: Mapping[Phase, Values]
@@ -55,13 +58,20 @@ class PassSeconds:
     last_closing: Values
     turn_at_first_layer: Values
     turn_at_last_layer: Values
+    beside_sends: Mapping[Phase, BesideSend]
 
 
 def pass_seconds(
-    seconds: TaskSeconds, kinds: Kinds, summed: Sums, *, is_least: bool = False
+    seconds: TaskSeconds,
+    kinds: Kinds,
+    summed: Sums,
+    *,
+    sends: bool = True,
+    is_least: bool = False,
 ) -> PassSeconds:
-    """The times of stages' passes; ``summed`` sums lengths of slots over each stage. With
-    ``is_least``, times that no greater work on the same streams undercuts."""
+    """The times of stages' passes, which may be beside ``sends``; ``summed`` sums lengths of slots
+    over each stage. With ``is_least``, times that no greater work on the same streams
+    undercuts."""
     work = _SlotWork(seconds, kinds, is_least=is_least)
     inside = kinds[:, HERE] != NOTHING
     below = ~inside & (kinds[:, UPPER] != NOTHING)
@@ -72,7 +82,10 @@ def pass_seconds(
         *((where, ("forward", "backward")) for where in (below, above)),
     ]
     computed = work.lengths([(inside, ("last_backward",))], _NOT_REDUCING)
-    last_computed, *lasting = summed([*computed, *work.lengths(slots)])
+    lengths = work.lengths(slots)
+    beside = work.beside_sends(inside, lengths) if sends else []
+    last_computed, *lasting = summed([*computed, *lengths, *beside])
+    lasting, found = lasting[: len(lengths)], lasting[len(lengths) :]
     opening, first_opening, last_closing, at_first_layer, at_last_layer = lasting[len(PHASES) :]
     inside_s = dict(zip(PHASES, lasting, strict=False))
     return PassSeconds(
@@ -84,6 +97,7 @@ def pass_seconds(
         last_closing=last_closing,
         turn_at_first_layer=at_first_layer,
         turn_at_last_layer=at_last_layer,
+        beside_sends=dict(zip(STEADY, map(BesideSend, *[iter(found)] * 5), strict=False)),
     )
 
 
@@ -103,11 +117,16 @@ class _SlotWork:
         self._padded: dict[tuple[str, str, int], Values] = {}
         self.alone = {phase: self._alone(phase) for phase in PHASES}
         self.fetched = {phase: self._fetched_s(phase) for phase in PHASES}
+        side_by_side = seconds.model.template.depth > 0
+        # Strategies (S) whose gradients leave between passes of layers.
+        self.evicts = (seconds.columns["offload_gradients"] > 0) & side_by_side
 
     def lengths(self, slots: Sequence[Slots], awaited: Sequence[str] = STREAMS) -> list[Lengths]:
         """Seconds (K', S) of each of some slots, until the ``awaited`` streams are done."""
         # Small tables take as long as large ones, so all slots are computed together.
-        alone = [sum(self.alone[phase][where] for phase in phases) for where, phases in slots]
+        alone = [
+            np.asarray(sum(self.alone[phase][where] for phase in phases)) for where, phases in slots
+        ]
         fetched = [
             np.maximum.reduce([self.fetched[phase][where] for phase in phases])
             for where, phases in slots
@@ -115,7 +134,37 @@ class _SlotWork:
         ends = np.cumsum([len(least) for least in fetched])[:-1]
         lasting = _slot_seconds(self.seconds, np.concatenate(alone), awaited, self.is_least)
         parts = np.split(np.maximum(lasting, np.concatenate(fetched)), ends)
+        if awaited is STREAMS and self.evicts.any() and not self.is_least:
+            for number, (_, phases) in enumerate(slots):
+                if phases in _BACKWARD:
+                    evicting_s = self._evicting_s(alone[number][:, self.evicts])
+                    own_s = parts[number][:, self.evicts]
+                    parts[number][:, self.evicts] = np.maximum(own_s, evicting_s)
         return [(part, where) for part, (where, _) in zip(parts, slots, strict=True)]
+
+    def _evicting_s(self, alone: Values) -> Values:
+        """Seconds (K, S') until reductions are done in slots of strategies whose gradients leave.
+
+        A layer computes when the gradients whose buffer it takes have left.
+        """
+        found = np.empty(alone.shape[:2])
+        evicts = np.flatnonzero(self.evicts)
+        for rows, factors in self.seconds.factors():
+            own = rows[evicts]
+            slots = alone[:, own]
+            flat = link_after(slots.reshape(-1, len(STREAMS)), factors, "device_to_host")
+            found[:, own] = flat.reshape(slots.shape[:2])
+        return found
+
+    def beside_sends(self, inside: NDArray[np.bool_], usual: Sequence[Lengths]) -> list[Lengths]:
+        """What sends cost the slots of steady passes, as in ``slots_beside_sends``; ``usual`` has
+        the slots of all phases."""
+        found: list[Lengths] = []
+        for phase in STEADY:
+            alone, usual_s = self.alone[phase][inside], usual[PHASES.index(phase)][0]
+            every = slots_beside_sends(self.seconds, alone, usual_s, is_least=self.is_least)
+            found += [(one, inside) for one in every]
+        return found
 
     def _alone(self, phase: Phase) -> Values:
         """Seconds (K, S, 4) of each stream's tasks alone, in a phase's slots."""

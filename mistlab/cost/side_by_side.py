@@ -25,6 +25,8 @@ BESIDE = range(1 << len(STREAMS))
 # Cases worked on together: few enough that what is computed between stays in the cache.
 BLOCK = 8192
 
+LINK = STREAMS.index("gpu_to_gpu")
+
 Factors = NDArray[np.float64]
 
 
@@ -89,6 +91,43 @@ def _elapsed(
         left = np.where(ends <= step, 0.0, np.maximum(left - step / slowed, 0.0))
         elapsed += np.where(busy[awaited].any(axis=0), step, 0.0)
     return np.asarray(np.clip(elapsed, alone[awaited].max(axis=0), alone.sum(axis=0)))
+
+
+def beside_endless(
+    alone: NDArray[np.float64], factors: Factors
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Seconds (C) until the other streams are done with work of ``alone`` (C, 4) while the link
+    between GPUs never rests, and the work (C) that the link does meanwhile."""
+    by_stream = np.ascontiguousarray(factors.T)
+    left = np.ascontiguousarray(alone.T)
+    left[LINK] = 0.0
+    elapsed, done = np.zeros(len(alone)), np.zeros(len(alone))
+    for _ in STREAMS[1:]:
+        busy = left > 0
+        slowed = by_stream.take(_sets(busy) | np.uint8(1 << LINK), axis=1)
+        ends = np.where(busy, left * slowed, np.inf)
+        first = ends.min(axis=0)
+        step = np.where(np.isfinite(first), first, 0.0)
+        left = np.where(ends <= step, 0.0, np.maximum(left - step / slowed, 0.0))
+        elapsed += step
+        done += step / slowed[LINK]
+    return elapsed, done
+
+
+def link_after(alone: NDArray[np.float64], factors: Factors, first: str) -> NDArray[np.float64]:
+    """Seconds (C) until the link between GPUs is done, while at first one other stream works, and
+    the others begin when it is done; zero where the link is done by then."""
+    found = np.zeros(len(alone))
+    one = STREAMS.index(first)
+    rows = np.flatnonzero((alone[:, LINK] > 0) & (alone[:, one] > 0))
+    left = alone[rows]
+    link, other = factors[BITS[[LINK, one]].sum(), [LINK, one]]
+    before = left[:, one] * other
+    left[:, LINK] -= before / link
+    left[:, one] = 0.0
+    last = np.flatnonzero(left[:, LINK] > 0)
+    found[rows[last]] = before[last] + overlapped(left[last], factors, (STREAMS[LINK],))
+    return found
 
 
 def _sets(busy: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.beside_sends import STEADY
 from mistlab.cost.host_waits import with_host
 from mistlab.cost.pass_seconds import (
-    COMPUTE,
     HERE,
     Kinds,
     Lengths,
@@ -25,9 +25,7 @@ from mistlab.cost.pass_seconds import (
     pass_seconds,
     reduces_in_place,
 )
-from mistlab.cost.side_by_side import BITS
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
-from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule import placement
 from mistlab.schedule.slot_kinds import slot_counts
 from mistlab.schedule.slot_table import IN_TURN
@@ -35,10 +33,6 @@ from mistlab.symbolic.distinct import Distinct, distinct_rows
 from mistlab.values.stages import StageBatch, StageSeconds
 
 Values = NDArray[np.float64]
-
-SENDING = STREAMS.index("gpu_to_gpu")
-# Both streams busy.
-BESIDE_SEND = BITS[[COMPUTE, SENDING]].sum()
 
 # With offloaded weights there is room for two blocks that have stepped. Meanwhile the state of a
 # third block comes in, and has not left yet.
@@ -89,34 +83,30 @@ class StageTimeModel:
         sent = np.where(batch.has_head, 0.0, _sent_over(batch.goes_to, *ways))
         sends = self.tasks.template.sends
         blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
-        lost = (1 - blocking) * _lost_beside_sends(seconds)[strategies.index]
-        passes = pass_seconds(seconds, kinds, summed, is_least=self.is_least)
+        overlapped = 1 - blocking
+        is_beside = bool((overlapped * (sent + received)).any())
+        passes = pass_seconds(seconds, kinds, summed, sends=is_beside, is_least=self.is_least)
         if self.awaits_host and self.tasks.host is not None:
             passes = with_host(passes, self.tasks.host, batch, self.tasks.cluster)
-        times = _times(
-            passes,
-            blocking * received,
-            blocking * sent,
-            meeting,
-            reduces_in_place(seconds)[strategies.index],
-            _run_ahead(batch),
-        )
-        # A pass is slowed by the send of the pass before it. No gradients are sent before the first
-        # forward.
-        beside_gradients = lost * received
+        in_place = reduces_in_place(seconds)[strategies.index]
+        times: Mapping[str, Values] = {
+            **_times(
+                passes, blocking * received, blocking * sent, meeting, in_place, _run_ahead(batch)
+            ),
+            "point_to_point_s": 2 * overlapped * sent,
+        }
+        exposed_s = times["forward_s"] + times["backward_s"] - computing
+        if is_beside:
+            times = _beside_sends(times, passes, sent, received, in_place & (not self.is_least))
         # The first stage ends last, so it has the time of tied tables.
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
         tied = np.where(ties, seconds.tied_s[strategies.index], 0.0)
         return StageSeconds(
             **{
                 **times,
-                "forward_s": times["forward_s"] + beside_gradients,
-                "delta_forward_s": times["delta_forward_s"] - beside_gradients,
-                "backward_s": times["backward_s"] + lost * sent,
                 "delta_backward_s": times["delta_backward_s"] + tied,
             },
-            point_to_point_s=2 * (1 - blocking) * sent,
-            exposed_communication_s=times["forward_s"] + times["backward_s"] - computing,
+            exposed_communication_s=exposed_s,
             step_s=step_s,
         )
 
@@ -166,14 +156,35 @@ def _sent_over(steps: NDArray[np.int64], previous_s: Values, next_s: Values) -> 
     return np.where(steps == placement.HERE, 0.0, beside_s)
 
 
-def _lost_beside_sends(seconds: TaskSeconds) -> Values:
-    """Seconds (S) by which a second of sending slows the next pass."""
-    lost = np.zeros(len(seconds.zero))
-    if seconds.model.cluster.hardware.interference is not None:
-        for rows, factors in seconds.factors():
-            computing, sending = factors[BESIDE_SEND, [COMPUTE, SENDING]]
-            lost[rows] = sending * (1 - 1 / computing)
-    return lost
+def _beside_sends(
+    times: Mapping[str, Values],
+    passes: PassSeconds,
+    sent: Values,
+    received: Values,
+    in_place: NDArray[np.bool_],
+) -> Mapping[str, Values]:
+    """The times (C) of stages whose sends run beside the next pass.
+
+    A pass is slowed by the send of the pass before it; no gradients are sent before the first
+    forward. Sends to the next stage and back run beside the passes of stages that are taken to be
+    alike. The last micro-batch's gradient goes back beside what is left of reductions in place, so
+    both are done later.
+    """
+    forward, backward = (passes.beside_sends[phase] for phase in STEADY)
+    lost_s = forward.lost_s(received)
+    rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
+    shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
+    return {
+        **times,
+        "forward_s": times["forward_s"] + lost_s,
+        "backward_s": times["backward_s"] + backward.lost_s(sent),
+        "delta_forward_s": times["delta_forward_s"] - lost_s,
+        "delta_backward_s": times["delta_backward_s"] + shared_s,
+        "within_backward_s": times["within_backward_s"] + shared_s,
+        "point_to_point_s": times["point_to_point_s"]
+        + forward.later_s(sent)
+        + backward.later_s(sent),
+    }
 
 
 def _run_ahead(batch: StageBatch) -> Values:

@@ -221,3 +221,22 @@ def test_longer_parts_never_make_it_shorter() -> None:
             for extras in [np.array(extras)]
         )
         assert after >= before * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "micro_batches"),
+    [
+        # The second stage hands on faster than the third takes, and is held up by it at both ends.
+        ([0.5, 1.0, 0.85, 0.1], [1.0, 2.0, 1.65, 0.16], 4),
+        # The third stage runs all its forwards before the fourth gives the first gradient back.
+        ([0.3, 0.05, 0.8, 0.65, 0.15], [0.65, 0.1, 1.85, 1.55, 0.3], 8),
+        # Fewer micro-batches than stages: the last of them holds up the first gradient.
+        ([1.0, 3.0, 1.0, 0.1], [5.0, 2.0, 1.5, 0.2], 2),
+    ],
+)
+def test_gradients_wait_for_micro_batches_that_go_before_them(
+    forward: list[float], backward: list[float], micro_batches: int
+) -> None:
+    order = one_forward_one_backward(len(forward), micro_batches)
+    time = played(order, forward, backward)
+    assert closed_form(forward, backward, micro_batches) == pytest.approx(time)

@@ -1,6 +1,6 @@
 """Times of stages against a walk through their slots, and what must always hold."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -95,6 +95,48 @@ def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tu
     return slots, len(types)
 
 
+def endless(alone: np.ndarray, factors: np.ndarray) -> tuple[float, float]:
+    """Seconds of a slot beside a link that never rests, and what the link does meanwhile."""
+    link, left, elapsed, done = STREAMS.index("gpu_to_gpu"), alone[0].copy(), 0.0, 0.0
+    left[link] = 0
+    while busy := [stream for stream in range(len(STREAMS)) if left[stream] > 0]:
+        slowed = factors[sum(1 << stream for stream in {*busy, link})]
+        step = min(left[stream] * slowed[stream] for stream in busy)
+        for stream in busy:
+            rest = left[stream] - step / slowed[stream]
+            left[stream] = 0 if rest < 1e-15 else rest
+        elapsed, done = elapsed + step, done + step / slowed[link]
+    return elapsed, done
+
+
+def evicted(alone: np.ndarray, factors: np.ndarray) -> float:
+    """Seconds until a slot's collective is over, if gradients leave before anything else runs."""
+    link, copies = STREAMS.index("gpu_to_gpu"), STREAMS.index("device_to_host")
+    both = factors[(1 << link) + (1 << copies)]
+    before, left = alone[0, copies] * both[copies], alone.copy()
+    left[0, copies] = 0
+    left[0, link] -= before / both[link]
+    if before == 0 or left[0, link] <= 0:
+        return 0.0
+    return before + float(overlapped(left, factors, ["gpu_to_gpu"])[0])
+
+
+def lost_beside(
+    slots: Sequence[tuple[np.ndarray, float]], factors: np.ndarray, send_s: float
+) -> float:
+    """How much longer a pass takes beside a send, which has half of the link while collectives
+    run."""
+    computing_s = sum(alone[0, 0] for alone, _ in slots)
+    least = min(send_s * factors[3, 1] / factors[3, 0], computing_s) * (factors[3, 0] - 1)
+    longer_s = sent_s = 0.0
+    for alone, fetched_s in slots:
+        usual_s = max(float(overlapped(alone, factors)[0]), fetched_s)
+        (elapsed_s, done_s), collective_s = endless(alone, factors), alone[0, 1]
+        longer_s += max(elapsed_s + max(2 * collective_s - done_s, 0), usual_s) - usual_s
+        sent_s += max(done_s - collective_s, collective_s)
+    return max(least, longer_s * min(1, send_s / sent_s))
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     model, batch = model_of(depth=depth), candidates(60)
@@ -123,13 +165,23 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         above = range(layers, layers + depth)
         # Between a backward pass and a forward one, and the other way round.
         turns = lasting((*below, *above), forward, backward)
+        if batch.offload_gradients[row] > 0:
+            # A layer's passes wait until the gradients before have left; reductions go on.
+            backward, last = (
+                {
+                    at: (alone, max(least, evicted(alone, factors)))
+                    for at, (alone, least) in of.items()
+                }
+                for of in (backward, last)
+            )
         once = [lasting(inside, work) for work in (forward, backward)]
         assert found.through_forward_s[row] == pytest.approx(once[0], rel=1e-9)
         assert found.through_backward_s[row] == pytest.approx(once[1], rel=1e-9)
-        # A pass is slowed by what the one before sends, which takes a little longer itself.
-        lost = factors[0b11, 1] * (1 - 1 / factors[0b11, 0])
-        forwards = 0 if batch.has_head[row] else lost * seconds.send_s[0]
-        gradients = 0 if batch.has_embedding[row] else lost * seconds.receive_s[0]
+        # A pass is slowed by what the one before sends.
+        sent_s = 0 if batch.has_head[row] else seconds.send_s[0]
+        received_s = 0 if batch.has_embedding[row] else seconds.receive_s[0]
+        forwards = lost_beside([backward[slot] for slot in inside], factors, sent_s)
+        gradients = lost_beside([forward[slot] for slot in inside], factors, received_s)
         beside = forwards + gradients
         assert found.stable_s[row] == pytest.approx(sum(once) + turns + beside, rel=1e-9)
         # Three micro-batches of a single stage, from its first slot to its last.
@@ -142,6 +194,11 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
             + 3 * forwards
             + 2 * gradients
         )
+        # The last gradients are sent beside what is left of reductions in place.
+        if batch.zero[row] < 2 and batch.offload_gradients[row] == 0:
+            others = [stream for stream in STREAMS if stream != "gpu_to_gpu"]
+            computed = sum(float(overlapped(last[at][0], factors, others)[0]) for at in inside)
+            whole += min(received_s, lasting((*inside, *below), last) - computed)
         deltas = found.delta_forward_s[row] + found.delta_backward_s[row]
         assert 3 * found.stable_s[row] + deltas == pytest.approx(whole, rel=1e-9)
 
@@ -165,7 +222,10 @@ def test_dense_and_sparse_sums_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_blocks_take_as_much_more_each() -> None:
-    batch = candidates(3).with_columns(layers=np.array([3, 4, 5]), checkpointed_layers=0)
+    # Nothing is sent, so passes do not begin beside sends.
+    batch = candidates(3).with_columns(
+        layers=np.array([3, 4, 5]), checkpointed_layers=0, has_embedding=1, has_head=1
+    )
     alike = batch.chosen(np.zeros(3, int))
     stable = model_of()(alike.with_columns(layers=np.array([3, 4, 5]))).stable_s
     assert stable[2] - stable[1] == pytest.approx(stable[1] - stable[0])
@@ -180,8 +240,11 @@ def test_more_bandwidth_never_slows_a_stage_that_does_not_contend(override: str)
         model_of(cluster=replace(CLUSTER, **{override: factor * usual}), **engine)(batch)
         for factor in (1.0, 4.0)
     )
-    for name in ("forward_s", "backward_s", "point_to_point_s"):
+    for name in ("forward_s", "backward_s"):
         assert (getattr(fast, name) <= getattr(slow, name) * (1 + 1e-12)).all()
+    # A send has less of the link beside a pass that is shorter, but both together are no longer.
+    slow_s, fast_s = (one.stable_s + one.point_to_point_s for one in (slow, fast))
+    assert (fast_s <= slow_s * (1 + 1e-12)).all()
     step = slow.delta_backward_s - fast.delta_backward_s
     assert (step >= -1e-12).all()
     assert step.max() > 0
@@ -222,6 +285,7 @@ def test_ranks_may_send_their_parts_of_activations_and_gather_them() -> None:
     batch = candidates(2).with_columns(
         **{name: np.array([2, 2]) for name in ("data_parallel", "tensor_parallel")},
         micro_batch=np.ones(2, int),
+        zero=np.zeros(2, int),
         has_head=np.zeros(2, int),
         first_rank=np.array([0, 4]),
     )

@@ -128,10 +128,17 @@ def test_no_stage_inside_a_box_undercuts_its_bounds(hardware: str, engine: str) 
         assert (bound <= parts[name] * (1 + 1e-9) + 1e-12).all(), name
     smallest = predictor.stage_costs(least, engine=engine)
     assert (true.peak_reserved_bytes <= smallest.peak_reserved_bytes * (1 + 1e-12)).all()
-    # The bounds are times of the corner itself, but for the lowered factors.
     near = bounds.seconds.stable_s / smallest.seconds.stable_s
     assert (near <= 1 + 1e-9).all()
-    assert near.mean() > 0.99
+    # What copies and collectives lose beside sends is left out.
+    assert near.mean() > 0.98
+    # Without sends the bounds are times of the corner itself, but for the lowered factors.
+    ends = {"has_embedding": np.ones(len(least), int), "has_head": np.ones(len(least), int)}
+    least, most = (one.with_columns(**ends) for one in (least, most))
+    bounds = predictor.stage_bounds(least, most, engine=engine)
+    assert bounds is not None
+    smallest = predictor.stage_costs(least, engine=engine)
+    assert (bounds.seconds.stable_s / smallest.seconds.stable_s).mean() > 0.99
 
 
 @pytest.mark.parametrize("engine", OFFLOADING)
