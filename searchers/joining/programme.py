@@ -326,7 +326,8 @@ class _Join:
         layers, gpus = self._all[0] - partials.layers, self._all[1] - partials.gpus
         slowest_s = group.least_gpu_s(work, 1) * layers / np.maximum(gpus, 1)
         ahead = min(group.micro_batches, self._most_stages) - 1
-        behind = np.maximum(chains.around_first - ahead / 2 * slowest_s, 0.0)
+        around = np.minimum(chains.around_first, chains.around_last)
+        behind = np.maximum(around - ahead / 2 * slowest_s, 0.0)
         return np.asarray(
             np.maximum.reduce(
                 [
