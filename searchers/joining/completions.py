@@ -79,15 +79,17 @@ class Completions:
         # What is infinite cannot be completed, and infinity times zero would be no number.
         meanwhile_s = ahead / 2 * slowest_s if ahead else 0.0
         # The slowest stage waits for the first or for the last micro-batch, whichever is longer.
+        around = np.minimum(chains.around_first, chains.around_last)
         ways = [
             chains.through + through_s,
             chains.whole,
-            count * slowest_s + np.maximum(chains.around_first - meanwhile_s, 0.0),
+            count * slowest_s + np.maximum(around - meanwhile_s, 0.0),
         ]
         if stages < most and count > ahead + 1:
             # Or for both.
             both = chains.around_first + chains.around_last + self.own_s[stages]
-            ways.append((count - ahead - 1) * slowest_s + both)
+            # A backward that waited takes less than its whole time: at least a forward is left.
+            ways.append((count - ahead - 2) * slowest_s + both)
         return np.asarray(np.where(np.isfinite(through_s), np.maximum.reduce(ways), np.inf))
 
 

@@ -337,7 +337,8 @@ class _Join:
         if not group.has_formula:
             return np.maximum(chains.whole, group.micro_batches * slowest_s)
         ahead = min(group.micro_batches, self._most_stages) - 1
-        behind = np.maximum(chains.around_first - ahead / 2 * slowest_s, 0.0)
+        around = np.minimum(chains.around_first, chains.around_last)
+        behind = np.maximum(around - ahead / 2 * slowest_s, 0.0)
         return np.asarray(
             np.maximum.reduce(
                 [
