@@ -74,23 +74,24 @@ class Completions:
         """The least seconds of any completion (K) of partial pipelines of so many stages."""
         chains, left = partials.chains, self.layers - partials.layers
         count, most = self.micro_batches, len(self.own_s) - 1
-        through_s, slowest_s = self.through_s[stages, left], self.slowest_s[stages, left]
+        through_s = self.through_s[stages, left]
+        can_end = np.isfinite(through_s)
+        # Infinity times zero would be no number.
+        slowest_s = np.where(can_end, self.slowest_s[stages, left], 0.0)
         ahead = min(count, most) - 1
-        # What is infinite cannot be completed, and infinity times zero would be no number.
-        meanwhile_s = ahead / 2 * slowest_s if ahead else 0.0
         # The slowest stage waits for the first or for the last micro-batch, whichever is longer.
         around = np.minimum(chains.around_first, chains.around_last)
         ways = [
             chains.through + through_s,
             chains.whole,
-            count * slowest_s + np.maximum(around - meanwhile_s, 0.0),
+            count * slowest_s + np.maximum(around - ahead / 2 * slowest_s, 0.0),
         ]
         if stages < most and count > ahead + 1:
             # Or for both.
             both = chains.around_first + chains.around_last + self.own_s[stages]
             # A backward that waited takes less than its whole time: at least a forward is left.
             ways.append((count - ahead - 2) * slowest_s + both)
-        return np.asarray(np.where(np.isfinite(through_s), np.maximum.reduce(ways), np.inf))
+        return np.asarray(np.where(can_end, np.maximum.reduce(ways), np.inf))
 
 
 def _passage_s(options: Options) -> Values:
