@@ -139,7 +139,7 @@ def bounds_of(problem: Problem, plan: Plan, *, held: int = 1) -> tuple[float, fl
     return float(chains.whole[0]) / predicted.iteration_s, max(peaks)
 
 
-@pytest.mark.parametrize("seed", sweep((12, 7, 5, 13, 18, 26, 46, 51, 55), first=1))
+@pytest.mark.parametrize("seed", sweep((12, 7, 5, 14, 19, 26, 46, 51, 55), first=1))
 def test_no_plan_in_an_order_undercuts_the_bounds_of_its_stages(seed: int) -> None:
     problem, plans = plans_in_orders(seed)
     times, peaks = zip(*(bounds_of(problem, plan) for plan in plans), strict=True)
