@@ -38,6 +38,9 @@ BASE = frozenset(
 # Imports make many objects that all stay. A search for unreachable ones among them after each
 # thousand, as Python does it, takes a tenth of a short command's time.
 OBJECTS_A_SEARCH = 20_000
+# NumPy's own threads multiply large matrices, of which there are none here: waiting for work they
+# take a third of a prediction's processor time. PyTorch counts its threads by another name.
+NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--model": {"help": "catalogue name, or path of a traced model's JSON or of a model's YAML"},
@@ -125,6 +128,7 @@ def experiment_parser(
 def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """Run a command and return its exit status; what went wrong goes to standard error."""
     gc.set_threshold(OBJECTS_A_SEARCH)
+    os.environ.setdefault(NUMPY_THREADS, "1")
     try:
         with _warnings_in_lines():
             status = main(arguments)
