@@ -190,9 +190,13 @@ class _Join:
         taken: Iterable[Taken] = [(0, 0)]
         stages = []
         for after in range(self._most_stages):
-            steps = list(self._steps(taken, after, limit_s))
-            stages.append(sorted({place for _, place in steps}))
-            taken = {_with(before, place) for before, place in steps}
+            # One step after another: of thousands of GPUs there are millions of steps.
+            places, behind = set(), set()
+            for before, place in self._steps(taken, after, limit_s):
+                places.add(place)
+                behind.add(_with(before, place))
+            stages.append(sorted(places))
+            taken = behind
         return stages
 
     @property
