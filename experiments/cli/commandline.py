@@ -4,6 +4,7 @@ Exit status 0 is done, 1 no answer, 2 wrong usage.
 """
 
 import argparse
+import atexit
 import gc
 import json
 import os
@@ -128,6 +129,8 @@ def experiment_parser(
 def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """Run a command and return its exit status; what went wrong goes to standard error."""
     gc.set_threshold(OBJECTS_A_SEARCH)
+    # At the end of a process Python looks through all objects again, to no use.
+    atexit.register(gc.freeze)
     os.environ.setdefault(NUMPY_THREADS, "1")
     try:
         with _warnings_in_lines():
