@@ -44,9 +44,14 @@ Tried = tuple[Problem, SearchSpace, float]
 def tried(seed: int) -> Tried:
     """A problem, half of them short of memory; its space, and the time of the best of all plans."""
     problem, space = drawn_problem(seed)
+    return all_tried(problem, space, seed, is_short=bool(seed // len(NAMES) % 2))
+
+
+def all_tried(problem: Problem, space: SearchSpace, seed: int, *, is_short: bool) -> Tried:
+    """A problem, with less memory if it is to be short of it; its space, and the best time."""
     plans = list(all_plans(problem, space))
     predictions = predictor_of(problem).predict_many(plans)
-    if seed // len(NAMES) % 2:
+    if is_short:
         share = np.random.default_rng(seed).uniform(0, 1)
         problem = with_less_memory(problem, predictions, share)
         predictions = predictor_of(problem).predict_many(plans)

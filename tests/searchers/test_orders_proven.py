@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,15 @@ from searchers.joining.groups import Group
 from searchers.joining.in_orders import AlikeInOrder
 from searchers.joining.order_costs import OrderTraits, chains_in_front
 from searchers.strategies.exhaustive import all_plans, count_plans
-from tests.searchers.drawn import NAMES, drawn_problem, with_less_memory
-from tests.searchers.test_every_plan import EXACT, Tried, longer, predictor_of, wrong_proofs
+from tests.searchers.drawn import NAMES, drawn_problem
+from tests.searchers.test_every_plan import (
+    EXACT,
+    Tried,
+    all_tried,
+    longer,
+    predictor_of,
+    wrong_proofs,
+)
 from tests.sweep import sweep
 
 MOST = 4000
@@ -57,14 +63,7 @@ def with_orders(seed: int) -> tuple[Problem, SearchSpace]:
 
 @cache
 def tried(seed: int) -> Tried:
-    problem, space = with_orders(seed)
-    plans = list(all_plans(problem, space))
-    predictions = predictor_of(problem).predict_many(plans)
-    if seed // len(SPACES) % 2:
-        share = np.random.default_rng(seed).uniform(0, 1)
-        problem = with_less_memory(problem, predictions, share)
-        predictions = predictor_of(problem).predict_many(plans)
-    return problem, space, min((one.iteration_s for one in predictions if one.fits), default=inf)
+    return all_tried(*with_orders(seed), seed, is_short=bool(seed // len(SPACES) % 2))
 
 
 @pytest.mark.parametrize("seed", sweep(SEEDS, first=4))
