@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import FieldError, InputError
@@ -92,14 +92,41 @@ class NoAnswerError(InputError):
     """A question that is well put and has no answer: nothing fits, a plan is refused."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with an option in one line, as other errors are said."""
+
+    def error(self, message: str) -> NoReturn:
+        problem = message.removeprefix("argument ").replace(": expected", " expects")
+        self.exit(WRONG_USAGE, f"error: {problem} ({self.prog} --help explains the options)\n")
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        message = f"{text!r} is not a whole number: write its digits, such as 1000"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        message = f"{text!r} is not a number: write it such as 0.5"
+        raise argparse.ArgumentTypeError(message) from None
+
+
 def parser_of(command: str, description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """A parser with the common options named in ``defaults``, each with its default."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"python -m experiments.{command}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    # The names by which argparse looks up types: every option of a type is read alike.
+    parser.register("type", int, _whole_number)
+    parser.register("type", float, _number)
     for name, default in defaults.items():
         option = f"--{name.replace('_', '-')}"
         about = dict(OPTIONS[option])
@@ -210,13 +237,17 @@ def writable(path: Path, what: str, option: str = "--out") -> Path:
     return path
 
 
-def _missing(error: ModuleNotFoundError) -> Exception:
-    package = (error.name or "").partition(".")[0]
-    extra = EXTRAS.get(package)
-    if extra is None and package not in BASE:
-        raise error
-    what = package if extra is None else f"'.[{extra}]'"
+def missing(package: str) -> InputError:
+    """The error that says how to install a package."""
+    what = f"'.[{EXTRAS[package]}]'" if package in EXTRAS else package
     return InputError(f"{package} is not installed, and this command needs it: pip install {what}")
+
+
+def _missing(error: ModuleNotFoundError) -> InputError:
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS and package not in BASE:
+        raise error
+    return missing(package)
 
 
 def _complain(error: Exception, status: int) -> int:

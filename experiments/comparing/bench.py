@@ -32,6 +32,8 @@ BASELINE = "megatron"
 TOLD_APART = 0.027
 # Rivals with more tasks than this together, some five seconds' worth, are not played.
 MOST_TASKS = 500_000
+# A best plan with more tasks than this, half a minute's worth, is not played either.
+MOST_TASKS_OF_BEST = 5_000_000
 # A block's tasks in each micro-batch: its passes, and what is communicated and swapped for it.
 TASKS_A_BLOCK = 6
 
@@ -240,7 +242,7 @@ class Bench:
         is_short = sum(_tasks(rival.plan) for rival in near) <= MOST_TASKS
         return replace(
             entry,
-            simulated_s=self._seconds(plan),
+            simulated_s=self._seconds(plan) if _tasks(plan) <= MOST_TASKS_OF_BEST else None,
             rivals=tuple(
                 PlayedRival(
                     plan=rival.plan,

@@ -104,7 +104,7 @@ def _facts(answer: Answer) -> str:
         "found by": row["searcher"],
         "iteration, predicted": f"{row['predicted_s']:.3f} s",
         "bounds (90 %)": f"{row['predicted_s_low']:.2f} to {row['predicted_s_high']:.2f} s",
-        "iteration, event simulator": f"{row['simulated_s']:.3f} s",
+        "iteration, event simulator": _played_words(row["simulated_s"]),
         "tokens a second": f"{prediction.tokens_per_s:,.0f}",
         "of the peak": f"{prediction.mfu:.1%}",
     }
@@ -112,6 +112,10 @@ def _facts(answer: Answer) -> str:
         facts["over the Megatron grid"] = f"{row['speedup']:.2f}x"
     items = [f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items()]
     return f'<dl class="facts">{"".join(items)}</dl>'
+
+
+def _played_words(simulated_s: float | None) -> str:
+    return "too many tasks to play" if simulated_s is None else f"{simulated_s:.3f} s"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -137,12 +137,12 @@ def _said(stage: StagePlan) -> Iterator[str]:
 
 
 def prediction_words(prediction: Prediction, simulated_s: float | None) -> str:
-    """What an iteration takes."""
-    events = "" if simulated_s is None else f"; event simulator: {simulated_s:.3f} s"
+    """What an iteration takes, as predicted and as played."""
+    played = "too many tasks to play" if simulated_s is None else f"{simulated_s:.3f} s"
     return (
         f"{prediction.iteration_s:.3f} s an iteration ({prediction.iteration_s_low:.3f} to "
         f"{prediction.iteration_s_high:.3f}), {prediction.tokens_per_s:,.0f} tokens/s, "
-        f"{prediction.mfu:.0%} of the peak{events}"
+        f"{prediction.mfu:.0%} of the peak; event simulator: {played}"
     )
 
 

@@ -50,7 +50,7 @@ def predict_rows(options: argparse.Namespace) -> int:
         except InputError as error:
             progress(f"error: {error}")
             status = NO_ANSWER
-    if not options.json:
+    if kept:
         print("\n".join(error_lines([(one.row, one.answer) for one in kept])))
     return status
 

@@ -115,9 +115,18 @@ def chosen_systems(text: str) -> list[str]:
 def _check_installed(systems: Sequence[str]) -> None:
     from runtime.baselines.installed import check_installed  # noqa: PLC0415
 
+    missing = {}
     for system in systems:
         if system in ("megatron", "deepspeed", "deepcompile"):
-            check_installed(TARGETS[TARGET[system]].package)
+            try:
+                check_installed(TARGETS[TARGET[system]].package)
+            except InputError as error:
+                missing[system] = str(error)
+    if missing:
+        rest = ",".join(system for system in systems if system not in missing)
+        problems = "; ".join(dict.fromkeys(missing.values()))
+        message = f"{problems}; or leave {', '.join(missing)} out: --systems {rest or OURS}"
+        raise InputError(message)
 
 
 def _listed(text: str) -> list[str]:

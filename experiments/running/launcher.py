@@ -5,10 +5,12 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from experiments.cli.commandline import missing
 from experiments.running.last_words import ERROR, last_words
 from experiments.running.plan_runs import PlanRun, WorkerRunner, ended_within
 from mistlab.values.errors import InputError
@@ -60,6 +62,8 @@ class Launcher:
         return self._worker(run, self.seconds)
 
     def _together(self, run: PlanRun, gpus: int) -> Mapping[str, Any] | None:
+        if find_spec("torch") is None:
+            return {"error": str(missing("torch"))}
         command = [*TORCHRUN, str(gpus), *RUN_PLAN, *run.words, "--device", self.device]
         done = ended_within(command, self.seconds)
         if done is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli.commandline import NoAnswerError, run
+from experiments.cli.commandline import NoAnswerError, parser_of, run
 from mistlab.values.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +42,32 @@ def test_what_ends_a_command(
 
     assert run(main, []) == status
     assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "x"], "--nodes: 'x' is not a whole number: write its digits, such as 1000"),
+        (["--nodes", "1.5"], "--nodes: '1.5' is not a whole number"),
+        (["--nodes"], "--nodes expects one argument"),
+        (["--share", "a half"], "--share: 'a half' is not a number: write it such as 0.5"),
+        (["--precision", "fp17"], "--precision: invalid choice: 'fp17' (choose from"),
+        (["--node", "1"], "unrecognized arguments: --node 1"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = parser_of("some", None, nodes=1, precision="fp16")
+    parser.add_argument("--share", type=float)
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(words)
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert said.err.startswith(f"error: {message}")
+    assert said.err.endswith(" (python -m experiments.some --help explains the options)\n")
+    assert said.err.count("\n") == 1
+    assert said.out == ""
 
 
 def test_a_bug_is_not_hidden() -> None:

@@ -24,6 +24,7 @@ from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.search import Budget
 from mistlab.values.workload import Workload
+from runtime.baselines import installed
 from runtime.baselines.builds import check_builds
 
 WORKLOAD = Workload(
@@ -40,6 +41,18 @@ def cluster(cap_gib: float) -> Cluster:
     return Cluster(
         hardware=catalog.hardware("a100-80gb"), nodes=1, gpus_per_node=1, memory_gib=cap_gib
     )
+
+
+def test_every_missing_framework_is_named_with_the_systems_that_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_missing(package: str) -> None:
+        message = f"{package} is not installed"
+        raise InputError(message)
+
+    monkeypatch.setattr(installed, "check_installed", is_missing)
+    with pytest.raises(InputError, match=r"megatron-core.*; deepspeed.*: --systems fsdp,mistlab$"):
+        measuring.chosen_systems("megatron,fsdp,deepspeed,deepcompile,mistlab")
 
 
 @pytest.mark.parametrize("system", TARGET)

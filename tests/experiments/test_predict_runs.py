@@ -108,6 +108,13 @@ def test_a_table_that_is_none_stops_no_other(
     assert "none.csv: No such file" in captured.err
 
 
+def test_without_a_single_row_no_table_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict_runs.main([str(tmp_path / "none.csv")]) == 1
+    assert capsys.readouterr().out == ""
+
+
 def test_without_json_the_errors_stand_in_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,8 @@ from experiments.cli.commandline import run
 from experiments.comparing import bench as bench_module
 from experiments.comparing.bench import MOST_TASKS, TOLD_APART, Bench, Entry, decided
 from experiments.comparing.conclusion import _played, fastest_played
-from experiments.comparing.search_words import rival_words
+from experiments.comparing.search_rows import rows_of
+from experiments.comparing.search_words import prediction_words, rival_words
 from mistlab.machine.cluster import Cluster
 from mistlab.values.job import job_from_mapping, load_job
 from mistlab.values.plan import Plan
@@ -143,6 +144,19 @@ def test_rivals_of_very_many_tasks_are_not_played(
     assert entry.simulated_s is not None
     assert {rival.simulated_s for rival in entry.rivals} == {None}
     assert "too many tasks" in rival_words(entry)[0]
+
+
+def test_a_best_plan_of_very_many_tasks_is_not_played(
+    shown_plans: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_module, "MOST_TASKS_OF_BEST", 1)
+    entry = played(shown_plans, -0.5)
+    assert entry.simulated_s is None
+    assert entry.answer is not None
+    words = prediction_words(entry.answer[1], entry.answer_simulated_s)
+    assert words.endswith("event simulator: too many tasks to play")
+    (row,) = rows_of([entry], Bench.of(ROOMY, "symbolic", "full"))
+    assert row["simulated_s"] is None
 
 
 @pytest.mark.parametrize(("share", "chosen_by"), [(0.05, "played"), (-0.001, "predicted")])

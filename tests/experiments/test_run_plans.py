@@ -10,6 +10,7 @@ import pytest
 
 from experiments import run_plans
 from experiments.cli.commandline import run
+from experiments.running import launcher as launching
 from experiments.running import plan_folders
 from experiments.running.last_words import last_words
 from experiments.running.launcher import Launcher, silent
@@ -179,6 +180,14 @@ def test_a_failure_is_told_in_the_words_of_the_rank_that_failed() -> None:
     assert last_words(text, silent(1)) == "the loss is nan"
     assert last_words("killed\n", silent(1)) == "killed"
     assert last_words("", silent(9)) == "it ended with status 9, without a word"
+
+
+def test_a_plan_of_several_gpus_says_how_to_install_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "find_spec", lambda _: None)
+    launcher = Launcher(steps=1, device="cuda", seed=0, seconds=1.0)
+    with launcher:
+        said = launcher.run(TINY / "two-stages.yaml", 2)
+    assert "pip install '.[runtime]'" in said["error"]
 
 
 @pytest.mark.slow
