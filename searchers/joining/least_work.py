@@ -1,7 +1,8 @@
 """The least time of stages for one micro-batch, however a plan saves memory.
 
 A stage that recomputes, shards and offloads nothing only computes, and no slot is shorter than its
-computation. Dimensions that were added to the table may make computation faster, so their values
+computation. A stage with the embedding and the head also sends nothing; sends slow the passes
+beside them, and those of a few blocks more than those of many. Dimensions that were added to the table may make computation faster, so their values
 are all tried.
 """
 
@@ -39,8 +40,8 @@ class LeastWork:
 def work_of(
     problem: Problem, space: SearchSpace, ledger: Ledger, meshes: Sequence[Mesh]
 ) -> dict[Mesh, LeastWork]:
-    """The least work on each mesh, in the fastest of unlike groups of nodes, from stages with one
-    block, with two, and with one and both ends."""
+    """The least work on each mesh, in the fastest of unlike groups of nodes, from stages that have
+    both ends and one block or two."""
     found = [
         _work_from(ranks.start, space, ledger, meshes) for ranks in problem.cluster.ranks_of_groups
     ]
@@ -62,24 +63,24 @@ def _work_from(
         dict(zip(names, values, strict=True))
         for values in product(*(space.listed(name) or () for name in names))
     ]
-    layers, ends = (np.repeat(column, len(meshes)) for column in ([1, 2, 1], [0, 0, 1]))
-    columns = {name: np.tile([mesh.value(name) for mesh in meshes], 3) for name in names_of("mesh")}
+    layers = np.repeat([1, 2], len(meshes))
+    columns = {name: np.tile([mesh.value(name) for mesh in meshes], 2) for name in names_of("mesh")}
     batches = [
         StageBatch(
             layers=layers,
             **columns,
             **way,
-            has_embedding=ends,
-            has_head=ends,
+            has_embedding=1,
+            has_head=1,
             first_rank=first_rank,
         )
         for way in ways
     ]
     costs = ledger.stage_costs(StageBatch.joined(batches), engine=space.engine)
     stable_s = costs.seconds.stable_s.reshape(len(ways), -1).min(axis=0)
-    one_s, two_s, with_ends_s = stable_s.reshape(3, -1)
+    one_s, two_s = stable_s.reshape(2, -1)
     block_s = two_s - one_s
     return {
         mesh: LeastWork(block_s=float(block), ends_s=max(0.0, float(ends)))
-        for mesh, block, ends in zip(meshes, block_s, with_ends_s - block_s, strict=True)
+        for mesh, block, ends in zip(meshes, block_s, one_s - block_s, strict=True)
     }

@@ -1,0 +1,71 @@
+"""The least work of stages, by which searches leave groups of pipelines out."""
+
+from itertools import product
+from time import perf_counter
+
+import numpy as np
+
+from mistlab import catalog
+from mistlab.machine.cluster import Cluster
+from mistlab.values.dimensions import names_of
+from mistlab.values.search import Budget, Problem
+from mistlab.values.space import space_of
+from mistlab.values.stages import StageBatch
+from mistlab.values.workload import Workload
+from searchers.joining.least_work import work_of
+from searchers.ledger import Ledger
+from searchers.meshes import Mesh
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+from simulators.symbolic import SymbolicPredictor
+
+# Two nodes: a stage of eight GPUs sends over the network, and its tensor-parallel ranks reduce
+# beside the send. Stages of few blocks end before their sends do.
+PROBLEM = Problem(
+    workload=Workload(
+        model=catalog.model("gpt3-13b"),
+        sequence_length=4096,
+        global_batch=256,
+        attention="flash",
+        precision="fp16",
+    ),
+    cluster=Cluster(hardware=catalog.hardware("a100-40gb"), nodes=2, gpus_per_node=8),
+)
+PREDICTOR = SymbolicPredictor(workload=PROBLEM.workload, cluster=PROBLEM.cluster)
+MESHES = [
+    Mesh(data_parallel=data, tensor_parallel=tensor, micro_batch=size)
+    for data, tensor, size in product((1, 2, 4), (1, 2, 4), (1, 2))
+    if data * tensor <= 8
+]
+
+
+def test_no_stage_takes_less_than_its_least_work() -> None:
+    space = space_of("+zero")
+    ledger = Ledger(predictor=PREDICTOR, budget=Budget(evaluations=1000), clock=perf_counter)
+    work = work_of(PROBLEM, space, ledger, MESHES)
+    rows = [*product(MESHES, (1, 2, 3, 10, 20, 40), ((0, 0), (0, 1), (1, 0), (1, 1)), (1, 3))]
+    batch = StageBatch(
+        layers=np.array([layers for _, layers, _, _ in rows]),
+        **{name: np.array([mesh.value(name) for mesh, *_ in rows]) for name in names_of("mesh")},
+        has_embedding=np.array([first for _, _, (first, _), _ in rows]),
+        has_head=np.array([last for _, _, (_, last), _ in rows]),
+        zero=np.array([zero for *_, zero in rows]),
+    )
+    taken_s = PREDICTOR.stage_costs(batch).seconds.stable_s
+    least_s = [
+        layers * work[mesh].block_s + (first and last) * work[mesh].ends_s
+        for mesh, layers, (first, last), _ in rows
+    ]
+    assert (taken_s >= np.array(least_s) * (1 - 1e-9)).all()
+
+
+def test_a_space_has_no_worse_plan_than_a_part_of_it() -> None:
+    """The best plan of 3d has two stages that fill a node each."""
+    searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=PREDICTOR)
+    times = []
+    for name in ("3d", "+zero"):
+        found = searcher.search(PROBLEM, space_of(name), Budget(evaluations=1000), 0)
+        assert found.prediction is not None
+        assert found.status == "OPTIMAL"
+        times.append(found.prediction.iteration_s)
+    assert times[1] <= times[0]
