@@ -2,8 +2,8 @@
 
 A stage that recomputes, shards and offloads nothing only computes, and no slot is shorter than its
 computation. A stage with the embedding and the head also sends nothing; sends slow the passes
-beside them, and those of a few blocks more than those of many. Dimensions that were added to the table may make computation faster, so their values
-are all tried.
+beside them, and those of a few blocks more than those of many. Dimensions that were added to the
+table may make computation faster, so their values are all tried.
 """
 
 import math
