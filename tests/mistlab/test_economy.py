@@ -167,6 +167,8 @@ def test_where_no_interval_ends_there_are_no_shares() -> None:
     hopeless = replace(OPT, gpu_hours_between_failures=0.5)
     assert shares_of(hopeless, 3600.0) is None
     assert best_interval_s(hopeless) == pytest.approx(0.5 * 3600 / 992)
+    never_started = replace(OPT, restart_s=1e9)
+    assert shares_of(never_started, 3600.0) is None
 
 
 @settings(max_examples=10, deadline=None)

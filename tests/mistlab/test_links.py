@@ -9,6 +9,7 @@ from mistlab import catalog
 from mistlab.cost.links import NETWORK_HOP_S, PCIE_HOP_S, LinkTimes
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.transfers import GroupTransfers, Line, Transfers
+from mistlab.symbolic.exchanges import Collective
 from mistlab.values.errors import InputError
 
 
@@ -133,6 +134,54 @@ def test_sends_across_nodes_share_the_network() -> None:
     assert links.send(across_nodes=False, at_once=8).s_per_byte == pytest.approx(1e-10)
     assert links.send(across_nodes=True, at_once=1).s_per_byte == pytest.approx(2e-10)
     assert links.send(across_nodes=True, at_once=8).s_per_byte == pytest.approx(8 / 12.5e9)
+
+
+def test_parts_for_other_nodes_take_the_rank_s_share_of_the_network() -> None:
+    links = links_of(INSIDE)
+    one_a_node = links.to_all(gpus_in_node=1, nodes=2)
+    # Half of a rank's bytes go to the other node, over an eighth of its node's network.
+    assert one_a_node.s_per_byte * 12.5e9 == pytest.approx(8 / 2)
+    assert one_a_node.latency_s == pytest.approx(2 * NETWORK_HOP_S)
+    assert links.to_all(gpus_in_node=2, nodes=4).s_per_byte * 12.5e9 == pytest.approx(8 * 3 / 4)
+    # Of two copies of a token both go to the same node in half of all cases, and one is sent then.
+    twice = links.to_all(gpus_in_node=1, nodes=2, copies=2)
+    assert twice.s_per_byte == pytest.approx(one_a_node.s_per_byte * 3 / 4, abs=0)
+
+
+def test_parts_that_stay_in_a_node_may_take_longest() -> None:
+    slow = replace(INSIDE, gpus_in_node=8, all_gather=line(0.5), all_reduce=None)
+    links = links_of(slow)
+    inside = links.collective("all_to_all", gpus_in_node=8, nodes=1)
+    across = links.to_all(gpus_in_node=8, nodes=2)
+    assert across.s_per_byte == pytest.approx(inside.s_per_byte / 2, abs=0)
+    assert across.latency_s == pytest.approx(inside.latency_s + NETWORK_HOP_S)
+    passed_on = links.to_all(gpus_in_node=8, nodes=2, copies=2)
+    assert passed_on.s_per_byte == pytest.approx(inside.s_per_byte, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "has_another"),
+    [
+        ("all_gather", 1, True),
+        ("reduce_scatter", 2, True),
+        ("all_reduce", 1, False),
+        ("all_to_all", 1, True),
+        ("all_to_all", 2, False),
+    ],
+)
+def test_inside_a_layer_half_of_an_all_reduce_is_another_estimate(
+    kind: Collective, nodes: int, has_another: bool
+) -> None:
+    links = links_of(INSIDE)
+    link = links.inside_layer(kind, gpus_in_node=4, nodes=nodes)
+    both = links.collective("all_reduce", gpus_in_node=4, nodes=nodes)
+    assert link.s_per_byte == links.collective(kind, gpus_in_node=4, nodes=nodes).s_per_byte
+    if has_another:
+        assert link.instead is not None
+        assert link.instead.s_per_byte == both.s_per_byte / 2
+        assert link.instead.latency_s == both.latency_s / 2
+    else:
+        assert link.instead == links.collective(kind, gpus_in_node=4, nodes=nodes).instead
 
 
 def test_what_was_not_measured_is_named_with_the_remedy() -> None:
