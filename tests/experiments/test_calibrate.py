@@ -107,6 +107,38 @@ def test_transfers_become_lines_beside_what_the_hardware_has(
         assert (line.smallest_mib, line.largest_mib) == (1, 128)
 
 
+def test_the_error_of_a_line_is_that_of_rows_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every second size lies on the line; the others take half as long again, and are left out."""
+    table = written_bandwidth(tmp_path / "table.csv", latency_ms=0.25)
+    header, *rows = table.read_text(encoding="utf-8").splitlines()
+    for number in range(1, len(rows), 2):
+        *words, time_ms = rows[number].split(",")
+        rows[number] = ",".join([*words, f"{float(time_ms) * 1.5:.9f}"])
+    table.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    arguments = ["--bandwidth", str(table), "--out", str(tmp_path / "machine.yaml"), "--json"]
+    assert run(calibrate.main, arguments) == 0
+    fits = json.loads(capsys.readouterr().out)["transfers"]["fits"]
+    assert [fit["held_out_error"] for fit in fits] == pytest.approx([1 / 3] * 3, rel=1e-4)
+
+
+def test_the_error_of_slowdowns_is_that_of_rows_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The half of the rows that is drawn for the fit takes 1.2 s each, the others 1.6 s."""
+    order = np.random.default_rng(3).permutation(20)
+    seconds = np.full(20, 1.6)
+    seconds[order[::2]] = 1.2
+    table = tmp_path / "table.csv"
+    rows = [f"a,2,1,{time},1,1,0,0" for time in seconds]
+    table.write_text("\n".join([HEADER, *rows]) + "\n", encoding="utf-8")
+    arguments = ["--interference", str(table), "--out", str(tmp_path / "machine.yaml")]
+    assert run(calibrate.main, [*arguments, "--seed", "3", "--json"]) == 0
+    (fit,) = json.loads(capsys.readouterr().out)["interference"]["fits"]
+    assert fit["held_out_error"] == pytest.approx(1 - 1.2 / 1.6, rel=1e-3)
+
+
 def test_too_few_sizes_make_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = written_bandwidth(tmp_path / "table.csv", latency_ms=0.25, sizes=3)
     out = str(tmp_path / "m.yaml")

@@ -149,6 +149,17 @@ def test_megatron_divides_blocks_by_a_layout(plan_file: dict[str, Any]) -> None:
     assert "--optimizer-offload-fraction 0.5" in text
 
 
+@pytest.mark.parametrize(("stages", "zero", "kept"), [(1, 3, 3), (2, 2, 1), (2, 1, 1), (4, 3, 1)])
+def test_deepspeed_shards_only_optimizer_state_in_pipelines(
+    stages: int, zero: int, kept: int
+) -> None:
+    (stage,) = PLAIN.plan.stages
+    one = replace(stage, layers=32 // stages, data_parallel=8 // stages, zero=zero)
+    plan = replace(PLAIN.plan, micro_batches=2 * stages, stages=(one,) * stages)
+    found = nearest(replace(PLAIN, plan=plan), TARGETS["deepspeed"]).job.plan
+    assert [stage.zero for stage in found.stages] == [kept] * stages
+
+
 def test_deepspeed_says_fractions_under_zero_3_alone(plan_file: dict[str, Any]) -> None:
     (stage,) = plan_file["plan"]["stages"] = plan_file["plan"]["stages"][:1]
     stage.update({"layers": 32, "zero": 3, "offload": {"optimizer": 0.5, "gradients": 0.5}})

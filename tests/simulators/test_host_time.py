@@ -48,6 +48,24 @@ def test_a_slow_host_is_what_a_step_takes() -> None:
     assert fast < slow / 4
 
 
+def test_a_slow_host_issues_first_and_last_passes_too() -> None:
+    """With a single micro-batch the first forward and the last backward are all passes."""
+    one = replace(plan(1, (8,), micro_batch=4), micro_batches=1)
+    assert closed_s(one, 30e-3) == pytest.approx(8 * 30e-3, rel=0.15)
+
+
+def test_blocks_are_late_in_pipelines_alone() -> None:
+    late = Profile(name="late", block_ms=50.0, block_ranks=2, source="made up")
+    alone, both = (
+        [closed_s(one, 1e-6, on) for on in (CLUSTER, replace(CLUSTER, profile=late))]
+        for one in (plan(2, (8,)), plan(2, (4, 4)))
+    )
+    assert alone[1] == alone[0]
+    # Two ranks share a block, and each of two stages has four blocks.
+    passes = plan(2, (4, 4)).micro_batches + 1
+    assert both[1] == pytest.approx(passes * 4 * 2 * 0.050, rel=0.05)
+
+
 def test_a_host_that_is_ahead_costs_nothing() -> None:
     one = plan(1, (8,))
     assert closed_s(one, 1e-6) == pytest.approx(closed_s(one, 1e-4), rel=1e-9)
