@@ -109,7 +109,7 @@ class RowPredictor:
             for (run, found), one in zip(group, _all(predictor, plans), strict=True):
                 if not isinstance(one, Prediction):
                     self._known[run] = one
-                elif run.otherwise and nearly_fills(one, found):
+                elif run.otherwise not in ("", found.job.plan.engine) and nearly_fills(one, found):
                     notes = (*run.notes, f"memory is short: engine {run.otherwise}")
                     instead[run] = replace(run, engine=run.otherwise, otherwise="", notes=notes)
                 else:

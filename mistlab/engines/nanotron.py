@@ -8,7 +8,8 @@ are gathered after the step.
 Pipelines are 1F1B, and a stage sends and receives in turn with its passes. Blocks and head are
 divided over the stages by their weights, so the last stages may have no block.
 
-``nanotron-whole-inputs`` holds whole tensors of the blocks that its host is ahead of the GPU by.
+``nanotron-whole-inputs`` holds whole tensors of the blocks that its host is ahead of the GPU by
+(``mistlab.runs.ahead`` says which measured runs are).
 """
 
 from dataclasses import replace

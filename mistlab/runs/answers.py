@@ -82,9 +82,9 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
 
 
 def nearly_fills(prediction: Prediction, found: RunJob) -> bool:
-    """Whether tensors would nearly fill a GPU, or more."""
+    """Whether a run would nearly fill a GPU, or more."""
     peak = max(stage.peak_allocated_bytes for stage in prediction.stages)
-    return peak > NEARLY_FULL * found.job.cluster.memory_bytes
+    return not prediction.fits or peak > NEARLY_FULL * found.job.cluster.memory_bytes
 
 
 def _capped(prediction: Prediction, room: int) -> Prediction:

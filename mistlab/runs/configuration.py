@@ -52,9 +52,9 @@ GPUS_OF_A_NODE = 8
 class Configuration:
     """One run's configuration; equal configurations are predicted once.
 
-    ``otherwise`` is the engine that takes the place of ``engine`` where memory is short; empty for
-    none. ``recompute`` is what a row says; with ``saves_unsaid`` it says nothing. ``notes`` are the
-    assumptions.
+    ``otherwise`` is the engine that takes the place of ``engine`` where memory is short or no
+    host gets ahead of its GPU; empty for none. ``recompute`` is what a row says; with
+    ``saves_unsaid`` it says nothing. ``notes`` are the assumptions.
     """
 
     shape: Shape
@@ -213,9 +213,9 @@ def _recompute(cells: Mapping[str, str], notes: list[str]) -> str:
 
 
 def _at_first(engine: str, degrees: Mapping[str, int]) -> str:
-    """The engine that a run takes if memory allows it."""
-    is_alone = degrees["pp"] == 1 and degrees["tp"] > 1
-    return "nanotron-whole-inputs" if engine == "nanotron" and is_alone else engine
+    """The engine that a run takes if memory allows it, and if its host gets ahead."""
+    splits = degrees["tp"] > 1
+    return "nanotron-whole-inputs" if engine == "nanotron" and splits else engine
 
 
 def _attention(remarks: str, source: str, shape: Shape, usual: Usual | None) -> str:

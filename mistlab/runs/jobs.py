@@ -10,6 +10,7 @@ from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
 from mistlab.machine.profile import Profile
+from mistlab.runs.ahead import host_is_ahead
 from mistlab.runs.configuration import GPUS_OF_A_NODE, Configuration
 from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.sureness import RunKind
@@ -69,14 +70,15 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
         StagePlan.of_values({"layers": layers, **mesh, **_treatments(run, layers)})
         for layers in blocks
     )
+    cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node, run.node_gbytes_per_s, profile)
+    waits = run.otherwise and not host_is_ahead(run, blocks, cluster)
     plan = Plan(
-        engine=run.engine,
+        engine=run.otherwise if waits else run.engine,
         micro_batches=run.micro_batches,
         overlap_communication=_overlaps(run),
         order=order,
         stages=stages,
     )
-    cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node, run.node_gbytes_per_s, profile)
     return RunJob(
         job=Job(workload=workload, cluster=cluster, plan=plan),
         notes=tuple(notes),

@@ -144,7 +144,7 @@ def _gates(memory: EngineMemory) -> sympy.Expr:
     gates = memory.kept_gates * b * s * f / tp
     # A rank's own part of a whole tensor is in the graph.
     whole = memory.whole_tensors * choice_symbol("sp") * b * s * h * (1 - 1 / tp)
-    ahead = sympy.Min(1, memory.blocks_ahead / (L * q))
+    ahead = memory.blocks_ahead / sympy.Max(memory.blocks_ahead, L * q)
     return memory.weight * sympy.sympify(gates + whole * ahead)
 
 

@@ -107,7 +107,8 @@ class StageModel:
         b, s, f, h, tp = (sizes.table[name][rows] for name in ("b", "s", "f", "h", "tp"))
         gates = self.memory.kept_gates * b * s * f / tp
         whole = self.memory.whole_tensors * batch.sequence_parallel * b * s * h * (1 - 1 / tp)
-        ahead = np.minimum(1, self.memory.blocks_ahead / (batch.layers * batch.in_flight))
+        most = max(1, self.memory.blocks_ahead)
+        ahead = self.memory.blocks_ahead / np.maximum(most, batch.layers * batch.in_flight)
         keep = (PLAIN, *(name for name, row in self.treatments if not row.peaks_as_plain))
         types = frozenset(type_of(kind, name) for kind in self.types.kinds for name in keep)
         return self.memory.weight * (gates + whole * ahead), types
