@@ -84,6 +84,7 @@ def test_the_rungs_of_a_ladder_add_up(tmp_path: Path, capsys: pytest.CaptureFixt
     assert difference < 0
     assert content["sum_of_terms_s"] == pytest.approx(difference)
     assert content["overhead_s"] + content["gain_s"] == pytest.approx(difference)
+    assert content["overhead_s"] > 0 > content["gain_s"]
     assert all(row["fits"] for row in rows)
 
 

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mistlab.calibration.best_products import read_best_products
 from mistlab.calibration.collective_tests import read_collective_tests
 from mistlab.calibration.kernel_tables import (
+    KernelRows,
     attention_rows,
     held_out_error,
     memory_rate,
@@ -67,6 +69,31 @@ def test_lines_are_those_of_bus_bandwidth(tmp_path: Path) -> None:
     assert group.held_out < 1e-3
     with pytest.raises(InputError, match="no all_reduce of C at 4 sizes"):
         read_collective_tests(path, "C")
+
+
+# Every second row takes half as long again: one half of the rows predicts the other a third too
+# short, and is itself predicted half too long.
+SLOWER, CROSSED = np.array([1.0, 1.5] * 6), (1 / 3 + 1 / 2) / 2
+
+
+def test_the_error_of_a_rate_is_that_of_rows_left_out() -> None:
+    flop = np.arange(1.0, 13.0) * 1e12
+    rows = KernelRows(flop=flop, moved_bytes=flop * 1e-6, seconds=flop / 500e12 * SLOWER)
+    assert held_out_error(rows, "matmul") == pytest.approx(CROSSED, rel=1e-2)
+
+
+def test_the_error_of_a_line_is_that_of_sizes_left_out(tmp_path: Path) -> None:
+    sizes = [2.0**power * 1e7 for power in range(8)]
+    # Without a latency a rate is the same at all sizes.
+    rates = [200 / slower for slower in SLOWER]
+    lines = [
+        f"B,all_reduce,8,1,{size},ring,{rate}" for size, rate in zip(sizes, rates, strict=False)
+    ]
+    path = tmp_path / "collectives.csv"
+    header = "hardware,operation,group_size,nodes,bytes,algorithm,busbw_GBps"
+    path.write_text("\n".join([header, *lines]) + "\n")
+    (group,) = read_collective_tests(path, "B").groups
+    assert group.held_out == pytest.approx(CROSSED, rel=1e-3)
 
 
 def test_8_bit_products_are_faster_by_the_best_of_both(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from mistlab.engines.nanotron import NANOTRON
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.profile import Profile
-from mistlab.runs.answers import RunAnswer, answered
+from mistlab.runs.answers import RunAnswer, answered, stage_of
 from mistlab.runs.configuration import configuration_of
 from mistlab.runs.jobs import job_of
 from mistlab.runs.judged import Judged, errors_of
@@ -57,6 +57,24 @@ def prediction(seconds: float, *, fits: bool = True, gib: float = 10.0) -> Predi
         predictor="symbolic",
         stages=(stage,),
     )
+
+
+@pytest.mark.parametrize(
+    ("memory_kind", "gib"),
+    [
+        ("torch peak, rank 0 (first stage)", 10.0),
+        ("peak of Rank 0", 10.0),
+        ("allocated on the last stage", 20.0),
+        ("torch peak", 30.0),
+        ("", 30.0),
+    ],
+)
+def test_a_measured_peak_is_held_against_the_stage_that_it_names(
+    memory_kind: str, gib: float
+) -> None:
+    parts = [prediction(1.0, gib=part).stages[0] for part in (10.0, 30.0, 20.0)]
+    pipeline = replace(prediction(1.0), stages=tuple(parts))
+    assert stage_of(pipeline, memory_kind).peak_allocated_bytes == gib * GIB_BYTES
 
 
 def judged_row(

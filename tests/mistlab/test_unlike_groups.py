@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from mistlab import catalog
+from mistlab.cost.memory import host_bytes_of, host_bytes_over, room_bytes, room_of_plan
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.node_group import NodeGroup
 from mistlab.values.errors import FieldError
 from mistlab.values.group_references import groups_named
 from mistlab.values.job import dump_job, job_from_mapping, job_to_mapping, load_job
+from simulators.symbolic import SymbolicPredictor
 
 L4, A100 = catalog.hardware("l4-24gb"), catalog.hardware("a100-40gb")
 CLUSTER = Cluster(
@@ -168,3 +170,25 @@ def test_a_command_line_names_groups_with_their_nodes() -> None:
 def test_a_command_line_that_leaves_nodes_out_is_refused(text: str) -> None:
     with pytest.raises(FieldError, match="does not say its nodes: give each group as hardware:"):
         groups_named(text, Path())
+
+
+def test_a_stage_s_room_is_that_of_its_own_gpus() -> None:
+    job = job_from_mapping(PLAN)
+    room = room_of_plan(job.cluster, job.plan)
+    assert room.tolist() == [room_bytes(group) for group in job.cluster.of_groups]
+    assert room[0] < room[1]
+
+
+def test_the_fullest_host_is_the_one_that_holds_most() -> None:
+    """The second of two stages, each on a node of its own, offloads; the first holds nothing."""
+    content = deepcopy(PLAN)
+    content["plan"]["stages"] = [STAGE, {**STAGE, "offload": {"optimizer": 1.0}}]
+    job = job_from_mapping(content)
+    predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+    prediction = predictor.predict(job.plan)
+    held = [stage.host_bytes for stage in prediction.stages]
+    assert held[0] == 0
+    assert host_bytes_of(job.plan, prediction, job.cluster) == held[1] > 0
+    rooms = [group.host_memory_bytes for group in job.cluster.of_groups]
+    over = [mine - room for mine, room in zip(held, rooms, strict=True)]
+    assert host_bytes_over(job.plan, prediction, job.cluster) == max(over)
