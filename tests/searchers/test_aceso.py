@@ -69,6 +69,31 @@ def test_a_plan_that_does_not_fit_is_short_of_memory_where_it_is_fullest() -> No
     assert peaks[stage] == max(peaks)
 
 
+def test_the_two_slowest_stages_are_short_of_what_takes_most_of_their_time() -> None:
+    whole = next(p for p in initial_plans(FOUR, space_of("mist")) if p.num_stages == 4)
+    prediction = predictor_of(FOUR).predict(whole)
+    plan = replace(whole, micro_batches=10, stages=whole.stages[:3])
+    seconds = [
+        # Steady and exposed seconds of a micro-batch, then those of the first and the last.
+        (1.0, 0.6, 0.0, 0.0),
+        # Longer than the one before by its first micro-batch; a last one that is shorter is none.
+        (0.9, 0.1, 2.5, -3.0),
+        (0.8, 0.8, 0.0, 0.0),
+    ]
+    names = ("stable_s", "exposed_communication_s", "delta_forward_s", "delta_backward_s")
+    stages = tuple(
+        replace(stage, **dict(zip(names, own, strict=True)))
+        for stage, own in zip(prediction.stages, seconds, strict=False)
+    )
+    found = bottlenecks(plan, replace(prediction, fits=True, stages=stages), FOUR.cluster)
+    assert found == [
+        (1, "compute"),
+        (1, "communication"),
+        (0, "communication"),
+        (0, "compute"),
+    ]
+
+
 def test_full_hosts_are_relieved_of_what_they_keep() -> None:
     cluster = replace(SMALL.cluster, memory_gib=8, host_memory_gib=0.01)
     problem = replace(SMALL, cluster=cluster)
