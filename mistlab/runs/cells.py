@@ -11,6 +11,9 @@ NOTHING = frozenset(
     ("", "nan", "n/a", "na", "null", "-", "?", "unknown", "not stated", "not published")
 )
 
+# Columns in which 0 says that a run has none.
+NONE_AT_ZERO = frozenset(("experts", "topk", "ep", "etp", "vpp", "cp"))
+
 # No size of a run is larger; the product of a few still is a number.
 MOST = 1e9
 
@@ -35,6 +38,8 @@ def number_of(row: Mapping[str, str], column: str) -> float | None:
         number = float(text)
     except ValueError:
         number = math.nan
+    if number == 0 and column in NONE_AT_ZERO:
+        return None
     if not math.isfinite(number) or number <= 0:
         problem = f"{shown(text)} is no number above 0: give a number without a unit, or nothing"
         refuse(column, problem)

@@ -21,7 +21,7 @@ from mistlab.runs.megatron_arguments import (
     fuses_loss,
     writes_attention_out,
 )
-from mistlab.runs.shapes import Shape, shape_of
+from mistlab.runs.shapes import Shape, replicated, shape_of
 from mistlab.runs.sureness import TINY, Blocks, RunKind
 from mistlab.runs.table import TableRow
 from mistlab.runs.words import (
@@ -109,6 +109,8 @@ def configuration_of(row: TableRow) -> Configuration:
     notes.append(note)
     shape, found = shape_of(cells, remarks, usual)
     notes += found
+    shape, note = replicated(shape, count_of(cells, "tp") or 1)
+    notes.append(note)
     if engine == "megatron-bridge" and experts_of(shape, cells):
         engine, note = exchange_of(
             text_of(cells, "dispatcher") or dispatcher_of(text_of(cells, "model")),
@@ -230,6 +232,10 @@ def _attention(remarks: str, source: str, shape: Shape, usual: Usual | None) -> 
 _FUSED_ONLY = {"window", "sinks"}
 
 
+# What offloads are told by: what lies in host memory, or whose memory it is.
+OFFLOADED = ("act", "optim", "weight", "param", "grad", "cpu")
+
+
 def _degree(cells: Mapping[str, str], name: str, notes: list[str]) -> int:
     found = count_of(cells, name)
     if found is None and name != "cp":
@@ -238,11 +244,11 @@ def _degree(cells: Mapping[str, str], name: str, notes: list[str]) -> int:
 
 
 def _check_offload(cells: Mapping[str, str], notes: list[str]) -> None:
-    """Note what no plan of these engines can say: activations in host memory."""
+    """Note what no plan of these engines can say: activations or states in host memory."""
     offload = text_of(cells, "offload").casefold()
-    if offload in ("", "none"):
+    if offload in ("", "none", "no", "0", "0.0", "false", "off"):
         return
-    if "activations" not in offload and "act" not in offload:
+    if not any(word in offload for word in OFFLOADED):
         refuse("offload", f"{shown(offload)} cannot be read: give none, or activations")
     notes.append(f"predicted without offload ({offload})")
 
@@ -306,7 +312,7 @@ def _ranks(
     product = f"tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']}"
     gpus, data = count_of(cells, "gpus"), count_of(cells, "dp")
     if gpus is None and data is None:
-        data = data_parallel_of(remarks)
+        data = data_parallel_of(remarks) or _data_of_batch(cells, notes)
     if gpus is None:
         named = "tp x pp x cp" if data is None else "tp x pp x cp x dp"
         if data is None and of_experts > degrees["tp"] * degrees["cp"]:
@@ -331,6 +337,16 @@ def _ranks(
             f"{product} x dp {data} = {split * data}, but gpus is {gpus}: correct one of them",
         )
     return gpus, data
+
+
+def _data_of_batch(cells: Mapping[str, str], notes: list[str]) -> int | None:
+    """The degree of data parallelism that a row's batches say together; None if they say none."""
+    batch, given = count_of(cells, "global_batch"), count_of(cells, "grad_accumulation")
+    at_once = (given or 1) * (count_of(cells, "micro_batch") or 1)
+    if batch is None or given is None or batch % at_once:
+        return None
+    notes.append(f"dp is empty: {batch // at_once} assumed (global_batch / micro-batches)")
+    return batch // at_once
 
 
 def _micro_batches(cells: Mapping[str, str], micro_batch: int, data: int, notes: list[str]) -> int:

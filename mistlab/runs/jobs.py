@@ -1,6 +1,5 @@
 """A measured run's configuration as a job: a workload, a cluster and a plan of this package."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,25 +12,19 @@ from mistlab.machine.profile import Profile
 from mistlab.runs.ahead import host_is_ahead
 from mistlab.runs.configuration import GPUS_OF_A_NODE, Configuration
 from mistlab.runs.partition import blocks_of_stages, unrunnable
+from mistlab.runs.recomputed import recomputed, recomputes_alternate
 from mistlab.runs.sureness import RunKind
 from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.placement import most_chunks
 from mistlab.values.dimensions import DIMENSIONS
-from mistlab.values.errors import FieldError, refuse
-from mistlab.values.field_checks import shown
+from mistlab.values.errors import refuse
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.workload import Workload
 
 # A node with more GPUs is a rack, of which runs take so many.
 MOST_IN_BOX, RACK = 16, 64
-
-
-# What torchtitan calls recomputing each second block, and each second product of all blocks (with
-# everything but attention between products).
-ALTERNATE = "selective op"
-HALF_OF_BLOCKS = ("selective layer", "selective every 2nd layer", ALTERNATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +49,7 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
     )
     blocks = blocks_of_stages(run, notes)
     order = _order(run, blocks, notes)
-    if run.recompute.startswith(ALTERNATE):
+    if recomputes_alternate(run):
         notes.append("every second product recomputed is predicted as every second block")
     mesh = {
         "data_parallel": run.data_parallel,
@@ -67,7 +60,7 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
         **_today(run, notes),
     }
     stages = tuple(
-        StagePlan.of_values({"layers": layers, **mesh, **_treatments(run, layers)})
+        StagePlan.of_values({"layers": layers, **mesh, **recomputed(run, layers)})
         for layers in blocks
     )
     cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node, run.node_gbytes_per_s, profile)
@@ -122,49 +115,6 @@ def _today(run: Configuration, notes: list[str]) -> dict[str, int]:
             refuse("cp", f"{run.context_parallel} cannot be said yet: give 1")
         values["context_parallel"] = run.context_parallel
     return values
-
-
-def _treatments(run: Configuration, layers: int) -> dict[str, int]:
-    """The blocks that are recomputed, whole or in part."""
-    words = run.recompute
-    if words in ("none", "no", "0", "false") or words.startswith("no activation"):
-        return {}
-    if (whole := _whole_blocks(run, layers)) is not None:
-        return {"checkpointed_layers": whole}
-    if "core_attn" in words and "core_recomputed_layers" in DIMENSIONS:
-        return {"core_recomputed_layers": layers}
-    if words.startswith(_CHEAP) and run.attention == "flash":
-        # With fused attention the core keeps nothing that could be recomputed; MaxText's policies
-        # that keep all products with weights recompute what is cheap.
-        return {}
-    column = "recompute"
-    raise FieldError(column, f"{shown(words)} cannot be said: give none or full")
-
-
-def _whole_blocks(run: Configuration, layers: int) -> int | None:
-    """How many blocks are recomputed whole; None if the row says another way."""
-    words = run.recompute
-    if words in ("full", "whole", "1", "true"):
-        return layers
-    if found := re.match(r"full block (\d+) layers per", words):
-        return min(layers, int(found[1]) * run.chunks)
-    if words.startswith(HALF_OF_BLOCKS):
-        return layers // 2
-    if words.startswith("selective:") and "moe" in re.split(r"[:+]", words):
-        return _blocks_of_experts(run, layers)
-    return None
-
-
-# Beginnings of ways to recompute what takes hardly any time.
-_CHEAP = ("selective:", "selective (recipe", "minimal")
-
-
-def _blocks_of_experts(run: Configuration, layers: int) -> int:
-    """Of a stage's blocks those with experts, on average; blocks of hybrid models are short."""
-    pattern = run.shape.model.pattern
-    if not pattern:
-        return layers
-    return round(layers * sum(letter in "EGA" for letter in pattern) / len(pattern))
 
 
 def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:

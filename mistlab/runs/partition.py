@@ -6,6 +6,8 @@ from mistlab.runs.configuration import Configuration
 from mistlab.values.errors import refuse
 
 LAST_PARTS = ("head", "cast", "loss")
+# No pipeline that anybody trained with has more stages.
+MOST_STAGES = 1024
 
 
 def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
@@ -13,7 +15,11 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
     stages, layers = run.pipeline_parallel, run.shape.layers
     if stages == 1:
         return [layers]
-    if run.engine.startswith("nanotron"):
+    is_by_cost = run.engine.startswith("nanotron")
+    most = MOST_STAGES if is_by_cost else layers
+    if stages > most:
+        refuse("pp", f"{stages} stages for {layers} blocks: give at most {most}")
+    if is_by_cost:
         blocks = _by_cost(run)
     elif run.ends is not None and stages > 2:
         inner, rest = divmod(layers - sum(run.ends), stages - 2)

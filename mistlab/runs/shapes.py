@@ -130,6 +130,16 @@ def shape_of(
     return shape, notes
 
 
+def replicated(shape: Shape, ranks: int) -> tuple[Shape, str]:
+    """A shape whose heads of keys and values lie on several of the tensor-parallel ranks if there
+    are fewer of them, as Megatron has it, and a note where this is so."""
+    few = shape.kv_heads
+    if ranks <= few or ranks % few or shape.heads % ranks:
+        return shape, ""
+    note = f"{few} kv_heads are fewer than tp {ranks}: each rank has one of its own"
+    return replace(shape, kv_heads=ranks), note
+
+
 def _with_experts(
     cells: Mapping[str, str], known: ModelSpec, found: dict[str, int | None]
 ) -> Mapping[str, str]:

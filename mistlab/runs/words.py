@@ -123,11 +123,19 @@ SLOW_MACHINES: Mapping[tuple[str, str], float] = {("simumax", "b200-180gb"): 107
 # What a text about sharding contains, and its ZeRO level.
 _LEVELS: Mapping[str, int] = {
     "shard_grad_op": 2,
+    "hybrid_shard_zero2": 2,
+    "full_shard": 3,
+    "full shard": 3,
+    "fully sharded": 3,
+    "no_shard": 0,
+    "no shard": 0,
     "distributed optimizer": 1,
     "fsdp": 3,
     "hsdp": 3,
     "hybrid": 3,
     "params": 3,
+    "optim_grads": 2,
+    "optim": 1,
     "none": 0,
     "ddp": 0,
     # Adapters alone are trained: their states are small, and predicted as those of all weights.
@@ -143,8 +151,9 @@ def engine_of(text: str, zero: str) -> tuple[str, str]:
         return "megatron-fsdp", ""
     if found and not (found in ("megatron", "megatron-core") and "fsdp" in zero.casefold()):
         return found, ""
-    # Fully sharded weights are FSDP's, whatever runs it.
-    assumed = "fsdp" if "fsdp" in zero.casefold() or "zero3" in zero.casefold() else "megatron"
+    # Sharded weights, and gradients, are FSDP's, whatever runs it.
+    shards = "fsdp" in zero.casefold() or (not found and (_level_of(zero.casefold()) or 0) > 1)
+    assumed = "fsdp" if shards else "megatron"
     if found:
         return assumed, f"zero {zero} is sharded as by engine {assumed}"
     what = f"engine {shown(text)} is unknown" if text else "engine is empty"
@@ -244,15 +253,20 @@ def zero_of(text: str, engine: str) -> tuple[int, str]:
     if not words:
         level = 3 if engine.startswith("fsdp") else 1
         return level, f"zero is empty: level {level} assumed"
-    if match := re.fullmatch(r"(?:stage ?)?([0-3])(?:\.0)?", words):
-        return int(match[1]), ""
-    if "shard_grad_op" not in words and (match := re.search(r"zero[- ]?([0-3])", words)):
-        return int(match[1]), ""
-    for word, level in _LEVELS.items():
-        if word in words:
-            return level, ""
+    if (found := _level_of(words)) is not None:
+        return found, ""
     column = "zero"
     raise FieldError(column, f"{shown(text)} is no ZeRO level: give 0, 1, 2 or 3, or nothing")
+
+
+def _level_of(words: str) -> int | None:
+    """The ZeRO level that words say; None if they say none."""
+    if match := re.fullmatch(r"(?:stage ?)?([0-3])(?:\.0)?", words):
+        return int(match[1])
+    by_name = "shard_grad_op" in words or "_shard" in words
+    if not by_name and (match := re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])", words)):
+        return int(match[1])
+    return next((level for word, level in _LEVELS.items() if word in words), None)
 
 
 def replicas_of(text: str, data: int, context: int, gpus_per_node: int) -> tuple[int, str]:
