@@ -13,7 +13,6 @@ from mistlab.engines.baselines import CACHED_SHARE, LOSS_IN_32_BITS, OVERLAPPED
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.host_time import HostTime
-from mistlab.schedule.orders import TURNING
 from mistlab.values.context_ways import GATHER, RING
 
 # torchtitan computes the loss of the logits as 32-bit numbers, operator by operator: beside 16-bit
@@ -26,7 +25,7 @@ _MEMORY = EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=5, fixed_
 FSDP = Engine(
     name="fsdp",
     # torch.distributed.pipelining also interleaves; AutoModel's runs by it are read as 1F1B.
-    orders=("gpipe", *TURNING),
+    orders=("gpipe", "zb-v", "dualpipe-v"),
     # torch.distributed.tensor.experimental.context_parallel gathers keys, or passes them on.
     context_exchanges=(RING, GATHER),
     overlapped=OVERLAPPED,

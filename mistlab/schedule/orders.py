@@ -4,12 +4,15 @@
 it, then alternates. GPipe (Huang et al. 2019): all forwards, then all backwards. Interleaved 1F1B
 (Narayanan et al. 2021): each stage has several chunks of the model. ZB-H1, ZB-H2 and ZB-2p (Qi et
 al. 2023): 1F1B in which gradients of weights fill the waits; the last two hold twice as much.
+Orders whose chunks lie in a V are in ``mistlab.schedule.turning`` and
+``mistlab.schedule.controlled``.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 
+from mistlab.schedule.controlled import CONTROLLED
 from mistlab.schedule.interleaved import interleaved_text
 from mistlab.schedule.turning import dualpipe_v_text, zb_v_text
 from mistlab.values.errors import refuse
@@ -123,9 +126,10 @@ ORDERS: dict[str, Callable[[int, int], str]] = {
     "zb-2p": partial(zero_bubble, ahead=2, put_off=3),
     "zb-v": zb_v_text,
     "dualpipe-v": dualpipe_v,
+    **CONTROLLED,
 }
 # Orders whose parts turn round at the last stage: two chunks a stage.
-TURNING = ("zb-v", "dualpipe-v")
+TURNING = ("zb-v", "dualpipe-v", *CONTROLLED)
 # Orders whose gradients of weights have passes of their own.
 SPLIT = ("zb-h1", "zb-h2", "zb-2p", *TURNING)
 # Orders whose stages repeat themselves with as many micro-batches as there are stages, between a

@@ -29,7 +29,7 @@ def zb_v_text(num_stages: int, micro_batches: int) -> str:
     """
     taken = max(2 * num_stages - 1, micro_batches)
     lines = [_zb_v(num_stages, stage, taken) for stage in range(num_stages)]
-    return _text(num_stages, [line.words(micro_batches) for line in lines])
+    return placed_text(num_stages, [line.words(micro_batches) for line in lines])
 
 
 def dualpipe_v_text(num_stages: int, micro_batches: int) -> str:
@@ -39,7 +39,7 @@ def dualpipe_v_text(num_stages: int, micro_batches: int) -> str:
     F0m0 F1m0 F0m1 B1m0 W1m0 F1m1 B0m0 W0m0 B1m1 W1m1 B0m1 W0m1
     """
     lines = [_dualpipe_v(num_stages, stage, micro_batches) for stage in range(num_stages)]
-    return _text(num_stages, [line.words(micro_batches) for line in lines])
+    return placed_text(num_stages, [line.words(micro_batches) for line in lines])
 
 
 @dataclass(slots=True)
@@ -146,7 +146,8 @@ def _dualpipe_v(stages: int, stage: int, micro_batches: int) -> _Line:
     return line
 
 
-def _text(num_stages: int, lines: Sequence[Sequence[str]]) -> str:
+def placed_text(num_stages: int, lines: Sequence[Sequence[str]]) -> str:
+    """The text of the stages' words, for chunks in a V."""
     placement = turning(num_stages)
     placed = [] if placement.is_loop else [placement_line(placement)]
     return "".join(f"{line}\n" for line in (*placed, *map(" ".join, lines)))

@@ -69,6 +69,34 @@ def test_zb_v_waits_for_nothing_and_holds_as_much_as_1f1b(stages: int) -> None:
     assert order_bound_s(times, turning(stages), 24, splits=True) <= together_s
 
 
+@pytest.mark.parametrize("stages", [2, 3, 4, 5, 8, 9, 16])
+def test_building_blocks_hold_half_and_a_third(stages: int) -> None:
+    """The published peaks in micro-batches, and how long is waited for with equal F, B and W."""
+    micro_batches = 4 * stages
+    held, waited = {}, {}
+    for name in ("v-half", "v-min"):
+        order = order_of_text(str(named_order(name, stages, micro_batches)), stages, micro_batches)
+        passes = passes_of(order)
+        held[name] = max(of_stage.most_held for of_stage in passes) / 2
+        half = np.full((1, 2 * stages), 0.5)
+        split = SplitTimes(weights_s=half, unhidden_s=0 * half)
+        times = equal(2 * stages, 0.5, 1.0)
+        path_s = order_iteration_s(times, passes, split, steps_apart=True)
+        waited[name] = float(path_s[0]) / 3 - micro_batches
+    assert held == {"v-half": (stages + 2) // 2, "v-min": (stages + 4) // 3}
+    # About a half, and up to two thirds, of a micro-batch for each stage; 1F1B waits for one.
+    assert waited["v-half"] <= 0.58 * stages
+    assert waited["v-min"] <= 2 / 3 * stages
+
+
+@pytest.mark.parametrize("name", ["v-half", "v-min"])
+@pytest.mark.parametrize("micro_batches", [1, 2, 5])
+def test_building_blocks_run_few_micro_batches(name: str, micro_batches: int) -> None:
+    for stages in (1, 2, 3, 4, 7, 8):
+        text = str(named_order(name, stages, micro_batches))
+        assert order_of_text(text, stages, micro_batches).micro_batches == micro_batches
+
+
 def test_a_send_between_two_parts_of_a_stage_takes_no_time() -> None:
     """There are six sends each way in a V of four stages, and seven in a loop."""
     half = np.full((1, 8), 0.5)
@@ -115,7 +143,7 @@ def test_parts_of_a_loop_lie_as_they_did() -> None:
 def test_a_file_says_where_parts_lie(name: str, tmp_path: Path) -> None:
     plan = Plan(micro_batches=8, stages=(STAGE, STAGE, STAGE), order=name)
     order = order_of_plan(plan)
-    assert str(order).startswith("parts 0 1 2 2 1 0\nF0m0 F0m1 ")
+    assert str(order).startswith("parts 0 1 2 2 1 0\nF0m0 ")
     (tmp_path / "v.txt").write_text(str(order))
     assert order_of_plan(replace(plan, order=str(tmp_path / "v.txt"))) == order
 

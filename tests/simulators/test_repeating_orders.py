@@ -46,7 +46,11 @@ def predicted(one: Plan, kind: type = SymbolicPredictor) -> Prediction:
 
 
 @pytest.mark.parametrize(
-    "order", ["interleaved-2", "interleaved-5", "zb-h1", "zb-h2", "zb-2p", "zb-v", "dualpipe-v"]
+    "order",
+    [
+        *("interleaved-2", "interleaved-5", "zb-h1", "zb-h2", "zb-2p", "zb-v", "dualpipe-v"),
+        *("v-half", "v-min"),
+    ],
 )
 def test_a_few_groups_stand_for_all(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages are unlike, so the slowest one sets the pace only after a while."""

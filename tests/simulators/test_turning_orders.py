@@ -50,7 +50,10 @@ def plan_of(order: str, engine: str = "mistlab") -> Plan:
 @pytest.mark.parametrize("cluster", [ONE_NODE, NODES], ids=["one node", "four nodes"])
 @pytest.mark.parametrize(
     ("order", "engine"),
-    [("zb-v", "mistlab"), ("dualpipe-v", "mistlab"), ("zb-v", "zero-bubble")],
+    [
+        *(("zb-v", "mistlab"), ("dualpipe-v", "mistlab"), ("zb-v", "zero-bubble")),
+        *(("v-half", "mistlab"), ("v-min", "mistlab"), ("v-half", "zero-bubble")),
+    ],
 )
 def test_what_is_played_is_near(order: str, engine: str, cluster: Cluster) -> None:
     plan = plan_of(order, engine)
@@ -119,6 +122,24 @@ def test_a_v_holds_about_what_1f1b_holds_and_waits_less() -> None:
     assert turning.iteration_s < twice.iteration_s < h1.iteration_s < usual.iteration_s
     peaks = [max(s.peak_allocated_bytes for s in one.stages) for one in (usual, turning, twice)]
     assert peaks[1] < 1.25 * peaks[0] < 0.8 * peaks[2]
+
+
+def test_less_is_held_the_more_is_waited() -> None:
+    """Beside 1F1B: V-Half holds half and waits less, V-Min holds a third and waits more."""
+    work = replace(WORK, model=replace(catalog.model("gpt3-2.7b"), vocab=2048), global_batch=64)
+    predictor = SymbolicPredictor(workload=work, cluster=ONE_NODE)
+    stages = (replace(STAGE, layers=4, tensor_parallel=1),) * 8
+    usual, half, least, turning = predictor.predict_many(
+        [
+            Plan(micro_batches=64, stages=stages, order=order)
+            for order in ("1f1b", "v-half", "v-min", "zb-v")
+        ]
+    )
+    assert turning.iteration_s < half.iteration_s < usual.iteration_s < least.iteration_s
+    held = [max(stage.memory.activations for stage in one.stages) for one in (usual, half, least)]
+    # Of eight micro-batches five and four.
+    assert held[1] / held[0] == pytest.approx(5 / 8, abs=0.03)
+    assert held[2] / held[0] == pytest.approx(4 / 8, abs=0.03)
 
 
 def test_a_file_of_its_text_is_predicted_as_the_order(tmp_path: Path) -> None:
