@@ -11,6 +11,8 @@ from mistlab.runs.sureness import Range, RunKind, known_sureness
 from mistlab.values.prediction import Prediction, StagePrediction
 from mistlab.values.units import GIB_BYTES
 
+# A note says what the slowest cluster known takes from this multiple of the prediction on.
+MUCH_SLOWER = 1.1
 # All measured runs that took more than this share of a GPU's memory (70 of 80 GB) were slow.
 NEARLY_FULL = 70 / 79.1
 
@@ -58,6 +60,11 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     notes, more = found.notes, list[str]()
     gpus = found.job.plan.num_gpus
     around = Range.of(prediction)
+    slowest = ENGINES[found.job.plan.engine].slowest
+    if slowest and around.longest_s > MUCH_SLOWER * prediction.iteration_s:
+        more.append(
+            f"on the slowest cluster known it takes {around.longest_s:.3g} s (--profile {slowest})"
+        )
     if found.saves_unsaid and not prediction.fits:
         prediction = _capped(prediction, int(room_bytes(cluster)))
         more.append("recompute is not said, but without it memory is short: all of it assumed full")

@@ -151,6 +151,20 @@ def test_a_gpu_that_is_nearly_full_makes_a_run_slow_and_says_so() -> None:
     assert not any("nearly full" in note for note in free.notes)
 
 
+@pytest.mark.parametrize(
+    ("longest_s", "engine", "is_said"),
+    [(3.0, "nanotron", True), (1.05, "nanotron", False), (3.0, "Megatron-LM", False)],
+)
+def test_a_run_that_is_longer_on_the_slowest_cluster_says_so(
+    longest_s: float, engine: str, is_said: bool
+) -> None:
+    found = replace(prediction(1.0), iteration_s_low=0.9, iteration_s_high=longest_s * 1.1)
+    notes = answered(found, job_of(configuration_of(row(engine=engine)))).notes
+    said = "on the slowest cluster known it takes 3 s (--profile ultrascale)"
+    assert (said in notes) == is_said
+    assert is_said or not any("slowest" in note for note in notes)
+
+
 def test_what_a_row_does_not_say_of_recomputation_fills_a_gpu_at_most() -> None:
     full = replace(prediction(1.0, gib=120), fits=False)
     unsaid = answered(full, job_of(configuration_of(row()))).prediction
