@@ -365,7 +365,8 @@ def _check(job: Job, stage: int | None, world: World) -> None:
 def _check_stage(job: Job, stage: int, world: World) -> None:
     stages = job.plan.stages
     if not 0 <= stage < len(stages):
-        message = f"--stage {stage}: the plan has {len(stages)}: give 0 to {len(stages) - 1}"
+        alone, several = "stage 0 alone: give 0", f"stages 0 to {len(stages) - 1}: give one"
+        message = f"--stage {stage}: the plan has {alone if len(stages) == 1 else several}"
         raise InputError(message)
     if stages[stage].num_gpus > 1:
         message = (

@@ -1,6 +1,7 @@
 """Draws charts, and writes pictures whose bytes depend on nothing but what they show."""
 
 from pathlib import Path
+from textwrap import fill
 from typing import Any, TextIO
 
 import matplotlib as mpl
@@ -18,6 +19,10 @@ STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "mistlab"}
 SIZE = (6.4, 3.8)
 # More groups than this, or names with more letters together, get names that lean.
 FEW_GROUPS, FEW_LETTERS = 8, 70
+# A leaning name longer than this goes on in a second line.
+LETTERS_A_LINE = 24
+# Over more powers of ten than this, a logarithmic axis has numbers at these powers alone.
+FEW_POWERS = 3
 NUMBER_WIDTH = 0.34
 
 
@@ -86,6 +91,7 @@ def _bars(chart: Bars) -> Figure:
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes.set_xticks([*places], [*chart.groups], fontsize="small")
     if many:
+        axes.set_xticklabels([fill(name, LETTERS_A_LINE) for name in chart.groups])
         for text in axes.get_xticklabels():
             text.set(rotation=40, ha="right", rotation_mode="anchor")
     _finish(axes, chart, len(chart.series))
@@ -103,8 +109,10 @@ def _finish(axes: Axes, chart: Lines | Bars, named: int) -> None:
         )
     if chart.log_y:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+        low, high = axes.get_ylim()
+        between = "25" if high <= low * 10**FEW_POWERS else ""
+        axes.yaxis.set_major_formatter("{x:,.10g}")
+        axes.yaxis.set_minor_formatter(lambda x, _: f"{x:,.10g}" if f"{x:e}"[0] in between else "")
     axes.set_ylabel(chart.y)
     axes.grid(alpha=0.3, axis="y" if isinstance(chart, Bars) else "both")
     axes.set_axisbelow(True)

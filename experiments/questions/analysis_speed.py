@@ -194,7 +194,7 @@ def _report(rows: Sequence[Row], where: str) -> Report:
                 y="a second",
                 log_y=True,
                 number=",.0f",
-                marks={"published, over": PUBLISHED_RATE},
+                marks={"published: more than": PUBLISHED_RATE},
             )
         ],
         beside=[BESIDE],

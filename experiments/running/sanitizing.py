@@ -64,8 +64,8 @@ def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Na
     ranks = sanitizer.ranks
     left_out = "".join(f"; {words}" for words in sanitizer.small.left_out)
     progress(
-        f"{path}: {gpus} GPUs, {len(ranks)} that differ in what they do{left_out}; "
-        f"about {sanitizer.expected_s:.0f} s"
+        f"{path}: {gpus} GPU{'s' if gpus > 1 else ''}, {len(ranks)} that differ in what they "
+        f"do{left_out}; about {sanitizer.expected_s:.0f} s"
     )
     start = perf_counter()
     collectives = sanitizer.collectives()
