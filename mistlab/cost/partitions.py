@@ -119,23 +119,21 @@ def chain(products: int) -> tuple[Operator, ...]:
     return tuple(weight(f"W{number + 1}") for number in range(products))
 
 
-def block(
-    stream: Sequence[Layout] = ("whole", "tokens"), *, qkv: float = 3.0, ffn: float = 4.0
-) -> tuple[Operator, ...]:
-    """A transformer block's operators; widths of keys and feed-forward relative to the residual.
+def block(stream: Sequence[Layout] = ("whole", "tokens")) -> tuple[Operator, ...]:
+    """The operators of GPT's block, with their outputs' widths relative to the residual.
 
     ``stream`` are layouts that norms and residual sums may have. A norm needs all features of a
     token, attention all tokens of a head.
     """
     return (
         elementwise("norm 1", stream),
-        weight("QKV", qkv),
+        weight("QKV", 3.0),
         elementwise("attention", ("split",)),
         weight("projection"),
         elementwise("residual 1", stream),
         elementwise("norm 2", stream),
-        weight("up", ffn),
-        elementwise("activation", ("whole", "split", "tokens"), ffn),
+        weight("up", 4.0),
+        elementwise("activation", ("whole", "split", "tokens"), 4.0),
         weight("down"),
         elementwise("residual 2", stream),
     )
