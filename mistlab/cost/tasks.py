@@ -18,6 +18,7 @@ from mistlab.cost.expert_seconds import exchanged_s
 from mistlab.cost.groups_on_nodes import Shapes, shapes_of
 from mistlab.cost.known_layers import figures_of_layers
 from mistlab.cost.late_sends import late_s
+from mistlab.cost.layer_exchanges import LayerExchanges
 from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, work_of
 from mistlab.cost.links import LinkTime, LinkTimes
 from mistlab.cost.rates import compute_of, slowdown_of, slowdown_of_8_bits
@@ -30,7 +31,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.derived_slowdowns import slowdowns_of_group
 from mistlab.schedule.slot_table import SHARDED_GRADIENTS, Template
 from mistlab.symbolic.distinct import Known
-from mistlab.symbolic.exchanges import EXCHANGES, Beside, Collective
+from mistlab.symbolic.exchanges import Collective
 from mistlab.symbolic.graph import PHASES as GRAPH_PHASES
 from mistlab.symbolic.graph import Phase as GraphPhase
 from mistlab.symbolic.layer_types import LayerTypes
@@ -178,11 +179,11 @@ class TaskSeconds:
         self.tied_s = self._tied()
         self.parameters = np.stack([layer.parameters for layer in self.of_type])
         self.experts = np.stack([layer.experts for layer in self.of_type])
-        self._exchanged: dict[int, Mapping[Beside | None, Values]] = {}
         self.tensor_s: dict[str, Values] = {}
         self.hidden_s: Values = np.zeros_like(self.parameters)
+        exchanges = LayerExchanges(self._over, self._to_experts)
         for phase in GRAPH_PHASES:
-            self.tensor_s[phase] = self._tensor_parallel(phase)
+            self.tensor_s[phase] = self._tensor_parallel(phase, exchanges)
         self._found: dict[tuple[str, str], Values] = {}
 
     def alone(self, kind: str, direction: str) -> Values:
@@ -302,46 +303,18 @@ class TaskSeconds:
                 seconds[..., rows] = link(size_bytes[..., rows], count)
         return seconds
 
-    def _tensor_parallel(self, phase: GraphPhase) -> Values:
+    def _tensor_parallel(self, phase: GraphPhase, exchanges: LayerExchanges) -> Values:
         """Seconds (T, S) of the collectives in one pass of a layer that nothing hides."""
         passes = [layer.passes[phase] for layer in self.of_type]
-        seconds = np.stack([self._exchanged_s(one) for one in passes])
+        seconds = np.stack([exchanges.waited_s(one) for one in passes])
         if phase == "backward":
             if self.model.template.overlaps_tensor_backward:
-                self.hidden_s = np.stack([self._hidden_s(one, "weights") for one in passes])
+                self.hidden_s = np.stack([exchanges.hidden_s(one, "weights") for one in passes])
                 seconds -= self.hidden_s
-                seconds -= np.stack([self._hidden_s(one, "input") for one in passes])
+                seconds -= np.stack([exchanges.hidden_s(one, "input") for one in passes])
             for layer_type, again in self._again():
-                seconds[layer_type] += self._exchanged_s(again)
+                seconds[layer_type] += exchanges.waited_s(again)
         return seconds
-
-    def _hidden_s(self, one: Pass, beside: Beside) -> Values:
-        """Seconds (S) of the collectives of a pass that run beside products."""
-        return np.asarray(np.minimum(self._exchanges(one).get(beside, 0.0), one.beside_s[beside]))
-
-    def _exchanged_s(self, one: Pass) -> Values:
-        """Seconds (S) of all collectives of a pass, but for those that attention hides."""
-        exchanges = self._exchanges(one)
-        if not exchanges:
-            return np.zeros_like(one.compute_s)
-        seconds = np.sum([*exchanges.values()], axis=0)
-        if "attention" in exchanges:
-            seconds = seconds - self._hidden_s(one, "attention")
-        return np.asarray(seconds)
-
-    def _exchanges(self, one: Pass) -> Mapping[Beside | None, Values]:
-        """Seconds (S) of the collectives of a pass, by the products beside which they can run."""
-        if id(one) not in self._exchanged:
-            found: dict[Beside | None, Values] = {}
-            for name, (messages, size_bytes) in one.exchanged.items():
-                row = EXCHANGES[name]
-                if row.group == "experts":
-                    seconds = self._to_experts(size_bytes, messages)
-                else:
-                    seconds = self._over(row.group, row.collective, size_bytes, messages)
-                found[row.beside] = found.get(row.beside, 0.0) + seconds
-            self._exchanged[id(one)] = found
-        return self._exchanged[id(one)]
 
     def _to_experts(self, size_bytes: Values, messages: Values) -> Values:
         """Seconds (S) of exchanges between ranks with different experts."""

@@ -1,0 +1,56 @@
+"""How long the collectives inside layers take, and how much of that time products hide.
+
+Axes: S strategies.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.layers import Pass
+from mistlab.symbolic.exchanges import EXCHANGES, Beside, Collective
+
+Values = NDArray[np.float64]
+# Seconds (S) of a collective over a group by its name, for its bytes and its messages (S each).
+Over = Callable[[str, Collective, Values, Values], Values]
+# Seconds (S) of exchanges between ranks with different experts, for their bytes and messages.
+ToExperts = Callable[[Values, Values], Values]
+
+
+class LayerExchanges:
+    """The collectives of passes of layers, for some strategies (S)."""
+
+    def __init__(self, over: Over, to_experts: ToExperts) -> None:
+        self._over = over
+        self._to_experts = to_experts
+        self._found: dict[int, Mapping[Beside | None, Values]] = {}
+
+    def waited_s(self, one: Pass) -> Values:
+        """Seconds (S) of all collectives of a pass, but for those that attention hides."""
+        exchanges = self._by_product(one)
+        if not exchanges:
+            return np.zeros_like(one.compute_s)
+        seconds = np.sum([*exchanges.values()], axis=0)
+        if "attention" in exchanges:
+            seconds = seconds - self.hidden_s(one, "attention")
+        return np.asarray(seconds)
+
+    def hidden_s(self, one: Pass, beside: Beside) -> Values:
+        """Seconds (S) of the collectives of a pass that run beside some of its products."""
+        exchanged_s = self._by_product(one).get(beside, 0.0)
+        return np.asarray(np.minimum(exchanged_s, one.beside_s[beside]))
+
+    def _by_product(self, one: Pass) -> Mapping[Beside | None, Values]:
+        """Seconds (S) of the collectives of a pass, by the products beside which they can run."""
+        if id(one) not in self._found:
+            found: dict[Beside | None, Values] = {}
+            for name, (messages, size_bytes) in one.exchanged.items():
+                row = EXCHANGES[name]
+                if row.group == "experts":
+                    seconds = self._to_experts(size_bytes, messages)
+                else:
+                    seconds = self._over(row.group, row.collective, size_bytes, messages)
+                found[row.beside] = found.get(row.beside, 0.0) + seconds
+            self._found[id(one)] = found
+        return self._found[id(one)]
