@@ -2,8 +2,8 @@
 
 Tables are CSVs (docs/reference/measurement-tables.md). For each fit the command prints the error on
 rows that it did not see: every second size, a whole shape of group, a whole width, a run left out.
-What is written is fitted on all rows; what no table was given for stays as it is in --hardware, or
-comes from --borrow where that has nothing.
+The written fits are of all rows. A group without a table stays as it is in --hardware; if that has
+none, the group of --borrow is taken.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Write the page and the picture of predicted beside measured runs.
 
-Tables are those of predict_runs (docs/reference/measured-runs.md). The page has the errors of every
-table, raw and in groups, how many measurements lie within the bounds, how far repeated runs lie
-apart, which measurements lie within bounds that were made without their groups, and what was
-refused. With --profile the errors under that profile stand beside.
+Tables are those of predict_runs (docs/reference/measured-runs.md). The page has, for every
+table: errors, raw and in groups; the share of measurements within the bounds, and within bounds
+that were made without the run's group; the spread of repeated runs; the refused rows. With
+--profile it also has the errors under that profile.
 """
 
 import argparse

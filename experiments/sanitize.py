@@ -1,11 +1,12 @@
 """Check without a GPU that a plan would run right on GPUs.
 
-Three checks. Collectives: all ranks of a group enter its calls in one order, nobody waits in a
-circle. Hidden waits: the code of run_plan --device cuda runs on a device without memory, where a
-copy that blocks, a value that is read and a tensor in the wrong place show. Races: it runs again on
-CPU tensors, streams and events being notes in a graph; uses of the same memory on two streams must
-be ordered, and no memory may be handed out again while somebody uses it. Ranks that differ run one
-after another; sizes are made small, the structure is kept. Exit status 0: clean; 1: findings.
+There are three checks. Collectives: all ranks of a group must make its calls in one order, and no
+ranks may wait in a circle. Hidden waits: the code of run_plan --device cuda runs on a device
+without memory, which notices copies that block, values that are read, and tensors in the wrong
+place. Races: the code runs on CPU tensors, and notes streams and events in a graph. Uses of the
+same memory on two streams must be ordered, and no memory may be handed out again while a stream
+uses it. One rank of each kind runs, with small sizes and the plan's structure. Exit status 0:
+clean; 1: findings.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """One searcher, one plan: find the fastest plan that fits, say why, and write its file.
 
-The file runs unchanged with experiments.predict and every other command that takes plans. The best
-plans are played by the event simulator after the search: of those that predictions cannot tell
-apart the file has the one that is played fastest.
+The file runs unchanged with experiments.predict and every other command that takes plans. After
+the search the event simulator plays the best plan, and the plans that predictions cannot tell from
+it. The file has the plan that is played fastest.
 
-With --from PLAN.yaml nothing is searched: the changes of that plan that gain most by prediction
-are told, each alone and one after another, and the file has the plan with all of them.
+With --from PLAN.yaml nothing is searched. The command tells which changes of that plan gain most by
+prediction, each alone and one after another. The file has the plan with all of them.
 """
 
 import argparse

@@ -66,8 +66,8 @@ class Simulation:
 
     @property
     def iteration_s(self) -> float:
-        """Seconds until the last task has ended; where stages step apart, those of the stage that
-        takes longest from its own first task to its last."""
+        """Seconds until the last task has ended. If stages step apart: the longest time, over all
+        stages, from a stage's first task to its last."""
         if not self.graph.steps_apart:
             return max(self.times.ends_s, default=0.0)
         return max(map(self._apart_s, range(self.graph.stages)))

@@ -16,8 +16,11 @@ from mistlab.values.stages import StageCosts, StageFigures
 
 @dataclass(frozen=True, slots=True)
 class KnownStage:
-    """A stage's ``times`` in the order of ``StageTimes``, its part of a prediction, whether it fits
-    on its GPUs, the number of its GPUs, and the bytes that a rank of it keeps on its host."""
+    """The costs of a stage that was worked out before.
+
+    ``times`` are in the order of ``StageTimes``. ``fits`` is about the memory of its GPUs. A rank
+    keeps ``rank_host_bytes`` on its host.
+    """
 
     times: tuple[float, ...]
     prediction: StagePrediction

@@ -213,8 +213,10 @@ def _stage_columns(row: Row) -> StageBatch:
 
 
 def _recomputed(shares: np.ndarray) -> np.ndarray:
-    """The shares of layers that recompute everything, and those that recompute attention's core, of
-    stages that recompute these shares of their operators."""
+    """The shares of layers that recompute everything, and that recompute attention's core.
+
+    ``shares`` are the shares of their operators that stages recompute.
+    """
     everything = np.maximum(0.0, (shares - CORE_SHARE) / (1 - CORE_SHARE))
     return np.array([everything, np.minimum(shares / CORE_SHARE, 1 - everything)])
 

@@ -19,7 +19,7 @@ class PublishedRun:
 
     ``stages`` has fractional layers where the run split single operators; then ``plan`` is None.
     ``set`` is what the run is reported with, ``fold`` what a fit leaves out together. ``ran_by`` is
-    the engine that ran it, ``engine`` names the engine for plans that stands for that one.
+    the engine that ran it. ``engine`` names the engine of plans that are compared with this run.
     """
 
     name: str

@@ -250,7 +250,7 @@ def _engine(engine: str, found: FittedRuns, places: Sequence[int]) -> EngineCali
 def _far(half_width: float, widths: Sequence[LeftOutWidth]) -> tuple[float, float]:
     """How sure times are of widths that nobody measured, and how far away that was tried.
 
-    Widths are few, so the one that is predicted worst stands for those that will come.
+    Few widths were measured, so new widths are taken to be as unsure as the worst of them.
     """
     if not widths:
         return round(half_width * FAR_OF_NEAR, 4), 1.0

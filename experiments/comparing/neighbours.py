@@ -1,7 +1,8 @@
 """Plans one step away from another that save less memory, inside the same space.
 
-A step is the next lower number of recomputed blocks, ZeRO level or offload ratio of a stage (of all
-stages at once where the space keeps them alike), or micro-batches twice as large and half as many.
+A step lowers one choice of a stage to its next value: the number of recomputed blocks, the ZeRO
+level, or an offload ratio. If the space keeps stages alike, it lowers this choice of all stages. A
+step may also make micro-batches twice as large and half as many.
 """
 
 from collections.abc import Callable, Iterator

@@ -168,8 +168,8 @@ def svg_of(figure: Figure) -> str:
 def inline_svg(text: str, prefix: str) -> str:
     """An SVG file's text as an element of a page.
 
-    Its ids get a prefix, since pictures of one page share a name space; black and white become the
-    page's ink and paper, which are light on dark where the reader wants that.
+    Its ids get a prefix, because all pictures of a page share one name space. Black becomes the
+    page's ink and white its paper, so a reader's dark mode holds for pictures too.
     """
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

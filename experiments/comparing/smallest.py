@@ -1,10 +1,11 @@
 """Finds the plan that needs least memory when nothing fits, and the changes that would make one
 fit.
 
-For every mesh that all stages can have, even stages that recompute all blocks are tried with the
-smallest micro-batches, at each ZeRO level, with nothing, everything or one kind offloaded as far as
-the space allows. From the best of these plans, blocks move between stages and one kind's ratio
-changes while that helps. Every proposed change has been tried.
+First come plans of equal stages that recompute all blocks in the smallest micro-batches. They are
+tried on every mesh that all stages can have, and at each ZeRO level. They offload nothing, one kind
+or everything, as far as the space allows. Then the best of these plans is improved: blocks move
+between stages, and the ratio of one kind changes, while this helps. Every proposed change has been
+tried.
 """
 
 from collections.abc import Iterator, Sequence

@@ -44,9 +44,9 @@ class Report:
 class Study:
     """A run of an experiment that is under way: its options, its folder, and its rows so far.
 
-    ``earlier`` are the rows that an equal run left in the folder. A study that goes on with them
-    adds those again that still hold; until its end the others stay in the file too, so that a stop
-    loses none.
+    ``earlier`` are the rows that an equal run left in the folder. A study that goes on adds those
+    rows again that still hold. The other rows stay in the file until the study ends, so that no row
+    is lost if it is stopped.
     """
 
     options: argparse.Namespace

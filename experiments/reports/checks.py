@@ -40,8 +40,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """What is compared between runs: ``strict`` and ``timed`` are groups of twins that were,
-    ``failed_checks`` are those that did not run."""
+    """The outcome of comparing runs. ``strict`` and ``timed`` count the groups of twins that were
+    compared; ``failed_checks`` are the checks whose run failed."""
 
     strict: int
     timed: int

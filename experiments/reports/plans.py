@@ -1,9 +1,10 @@
 """The plans that a report on one GPU runs, in their order: data, and how a row becomes a job.
 
-A row is a model, tokens of a sequence, GB of a card whose memory is imitated, a micro-batch and how
-many of them, blocks computed again, and ratios of weights, gradients, optimizer state and
-activations in host memory. Rows that differ in ratios alone must have equal losses. Of pipelines,
-rows are of each stage, and stages run by themselves.
+A row lists a model, the tokens of a sequence, the memory of the card that is imitated (GB), the
+sequences of a micro-batch, the number of micro-batches, the number of recomputed blocks, and the
+ratios of weights, gradients, optimizer state and activations in host memory. Rows that differ only
+in ratios must have equal losses. A pipeline has a row for each stage, and each stage runs by
+itself.
 
 What is most likely to be wrong comes first: activations that leave and come back behind
 computation. Short strict runs compare losses bit by bit, with plans that keep everything and with

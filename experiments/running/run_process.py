@@ -18,8 +18,8 @@ CRASHED = 3
 def run_as_process(
     main: Callable[[Sequence[str]], int], arguments: Sequence[str], *, at_once: bool = False
 ) -> NoReturn:
-    """Run a command, and end the process: ``at_once`` if that is asked for, where the command
-    failed, and where other ranks were there.
+    """Run a command, and end the process: at once with ``at_once``, after a failure, or if there
+    were other ranks.
 
     Other ranks learn of a failure when this process's connections close. Threads that wait for a
     device or for them must not keep it. A thread of gloo that meets the interpreter's end takes

@@ -115,8 +115,7 @@ def _warn(options: argparse.Namespace) -> None:
 
 
 def _resume(session: "Session", options: argparse.Namespace) -> None:
-    """Go on from a checkpoint where that is asked for, and where there is one if it is the run's
-    own."""
+    """Go on from a checkpoint, if the options say so; from the run's own one only if it exists."""
     if goes_on(options):
         folder = checkpoints_of(options)
         path = session.resume_latest(folder, progress)

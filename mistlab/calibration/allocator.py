@@ -22,8 +22,7 @@ DEFAULT_OUTSIDE_MIB = 300.0
 
 
 def beyond_tensors(figures: StageFigures, stages: StageBatch, reserved: Values) -> Beyond:
-    """What the stages of a run show, whose tensors are predicted so that the two add up to what is
-    held."""
+    """The bytes that stages held beyond their predicted tensors, and terms that explain them."""
     shard = np.where(stages.zero >= 1, stages.data_parallel, 1)
     terms = np.stack([figures.largest_parameters / shard, stages.has_head * MIB_BYTES], axis=1)
     return terms, reserved - figures.peak_bytes, reserved

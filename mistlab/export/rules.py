@@ -217,8 +217,7 @@ def one_stage(job: Job) -> Job:
 
 
 def among_orders(names: Callable[[str], bool]) -> Rule:
-    """Another order of passes than those that the framework knows becomes 1F1B, and any order
-    where there is no pipeline."""
+    """The order of passes becomes 1F1B if the framework does not know it, or without a pipeline."""
 
     def rule(job: Job) -> Job:
         is_known = job.plan.num_stages > 1 and names(job.plan.order)

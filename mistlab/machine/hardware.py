@@ -36,8 +36,9 @@ class PeakTflops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU; ``memory_gib`` is the part of its memory that torch can use, ``board_watts`` the
-    most power that its board draws, ``cores`` those of a CPU's part that stands in for a GPU."""
+    """One GPU. ``memory_gib`` is the part of its memory that torch can use, ``board_watts`` the
+    most power that its board draws. ``cores`` are those of a CPU's part that stands in for a GPU.
+    """
 
     memory_gib: float = field(metadata=bounded(above=0))
     memory_gbytes_per_s: float = field(metadata=bounded(above=0))

@@ -1,11 +1,10 @@
 """How far measured runs lie from their predictions, by kind of run, and the bounds that follow.
 
-A run's kind is known before it runs: what software trains, on which GPUs, which blocks a model has,
-in how many bits, whether the model is tiny, and whether the run is a benchmark or training as users
-do it. Of each kind that enough runs of several models were measured of, a factor is kept within
-which 90 % of them lie. A run of a kind that was not measured takes the factor of the next wider
-kind. All factors are stretched, because a run whose model or number of GPUs was left out lies
-further off than the runs that are known.
+A run's kind is known before it runs: its software, its GPUs, the kinds of its blocks, the bits of
+its products, whether the model is tiny, and whether it is a benchmark or training as users do it. A
+kind with enough measured runs of several models has a factor: 90 % of these runs lie within it. A
+run of another kind takes the factor of the next wider kind. All factors are stretched, because runs
+with a new model or a new number of GPUs are predicted worse than the known runs.
 """
 
 import math

@@ -1,7 +1,6 @@
 """The order of a plan's passes: by its name, or read from the file that the plan names.
 
-An order file holds no more than every pass that the plan can have, so that one of another plan, or
-one that is no order at all, is refused by its size before it is read.
+A file that is longer than any order of the plan's passes is refused by its size, before it is read.
 """
 
 from codecs import BOM_UTF8

@@ -137,8 +137,8 @@ def _own_bytes(width: int) -> tuple[Sum, Sum]:
 
 
 def _round(width: int) -> _Way:
-    """Keys and values go round, and in the backward pass again with their gradients. A rank has
-    room for those that it attends to and for those that come."""
+    """Keys and values go round the ring; in the backward pass they go round again, with their
+    gradients. A rank has room for two parts: the one that it attends to, and the one that comes."""
     _, keys = _own_bytes(width)
     every = keys * Sum.named("cp")
     return _Way(

@@ -1,9 +1,9 @@
 """Heads that predict further tokens (multi-token prediction, as in DeepSeek V3, arXiv 2412.19437).
 
-For each token after the next a model has a norm of what its last block gives and one of the
-embedding of the token before, a product that makes one of both, a block of the kind of its last,
-and norm, logits and loss of its own. The tables of embedding and head are the model's own; the last
-stage of a pipeline has a copy of the embedding's table.
+A model predicts each token after the next in five steps. A norm of the output of its last block,
+and a norm of the embedding of the token before. A product that joins both. A block of the same kind
+as the last block. A further norm. Logits, and a loss. The tables of embedding and head are the
+model's own; the last stage of a pipeline has a copy of the embedding's table.
 
 All of it becomes part of the head's graph, so it lies on the last stage, is kept for one
 micro-batch, and never runs again.

@@ -106,7 +106,8 @@ def plain_profile(profile: Profile) -> Any:
 def space_from(plain: object, folder: Path) -> SearchSpace:
     """The space that a name, a path of a YAML file, or a mapping stands for.
 
-    A mapping keeps the choices of the space that it is ``like``, but for those that it lists.
+    A mapping takes its choices from the space that it names under ``like``, and changes those that
+    it lists.
     """
     if isinstance(plain, str) and _is_path(plain, (".yaml", ".yml")):
         path = _joined(folder, plain)

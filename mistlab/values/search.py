@@ -134,8 +134,8 @@ class StageBoundModel(StageCostModel, Protocol):
     def stage_bounds(
         self, least: "StageBatch", most: "StageBatch", *, engine: str = "mistlab"
     ) -> "StageCosts | None":
-        """Costs that no candidate undercuts that lies between those of ``least`` and of ``most``;
-        ``fits`` says if one of them may fit. None if this is not known of an engine.
+        """Lower bounds of the costs of all candidates between those of ``least`` and of ``most``;
+        ``fits`` says if one of them may fit. None if the engine has no such bounds.
 
         The two differ in positive ratios, and in numbers of recomputed blocks of which there are
         ``FEWEST_ALIKE`` at least and one block less than all at most.

@@ -25,8 +25,9 @@ class Unlike:
 def unlike_ranks(plan: Plan) -> list[Unlike]:
     """One rank of each kind.
 
-    Ranks are of one kind if they are on one stage, are both first in their tensor group or not, and
-    in their data group or not, and exchange the same sequences with their neighbours.
+    Two ranks are of one kind if they agree in four things: their stage, whether they are first in
+    their tensor group, whether they are first in their data group, and which sequences they
+    exchange with their neighbours.
     """
     topology = Topology(plan=plan)
     first: dict[object, int] = {}

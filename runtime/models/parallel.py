@@ -1,8 +1,7 @@
 """Linear layers, an embedding and a loss that are split over tensor-parallel ranks.
 
-Each takes a ``TensorParallel``, which says how many ranks there are and which one this is, and
-which reduces and gathers tensors. In a trace there are no other ranks, and collectives are only
-recorded.
+Each takes a ``TensorParallel``. It knows the number of ranks and the own rank's place, and it
+reduces and gathers tensors. In a trace there are no other ranks: collectives are only recorded.
 """
 
 from collections.abc import Callable, Iterator
