@@ -1,12 +1,13 @@
 """How long work on the four streams of a GPU takes while it runs side by side.
 
-While a set of streams is busy, each of them runs slower by a factor that depends on the set and on
-the group of GPUs that communicates; when one is done, the others go on under the factors of the
-smaller set. What comes out lies between the longest part and the sum of all.
+While a set of streams is busy, each stream of the set runs slower by a factor. The factor depends
+on the set, and on the shape of the group of GPUs that communicates. When a stream has done its
+work, the others go on under the factors of the smaller set. The time of all work is never shorter
+than the longest stream's work alone, and never longer than the sum.
 
-More work on a stream may make the whole shorter: while two kinds of copies run, communication can
-slow a third less. So ``lowered`` factors give a time that no greater work on the same streams
-undercuts (docs/decisions/0035-searches-that-prove.md).
+More work on one stream may make the whole shorter: while two kinds of copies run, communication can
+slow a third less. ``lowered`` factors give a lower bound instead, for this work and for any greater
+work on the same streams (docs/decisions/0035-searches-that-prove.md).
 
 Axes: C cases; the four streams last, in the order of ``mistlab.machine.slowdowns.STREAMS``.
 """
@@ -40,8 +41,11 @@ def factors_of(group: GroupSlowdowns) -> Factors:
 
 
 def lowered(factors: Factors) -> Factors:
-    """Factors (256, 4) by the streams that had work at first (times 16) and those still busy: the
-    least that a stream has beside these and any others that had work at first."""
+    """Factors (256, 4) that bound ``factors`` from below and grow with the set of busy streams.
+
+    A row is for the set A of streams that had work at first (times 16) and the set S that is still
+    busy. It has the least factor of each stream over all sets T, where S is in T and T is in A.
+    """
     sets = np.arange(len(factors))
     tables = []
     for first in sets:
@@ -62,8 +66,9 @@ def _is_in(sets: NDArray[np.int64]) -> NDArray[np.bool_]:
 def overlapped(
     alone: NDArray[np.float64], factors: Factors, awaited: Sequence[str] = STREAMS
 ) -> NDArray[np.float64]:
-    """Seconds (C) of work that would take ``alone`` (C, 4) by itself, until the ``awaited`` streams
-    are done with theirs; the factors may be ``lowered``."""
+    """Seconds (C) until the ``awaited`` streams have done their work, where all streams work at the
+    same time. The work of each stream takes ``alone`` (C, 4) by itself. Factors may be
+    ``lowered``."""
     chosen = np.array([STREAMS.index(stream) for stream in awaited])
     by_stream = np.ascontiguousarray(factors.T)
     # What nothing runs beside takes as long as it does by itself.
@@ -96,8 +101,8 @@ def _elapsed(
 def beside_endless(
     alone: NDArray[np.float64], factors: Factors
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds (C) until the other streams are done with work of ``alone`` (C, 4) while the link
-    between GPUs never rests, and the work (C) that the link does meanwhile."""
+    """Seconds (C) until all other streams have done their work of ``alone`` (C, 4) while the link
+    between GPUs never rests; and the work (C) that the link does in this time."""
     by_stream = np.ascontiguousarray(factors.T)
     left = np.ascontiguousarray(alone.T)
     left[LINK] = 0.0
@@ -115,8 +120,9 @@ def beside_endless(
 
 
 def link_after(alone: NDArray[np.float64], factors: Factors, first: str) -> NDArray[np.float64]:
-    """Seconds (C) until the link between GPUs is done, while at first one other stream works, and
-    the others begin when it is done; zero where the link is done by then."""
+    """Seconds (C) until the link between GPUs is done, if the stream ``first`` works beside it, and
+    the other streams begin when ``first`` is done. Zero where the link is done before they begin.
+    """
     found = np.zeros(len(alone))
     one = STREAMS.index(first)
     rows = np.flatnonzero((alone[:, LINK] > 0) & (alone[:, one] > 0))
