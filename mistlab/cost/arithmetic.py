@@ -1,5 +1,6 @@
 """Counts the arithmetic operations of one training step, which do not depend on the plan."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -72,7 +73,9 @@ def _step_flop(workload: Workload, blocks: range, embeddings: int, heads: int) -
 
 @cache
 def _sequence_flop(workload: Workload) -> tuple[float, ...]:
-    """Operations of a sequence in the embedding, a block of each kind, and the head."""
+    """Operations of a sequence in the embedding, a block of each kind, and the head, if no expert
+    takes more tokens than another and none are dropped."""
+    workload = replace(workload, expert_imbalance=1.0, expert_capacity=None, expert_padding=False)
     ones = dict.fromkeys(sizes_of_candidates(), 1)
     sizes = {**constants_of(workload), **ones, "V": workload.model.padded_vocab(1)}
     columns = {name: np.array([float(size)]) for name, size in sizes.items()}

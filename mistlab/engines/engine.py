@@ -44,7 +44,8 @@ class Engine:
     the profile of the slowest cluster on which its runs were measured: a cluster without a profile
     may be as slow.
 
-    ``expert_exchange`` is how copies of tokens get to their experts. ``measured_as`` names the
+    ``expert_exchange`` is how copies of tokens get to their experts, and ``drops_tokens`` says
+    whether experts may have a capacity. ``measured_as`` names the
     engine whose measured runs say how sure this one's times are; empty stands for the engine
     itself.
 
@@ -87,6 +88,7 @@ class Engine:
     expert_exchange: ExpertExchange = AT_ONCE
     measured_as: str = ""
     optimizers: tuple[Optimizer, ...] = ("adamw",)
+    drops_tokens: bool = False
     is_for_plans: bool = True
     runs_here: bool = False
 

@@ -81,6 +81,7 @@ MEGATRON_CORE = Engine(
     step_moved={"fp16": 62, "bf16": 50, "fp8": 50, "fp4": 50, "fp32": 44},
     # Its precision-aware optimizer keeps either moment in 32, 16 or 8 bits.
     optimizers=("adamw", "adamw-bf16", "adamw-8bit"),
+    drops_tokens=True,
     host=_EAGER,
     expert_exchange=_PLAIN,
     cached_share=CACHED_SHARE,

@@ -39,6 +39,7 @@ MISTLAB = Engine(
     # and weights move 8.
     step_moved={"fp16": 44, "bf16": 40, "fp32": 36},
     optimizers=("adamw", "adamw-bf16", "adamw-8bit"),
+    drops_tokens=True,
     offloads=True,
     context_exchanges=(RING, GATHER, HEADS),
     takes_orders=True,

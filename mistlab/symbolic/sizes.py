@@ -36,8 +36,9 @@ def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
     if latent is not None:
         sizes |= {"u": latent.query_rank, "m": latent.key_rank, "v": latent.value_dim}
     if experts is not None:
-        sizes |= {"E": experts.count, "a": experts.active, "j": experts.ffn}
-        sizes |= {"A": experts.active * workload.expert_imbalance, "y": experts.shared_ffn or 1}
+        mean, busiest = workload.expert_load
+        sizes |= {"a": experts.active * mean, "A": experts.active * busiest}
+        sizes |= {"E": experts.count, "j": experts.ffn, "y": experts.shared_ffn or 1}
         sizes |= {"l": experts.hidden or 1}
     if scan is not None:
         sizes |= {"q": scan.heads, "p": scan.channels, "g": scan.groups, "e": scan.states}

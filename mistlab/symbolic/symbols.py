@@ -24,7 +24,7 @@ WORKLOAD_SIZES: Mapping[str, str] = {
     "m": "key_rank",
     "v": "value_dim",
     "E": "experts",
-    "a": "active",  # experts of a token
+    "a": "active",  # copies of a token that experts take, in the mean
     "A": "taken",  # copies of a token that the busiest rank's experts take
     "j": "expert_ffn",
     "y": "shared_ffn",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
@@ -276,11 +277,8 @@ def degree_problem(model: ModelSpec, degree: int) -> str:
 def _engine_problem(job: Job) -> FieldError | None:
     """The first thing in the job that the plan's engine cannot do."""
     engine, in_pipeline = ENGINES[job.plan.engine], job.plan.num_stages > 1
-    if problem := engine.precision_problem(job.workload.precision):
-        return FieldError("workload.precision", problem)
-    if problem := engine.optimizer_problem(job.workload.optimizer):
-        able = [row.name for row in ENGINES.values() if job.workload.optimizer in row.optimizers]
-        return FieldError("workload.optimizer", f"{problem}, or engine: {able[0]}")
+    if found := _engine_problem_of_workload(job.workload, engine):
+        return found
     for index, stage in enumerate(job.plan.stages):
         where = f"plan.stages[{index}]"
         if problem := engine.zero_problem(stage.zero, in_pipeline=in_pipeline):
@@ -289,6 +287,19 @@ def _engine_problem(job: Job) -> FieldError | None:
             return FieldError(f"{where}.offload", problem)
         if problem := engine.exchange_problem(stage.context_exchange):
             return FieldError(f"{where}.context_exchange", problem)
+    return None
+
+
+def _engine_problem_of_workload(workload: Workload, engine: Engine) -> FieldError | None:
+    if problem := engine.precision_problem(workload.precision):
+        return FieldError("workload.precision", problem)
+    if problem := engine.optimizer_problem(workload.optimizer):
+        able = [row.name for row in ENGINES.values() if workload.optimizer in row.optimizers]
+        return FieldError("workload.optimizer", f"{problem}, or engine: {able[0]}")
+    if workload.expert_capacity is not None and not engine.drops_tokens:
+        able = [row.name for row in ENGINES.values() if row.drops_tokens]
+        problem = f"given, but engine {engine.name} drops no tokens: leave it out, or give engine: "
+        return FieldError("workload.expert_capacity", f"{problem}{able[0]}")
     return None
 
 

@@ -1,11 +1,13 @@
 """Experts in values, layer graphs, memory, links, predictions and searches; 8-bit products."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.expert_seconds import exchanged_s
 from mistlab.cost.links import LinkTimes
 from mistlab.engines.expert_exchange import ExpertExchange
@@ -16,7 +18,7 @@ from mistlab.symbolic.eight_bit import CAST, DTYPE, DTYPE_OF_4, eight_bit, four_
 from mistlab.symbolic.layer import expressions_of
 from mistlab.symbolic.library import graph_of
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.errors import FieldError
+from mistlab.values.errors import FieldError, InputError
 from mistlab.values.job import Job, job_from_mapping, job_to_mapping
 from mistlab.values.mesh import groups_of, ranks_of
 from mistlab.values.model import ModelSpec
@@ -110,6 +112,58 @@ def test_the_busiest_rank_takes_more() -> None:
     more = rows * (6 * 1024 * 2048 + 2 * 2048)
     assert busy.forward_flop - plain.forward_flop == pytest.approx(more)
     assert (busy.activations_bytes > plain.activations_bytes).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "load"),
+    [
+        ({"expert_imbalance": 1.5}, (1.0, 1.5)),
+        ({"expert_imbalance": 1.5, "expert_capacity": 1.2}, (1.0, 1.2)),
+        ({"expert_imbalance": 1.1, "expert_capacity": 1.2}, (1.0, 1.1)),
+        ({"expert_capacity": 0.5}, (0.5, 0.5)),
+        ({"expert_imbalance": 1.1, "expert_capacity": 1.2, "expert_padding": True}, (1.2, 1.2)),
+    ],
+)
+def test_a_capacity_drops_or_pads_tokens(given: dict[str, Any], load: tuple[float, float]) -> None:
+    work = replace(WORK, **given)
+    assert work.expert_load == load
+    batch = StageBatch(
+        layers=1, data_parallel=np.array([8]), tensor_parallel=1, micro_batch=1, expert_parallel=8
+    )
+    plain, own = (StageModel.of(one, "megatron-core").figures(batch) for one in (WORK, work))
+    # Three products of 2 operations forward, and gates of one operation.
+    more = 2048 * 2 * (load[1] - 1) * (6 * 1024 * 2048 + 2 * 2048)
+    assert own.forward_flop - plain.forward_flop == pytest.approx(more)
+    assert model_flop(work) == model_flop(WORK)
+
+
+def test_padded_tokens_are_sent_and_dropped_ones_are_not() -> None:
+    plan = with_stages(expert_parallel=8)
+    seconds = []
+    for given in (
+        {"expert_capacity": 0.5},
+        {},
+        {"expert_capacity": 2.0},
+        {"expert_capacity": 2.0, "expert_padding": True},
+    ):
+        work = replace(WORK, **given)
+        closed = SymbolicPredictor(workload=work, cluster=CLUSTER).predict(plan)
+        played = EventSimulator(workload=work, cluster=CLUSTER).predict(plan)
+        assert closed.iteration_s == pytest.approx(played.iteration_s, rel=0.01)
+        seconds.append(closed.iteration_s)
+    assert seconds[0] < seconds[1] == seconds[2] < seconds[3]
+
+
+def test_a_capacity_that_means_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="the model has no experts: leave it out"):
+        replace(WORK, model=replace(MODEL, experts=None), expert_capacity=1.0)
+    with pytest.raises(InputError, match="True does not go without expert_capacity"):
+        replace(WORK, expert_padding=True)
+    with pytest.raises(InputError, match="engine fsdp drops no tokens: leave it out, or give"):
+        job(
+            Plan(engine="fsdp", micro_batches=8, stages=(replace(STAGE, layers=8),)),
+            replace(WORK, expert_capacity=1.0),
+        )
 
 
 def test_kinds_of_blocks() -> None:
