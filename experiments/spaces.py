@@ -1,8 +1,9 @@
-"""Spaces side by side: whether a search of the largest one ever ends with a worse plan.
+"""Spaces side by side: whether a search of a larger space ever ends with a worse plan.
 
 Each problem of the published evaluation is searched in spaces that contain one another, by the
 default searcher within equal budgets of evaluations. A larger space has every plan of a smaller
-one, so a worse answer is the search's fault, and is named.
+one, so a worse answer is the search's fault, and is named. Problems are searched in processes side
+by side.
 """
 
 import argparse
@@ -37,8 +38,8 @@ def _parser() -> argparse.ArgumentParser:
         "--families",
         nargs="+",
         choices=FAMILIES,
-        default=FAMILIES[:1],
-        help="models of the evaluation (default: gpt3)",
+        default=FAMILIES,
+        help="models of the evaluation (default: all)",
     )
     return parser
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,9 @@ from experiments import (
     space_size,
     spaces,
 )
+from experiments.bars.cases import case_of, clusters
 from experiments.cli.commandline import run
+from experiments.frame.remembered import Remembered
 from experiments.questions import published_configurations as published
 from experiments.questions import spaces as side_by_side
 from experiments.questions.scaling import efficiencies, falls_faster
@@ -28,7 +30,11 @@ from experiments.questions.sensitivity import worse
 from experiments.questions.space_size import FEATURES
 from mistlab.runs.configuration import configuration_of
 from mistlab.runs.table import TableRow
+from mistlab.values.search import Budget
 from mistlab.values.space import space_of
+from searchers.registry import SEARCHERS
+from searchers.strategy import StrategySearcher
+from simulators.symbolic import SymbolicPredictor
 
 SMALL = ("--model", "llama-1.3b", "--sequence-length", "1024", "--global-batch", "8")
 
@@ -260,22 +266,44 @@ def test_spaces_are_searched_side_by_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(side_by_side, "SPACES", ("3d", "+zero", "mist", "everything"))
-    monkeypatch.setattr(side_by_side, "QUICK_SIZES", ("1.3b",))
     options = ["--hardware", "a100-40gb", "--evaluations", "20"]
     content = answer_of(spaces, tmp_path, capsys, *options)
     assert content["worse"] == []
-    assert [row["space"] for row in content["rows"]] == ["3d", "+zero", "mist", "everything"]
+    names = [f"A100 {family}-1.3b" for family in ("gpt3", "llama", "falcon")]
+    asked = [(row["problem"], row["space"]) for row in content["rows"]]
+    assert asked == [*product(names, ("3d", "+zero", "mist", "everything"))]
 
 
 def test_a_space_that_ends_worse_than_a_smaller_one_is_named() -> None:
     def row(space: str, seconds: float | None) -> dict[str, Any]:
         return {"problem": "one", "budget": 9, "space": space, "iteration_s": seconds}
 
-    good = [row("3d", 2.0), row("mist", None), row("everything", 2.0)]
+    good = [row("3d", None), row("mist", 2.0), row("everything", 2.0)]
     assert side_by_side.worse(good) == []
-    bad = [row("3d", 2.0), row("mist", 3.0), row("everything", 2.5)]
-    named = {"problem": "one", "budget": 9, "space": "3d", "factor": 1.25}
-    assert side_by_side.worse(bad) == [named]
+    bad = [row("3d", 2.0), row("mist", None), row("everything", 2.5)]
+    where = {"problem": "one", "budget": 9, "smaller": "3d"}
+    assert side_by_side.worse(bad) == [
+        {**where, "space": "mist", "factor": None},
+        {**where, "space": "everything", "factor": 1.25},
+    ]
+
+
+def test_remembered_answers_are_those_of_the_predictor() -> None:
+    """A search that asks again asks the predictor for no stage."""
+    problem = case_of(clusters("a100-40gb")[0], "gpt3", "1.3b", "flash").problem()
+    predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
+    remembered = Remembered(predictor=predictor)
+
+    def found(of: Remembered | SymbolicPredictor) -> tuple[float, int]:
+        searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=of)
+        result = searcher.search(problem, space_of("mist"), Budget(evaluations=50), 0)
+        assert result.prediction is not None
+        return result.prediction.iteration_s, result.stage_evaluations
+
+    first, asked = found(remembered), len(remembered.answers)
+    assert asked > 0
+    assert found(remembered) == first == found(predictor)
+    assert len(remembered.answers) == asked
 
 
 def test_published_configurations_are_played_beside_ours(

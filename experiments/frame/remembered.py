@@ -1,0 +1,67 @@
+"""Remembers what a predictor said of stages, for searches that ask about the same stages again.
+
+A search asks about many candidates at once, and one of a larger space often asks about the same
+candidates in the same order. The answer is the same, so no search ends otherwise.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Prediction
+from mistlab.values.stages import StageBatch, StageCosts
+from simulators.symbolic import SymbolicPredictor
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """A predictor and its answers about stages, by the question and the columns of candidates."""
+
+    predictor: SymbolicPredictor
+    answers: dict[Any, Any] = field(default_factory=dict)
+
+    def predict(self, plan: Plan) -> Prediction:
+        """The predicted cost of a plan."""
+        return self.predictor.predict(plan)
+
+    def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
+        """The predicted cost of each plan, in order."""
+        return self.predictor.predict_many(plans)
+
+    def stage_costs(self, batch: StageBatch, *, engine: str = "mistlab") -> StageCosts:
+        """The costs of each candidate."""
+        return self._answer(self.predictor.stage_costs, batch, engine=engine)
+
+    def stage_bounds(
+        self, least: StageBatch, most: StageBatch, *, engine: str = "mistlab"
+    ) -> StageCosts | None:
+        """Costs that no candidate between the two undercuts."""
+        return self._answer(self.predictor.stage_bounds, least, most, engine=engine)
+
+    def stage_fits(self, batch: StageBatch, *, engine: str = "mistlab") -> NDArray[np.bool_]:
+        """Whether each candidate fits on its GPUs."""
+        return self._answer(self.predictor.stage_fits, batch, engine=engine)
+
+    def _answer(self, ask: Callable[..., Answer], *batches: StageBatch, engine: str) -> Answer:
+        question = ask.__name__, engine, _digest(batches)
+        if question not in self.answers:
+            self.answers[question] = ask(*batches, engine=engine)
+        found: Answer = self.answers[question]
+        return found
+
+
+def _digest(batches: Sequence[StageBatch]) -> bytes:
+    """A short text for all columns: the columns themselves would take more room than answers."""
+    digest = blake2b(digest_size=32)
+    for batch in batches:
+        for name, column in batch.columns.items():
+            digest.update(f"{name} {column.dtype} {len(column)} ".encode())
+            digest.update(column.tobytes())
+    return digest.digest()
