@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from mistlab.cost.memory import room_of_plan
 from mistlab.engines.table import ENGINES
 from mistlab.runs.configuration import Configuration
 from mistlab.runs.jobs import job_of
@@ -20,6 +21,8 @@ MICRO_BATCH = (1, 2, 4)
 EXPERT = (4, 8, 16, 32, 64)
 # Recomputed blocks of a stage, as shares of its blocks, beside what the run itself recomputes.
 RECOMPUTED = (0.25, 0.5, 1.0)
+# Peaks of memory are predicted to within a tenth or so: configurations that leave as much will fit.
+LEFT = 0.1
 # Of each number of stages so many are tried with their blocks in chunks, and so many are played.
 CHUNKED, PLAYED = 4, 3
 
@@ -32,14 +35,22 @@ class Tried:
     job: Job
     prediction: Prediction
 
+    @property
+    def full(self) -> float:
+        """The share of its memory that the fullest GPU takes by prediction."""
+        room = room_of_plan(self.job.cluster, self.job.plan)
+        peaks = [stage.peak_reserved_bytes for stage in self.prediction.stages]
+        return float(max(peak / own for peak, own in zip(peaks, room, strict=True)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """The best configurations of a run's GPUs: how many were predicted, and the few that fit and
-    are fastest, each with its played seconds."""
+    are fastest, each with its played seconds. The ``roomy`` ones leave a tenth of the memory."""
 
     predicted: int
     played: Sequence[tuple[Tried, float]]
+    roomy: Sequence[tuple[Tried, float]]
 
 
 def search(run: Configuration) -> Search:
@@ -56,8 +67,15 @@ def search(run: Configuration) -> Search:
         if one.pipeline_parallel > 1
     )
     every = [*plain, *chunked]
-    best = _fastest(every)[:PLAYED]
-    return Search(predicted=len(every), played=[(one, played_s(one.job)) for one in best])
+    fitting = _fastest(every)
+    best = fitting[:PLAYED]
+    roomy = [one for one in fitting if one.full <= 1 - LEFT][:PLAYED]
+    seconds = {id(one): played_s(one.job) for one in (*best, *roomy)}
+    return Search(
+        predicted=len(every),
+        played=[(one, seconds[id(one)]) for one in best],
+        roomy=[(one, seconds[id(one)]) for one in roomy],
+    )
 
 
 def tried(runs: Iterable[Configuration]) -> list[Tried]:

@@ -317,6 +317,8 @@ def test_published_configurations_are_played_beside_ours(
     assert abs(row["published"]["error"]) < 0.12
     assert row["ours"]["fits"]
     assert row["gain"] == row["published"]["played_s"] / row["ours"]["played_s"] >= 1
+    assert row["roomy"]["full"] <= 0.9 < row["ours"]["full"] <= 1
+    assert row["roomy"]["played_s"] >= row["ours"]["played_s"]
 
 
 def test_every_published_configuration_is_read() -> None:
