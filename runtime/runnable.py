@@ -50,13 +50,11 @@ def _check_tokens(plan: Plan) -> None:
 
 
 def check_order(plan: Plan) -> None:
-    """Refuse an order of passes that the runtime does not have: chunks, and backwards in two."""
-    order = order_of_plan(plan)
-    has = "chunks" if order.chunks > 1 else "W" if any(map(splits_backward, order.stages)) else ""
-    if has:
+    """Refuse an order of passes that the runtime does not have: backward passes in two."""
+    if any(map(splits_backward, order_of_plan(plan).stages)):
         message = (
-            f"plan.order: {plan.order} has {has}, which are predicted and played alone: give an "
-            "order of whole backward passes of one chunk to run here"
+            f"plan.order: {plan.order} has W, which are predicted and played alone: give an order "
+            "of whole backward passes to run here"
         )
         raise InputError(message)
 

@@ -11,6 +11,7 @@ from typing import Self
 
 import torch
 
+from mistlab.schedule.plan_orders import ends_of_plan
 from mistlab.schedule.slot_table import Action
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
@@ -182,7 +183,7 @@ class Session:
             self._cap.measure()
             self._is_new = False
         self._spans = self._streams.spans()
-        if self.settings.stage not in (None, self.job.plan.num_stages - 1):
+        if self.settings.stage not in (None, ends_of_plan(self.job.plan)[1]):
             report = replace(report, loss=None)
         return report, seconds
 
@@ -277,7 +278,7 @@ class Session:
         """
         place, plan = self._executor.connections.place, self.job.plan
         stage = plan.stages[place.stage]
-        if place.stage not in (0, plan.num_stages - 1):
+        if place.stage not in ends_of_plan(plan):
             return []
         first = step * self.job.workload.global_batch + place.data * stage.micro_batch
         apart = stage.data_parallel * stage.micro_batch

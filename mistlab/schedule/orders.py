@@ -11,6 +11,7 @@ Orders whose chunks lie in a V are in ``mistlab.schedule.turning`` and
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
+from math import lcm
 
 from mistlab.schedule.controlled import CONTROLLED
 from mistlab.schedule.interleaved import interleaved_text
@@ -146,6 +147,16 @@ def fewer_micro_batches(order: str, num_stages: int, micro_batches: int) -> int:
     if order not in REPEATING or beyond < num_stages:
         return micro_batches
     return micro_batches - beyond // num_stages * num_stages
+
+
+def repeat_of(order: str, num_stages: int) -> int:
+    """After how many micro-batches an order has the same passes with the same rings of two
+    buffers.
+
+    >>> repeat_of("1f1b", 3), repeat_of("interleaved-2", 3)
+    (2, 6)
+    """
+    return lcm(2, num_stages) if order in REPEATING else 2
 
 
 def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: int) -> str:

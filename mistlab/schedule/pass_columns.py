@@ -16,7 +16,7 @@ from mistlab.schedule.places import goes_up, layer_at
 from mistlab.schedule.played import NOT_PLAYED, PLAYED
 from mistlab.schedule.slot_table import Phase, Task, Template
 from mistlab.schedule.stage_passes import StagePass
-from mistlab.schedule.stage_shape import StageShape
+from mistlab.schedule.stage_shape import ChunkLayers, StageShape
 from mistlab.values.plan import Offload
 
 _Entry = TypeVar("_Entry")
@@ -201,15 +201,15 @@ def stage_of(shape: PassShape) -> StageShape:
         for position, names in enumerate(shape.names)
         if any(name[-1] in "<>" for name in names)
     ]
+    blocks = range(min(layers), max(layers) + 1) if layers else range(0)
     swapped = {name[0] for names in shape.names for name in names if name[-1] in "<>"}
     return StageShape(
         template=Template(phases={shape.phase: shape.rows}, depth=shape.depth),
         stage=0,
         num_stages=1,
         micro_batches=1,
-        first_layer=0,
-        num_layers=len(shape.names),
-        blocks=range(min(layers), max(layers) + 1) if layers else range(0),
+        ends=(0, 0),
+        chunks=(ChunkLayers(layers=range(len(shape.names)), blocks=blocks),),
         zero=shape.zero,
         data_parallel=2,
         offload=Offload(

@@ -10,7 +10,7 @@ from typing import Literal
 
 from mistlab.schedule.buffers import TOUCHES, Buffers, Touched, Touches
 from mistlab.schedule.lanes import Lane, lane_of
-from mistlab.schedule.places import entry_of, ring_entries, slots_of, tasks_of_slot
+from mistlab.schedule.places import ring_entries, slots_of, tasks_of_slot
 from mistlab.schedule.slot_table import Task, Template
 from mistlab.schedule.stage_passes import StagePass
 from mistlab.schedule.stage_shape import RING, StageShape
@@ -57,10 +57,10 @@ class PassTasks:
 
     def of_pass(self, one: StagePass) -> Iterator[PassTask]:
         """The tasks of one pass, in the order in which they are issued."""
-        depth, count = self.template.depth, self.shape.num_layers
+        depth, count = self.template.depth, self._num_layers(one)
         if one.phase == "first_forward":
             yield from self._host_steps(one)
-            yield from self._room("open")
+            yield from self._room("open", one)
         if one.kind == "B" and self.shape.offload.activations > 0:
             # What has left since the last forward makes room for what comes back.
             yield self._memory("let go", "leaving")
@@ -68,10 +68,10 @@ class PassTasks:
             # Lanes keep the table's order.
             rows = tasks_of_slot(self.template.phases[one.phase], slot, count, depth)
             for row, position in sorted(rows, key=self.turn):
-                if self.shape.has(row, self.shape.layer_at(position, one.phase)):
+                if self.shape.has(row, self.shape.layer_at(position, one)):
                     yield self.task(row, slot, position, one)
         if one.phase == "first_forward":
-            yield from self._room("close")
+            yield from self._room("close", one)
 
     def turn(self, found: tuple[Task, int]) -> int:
         """A row's place in the order in which the rows of a slot are issued."""
@@ -84,8 +84,8 @@ class PassTasks:
     def task(self, row: Task, slot: int, position: int, one: StagePass, name: str = "") -> PassTask:
         """The task of a row for the layer at a position."""
         shape, name = self.shape, name or row.name
-        layer = shape.layer_at(position, one.phase)
-        entry = entry_of(one.number, position, shape.num_layers, self.template.depth)
+        layer = shape.layer_at(position, one)
+        entry = shape.entry_at(position, one, self.template.depth)
         touched = Touched(shape=shape, layer=layer, entry=entry, phase=one.phase, held=one.held)
         reads, writes = self.touches[name](touched)
         if row.kind in ("F", "B"):
@@ -103,8 +103,12 @@ class PassTasks:
             writes=writes,
         )
 
-    def _room(self, task: Memory) -> Iterator[PassTask]:
-        if self.shape.stages_tail(self.shape.blocks.start):
+    def _num_layers(self, one: StagePass) -> int:
+        return len(self.shape.chunks[one.chunk].layers)
+
+    def _room(self, task: Memory, one: StagePass) -> Iterator[PassTask]:
+        blocks = self.shape.chunks[one.chunk].blocks
+        if blocks and self.shape.stages_tail(blocks.start):
             yield self._memory(task, "optimizer slot")
 
     def _memory(self, task: Memory, ring: str) -> PassTask:
@@ -115,17 +119,17 @@ class PassTasks:
 
     def _host_steps(self, one: StagePass) -> Iterator[PassTask]:
         """The steps on the host, issued together: each begins when its gradients are there."""
-        for position in range(self.shape.num_layers):
-            if self.shape.steps_tail(self.shape.layer_at(position, one.phase)):
+        for position in range(self._num_layers(one)):
+            if self.shape.steps_tail(self.shape.layer_at(position, one)):
                 yield replace(self.task(_HOST_STEP, 0, position, one, HOST_STEP), lane="host")
 
     def _at_the_ends(self, position: int, layer: int, one: StagePass) -> tuple[Buffers, Buffers]:
         """More buffers that the first and the last layer of a pass read and write."""
         reads: Buffers = ()
         writes: Buffers = ()
-        if position == 0 and one.comes_from is not None:
+        if position == 0 and one.is_received:
             reads = (("inbox", self.shape.receipts.room_of(one)),)
-        if position == self.shape.num_layers - 1 and one.goes_to is not None:
+        if position == self._num_layers(one) - 1 and one.is_sent:
             writes = (("outbox", one.number % RING),)
         if layer == self.shape.last_layer and self.shape.has_head:
             if one.kind == "F":

@@ -106,9 +106,18 @@ class Placement:
         return bool(following) and following[0] != self.stages[part]
 
     def blocks_needed(self, stage: int) -> int:
-        """The fewest blocks of a stage: all parts have one but those with embedding and head."""
+        """The fewest blocks with which each part of a stage has a layer, be it the embedding or the
+        head."""
+        parts = self.of_stage(stage)
         ends = (0, len(self.stages) - 1) if self.num_stages > 1 else ()
-        return len([part for part in self.of_stage(stage) if part not in ends])
+        return next(
+            blocks
+            for blocks in range(len(parts) + 1)
+            if all(
+                share or part in ends
+                for share, part in zip(self.shares_of_blocks(blocks, stage), parts, strict=True)
+            )
+        )
 
     def shares_of_blocks(self, blocks: int, stage: int) -> tuple[int, ...]:
         """How many of a stage's blocks each of its chunks has.

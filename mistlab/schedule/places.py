@@ -49,6 +49,7 @@ def ring_entries(depth: int) -> int:
     return depth + 1
 
 
-def entry_of(passes_before: int, position: int, num_layers: int, depth: int) -> int:
-    """The entry of the rings that a layer takes; entries are counted on from pass to pass."""
-    return (passes_before * num_layers + position) % ring_entries(depth)
+def entry_of(layers_before: int, position: int, depth: int) -> int:
+    """The entry of the rings that a layer takes; ``layers_before`` counts the layers that the
+    passes before have passed."""
+    return (layers_before + position) % ring_entries(depth)

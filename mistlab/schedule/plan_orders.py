@@ -19,7 +19,7 @@ from mistlab.schedule.orders import (
     in_flight,
     order_problem,
 )
-from mistlab.schedule.placement import Placement, most_chunks
+from mistlab.schedule.placement import Placement, loop, most_chunks
 from mistlab.schedule.stage_passes import StagePasses, passes_of
 from mistlab.values.errors import InputError, refuse
 from mistlab.values.plan import Plan
@@ -86,8 +86,15 @@ def ends_of_plan(plan: Plan) -> tuple[int, int]:
     """The stages of a plan that have the embedding and the head."""
     if plan.order == DEFAULT_ORDER:
         return 0, plan.num_stages - 1
-    placement = order_of_plan(shortened(plan)).placement
+    placement = placement_of_plan(plan)
     return placement.first_stage, placement.last_stage
+
+
+def placement_of_plan(plan: Plan) -> Placement:
+    """Where the parts of a plan's model lie."""
+    if plan.order == DEFAULT_ORDER:
+        return loop(plan.num_stages)
+    return order_of_plan(shortened(plan)).placement
 
 
 @lru_cache(maxsize=1024)

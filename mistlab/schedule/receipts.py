@@ -2,8 +2,8 @@
 
 A send ends when it is received, and a stage has room for two outcomes under way. So a stage gets
 ready for a message one pass before the pass that needs it. Where stages would then wait for one
-another for ever, the receiver gets ready earlier and has more rooms. Messages in one direction are
-received in the order in which the neighbour sends them.
+another for ever, the receiver gets ready earlier and has more rooms. Messages of one kind from one
+neighbour are received in the order in which the neighbour sends them.
 """
 
 from collections.abc import Sequence
@@ -47,8 +47,8 @@ class StageReceipts:
 NO_RECEIPTS = StageReceipts(())
 
 
-# The stage that receives, and in which direction.
-_Way = tuple[int, PassKind]
+# The stage that receives, the kind of passes, and the stage that sends.
+_Way = tuple[int, PassKind, int]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,9 +79,9 @@ def _messages(passes: Sequence[StagePasses]) -> dict[_Way, list[_Message]]:
     for of_stage in passes:
         for source in of_stage:
             of = needed.get(source.key)
-            if of is not None and of.stage != source.stage:
+            if of is not None and of.is_received:
                 message = _Message(source=source, of=of, before=max(0, of.number - 1))
-                ways.setdefault((of.stage, of.kind), []).append(message)
+                ways.setdefault((of.stage, of.kind, source.stage), []).append(message)
     for messages in ways.values():
         # Nobody is ready for a later message before an earlier one.
         for earlier, later in zip(messages[-2::-1], messages[:0:-1], strict=True):
@@ -129,8 +129,8 @@ class _Dealings:
         passes, begun = self.passes[stage].passes, self.done[stage]
         for one in passes[begun:]:
             before = passes[one.number - self.rooms] if one.number >= self.rooms else None
-            is_kept = before is not None and self._leaves(before) and before.key not in self.left
-            if is_kept or (self._comes(one) and one.key not in self.arrived):
+            is_kept = before is not None and before.is_sent and before.key not in self.left
+            if is_kept or (one.is_received and one.key not in self.arrived):
                 break
             self.done[stage] += 1
         return self.done[stage] > begun
@@ -144,14 +144,6 @@ class _Dealings:
         problem = "an order that was checked waits for nothing but messages"
         raise AssertionError(problem)
 
-    @staticmethod
-    def _comes(one: StagePass) -> bool:
-        return one.comes_from is not None and one.comes_from.stage != one.stage
-
-    @staticmethod
-    def _leaves(one: StagePass) -> bool:
-        return one.goes_to is not None and one.goes_to.stage != one.stage
-
 
 class _Turn(NamedTuple):
     """The place of a receipt among all receipts of a stage; receipts of one way stay in order."""
@@ -163,7 +155,7 @@ class _Turn(NamedTuple):
 
 def _with_rooms(stage: int, ways: dict[_Way, list[_Message]], rooms: int) -> tuple[Receipt, ...]:
     turns: list[tuple[_Turn, _Message]] = []
-    for (receiver, _), messages in ways.items():
+    for (receiver, *_), messages in ways.items():
         latest = 0
         for place, message in enumerate(messages if receiver == stage else ()):
             latest = max(latest, message.of.number)

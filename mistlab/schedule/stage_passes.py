@@ -4,6 +4,7 @@ A pass's phase, its neighbours and its slot of activations are derived only here
 simulator and the runtime both use them.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -31,9 +32,9 @@ class StagePass:
     ``phase`` is ``first_forward`` for the first F of a chunk. It is ``last_backward`` for the
     chunk's last B, or for its last W if the stage has W (then all its B are ``backward``).
     ``is_first`` marks the first pass of its kind in its chunk, with which sums of gradients begin.
-    The micro-batch's activations take slot ``held`` from F to the last pass that needs them, and
-    no other micro-batch has this slot meanwhile. ``comes_from`` and ``goes_to`` are None at the
-    model's ends and for W.
+    The micro-batch's activations take slot ``held`` of the chunk from F to the last pass that needs
+    them, and no other micro-batch of the chunk has this slot meanwhile. ``comes_from`` and
+    ``goes_to`` are None at the model's ends and for W.
     """
 
     stage: int
@@ -53,6 +54,16 @@ class StagePass:
         return self.stage, self.kind, self.chunk, self.micro_batch
 
     @property
+    def is_received(self) -> bool:
+        """Whether another stage sends its input."""
+        return self.comes_from is not None and self.comes_from.stage != self.stage
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether its outcome is sent to another stage."""
+        return self.goes_to is not None and self.goes_to.stage != self.stage
+
+    @property
     def needs(self) -> PassKey | None:
         """The pass of another part that makes its input; None if there is none."""
         source = self.comes_from
@@ -63,7 +74,7 @@ class StagePass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePasses:
-    """A stage's passes in order; at most ``most_held`` slots of activations are in use at once.
+    """A stage's passes in order; at most ``most_held`` slots of all chunks are in use at once.
 
     ``placement`` says where the parts of all stages lie.
     """
@@ -167,22 +178,25 @@ def _phase(kind: PassKind, *, is_first: bool, is_last: bool, splits: bool) -> Ph
 
 @dataclass(slots=True, kw_only=True)
 class _Slots:
-    """Hands out slots of activations, lowest first; a pass of kind ``frees`` frees its slot."""
+    """Hands out each chunk's slots of activations, lowest first; a pass of kind ``frees`` frees its
+    slot. ``most`` slots were in use at once, ``made`` counts the slots of each chunk."""
 
     frees: PassKind
     most: int = 0
+    made: Counter[int] = field(default_factory=Counter)
     taken: dict[tuple[int, int], int] = field(default_factory=dict)
-    free: list[int] = field(default_factory=list)
+    free: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def of(self, one: OrderedPass) -> int:
         """The slot of a pass, which F takes and the last pass frees."""
-        key = one.chunk, one.micro_batch
+        key, free = (one.chunk, one.micro_batch), self.free[one.chunk]
         if one.kind == "F":
-            if not self.free:
-                heappush(self.free, self.most)
-                self.most += 1
-            self.taken[key] = heappop(self.free)
+            if not free:
+                heappush(free, self.made[one.chunk])
+                self.made[one.chunk] += 1
+            self.taken[key] = heappop(free)
+            self.most = max(self.most, len(self.taken))
         held = self.taken[key]
         if one.kind == self.frees:
-            heappush(self.free, held)
+            heappush(free, self.taken.pop(key))
         return held

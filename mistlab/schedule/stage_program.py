@@ -12,7 +12,7 @@ from typing import Literal
 
 from mistlab.schedule.buffers import Buffers
 from mistlab.schedule.hazards import Hazards
-from mistlab.schedule.lanes import LANES, Lane
+from mistlab.schedule.lanes import LANES, Lane, Transfer, lane_of_transfer
 from mistlab.schedule.pass_tasks import HOST_STEP, Memory, PassTask, PassTasks
 from mistlab.schedule.receipts import Receipt
 from mistlab.schedule.slot_table import Action, Kind, Phase, Task
@@ -151,10 +151,9 @@ class _Tasks:
 
     def _end(self) -> Iterator[Op]:
         shape = self.shape
-        layers = range(shape.first_layer, shape.last_layer + 1)
-        squares: Buffers = tuple(("squares", layer) for layer in layers)
+        squares: Buffers = tuple(("squares", layer) for layer in shape.layers)
         if shape.ties:
-            ends = {shape.first_layer, shape.last_layer} - set(shape.blocks)
+            ends = {*shape.layers} - {*shape.blocks}
             tables: Buffers = (*(("gradients", layer) for layer in sorted(ends)), ("squares", -1))
             yield self._reduction("tied", writes=(*tables, ("table",)))
             yield Op(task="drop table", lane="compute", phase="step", writes=(("table",),))
@@ -165,13 +164,18 @@ class _Tasks:
         return Op(task=task, lane="reduce_scatter", phase="step", reads=reads, writes=writes)
 
     def _receive(self, receipt: Receipt) -> Op:
-        lane: Lane = "receive_forward" if receipt.of.kind == "F" else "receive_backward"
+        source = receipt.of.comes_from
+        assert source is not None
+        lane = self._lane("receive", receipt.of, source.stage, self.shape.stage)
         return self._transfer("Y", lane, receipt.of, writes=(("inbox", receipt.room),))
 
     def _send(self, one: StagePass) -> Iterator[Op]:
-        if one.goes_to is not None:
-            lane: Lane = "send_forward" if one.kind == "F" else "send_backward"
+        if one.goes_to is not None and one.is_sent:
+            lane = self._lane("send", one, self.shape.stage, one.goes_to.stage)
             yield self._transfer("X", lane, one, reads=(("outbox", one.number % RING),))
+
+    def _lane(self, way: Transfer, one: StagePass, sender: int, receiver: int) -> Lane:
+        return lane_of_transfer(way, one.kind, sender, receiver, self.shape.num_stages)
 
     def _transfer(
         self,
@@ -183,7 +187,8 @@ class _Tasks:
         writes: Buffers = (),
     ) -> Op:
         above = (one.kind == "F") == (kind == "X")
-        layer = self.shape.last_layer if above else self.shape.first_layer
+        layers = self.shape.chunks[one.chunk].layers
+        layer = layers[-1] if above else layers[0]
         return Op(
             task=Action(stage=one.stage, kind=kind, layer=layer, micro_batch=one.micro_batch),
             lane=lane,

@@ -1,44 +1,60 @@
 """The shape of a stage: the choices of a plan that decide which tasks the stage has."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from typing import Self
 
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.places import layer_at, ring_entries
-from mistlab.schedule.plan_orders import passes_of_plan
+from mistlab.schedule.places import entry_of, layer_at, ring_entries
+from mistlab.schedule.plan_orders import ends_of_plan, passes_of_plan
 from mistlab.schedule.receipts import NO_RECEIPTS, StageReceipts, receipts_of
-from mistlab.schedule.slot_table import Phase, Task, Template
-from mistlab.schedule.stage_passes import NO_PASSES, StagePasses
+from mistlab.schedule.slot_table import Task, Template
+from mistlab.schedule.stage_chunks import parts_of_plan
+from mistlab.schedule.stage_passes import NO_PASSES, StagePass, StagePasses
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
 
 # The number of entries in the rings of a stage that the runtime executes.
 RING = ring_entries(ENGINES["mistlab"].template().depth)
+# The number of the embedding among the model's layers.
+EMBEDDING = 0
+# The most stages for which the places of all passes in the rings are kept.
+_MOST_KEPT = 64
 
 
 def shares_table(plan: Plan) -> bool:
-    """Whether tied embeddings are one table: in a plan of one stage that keeps whole weights.
+    """Whether tied embeddings are one table: if one stage has both, and keeps whole weights.
 
     If weights or gradients come and go layer by layer, embedding and head have a table each.
     """
-    (first, *others) = plan.stages
-    return not others and (first.data_parallel == 1 or first.zero <= 1)
+    first, last = ends_of_plan(plan)
+    own = plan.stages[first]
+    return first == last and (own.data_parallel == 1 or own.zero <= 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLayers:
+    """A chunk's layers and the blocks among them, numbered through the whole model."""
+
+    layers: range
+    blocks: range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
     """The choices that decide which tasks a stage has; ``zero`` is 0 for a single rank.
 
-    Tied embeddings share one table (``shares_table``), or have a table each, which ``ties`` keeps
-    alike.
+    ``chunks`` are in the order of the model. ``ends`` are the stages that have the embedding and
+    the head. Tied embeddings share one table (``shares_table``), or have a table each, which
+    ``ties`` keeps alike.
     """
 
     template: Template
     stage: int
     num_stages: int
     micro_batches: int
-    first_layer: int
-    num_layers: int
-    blocks: range
+    ends: tuple[int, int]
+    chunks: tuple[ChunkLayers, ...]
     zero: int
     data_parallel: int
     offload: Offload
@@ -60,10 +76,9 @@ class StageShape:
         steps_on_host: bool = False,
     ) -> Self:
         """The shape of one of a plan's stages."""
-        own, before = plan.stages[stage], sum(s.layers for s in plan.stages[:stage])
-        is_first, is_last = stage == 0, stage == plan.num_stages - 1
+        own, ends = plan.stages[stage], ends_of_plan(plan)
         zero = own.zero if own.data_parallel > 1 else 0
-        shares = tied and shares_table(plan)
+        shares = tied and stage in ends and shares_table(plan)
         passes = passes_of_plan(plan)
         return cls(
             template=ENGINES[plan.engine].template(
@@ -74,31 +89,64 @@ class StageShape:
             micro_batches=plan.micro_batches,
             passes=passes[stage],
             receipts=receipts_of(passes, RING)[stage],
-            first_layer=0 if is_first else before + 1,
-            num_layers=own.layers + is_first + is_last,
-            blocks=range(before + 1, before + 1 + own.layers),
+            ends=ends,
+            chunks=_chunks(plan, stage, passes[stage]),
             zero=zero,
             data_parallel=own.data_parallel,
             offload=own.offload,
             clips=clips,
-            ties=tied and (is_first or is_last) and not shares,
+            ties=tied and stage in ends and not shares,
             shares_table=shares,
             steps_on_host=steps_on_host,
         )
 
     @property
+    def first_layer(self) -> int:
+        """The number of the stage's first layer."""
+        return self.chunks[0].layers.start
+
+    @property
     def last_layer(self) -> int:
         """The number of the stage's last layer."""
-        return self.first_layer + self.num_layers - 1
+        return self.chunks[-1].layers[-1]
 
-    def layer_at(self, position: int, phase: Phase) -> int:
+    @property
+    def layers(self) -> list[int]:
+        """The numbers of the stage's layers."""
+        return [layer for chunk in self.chunks for layer in chunk.layers]
+
+    @property
+    def blocks(self) -> list[int]:
+        """The numbers of the stage's blocks."""
+        return [layer for chunk in self.chunks for layer in chunk.blocks]
+
+    def has_block(self, layer: int) -> bool:
+        """Whether a layer is one of the stage's blocks."""
+        return any(layer in chunk.blocks for chunk in self.chunks)
+
+    def layer_at(self, position: int, one: StagePass) -> int:
         """The layer that a pass meets at a position."""
-        return self.first_layer + layer_at(position, self.num_layers, phase)
+        layers = self.chunks[one.chunk].layers
+        return layers[layer_at(position, len(layers), one.phase)]
+
+    def entry_at(self, position: int, one: StagePass, depth: int = RING - 1) -> int:
+        """The entry of the rings that a pass's layer at a position takes."""
+        sizes = tuple(len(chunk.layers) for chunk in self.chunks)
+        before = _layers_before(self.passes, sizes)[one.number]
+        return entry_of(before, position, depth)
+
+    def entry_at_step(self, layer: int) -> int:
+        """The entry of the rings that a layer takes when it is stepped."""
+        for one in self.passes:
+            layers = self.chunks[one.chunk].layers
+            if one.phase == "first_forward" and layer in layers:
+                return self.entry_at(layers.index(layer), one)
+        raise AssertionError(layer)
 
     @property
     def has_head(self) -> bool:
         """Whether the stage computes the loss."""
-        return self.stage == self.num_stages - 1
+        return self.stage == self.ends[1]
 
     @property
     def rooms(self) -> int:
@@ -107,7 +155,7 @@ class StageShape:
 
     def offload_of(self, layer: int) -> Offload:
         """The offload ratios of a layer; those of the embedding and the head are zero."""
-        return self.offload if layer in self.blocks else NO_OFFLOAD
+        return self.offload if self.has_block(layer) else NO_OFFLOAD
 
     def borrows_table(self, layer: int) -> bool:
         """Whether a layer is a head that uses the embedding's table."""
@@ -143,3 +191,20 @@ class StageShape:
             "A": offload.activations,
         }
         return ratios[row.kind] > 0
+
+
+def _chunks(plan: Plan, stage: int, passes: StagePasses) -> tuple[ChunkLayers, ...]:
+    """The layers of each of a stage's chunks; the embedding is layer 0, the head the last."""
+    return tuple(
+        ChunkLayers(
+            layers=range(part.first_layer, part.blocks.stop + part.has_head), blocks=part.blocks
+        )
+        for part in parts_of_plan(plan, passes.placement)
+        if part.stage == stage
+    )
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _layers_before(passes: StagePasses, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """How many layers a stage passes before each of its passes; ``sizes`` are its chunks'."""
+    return tuple(accumulate((sizes[one.chunk] for one in passes), initial=0))

@@ -2,19 +2,22 @@
 
 The small plan keeps everything that decides a rank's tasks, their waits and their messages: stages,
 degrees, ZeRO levels, ratios, precision and padding. Widths shrink. So do the numbers of blocks and
-micro-batches, by even numbers, because tasks take turns in rings of two buffers.
+micro-batches, by even numbers in each chunk and each repetition of the order, because tasks take
+turns in rings of two buffers.
 """
 
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
-from mistlab.schedule.orders import is_order_path
+from mistlab.schedule.orders import REPEATING, is_order_path, repeat_of
+from mistlab.schedule.plan_orders import placement_of_plan
 from mistlab.values.dimensions import counts_of_blocks
 from mistlab.values.model import ModelSpec
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.workload import Workload
 
 MOST_BLOCKS = 6
+MOST_BLOCKS_OF_CHUNK = 3
 # Micro-batches beyond the number that fills the pipeline.
 MOST_BATCHES = 4
 MOST_SEQUENCE = 16
@@ -32,13 +35,13 @@ class SmallPlan:
 
 def small(workload: Workload, plan: Plan) -> SmallPlan:
     """The small plan of a plan."""
-    most = plan.num_stages + MOST_BATCHES
+    chunks = placement_of_plan(plan).chunks
     # An order that a file holds is of all of the plan's micro-batches.
     batches = plan.micro_batches
     if not is_order_path(plan.order):
-        batches = _at_most(batches, most)
+        batches = _few_batches(plan)
     shared = gcd(*(stage.micro_batch for stage in plan.stages))
-    stages = tuple(_small_stage(stage, shared) for stage in plan.stages)
+    stages = tuple(_small_stage(stage, shared, chunks) for stage in plan.stages)
     left_out = []
     blocks, most_blocks = (max(one.layers for one in of) for of in (stages, plan.stages))
     if blocks != most_blocks:
@@ -60,8 +63,19 @@ def small(workload: Workload, plan: Plan) -> SmallPlan:
     )
 
 
-def _small_stage(stage: StagePlan, shared: int) -> StagePlan:
-    layers = _at_most(stage.layers, MOST_BLOCKS)
+def _few_batches(plan: Plan) -> int:
+    """Fewer micro-batches; an order that repeats itself keeps two groups as large as the pipeline
+    at least."""
+    repeat = repeat_of(plan.order, plan.num_stages)
+    most = plan.num_stages + MOST_BATCHES
+    if plan.order in REPEATING:
+        most = 2 * plan.num_stages + repeat - 1
+    return _at_most(plan.micro_batches, most, repeat)
+
+
+def _small_stage(stage: StagePlan, shared: int, chunks: int) -> StagePlan:
+    most = max(MOST_BLOCKS, MOST_BLOCKS_OF_CHUNK * chunks)
+    layers = _at_most(stage.layers, most, 2 * chunks)
     counts = {name: stage.degree(name) for name in counts_of_blocks()}
     if layers < stage.layers:
         # Of blocks treated in one way some stay, and some of the others.
@@ -94,6 +108,10 @@ def _small_model(model: ModelSpec, degrees: int, layers: int) -> ModelSpec:
     )
 
 
-def _at_most(count: int, most: int) -> int:
-    """``count`` made at most ``most``, by an even number."""
-    return count if count <= most else most - (count - most) % 2
+def _at_most(count: int, most: int, step: int) -> int:
+    """``count`` made at most ``most``, by a multiple of ``step``.
+
+    >>> _at_most(9, 6, 2), _at_most(5, 6, 2)
+    (5, 5)
+    """
+    return count if count <= most else most - (most - count) % step

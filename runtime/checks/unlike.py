@@ -33,7 +33,7 @@ def unlike_ranks(plan: Plan) -> list[Unlike]:
     first: dict[object, int] = {}
     counts = Counter[object]()
     for stage in range(plan.num_stages):
-        neighbours = [n for n in (stage - 1, stage + 1) if 0 <= n < plan.num_stages]
+        neighbours = topology.neighbours(stage)
         for rank in topology.ranks(stage):
             place = topology.place(rank)
             exchanged = tuple(

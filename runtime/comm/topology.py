@@ -7,10 +7,12 @@ that both have.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
 
 import torch
 
+from mistlab.schedule.order_text import PassKind
+from mistlab.schedule.plan_orders import ends_of_plan, placement_of_plan
 from mistlab.schedule.stage_shape import shares_table
 from mistlab.values.mesh import GROUPS, groups_of, position_of, rank_of
 from mistlab.values.plan import Plan
@@ -22,7 +24,6 @@ CPU = torch.device("cpu")
 # experts and of replicas.
 _ELSEWHERE = ("experts", "expert tensor", "state replicas")
 GROUPS_HERE = [name for name in GROUPS if not name.endswith(_ELSEWHERE)]
-Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +99,21 @@ class Topology:
         return self.tied and not shares_table(self.plan)
 
     def ends(self) -> list[int]:
-        """The ranks of the first and the last stage."""
-        return sorted({*self.ranks(0), *self.ranks(self.plan.num_stages - 1)})
+        """The ranks of the stages with the embedding and the head."""
+        return sorted({rank for stage in ends_of_plan(self.plan) for rank in self.ranks(stage)})
 
     def links(self) -> Iterator[tuple[str, list[int]]]:
-        """The groups of neighbouring stages, by direction and by the lower stage."""
-        for stage in range(self.plan.num_stages - 1):
-            ranks = self.ranks(stage) + self.ranks(stage + 1)
-            yield f"forward {stage}", ranks
-            yield f"backward {stage}", ranks
+        """The groups of stages that exchange messages, by name (``link_of``)."""
+        stages = placement_of_plan(self.plan).stages
+        for above, below in sorted({pair for pair in pairwise(stages) if pair[0] != pair[1]}):
+            ranks = [rank for stage in sorted((above, below)) for rank in self.ranks(stage)]
+            yield link_of("F", above, below), ranks
+            yield link_of("B", below, above), ranks
+
+    def neighbours(self, stage: int) -> list[int]:
+        """The stages with which a stage exchanges messages."""
+        pairs = pairwise(placement_of_plan(self.plan).stages)
+        return sorted({one for pair in pairs if stage in pair for one in pair} - {stage})
 
     def transfers(self, rank: int, *, to_stage: int, receives: bool) -> list[Transfer]:
         """The transfers of a rank from, or to, the ranks of a neighbouring stage."""
@@ -132,24 +139,44 @@ class Topology:
     def traffic(self, rank: int, link: str) -> tuple[list[Transfer], list[Transfer]]:
         """The transfers that a rank sends over a link for each micro-batch, and those that it
         receives."""
-        direction, _, lower = link.partition(" ")
-        is_lower = self.place(rank).stage == int(lower)
-        other = int(lower) + 1 if is_lower else int(lower)
-        receives = (direction == "forward") != is_lower
+        sender, receiver = ends_of_link(link)
+        receives = self.place(rank).stage == receiver
+        other = sender if receives else receiver
         found = self.transfers(rank, to_stage=other, receives=receives)
         return ([], found) if receives else (found, [])
 
 
-def link_of(lane: str, stage: int) -> str:
-    """The link on which a lane of a stage sends or receives: ``send_forward``, for example."""
-    way, _, direction = lane.partition("_")
-    is_lower = (direction == "forward") == (way == "send")
-    return f"{direction} {stage if is_lower else stage - 1}"
+def link_of(kind: PassKind, sender: int, receiver: int) -> str:
+    """The link from one stage to another for what passes of a kind make.
+
+    A link between a stage and the next one has the number of the first of them.
+
+    >>> link_of("F", 1, 2), link_of("B", 2, 1), link_of("F", 2, 0), link_of("B", 0, 2)
+    ('forward 1', 'backward 1', 'forward 2 to 0', 'backward 0 to 2')
+    """
+    direction, above, below = (
+        ("forward", sender, receiver) if kind == "F" else ("backward", receiver, sender)
+    )
+    return f"{direction} {above}" if below == above + 1 else f"{direction} {sender} to {receiver}"
+
+
+def ends_of_link(link: str) -> tuple[int, int]:
+    """The stage that sends over a link, and the stage that receives.
+
+    >>> ends_of_link("backward 1"), ends_of_link("forward 2 to 0")
+    ((2, 1), (2, 0))
+    """
+    direction, _, stages = link.partition(" ")
+    sender, goes_elsewhere, receiver = stages.partition(" to ")
+    if goes_elsewhere:
+        return int(sender), int(receiver)
+    above = int(sender)
+    return (above, above + 1) if direction == "forward" else (above + 1, above)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Connections:
-    """A rank's groups: its tensor and data ranks, all ranks, and links to its neighbours.
+    """A rank's groups: its tensor and data ranks, all ranks, and links to other stages.
 
     ``gather`` and ``reduce`` have the same data-parallel ranks, so that both can be under way at
     once. ``links`` are named as in ``Topology.links``.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mistlab.schedule.stage_program import Op, flush, iterations
-from mistlab.schedule.stage_shape import StageShape
+from mistlab.schedule.stage_shape import EMBEDDING, StageShape
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.comm.group import Pending, then
@@ -226,33 +226,39 @@ class Executor:
 
     def _forward(self, op: Op) -> None:
         layer, shape, targets = op.layer, self.shape, None
-        if layer == shape.first_layer:
+        layers = self._layers_of(op)
+        if layer == layers[0]:
             self._flow = self._input(op)
         if shape.has_head and layer == shape.last_layer:
             targets = self._batches[op.micro_batch][1]
         assert self._flow is not None
         y = self.passes.forward(layer, op.micro_batch, op.entry, self._flow, targets)
-        self._flow = None if layer == shape.last_layer else y
+        self._flow = None if layer == layers[-1] else y
         if targets is not None:
             self._losses.copy_(y if op.is_of_first else self._losses + y)
-        elif layer == shape.last_layer:
-            self.boundary.outbox[op.turn] = y
+        elif layer == layers[-1]:
+            self.boundary.leave(op, y)
+
+    def _layers_of(self, op: Op) -> range:
+        assert op.of is not None
+        return self.shape.chunks[op.of.chunk].layers
 
     def _input(self, op: Op) -> Tensor:
-        if self.shape.stage == 0:
+        if op.layer == EMBEDDING:
             return self._batches[op.micro_batch][0]
-        return self.boundary.taken(op.room)
+        return self.boundary.taken(op)
 
     def _backward(self, op: Op) -> None:
-        layer, shape = op.layer, self.shape
-        if layer == shape.last_layer:
-            self._flow = self._share() if shape.has_head else self.boundary.taken(op.room)
+        layer, shape, layers = op.layer, self.shape, self._layers_of(op)
+        if layer == layers[-1]:
+            is_head = shape.has_head and layer == shape.last_layer
+            self._flow = self._share() if is_head else self.boundary.taken(op)
         assert self._flow is not None
         gradient = self.passes.backward(op, self._flow)
         self._flow = gradient
-        if layer == shape.first_layer:
-            if shape.stage > 0:
-                self.boundary.outbox[op.turn] = gradient
+        if layer == layers[0]:
+            if gradient is not None:
+                self.boundary.leave(op, gradient)
             self._flow = None
         if op.phase == "last_backward" and shape.data_parallel == 1:
             self.squares.take(layer, self.state.stepped_gradients(layer, op.entry))

@@ -79,9 +79,9 @@ def test_passes_of_chunks_say_where_micro_batches_come_from_and_go_to() -> None:
     assert [shown(one) for one in first][:5] == [
         ("F", 0, 0, "first_forward", True, 0),
         ("F", 0, 1, "forward", False, 1),
-        ("F", 1, 0, "first_forward", True, 2),
-        ("F", 1, 1, "forward", False, 3),
-        ("B", 1, 0, "backward", True, 2),
+        ("F", 1, 0, "first_forward", True, 0),
+        ("F", 1, 1, "forward", False, 1),
+        ("B", 1, 0, "backward", True, 0),
     ]
     assert (first.most_held, last.most_held) == (4, 3)
     ways = {(one.kind, one.chunk): (one.comes_from, one.goes_to) for one in first}

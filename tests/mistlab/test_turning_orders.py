@@ -245,3 +245,12 @@ def test_dualpipe_takes_as_long_as_dualpipe_v_on_half_the_stages() -> None:
     split = SplitTimes(weights_s=0.7 * one, unhidden_s=0 * one)
     passes = passes_of(named_order("dualpipe-v", stages // 2, micro_batches // 2))
     assert order_iteration_s(equal(stages, 1.0, 1.9), passes, split) == pytest.approx(both)
+
+
+def test_a_stage_needs_a_block_for_each_part_without_an_end() -> None:
+    """Blocks go to the first chunks first: of a W's first stage the one with the embedding too."""
+    twice = Placement((0, 1, 1, 0, 0, 1, 1, 0))
+    assert [twice.blocks_needed(stage) for stage in (0, 1)] == [3, 4]
+    assert 0 in twice.shares_of_blocks(2, 0)[1:-1]
+    assert [turning(2).blocks_needed(stage) for stage in (0, 1)] == [0, 2]
+    assert [loop(2, 2).blocks_needed(stage) for stage in (0, 1)] == [1, 1]

@@ -97,6 +97,11 @@ CASES: dict[str, Case] = {
         Plan(micro_batches=4, stages=(stage(3, tensor_parallel=2), stage(1))),
         TRAINING,
     ),
+    "2 ranks: two chunks a stage, tied": (
+        workload("llama", tied_embeddings=True),
+        Plan(micro_batches=4, stages=(stage(2, offload=MIXED), stage(2)), order="interleaved-2"),
+        TRAINING,
+    ),
     "2 ranks: tensor parallel": (
         workload("falcon", vocab=97),
         one_stage(tensor_parallel=2, micro_batch=4, offload=MIXED),

@@ -274,13 +274,22 @@ def test_ranks_that_wait_in_a_circle_are_found() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_fewer_micro_batches_have_the_same_tasks_and_waits(seed: int) -> None:
     _, plan = random_plan(seed, most_ranks=MOST_RANKS)
-    long = replace(plan, micro_batches=25)
+    assert_few_are_enough(replace(plan, micro_batches=25))
+
+
+def assert_few_are_enough(long: Plan) -> None:
     short = few_batches(long)
-    assert short.micro_batches < 20
-    for number in range(plan.num_stages):
+    assert short.micro_batches < 20 + len(long.stages)
+    for number in range(long.num_stages):
         seen = []
         for one in (short, long):
             programs = iterations(StageShape.of(one, number, clips=True, tied=True), 2)
             ops = [op for program in programs for op in program]
             seen.append({(op.name, op.lane, op.phase, op.waits) for op in ops})
         assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("order", ["interleaved-2", "interleaved-3"])
+def test_fewer_micro_batches_of_chunks_have_the_same_tasks_and_waits(order: str) -> None:
+    stages = tuple(stage(3, data_parallel=2, zero=3, offload=MIXED) for _ in range(3))
+    assert_few_are_enough(Plan(micro_batches=33, stages=stages, order=order))

@@ -1,6 +1,7 @@
 """Programs are free of races, and every wait in them is needed."""
 
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,12 @@ from mistlab.engines.table import ENGINES
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.stage_program import Op, iterations
 from mistlab.schedule.stage_shape import StageShape
+from mistlab.schedule.turning import zb_v_text
 from mistlab.values.plan import Plan
 from runtime.engine.streams.races import path, races, unallocated, without_wait
 from simulators.build import build_graph
 from simulators.pass_pattern import StageTasks
+from tests.pipeline_orders import whole_backwards
 from tests.runtime.worlds import MIXED, random_plan, stage
 from tests.sweep import sweep
 
@@ -83,10 +86,11 @@ def lanes_of_program(ops: list[Op]) -> dict[str, list[str]]:
 def lanes_of_simulation(plan: Plan, index: int) -> dict[str, list[str]]:
     """The same tasks as the event simulator has them, in the order of its slot table."""
     template = ENGINES[plan.engine].template()
-    stages = []
-    for one in range(plan.num_stages):
+    passes = passes_of_plan(plan)
+    parts = []
+    for one, chunk in passes[0].placement.places:
         shape = StageShape.of(plan, one)
-        layers = range(shape.first_layer, shape.last_layer + 1)
+        layers = shape.chunks[chunk].layers
         # Of rows of one kind the one that the lowest level of ZeRO has says which layers have it.
         rows = sorted(
             (row for phase in template.phases.values() for row in phase),
@@ -96,16 +100,16 @@ def lanes_of_simulation(plan: Plan, index: int) -> dict[str, list[str]]:
             (row.kind, row.direction): [1.0 * shape.has(row, layer) for layer in layers]
             for row in rows
         }
-        stages.append(
+        parts.append(
             StageTasks(
                 stage=one,
-                first_layer=shape.first_layer,
+                first_layer=layers.start,
                 zero=shape.zero,
                 seconds=seconds,
                 send_s=1.0,
             )
         )
-    graph = build_graph(stages, template, passes_of_plan(plan))
+    graph = build_graph(parts, template, passes)
     found: dict[str, list[str]] = {}
     for task in range(len(graph)):
         if graph.stage(task) == index:
@@ -119,6 +123,19 @@ def lanes_of_simulation(plan: Plan, index: int) -> dict[str, list[str]]:
 @pytest.mark.parametrize("seed", sweep(range(100), first=30))
 def test_lanes_run_the_simulators_tasks_in_the_simulators_order(seed: int) -> None:
     _, plan = random_plan(seed, most_ranks=16)
+    for index in range(plan.num_stages):
+        (program,) = iterations(StageShape.of(plan, index), 1)
+        assert lanes_of_program(program) == lanes_of_simulation(plan, index)
+
+
+@pytest.mark.parametrize("order", ["interleaved-2", "in a V"])
+def test_lanes_run_the_simulators_tasks_of_chunks_in_its_order(order: str, tmp_path: Path) -> None:
+    if order == "in a V":
+        file = tmp_path / "order.txt"
+        file.write_text(whole_backwards(zb_v_text(3, 6)))
+        order = str(file)
+    first = stage(4, zero=3, data_parallel=2, offload=MIXED, micro_batch=1)
+    plan = Plan(micro_batches=6, stages=(first, stage(3), stage(2, offload=MIXED)), order=order)
     for index in range(plan.num_stages):
         (program,) = iterations(StageShape.of(plan, index), 1)
         assert lanes_of_program(program) == lanes_of_simulation(plan, index)

@@ -1,5 +1,7 @@
 """A small plan has the structure of the plan that it stands for."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -110,6 +112,17 @@ def test_a_large_plan_becomes_small_and_keeps_its_structure() -> None:
     assert max(stage.layers for stage in made.plan.stages) <= MOST_BLOCKS
     assert made.workload.model.hidden < 300
     assert "6 micro" in " ".join(made.left_out) or "5 micro" in " ".join(made.left_out)
+
+
+@pytest.mark.parametrize("order", ["interleaved-2", "interleaved-4"])
+def test_a_large_plan_of_chunks_keeps_its_structure(order: str) -> None:
+    work, plan = large()
+    plan = replace(plan, micro_batches=66, order=order)
+    work = replace(work, global_batch=16 * 66)
+    made = small(work, plan)
+    assert_stands_for(made, work, plan)
+    assert made.plan.micro_batches <= 6
+    assert max(stage.layers for stage in made.plan.stages) <= 12
 
 
 @pytest.mark.parametrize("seed", sweep(range(20), first=8))

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from mistlab.schedule.lanes import Lane
 from mistlab.schedule.stage_program import Op, iterations
-from mistlab.schedule.stage_shape import StageShape
+from mistlab.schedule.stage_shape import EMBEDDING, StageShape
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.comm.group import Alone, Group
-from runtime.comm.topology import Topology, connected, link_of
+from runtime.comm.topology import Topology, connected
+from runtime.engine.storage.boundary import link_of_message
 from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "exchange"]
@@ -102,12 +103,8 @@ def calls_of(
 
 
 def _training(topology: Topology, rank: int, steps: tuple[Step, ...]) -> RankCalls:
-    stage = topology.place(rank).stage
     traffic = {
-        link: topology.traffic(rank, link)
-        for lower in (stage - 1, stage)
-        if 0 <= lower < topology.plan.num_stages - 1
-        for link in (f"forward {lower}", f"backward {lower}")
+        link: topology.traffic(rank, link) for link, ranks in topology.links() if rank in ranks
     }
     sends, receives = (
         {link: {t.peer: t.end - t.begin for t in both[way]} for link, both in traffic.items()}
@@ -197,34 +194,43 @@ class _Stage:
         return (Call(group="reduce", kind=kind, what=f"gradients of layer {op.layer}"),)
 
     def exchange(self, op: Op) -> tuple[Call, ...]:
-        """X and Y: a message to or from a neighbouring stage."""
-        link = link_of(op.lane, self.shape.stage)
+        """X and Y: a message to or from another stage."""
+        link = link_of_message(op)
         what = ACTIVATIONS if link.startswith("forward") else THEIR_GRADIENTS
-        return (Call(group=link, kind="exchange", what=f"{what} of micro-batch {op.micro_batch}"),)
+        what = f"{what} of micro-batch {op.micro_batch}"
+        if len(self.shape.chunks) > 1:
+            what = f"{what} behind layer {self._above(op)}"
+        return (Call(group=link, kind="exchange", what=what),)
+
+    def _above(self, op: Op) -> int:
+        """The layer whose output a message is, or has the gradient of."""
+        assert op.of is not None
+        is_output = (op.of.kind == "F") == (op.name == "X")
+        return op.layer if is_output else op.layer - 1
 
     def forward(self, op: Op) -> tuple[Call, ...]:
         """F: sums over tensor-parallel ranks where a split region ends, and those of the loss."""
-        if op.layer in self.shape.blocks:
+        if self.shape.has_block(op.layer):
             return self._sums(*(ACTIVATIONS,) * self.sums)
-        return self._sums(ACTIVATIONS) if op.layer < self.shape.blocks.start else self._sums(*LOSS)
+        return self._sums(ACTIVATIONS) if op.layer == EMBEDDING else self._sums(*LOSS)
 
     def backward(self, op: Op) -> tuple[Call, ...]:
         """B: the forward's sums if it runs again, and sums of gradients where a region begins."""
-        blocks, own = self.shape.blocks, self.topology.plan.stages[self.shape.stage]
-        if op.layer < blocks.start:
+        own = self.topology.plan.stages[self.shape.stage]
+        if op.layer == EMBEDDING:
             return ()
-        if op.layer not in blocks:
+        if not self.shape.has_block(op.layer):
             return self._sums(THEIR_GRADIENTS)
-        treatment = layer_treatments(own, blocks)[op.layer]
+        treatment = layer_treatments(own, self.shape.blocks)[op.layer]
         again = self.forward(op) if LAYER_RUNS[treatment].runs_again else ()
         return (*again, *self._sums(*(THEIR_GRADIENTS,) * self.sums))
 
     def tied(self, _: Op) -> tuple[Call, ...]:
         """The sum of the tied table's gradients over embedding and head."""
-        names = {name for name, ranks in self.topology.groups() if len(ranks) > 1}
-        group = "tied" if "tied" in names else "world"
+        sizes = {name: len(ranks) for name, ranks in self.topology.groups()}
+        group = "tied" if "tied" in sizes else "world"
         call = Call(group=group, kind="all_reduce", what="gradients of a table")
-        return (call,) if group in names else ()
+        return (call,) if sizes[group] > 1 else ()
 
     def report(self, _: Op) -> tuple[Call, ...]:
         """The sum of losses and squares."""

@@ -11,15 +11,14 @@ from itertools import zip_longest
 from typing import Literal
 
 from mistlab.schedule.lanes import LANES
-from mistlab.schedule.orders import is_order_path
+from mistlab.schedule.orders import GROUPS_PLAYED, REPEATING, is_order_path, repeat_of
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
 from runtime.checks.collectives.calls import Call, RankCalls, WorldCalls, calls_of
 from runtime.checks.collectives.deadlock import Waiting, deadlock
 
 Trouble = Literal["first call", "order", "messages", "deadlock"]
-# Micro-batches beyond the number that fills a pipeline, which repeat the same passes. The number is
-# even, because tasks take turns in rings of two buffers.
+# Micro-batches beyond the number that fills a pipeline, which repeat the same passes.
 MOST_STEADY = 4
 # Tasks of a long circle that a message names.
 MOST_TOLD = 8
@@ -61,8 +60,9 @@ def few_batches(plan: Plan) -> Plan:
     if is_order_path(plan.order):
         # The order that a file holds is of all micro-batches.
         return plan
-    most = 2 * plan.num_stages + MOST_STEADY
-    most += (plan.micro_batches - most) % 2
+    groups = GROUPS_PLAYED if plan.order in REPEATING else 2
+    most = groups * plan.num_stages + MOST_STEADY
+    most += (plan.micro_batches - most) % repeat_of(plan.order, plan.num_stages)
     return replace(plan, micro_batches=min(plan.micro_batches, most))
 
 

@@ -1,8 +1,12 @@
-"""Sends and receives activations and their gradients between stages: the tasks X and Y."""
+"""Sends and receives activations and their gradients between stages: the tasks X and Y.
+
+Between two chunks of one stage nothing is sent: the stage keeps what one makes for the other.
+"""
 
 import torch
 from torch import Tensor
 
+from mistlab.schedule.stage_passes import PassKey, StagePass
 from mistlab.schedule.stage_program import Op
 from mistlab.schedule.stage_shape import RING
 from runtime.comm.group import Pending
@@ -27,6 +31,8 @@ class Boundary:
         self.streams = streams
         self.inbox: list[Tensor | None] = [None] * rooms
         self.outbox: list[Tensor | None] = [None] * RING
+        # Outcomes for other chunks of this stage, by the passes that made them.
+        self._kept: dict[PassKey, Tensor] = {}
 
     def receive(self, op: Op) -> LaneWork:
         """Allocate a tensor, and return the work that receives into it."""
@@ -41,18 +47,44 @@ class Boundary:
         assert tensor is not None
         return lambda: self._exchange(op, tensor, receives=False)
 
-    def taken(self, room: int) -> Tensor:
-        """Take the received tensor out of the inbox."""
-        tensor = self.inbox[room]
+    def leave(self, op: Op, outcome: Tensor) -> None:
+        """Leave a pass's outcome for the stage that takes it, or for another chunk here."""
+        one = _pass(op)
+        if one.is_sent:
+            self.outbox[op.turn] = outcome
+        else:
+            self._kept[one.key] = outcome
+
+    def taken(self, op: Op) -> Tensor:
+        """Take a pass's input out of the inbox, or from another chunk of this stage."""
+        one = _pass(op)
+        if not one.is_received:
+            assert one.needs is not None
+            return self._kept.pop(one.needs)
+        tensor = self.inbox[op.room]
         assert tensor is not None
-        self.inbox[room] = None
+        self.inbox[op.room] = None
         return tensor
 
     def _exchange(self, op: Op, tensor: Tensor, *, receives: bool) -> Pending | None:
         connections = self.connections
-        name = link_of(op.lane, connections.place.stage)
+        name = link_of_message(op)
         group, ranks = connections.links[name]
         sent, received = connections.topology.traffic(connections.rank, name)
         transfers = received if receives else sent
         messages = [(tensor[t.begin : t.end], ranks.index(t.peer)) for t in transfers]
         return group.exchange([], messages) if receives else group.exchange(messages, [])
+
+
+def link_of_message(op: Op) -> str:
+    """The link over which a task X sends, or a task Y receives."""
+    one = _pass(op)
+    other = one.goes_to if op.name == "X" else one.comes_from
+    assert other is not None
+    ends = (one.stage, other.stage) if op.name == "X" else (other.stage, one.stage)
+    return link_of(one.kind, *ends)
+
+
+def _pass(op: Op) -> StagePass:
+    assert op.of is not None
+    return op.of

@@ -191,7 +191,7 @@ def _parts(
 def _staging(shape: StageShape, layers: Mapping[int, LayerState], device: torch.device) -> Staging:
     staged = [layer for layer in layers if shape.stages_tail(layer)]
     return Staging(
-        entries=[(layer - shape.first_layer) % RING for layer in staged],
+        entries=[shape.entry_at_step(layer) for layer in staged],
         kinds=MOMENTS,
         numel=max((layers[layer].optimizer[0].tail.numel() for layer in staged), default=0),
         device=device,

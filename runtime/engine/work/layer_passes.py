@@ -6,7 +6,7 @@ are taken apart: its input enters through a boundary that hands the input's grad
 the saved tensors refer to the input.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,7 +138,7 @@ class Passes:
         kept, shape = self.kept[layer, op.micro_batch], self.state.shape
         saved = kept.saved
         assert saved is not None
-        if layer == shape.blocks.start:
+        if any(layer == chunk.blocks.start for chunk in shape.chunks):
             self.carried_bytes = 0.0
         self.carried_bytes += shape.offload.activations * saved.size_bytes
         moves = []
@@ -252,7 +252,7 @@ LAYER_RUNS: dict[str, LayerRun] = {
 }
 
 
-def layer_treatments(stage: StagePlan, blocks: range) -> dict[int, str]:
+def layer_treatments(stage: StagePlan, blocks: Sequence[int]) -> dict[int, str]:
     """The treatment of each of a stage's blocks, by number; refuses treatments that cannot be
     trained."""
     names = treatments_of(stage.value)

@@ -92,7 +92,7 @@ def layer_modules(
             module=build.layer(layer),
             whole_shapes=_own_shapes(unsplit.layer(layer), borrows=shape.borrows_table(layer)),
         )
-        for layer in range(shape.first_layer, shape.last_layer + 1)
+        for layer in shape.layers
     }
 
 
