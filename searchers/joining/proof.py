@@ -13,7 +13,7 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from mistlab.schedule.orders import order_problem
+from mistlab.schedule.orders import DEFAULT_ORDER, order_problem
 from mistlab.values.plan import Plan
 from mistlab.values.search import Problem, StageBoundModel
 from mistlab.values.space import SearchSpace
@@ -182,5 +182,8 @@ class _GroupProof:
 
 
 def _can_run(plan: Plan) -> bool:
+    """Whether a plan can run its order; a single stage has the default order alone."""
+    if plan.num_stages == 1:
+        return plan.order == DEFAULT_ORDER
     fewest = min(stage.layers for stage in plan.stages)
     return not order_problem(plan.order, plan.num_stages, plan.micro_batches, fewest)
