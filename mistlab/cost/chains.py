@@ -18,11 +18,12 @@ A chain of the stage and the stages after it is one of
     waits for both, G > k        G t + 2 around - (k - 1) t + rounds
     waits for what is between    l + through                          l = lf + lb
 
-plus vf for the first micro-batch and vb for the last. In between a chain may wait for other
-micro-batches too, one after another: the forward after a gradient is that of the k-th micro-batch
-after it. Each such round takes around - (k - 1) t longer than the stage's own work meanwhile, so a
-steady pipeline waits for its sends. If one boundary between stages is slower than the others,
-rounds of its two stages alone can be longer.
+plus vf for the first micro-batch and vb for the last. Between its first forward and its own next
+pass a stage takes af longer. In between a chain may wait for other micro-batches too, one after
+another: the forward after a gradient is that of the k-th micro-batch after it. Each such round
+takes around - (k - 1) t longer than the stage's own work meanwhile, so a steady pipeline waits for
+its sends. If one boundary between stages is slower than the others, rounds of its two stages alone
+can be longer.
 
 The first gradient comes back later than after ``around`` if micro-batches that go before it hold it
 up: those that the stage itself runs ahead, or those that wait for the next stage, which runs one
@@ -59,8 +60,8 @@ Condition = bool | NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassLengths(Generic[Length]):
-    """The times of one stage that the recurrence uses; ``begin_s`` and ``end_s`` are work beside
-    its passes."""
+    """The times of one stage that the recurrence uses; ``begin_s``, ``after_first_s`` and ``end_s``
+    are work beside its passes."""
 
     forward_s: Length
     backward_s: Length
@@ -68,6 +69,7 @@ class PassLengths(Generic[Length]):
     through_backward_s: Length
     within_forward_s: Length
     within_backward_s: Length
+    after_first_s: Length
     begin_s: Length
     end_s: Length
     point_to_point_s: Length
@@ -190,8 +192,11 @@ def chained(
     first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
     own = _Own(algebra, stage, after, counts)
     # The time until the stage's first backward begins, and the time from its last forward's end.
-    there = first + longest("there", *own.until_gradient(after.around_first, stage.forward_s))
-    back = longest("back", *own.until_gradient(after.around_last, stage.backward_s)) + last
+    nothing, after_first = algebra.nothing, stage.after_first_s
+    to_gradient = own.until_gradient(after.around_first, stage.forward_s, after_first)
+    to_last = own.until_gradient(after.around_last, stage.backward_s, nothing)
+    there = first + longest("there", *to_gradient)
+    back = longest("back", *to_last) + last
     there_begun = longest("there_begun", begin + there, after.around_begun)
     back_ended = longest("back_ended", back + end, after.around_ended)
     begun = longest("begun", begin + first + after.through, after.through_begun)
@@ -241,7 +246,7 @@ class _Own(Generic[Length]):
         # What a backward takes longer after a forward of its own stage than after a wait.
         self.turn = stage.backward_s - stage.through_backward_s
         self.from_first_backward = pairs + backward * alone + last
-        self.to_last_forward = first + forward * alone + pairs
+        self.to_last_forward = first + stage.after_first_s + forward * alone + pairs
         never = self.to_last_forward + backward * counts.in_flight + stage.within_backward_s
         self.inside = [never]
         if counts.is_short is not False:
@@ -255,19 +260,21 @@ class _Own(Generic[Length]):
             between = pairs - self.turn + _rounds(algebra, stage, after, counts)
             self.between = _only(counts.alternates, between)
 
-    def until_gradient(self, around: Length, each: Length) -> list[Length]:
+    def until_gradient(self, around: Length, each: Length, before: Length) -> list[Length]:
         """The ways from the end of the first forward to the first gradient, or from the end of the
         last forward to the last gradient.
 
-        The micro-batch goes ``around``. Or the stage does all its passes ahead, ``each`` so long.
+        The micro-batch goes ``around``. Or the stage does all its passes ahead, ``each`` so long,
+        with what comes ``before`` them.
         Or it does all but one of them, and then waits for the next stage alone; with fewer
         micro-batches than stages the next stage runs as many ahead, so the stage does all.
         """
         ahead = self.counts.in_flight - 1
+        all_but_one = ahead - 1 + self.counts.is_short
         return [
             around,
-            each * ahead + self.turn,
-            self.after.nearest + each * (ahead - 1 + self.counts.is_short),
+            before + each * ahead + self.turn,
+            before * (1 * (all_but_one > 0)) + self.after.nearest + each * all_but_one,
         ]
 
     def ways(

@@ -38,6 +38,7 @@ def least_seconds(one: StageSeconds, other: StageSeconds) -> StageSeconds:
         delta_backward_s=least(one.delta_backward_s, other.delta_backward_s),
         within_forward_s=within_forward_s,
         within_backward_s=within_backward_s,
+        after_first_s=least(one.after_first_s, other.after_first_s),
         point_to_point_s=least(one.point_to_point_s, other.point_to_point_s),
         step_s=least(one.step_s, other.step_s),
         exposed_communication_s=least(one.exposed_communication_s, other.exposed_communication_s),

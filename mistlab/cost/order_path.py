@@ -32,12 +32,12 @@ Table = NDArray[np.float64]
 class SplitTimes:
     """The changes of backward passes that leave gradients of weights to passes of their own (C, P).
 
-    ``weights_s`` are the seconds of the passes for weights. ``unhidden_s`` are the seconds that
-    tensor-parallel ranks now wait for one another, which products for weights hid before.
+    ``weights_s`` are the seconds of the passes for weights, ``less_s`` those by which the backward
+    passes are shorter.
     """
 
     weights_s: Table
-    unhidden_s: Table
+    less_s: Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,6 +117,8 @@ def order_iteration_s(
             end = maximum(end, hosts.least_s(one, part, through))
         end = end + extra
         free[one.stage] = ends[one.key] = end
+        if one.phase == "first_forward":
+            free[one.stage] = end + seconds.after_first_s[part]
         if one.phase == "last_backward":
             own_steps_s = part_steps_s[part]
             rest = maximum(seconds.end_s[part] - own_steps_s, 0.0)
@@ -181,6 +183,7 @@ class _PassSeconds:
 
         self.begin_s = [plain(one.begin_s) for one in of_part]
         self.end_s = [plain(one.end_s) for one in of_part]
+        self.after_first_s = [plain(one.after_first_s) for one in of_part]
         self.crossed_s = [plain(one.point_to_point_s / 2) for one in of_part]
         self.within_s = [
             (plain(one.within_forward_s), plain(one.within_backward_s)) for one in of_part
@@ -191,8 +194,8 @@ class _PassSeconds:
             backward = one.backward_s, one.through_backward_s
             if self.splits[part]:
                 assert split is not None, "an order with W asks for the times of its parts"
-                weights_s, unhidden_s = split.weights_s[:, part], split.unhidden_s[:, part]
-                left = [np.maximum(own - weights_s, 0.0) + unhidden_s for own in backward]
+                weights_s, less_s = split.weights_s[:, part], split.less_s[:, part]
+                left = [np.maximum(own - less_s, 0.0) for own in backward]
                 backward = left[0], left[1]
                 self.own_s["W", part] = plain(weights_s), plain(weights_s)
             self.own_s["B", part] = plain(backward[0]), plain(backward[1])

@@ -14,10 +14,9 @@ from mistlab.cost.host_waits import issued_by_pass, peculiar_s
 from mistlab.cost.order_bound import order_bound_s
 from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
 from mistlab.cost.pipeline import StageTimes
-from mistlab.cost.stage import StageTimeModel
+from mistlab.cost.stage import StageTimeModel, split_seconds
 from mistlab.cost.tasks import TaskSeconds, task_columns
 from mistlab.cost.unlike_nodes import StagesOnGroups
-from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.plan_orders import order_of_plan, shortened
 from mistlab.schedule.slot_table import Task
@@ -129,15 +128,8 @@ def _issued_s(model: StageTimeModel, batch: StageBatch) -> Table:
 
 def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
     """The changes of backward passes whose gradients of weights have their own passes."""
-    weights_s, unhidden_s = model.by_group(batch, _weights_and_unhidden_s)
-    return SplitTimes(weights_s=weights_s.reshape(shape), unhidden_s=unhidden_s.reshape(shape))
-
-
-def _weights_and_unhidden_s(model: StageTimeModel, batch: StageBatch) -> Table:
-    """Seconds of the gradients of weights, and of messages that they hid (2, parts)."""
-    seconds, counts = _seconds(model, batch), _counts(model, batch)
-    of_types = np.stack([weight_gradients_s(seconds), seconds.hidden_s])
-    return np.asarray((counts * of_types).sum(axis=1))
+    weights_s, less_s = model.by_group(batch, split_seconds)
+    return SplitTimes(weights_s=weights_s.reshape(shape), less_s=less_s.reshape(shape))
 
 
 def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:

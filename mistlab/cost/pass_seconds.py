@@ -8,40 +8,56 @@ first layers, from a backward pass to a forward pass, and at its last layers.
 Axes: C candidates, S distinct strategies, K kinds of slots; the four streams last.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.beside_sends import STEADY, BesideSend, slots_beside_sends
-from mistlab.cost.side_by_side import link_after, overlapped
+from mistlab.cost.first_pass import OF_STEPS, PARTS, FirstPass, first_slots
+from mistlab.cost.side_by_side import link_after
+from mistlab.cost.slot_lengths import (
+    HERE,
+    LOWER,
+    UPPER,
+    Kinds,
+    Lengths,
+    Sums,
+    Values,
+    of_layers,
+    slot_seconds,
+    with_nothing,
+)
 from mistlab.cost.tasks import TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.places import layers_above
 from mistlab.schedule.slot_kinds import NOTHING
-from mistlab.schedule.slot_table import PHASES, SHARDED_GRADIENTS, SHARDED_WEIGHTS, Phase, Task
+from mistlab.schedule.slot_table import (
+    KINDS,
+    PHASES,
+    SHARDED_GRADIENTS,
+    SHARDED_WEIGHTS,
+    Phase,
+    Task,
+)
 
-Values = NDArray[np.float64]
-# Kinds of slots (K, 3), as in ``SLOT_KINDS``: columns for the three layers of a slot.
-Kinds = NDArray[np.int64]
-LOWER, HERE, UPPER = range(3)
 # A mask of kinds of slots (K), and the phases whose tasks run side by side in them.
 Slots = tuple[NDArray[np.bool_], tuple[Phase, ...]]
-# Lengths (K', S) of some kinds of slots, and a mask (K) of these kinds. ``Sums`` turns several of
-# them into seconds (C) each.
-Lengths = tuple[Values, NDArray[np.bool_]]
-Sums = Callable[[Sequence[Lengths]], Sequence[Values]]
 
 COMPUTE = STREAMS.index("compute")
 _BACKWARD: Sequence[tuple[Phase, ...]] = (("backward",), ("last_backward",))
 _FETCHING = (("P", "<"), ("U", None))
+# Kinds of tasks that belong to gradients of weights.
+_OF_GRADIENTS = frozenset({"R", "G"})
 _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassSeconds:
     """Seconds (C) inside the passes of each phase, and outside passes.
+
+    The time inside the ``first`` forward pass leaves out what no layer of it waits for.
 
     ``through`` is the time inside steady passes of a micro-batch for which its stage was idle.
     ``last_computed`` is the time inside the last backward pass without reductions, which go on
@@ -51,6 +67,7 @@ class PassSeconds:
     """
 
     inside: Mapping[Phase, Values]
+    first: FirstPass
     through: Mapping[Phase, Values]
     last_computed: Values
     opening: Values
@@ -82,14 +99,18 @@ def pass_seconds(
         *((where, ("forward", "backward")) for where in (below, above)),
     ]
     computed = work.lengths([(inside, ("last_backward",))], _NOT_REDUCING)
+    steps = work.first_slots(inside)
     lengths = work.lengths(slots)
     beside = work.beside_sends(inside, lengths) if sends else []
-    last_computed, *lasting = summed([*computed, *lengths, *beside])
+    last_computed, *lasting = summed([*computed, *steps, *lengths, *beside])
+    first, lasting = FirstPass(*lasting[: len(steps)]), lasting[len(steps) :]
     lasting, found = lasting[: len(lengths)], lasting[len(lengths) :]
     opening, first_opening, last_closing, at_first_layer, at_last_layer = lasting[len(PHASES) :]
     inside_s = dict(zip(PHASES, lasting, strict=False))
+    inside_s["first_forward"] = inside_s["first_forward"] - first.unawaited
     return PassSeconds(
         inside=inside_s,
+        first=first,
         through=inside_s,
         last_computed=last_computed,
         opening=opening,
@@ -99,6 +120,24 @@ def pass_seconds(
         turn_at_last_layer=at_last_layer,
         beside_sends=dict(zip(STEADY, map(BesideSend, *[iter(found)] * 5), strict=False)),
     )
+
+
+def split_pass_seconds(
+    seconds: TaskSeconds, kinds: Kinds, summed: Sums, *, weights_s: Values, unhidden_s: Values
+) -> tuple[Values, Values]:
+    """Seconds (C) of passes that make gradients of weights, in which the gradients are reduced, and
+    by which steady backward passes are shorter without them.
+
+    The products take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks wait for one
+    another, which these products hid before. Both passes together are never shorter than one.
+    """
+    work = _SlotWork(seconds, kinds, is_least=False)
+    inside = kinds[:, HERE] != NOTHING
+    whole = work.lengths([(inside, ("backward",))])
+    split = work.split_lengths(inside, weights_s, unhidden_s)
+    whole_s, inputs_s, weights_s, waits_s = summed([*whole, *split])
+    less_s = whole_s - inputs_s
+    return np.maximum(weights_s, less_s + waits_s), less_s
 
 
 def reduces_in_place(seconds: TaskSeconds) -> NDArray[np.bool_]:
@@ -132,7 +171,7 @@ class _SlotWork:
             for where, phases in slots
         ]
         ends = np.cumsum([len(least) for least in fetched])[:-1]
-        lasting = _slot_seconds(self.seconds, np.concatenate(alone), awaited, self.is_least)
+        lasting = slot_seconds(self.seconds, np.concatenate(alone), awaited, self.is_least)
         parts = np.split(np.maximum(lasting, np.concatenate(fetched)), ends)
         if awaited is STREAMS and self.evicts.any() and not self.is_least:
             for number, (_, phases) in enumerate(slots):
@@ -141,6 +180,35 @@ class _SlotWork:
                     own_s = parts[number][:, self.evicts]
                     parts[number][:, self.evicts] = np.maximum(own_s, evicting_s)
         return [(part, where) for part, (where, _) in zip(parts, slots, strict=True)]
+
+    def first_slots(self, inside: NDArray[np.bool_]) -> list[Lengths]:
+        """What ``FirstPass`` sums up."""
+        if not self.seconds.model.template.depth:
+            return [(np.zeros((0, len(self.seconds.zero))), np.zeros_like(inside))] * PARTS
+        stepped = self._alone("first_forward", without=OF_STEPS)[inside]
+        alone, kinds = self.alone["first_forward"][inside], self.kinds[inside]
+        found = first_slots(self.seconds, kinds, alone, stepped, is_least=self.is_least)
+        return [(one, inside) for one in found]
+
+    def split_lengths(
+        self, inside: NDArray[np.bool_], weights_s: Values, unhidden_s: Values
+    ) -> list[Lengths]:
+        """Seconds (K', S) of slots of passes for inputs and of passes for weights, and of what was
+        hidden in them."""
+        products, waits = (of_layers(one, self.kinds[:, HERE]) for one in (weights_s, unhidden_s))
+        inputs = self._alone("backward", without=_OF_GRADIENTS)
+        inputs[..., COMPUTE] += waits - products
+        weights = self._alone("backward", without=set(KINDS) - _OF_GRADIENTS)
+        weights[..., COMPUTE] = products
+        lasting = [
+            slot_seconds(self.seconds, np.maximum(one[inside], 0.0), STREAMS, self.is_least)
+            for one in (inputs, weights)
+        ]
+        lasting[0] = np.maximum(lasting[0], self.fetched["backward"][inside])
+        if self.evicts.any():
+            evicting_s = self._evicting_s(weights[inside][:, self.evicts])
+            lasting[1][:, self.evicts] = np.maximum(lasting[1][:, self.evicts], evicting_s)
+        return [(one, inside) for one in (*lasting, waits[inside])]
 
     def _evicting_s(self, alone: Values) -> Values:
         """Seconds (K, S') until reductions are done in slots of strategies whose gradients leave.
@@ -166,11 +234,14 @@ class _SlotWork:
             found += [(one, inside) for one in every]
         return found
 
-    def _alone(self, phase: Phase) -> Values:
-        """Seconds (K, S, 4) of each stream's tasks alone, in a phase's slots."""
+    def _alone(self, phase: Phase, without: Collection[str] = ()) -> Values:
+        """Seconds (K, S, 4) of each stream's tasks alone, in a phase's slots, ``without`` tasks of
+        some kinds."""
         seconds, template = self.seconds, self.seconds.model.template
         alone = np.zeros((len(self.kinds), len(seconds.zero), len(STREAMS)))
         for task in template.phases[phase]:
+            if task.kind in without:
+                continue
             layers = self.kinds[:, _neighbour(task, phase, template.depth)]
             # The tasks of a step run one after another.
             stream = COMPUTE if phase == "step" else STREAMS.index(task.stream)
@@ -188,7 +259,7 @@ class _SlotWork:
             of_type = self.seconds.alone(task.kind, task.direction or "")
             if task.from_zero:
                 of_type = np.where(self.seconds.zero >= task.from_zero, of_type, 0.0)
-            self._padded[key] = _with_nothing(of_type)
+            self._padded[key] = with_nothing(of_type)
         return self._padded[key]
 
     def _fetched_s(self, phase: Phase) -> Values:
@@ -204,29 +275,6 @@ class _SlotWork:
         both = swapped + seconds.alone("U", "")
         both = np.where((seconds.zero >= SHARDED_WEIGHTS) & (swapped > 0), both, 0.0)
         return of_layers(both, self.kinds[:, _neighbour(rows[0], phase, template.depth)])
-
-
-def of_layers(of_type: Values, layers: NDArray[np.int64]) -> Values:
-    """Seconds (K, S) of layers of given types, from the seconds of all types (T, S)."""
-    return np.asarray(_with_nothing(of_type)[layers])
-
-
-def _with_nothing(of_type: Values) -> Values:
-    return np.concatenate([of_type, np.zeros((1, of_type.shape[1]))])
-
-
-def _slot_seconds(
-    seconds: TaskSeconds, alone: Values, awaited: Sequence[str], is_least: bool
-) -> Values:
-    """Seconds (K, S) of slots, until the ``awaited`` streams are done."""
-    if seconds.model.template.depth == 0:
-        return np.asarray(alone.sum(axis=-1))
-    lengths = np.empty(alone.shape[:2])
-    for rows, factors in seconds.factors(is_least=is_least):
-        part = alone[:, rows]
-        flat = overlapped(part.reshape(-1, len(STREAMS)), factors, awaited)
-        lengths[:, rows] = flat.reshape(part.shape[:2])
-    return lengths
 
 
 def _neighbour(task: Task, phase: Phase, depth: int) -> int:

@@ -30,6 +30,7 @@ class StageTimes:
     delta_backward_s: Table
     within_forward_s: Table
     within_backward_s: Table
+    after_first_s: Table
     point_to_point_s: Table
 
     def __post_init__(self) -> None:
@@ -39,7 +40,7 @@ class StageTimes:
     @property
     def begin_s(self) -> Table:
         """Work before the first micro-batch passes through, whenever it arrives."""
-        first_s = self.forward_s + self.delta_forward_s
+        first_s = self.forward_s + self.delta_forward_s - self.after_first_s
         return np.asarray(np.maximum(first_s - self.through_forward_s - self.within_forward_s, 0.0))
 
     @property

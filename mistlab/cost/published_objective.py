@@ -49,6 +49,7 @@ def extra_s(stage: PassLengths[Length]) -> Length:
         stage.begin_s
         + (stage.through_forward_s - stage.forward_s)
         + stage.within_forward_s
+        + stage.after_first_s
         + stage.within_backward_s
         + stage.end_s
     )

@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from mistlab.cost.beside_sends import STEADY
 from mistlab.cost.host_waits import with_host
 from mistlab.cost.pass_seconds import (
-    HERE,
-    Kinds,
-    Lengths,
     PassSeconds,
-    of_layers,
     pass_seconds,
     reduces_in_place,
+    split_pass_seconds,
 )
+from mistlab.cost.slot_lengths import HERE, Kinds, Lengths, Sums, of_layers
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
+from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.schedule import placement
 from mistlab.schedule.slot_kinds import slot_counts
 from mistlab.schedule.slot_table import IN_TURN
@@ -33,10 +32,6 @@ from mistlab.symbolic.distinct import Distinct, distinct_rows
 from mistlab.values.stages import StageBatch, StageSeconds
 
 Values = NDArray[np.float64]
-
-# With offloaded weights there is room for two blocks that have stepped. Meanwhile the state of a
-# third block comes in, and has not left yet.
-BLOCKS_AHEAD = 2.5
 
 # With more products of strategies and layers for each candidate than this, candidates are summed
 # one by one.
@@ -59,8 +54,9 @@ class StageTimeModel:
     is_least: bool = False
     awaits_host: bool = True
 
-    def __call__(self, batch: StageBatch) -> StageSeconds:
-        """The times of each candidate."""
+    def slots(self, batch: StageBatch) -> tuple[Distinct, Kinds, TaskSeconds, Sums]:
+        """The distinct strategies of candidates, the kinds of their slots, the times of tasks, and
+        the function that sums lengths of slots over stages."""
         names = task_columns()
         strategies = distinct_rows([batch.value(name) for name in names])
         types = self.tasks.types
@@ -74,6 +70,11 @@ class StageTimeModel:
                 return _summed_alike(lengths, counts, strategies, stages)
             return [_summed(one, counts[where], strategies, stages) for one, where in lengths]
 
+        return strategies, kinds, seconds, summed
+
+    def __call__(self, batch: StageBatch) -> StageSeconds:
+        """The times of each candidate."""
+        strategies, kinds, seconds, summed = self.slots(batch)
         everywhere = np.full(len(kinds), True)
         computing, step_s = summed(
             [(_computing(seconds, tasks, kinds), everywhere) for tasks in (("F", "B"), ("S",))]
@@ -91,7 +92,12 @@ class StageTimeModel:
         in_place = reduces_in_place(seconds)[strategies.index]
         times: Mapping[str, Values] = {
             **_times(
-                passes, blocking * received, blocking * sent, meeting, in_place, _run_ahead(batch)
+                passes,
+                blocking * received,
+                blocking * sent,
+                meeting,
+                in_place,
+                batch,
             ),
             "point_to_point_s": 2 * overlapped * sent,
         }
@@ -111,13 +117,24 @@ class StageTimeModel:
         )
 
 
+def split_seconds(model: StageTimeModel, batch: StageBatch) -> Values:
+    """Seconds (2, C) of passes for gradients of weights, and by which backward passes are shorter
+    without them."""
+    _, kinds, seconds, summed = model.slots(batch)
+    weights_s = weight_gradients_s(seconds)
+    found = split_pass_seconds(
+        seconds, kinds, summed, weights_s=weights_s, unhidden_s=seconds.hidden_s
+    )
+    return np.stack(found)
+
+
 def _times(
     passes: PassSeconds,
     received: Values,
     sent: Values,
     meeting: float,
     in_place: NDArray[np.bool_],
-    run_ahead: Values,
+    batch: StageBatch,
 ) -> Mapping[str, Values]:
     """The times (C) of steady passes, and of the first and the last pass.
 
@@ -129,6 +146,9 @@ def _times(
     before_forward = np.maximum(passes.turn_at_first_layer, received)
     before_backward = np.maximum(passes.turn_at_last_layer, sent)
     first_s = inside["first_forward"] - inside["forward"]
+    # The next pass fetches while the state of the last block leaves.
+    fetched_s = np.where(batch.in_flight > 1, before_forward, before_backward)
+    after_s = np.maximum(passes.first.after - fetched_s, 0.0)
     # Two sends, of which the second one comes after a backward pass and before the next forward.
     kept = meeting * (sent + received)
     last_s = np.where(in_place, passes.last_computed, inside["last_backward"]) - inside["backward"]
@@ -140,13 +160,17 @@ def _times(
         "delta_forward_s": first_s
         + np.maximum(passes.first_opening, received)
         - before_forward
-        - kept,
+        - kept
+        + after_s,
         "delta_backward_s": inside["last_backward"]
         + passes.last_closing
         - inside["backward"]
         + inside["step"],
-        "within_forward_s": np.maximum(first_s, 0.0) * (1 - run_ahead),
+        "within_forward_s": passes.first.within_s(
+            inside["first_forward"], inside["forward"], batch.layers, batch.offload_weights > 0
+        ),
         "within_backward_s": np.maximum(last_s, 0.0),
+        "after_first_s": after_s,
     }
 
 
@@ -185,15 +209,6 @@ def _beside_sends(
         + forward.later_s(sent)
         + backward.later_s(sent),
     }
-
-
-def _run_ahead(batch: StageBatch) -> Values:
-    """The share (C) of its blocks that a stage can step before its first micro-batch arrives.
-
-    With offloaded weights, the weights of a stepped block fill a buffer until it has computed.
-    """
-    ahead = np.minimum(1.0, BLOCKS_AHEAD / np.maximum(batch.layers, 1))
-    return np.where(batch.offload_weights > 0, ahead, 1.0)
 
 
 def _computing(seconds: TaskSeconds, tasks: Sequence[str], kinds: Kinds) -> Values:

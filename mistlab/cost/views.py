@@ -74,6 +74,7 @@ class Extras:
             delta_backward_s=nothing,
             within_forward_s=nothing,
             within_backward_s=nothing,
+            after_first_s=nothing,
         )
 
     def stage(self, stage: StagePrediction, micro_batches: int) -> StagePrediction:

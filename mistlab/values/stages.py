@@ -247,10 +247,11 @@ class StageSeconds:
     ``through`` is the time from when a micro-batch arrives until it can go on, without fetches
     before it and work after it. The deltas are the extra times of the first forward and the last
     backward, including the optimizer's step. Their part ``within`` makes the pass itself longer;
-    the rest may come before or after the micro-batch. ``point_to_point_s`` is the time of sends to
-    the next stage and back, unless they are part of the passes. ``step_s`` is the time of the
-    step's arithmetic alone, wherever it is hidden. ``exposed_communication_s`` is the time that a
-    steady micro-batch takes beyond its computation.
+    the rest may come before or after the micro-batch. ``after_first_s`` is the time that the stage
+    needs between its first forward and its next pass, a part of the first delta.
+    ``point_to_point_s`` is the time of sends to the next stage and back, unless they are part of
+    the passes. ``step_s`` is the time of the step's arithmetic alone, wherever it is hidden.
+    ``exposed_communication_s`` is the time that a steady micro-batch takes beyond its computation.
     """
 
     forward_s: NDArray[np.float64]
@@ -261,6 +262,7 @@ class StageSeconds:
     delta_backward_s: NDArray[np.float64]
     within_forward_s: NDArray[np.float64]
     within_backward_s: NDArray[np.float64]
+    after_first_s: NDArray[np.float64]
     point_to_point_s: NDArray[np.float64]
     step_s: NDArray[np.float64]
     exposed_communication_s: NDArray[np.float64]

@@ -47,6 +47,7 @@ class Options:
     delta_backward_s: Column
     within_forward_s: Column
     within_backward_s: Column
+    after_first_s: Column
     point_to_point_s: Column
     host_bytes: Column
 
@@ -75,7 +76,7 @@ class Options:
     def once_s(self) -> Column:
         """The seconds that the first and the last micro-batch take beyond steady ones."""
         times = self.times
-        within_s = times.within_forward_s + times.within_backward_s
+        within_s = times.within_forward_s + times.after_first_s + times.within_backward_s
         first_s = times.through_forward_s - times.forward_s
         return np.asarray(times.begin_s + first_s + within_s + times.end_s)
 
@@ -107,7 +108,10 @@ def fastest(options: Options, grain: Grain) -> Options:
         *(times.forward_s, times.backward_s),
         *(times.through_forward_s, times.through_backward_s),
     )
-    once = (times.begin_s, times.end_s, times.within_forward_s, times.within_backward_s)
+    once = (
+        *(times.begin_s, times.end_s, times.after_first_s),
+        *(times.within_forward_s, times.within_backward_s),
+    )
     columns = [
         *(_grains(column, grain.steady_s) for column in steady),
         *(_grains(column, grain.once_s) for column in once),
@@ -127,7 +131,7 @@ def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
     columns = [
         *(times.through_forward_s, times.through_backward_s),
         *(times.forward_s - times.through_forward_s, times.backward_s - times.through_backward_s),
-        *(first, last, first + times.begin_s, last + times.end_s),
+        *(first, last, first + times.begin_s, last + times.end_s, times.after_first_s),
     ]
     return [*columns, options.host_bytes] if with_host else columns
 

@@ -81,6 +81,7 @@ class OrderTraits:
             within_backward_s=first["within_backward_s"],
             delta_forward_s=first["begin_s"] + first_s - forward_s,
             delta_backward_s=first["within_backward_s"] + first["end_s"],
+            after_first_s=0 * backward_s,
             point_to_point_s=first["point_to_point_s"],
         )
         return replace(costs, seconds=seconds)

@@ -35,6 +35,7 @@ def drawn_times(draw: np.random.Generator, parts: int) -> StageTimes:
         through_backward_s=backward * draw.uniform(0.7, 1, shape),
         within_forward_s=draw.uniform(0, 0.4, shape) * (once["delta_forward_s"] > 0),
         within_backward_s=draw.uniform(0, 0.4, shape) * (once["delta_backward_s"] > 0),
+        after_first_s=np.zeros(shape),
         **once,
     )
 
@@ -54,7 +55,7 @@ def shares_of_paths(order: str, *, steps_apart: bool) -> Iterator[NDArray[np.flo
         placement = passes[0].placement
         times = drawn_times(draw, len(placement.stages))
         weights_s = times.backward_s * draw.uniform(0, 1)
-        split = SplitTimes(weights_s=weights_s, unhidden_s=weights_s * draw.uniform(0, 0.1))
+        split = SplitTimes(weights_s=weights_s, less_s=weights_s * (1 - draw.uniform(0, 0.1)))
         nothing = np.zeros_like(times.forward_s)
         path_s = order_iteration_s(
             times,

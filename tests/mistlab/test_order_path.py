@@ -27,9 +27,10 @@ def times_of(
 ) -> StageTimes:
     nothing = np.zeros_like(forward)
     names = ("delta_forward_s", "delta_backward_s", "within_forward_s", "within_backward_s")
+    nothings = dict.fromkeys((*names, "after_first_s"), nothing)
     return StageTimes(
         **{
-            **dict.fromkeys(names, nothing),
+            **nothings,
             "forward_s": forward,
             "backward_s": backward,
             "through_forward_s": forward,
@@ -61,6 +62,7 @@ def test_1f1b_is_near_its_formula(spread: float, short: float, long: float) -> N
             delta_backward_s=draw.uniform(0, 2, shape),
             within_forward_s=draw.uniform(0, 0.3, shape),
             within_backward_s=draw.uniform(0, 0.3, shape),
+            after_first_s=draw.uniform(0, 0.3, shape),
             point_to_point_s=draw.uniform(0, 0.5, shape),
         )
         passes = passes_of(named_order("1f1b", stages, micro_batches))
@@ -105,10 +107,10 @@ def test_a_zero_bubble_leaves_what_is_published() -> None:
     """F, B and W as long as one another: (p - 1)(F + B - W) of waiting."""
     one = np.ones((1, 4))
     passes = passes_of(order_of_text(zero_bubble(4, 8), 4, 8))
-    split = SplitTimes(weights_s=one, unhidden_s=0 * one)
+    split = SplitTimes(weights_s=one, less_s=one)
     path_s = order_iteration_s(equal(4, 1.0, 2.0), passes, split)
     assert path_s == pytest.approx(8 * 3.0 + 3 * 1.0)
-    slower = SplitTimes(weights_s=one, unhidden_s=0.5 * one)
+    slower = SplitTimes(weights_s=one, less_s=0.5 * one)
     assert (order_iteration_s(equal(4, 1.0, 2.0), passes, slower) > path_s + 8 * 0.4).all()
     assert order_bound_s(equal(4, 1.0, 2.0), loop(4), 8, splits=True) <= path_s
 
@@ -117,7 +119,7 @@ def test_a_zero_bubble_leaves_what_is_published() -> None:
 def test_stages_that_step_apart_leave_what_is_published(weights: float, forward: float) -> None:
     """ZB-H2 waits for (p - 1)(F + B - 2 W), ZB-2p not at all if three W are as long as F + B."""
     one = np.ones((1, 4))
-    split = SplitTimes(weights_s=weights * one, unhidden_s=0 * one)
+    split = SplitTimes(weights_s=weights * one, less_s=weights * one)
     times = equal(4, forward, 1.0 + weights)
     busy = 24 * (forward + 1.0 + weights)
 

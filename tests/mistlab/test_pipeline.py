@@ -69,6 +69,7 @@ def closed_form(
         through_backward_s=np.array([others.get("through_backward", backward)]),
         within_forward_s=np.array([others.get("within_forward", nothing)]),
         within_backward_s=np.array([others.get("within_backward", nothing)]),
+        after_first_s=np.array([others.get("after_first", nothing)]),
         delta_forward_s=np.array([delta_forward or nothing]),
         delta_backward_s=np.array([delta_backward or nothing]),
         point_to_point_s=np.array([point_to_point or nothing]),

@@ -137,6 +137,19 @@ def lost_beside(
     return max(least, longer_s * min(1, send_s / sent_s))
 
 
+# The streams of a slot without copies to the host.
+STAYING = [stream for stream in STREAMS if stream != "device_to_host"]
+
+
+def leaves_last(batch: StageBatch, row: int, ahead: int, layers: int) -> bool:
+    """Whether nobody waits for what a slot of the first pass brings to the host: ``ahead`` of it is
+    no layer with state or weights to bring there, nor with activations behind them."""
+    if not (batch.offload_optimizer[row] or batch.offload_weights[row]):
+        return False
+    head = bool(batch.has_head[row]) and not batch.offload_activations[row]
+    return ahead >= layers - int(head)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     model, batch = model_of(depth=depth), candidates(60)
@@ -199,6 +212,12 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
             others = [stream for stream in STREAMS if stream != "gpu_to_gpu"]
             computed = sum(float(overlapped(last[at][0], factors, others)[0]) for at in inside)
             whole += min(received_s, lasting((*inside, *below), last) - computed)
+        whole += sum(
+            min(0.0, float(overlapped(first[at][0], factors, STAYING)[0]) - lasting([at], first))
+            for at in inside
+            if leaves_last(batch, row, at + depth, layers)
+        )
+        whole += found.after_first_s[row]
         deltas = found.delta_forward_s[row] + found.delta_backward_s[row]
         assert 3 * found.stable_s[row] + deltas == pytest.approx(whole, rel=1e-9)
 

@@ -158,6 +158,7 @@ def test_the_objective_is_not_shorter_than_the_longest_chain() -> None:
             delta_backward_s=zero,
             within_forward_s=zero,
             within_backward_s=zero,
+            after_first_s=zero,
             point_to_point_s=zero,
         )
         chain_s = iteration_s(times, np.full(50, 8))

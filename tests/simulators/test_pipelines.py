@@ -77,6 +77,7 @@ def test_equal_stages_agree_with_the_closed_form(
             delta_backward_s=nothing,
             within_forward_s=nothing,
             within_backward_s=nothing,
+            after_first_s=nothing,
             point_to_point_s=nothing + 2 * sends,
         )
         return float(iteration_s(stage_times, np.array([micro_batches]))[0])
@@ -110,6 +111,7 @@ def test_sends_that_block_cost_the_stages_what_the_closed_form_says(
         delta_backward_s=nothing,
         within_forward_s=nothing,
         within_backward_s=nothing,
+        after_first_s=nothing,
         point_to_point_s=nothing,
     )
     closed = float(iteration_s(stage_times, np.array([micro_batches]))[0])

@@ -1,0 +1,113 @@
+"""The first forward pass, in which a stage also takes the optimizer's steps of its layers.
+
+Steps need no activations, so they run ahead of a first micro-batch that comes late. With offloaded
+weights there is room for two blocks that have stepped; meanwhile the state of a third block comes
+in. Where state or weights are offloaded, a layer's step waits until those of the layer two before
+it have left. Nobody in the pass waits for those of the last block. The stage's next pass does.
+
+Axes: C candidates, S distinct strategies, K kinds of slots; the four streams last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.side_by_side import LINK
+from mistlab.cost.slot_lengths import Kinds, Values, slot_seconds, with_nothing
+from mistlab.cost.tasks import TaskSeconds
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slot_kinds import NOTHING
+from mistlab.schedule.slot_table import SHARDED_WEIGHTS
+
+# Kinds of tasks that come with a layer's step.
+OF_STEPS = frozenset({"S", "P", "G", "O"})
+# Blocks that have stepped and wait for their micro-batch, if weights are offloaded. So of the slots
+# that bring in the state of the next block, as many are over.
+AHEAD = 2
+
+_AWAY = STREAMS.index("device_to_host")
+_NOT_AWAY: Sequence[str] = [stream for stream in STREAMS if stream != STREAMS[_AWAY]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstPass:
+    """Seconds (C) of parts of the first forward pass.
+
+    For ``unawaited`` at the ends of its slots no layer waits, for ``after`` the stage's next pass
+    waits. ``stepped`` is the time inside the pass if all layers stepped before, for stages that
+    offload state or weights. ``block_steps`` and ``end_steps`` are the steps' arithmetic, without
+    the first layer's: of blocks with offloaded weights, and of other layers beside them.
+    """
+
+    unawaited: Values
+    after: Values
+    stepped: Values
+    block_steps: Values
+    end_steps: Values
+
+    def within_s(
+        self,
+        whole_s: Values,
+        forward_s: Values,
+        blocks: NDArray[np.int64],
+        offloads_weights: NDArray[np.bool_],
+    ) -> Values:
+        """How much longer (C) a first micro-batch takes to pass through its idle stage than a
+        steady one; the whole first pass takes ``whole_s``, a steady one ``forward_s``.
+
+        Of a stage with offloaded weights, a few blocks have stepped. For one of the others, state
+        is there.
+        """
+        others = np.maximum(blocks - 1, 1)
+        ahead = np.minimum(1.0, AHEAD / others)
+        held_s = np.where(blocks > AHEAD, self.block_steps / others + ahead * self.end_steps, 0.0)
+        steps_s = np.maximum(whole_s - self.stepped, 0.0) * (1 - ahead) + held_s
+        passed_s = self.stepped + np.where(offloads_weights, steps_s, 0.0)
+        return np.asarray(np.where(self.stepped > 0, passed_s - forward_s, 0.0))
+
+
+PARTS = len(fields(FirstPass))
+
+
+def first_slots(
+    seconds: TaskSeconds, kinds: Kinds, alone: Values, stepped: Values, *, is_least: bool
+) -> Values:
+    """The parts of ``FirstPass`` (5, K, S) for slots of some kinds, whose tasks are ``alone``
+    (K, S, 4), or ``stepped`` without those that come with steps. As bounds, the next pass does not
+    wait."""
+    columns, (below, here, above) = seconds.columns, kinds.T
+    found = np.zeros((PARTS, *alone.shape[:2]))
+    weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
+    chosen = np.flatnonzero((weights + state).any(axis=0))
+    if not len(chosen):
+        return found
+    weights, state, alone = weights[:, chosen], state[:, chosen], alone[:, chosen]
+    # Weights that are not sharded are gathered with their steps.
+    stepped = stepped[:, chosen].copy()
+    stepped[..., LINK] *= seconds.zero[chosen] >= SHARDED_WEIGHTS
+    without_weights = alone.copy()
+    without_weights[..., _AWAY] -= weights[here]
+    whole, left, kept = (
+        slot_seconds(seconds, work, STREAMS, is_least, chosen)
+        for work in (alone, np.maximum(without_weights, 0.0), stepped)
+    )
+    computed, kept_computed = (
+        slot_seconds(seconds, work, _NOT_AWAY, is_least, chosen) for work in (alone, stepped)
+    )
+    # Activations that leave queue behind the state of the last block, and the head waits for them.
+    keeps = columns["offload_activations"][chosen] == 0
+    is_last = (above == NOTHING)[:, None] | (keeps & ((weights + state)[above] == 0))
+    # A block steps before the block below computes. So the block below and the head compute while
+    # the state of the last block leaves.
+    forward = with_nothing(seconds.alone("F", ""))[:, chosen]
+    hidden = forward[below] + forward[above]
+    after = 0.0 if is_least else np.maximum(left - computed - hidden, 0.0)
+    found[0][:, chosen] = np.where(is_last, whole - computed, 0.0)
+    found[1][:, chosen] = np.where(is_last, after, 0.0)
+    found[2][:, chosen] = np.where(is_last, kept_computed, kept)
+    stepping, swaps = with_nothing(seconds.alone("S", ""))[above][:, chosen], weights[above] > 0
+    found[3][:, chosen] = np.where(swaps, stepping, 0.0)
+    found[4][:, chosen] = np.where(swaps, 0.0, stepping)
+    return found
