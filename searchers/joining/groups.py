@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_problem
 from mistlab.schedule.plan_orders import least_in_flight
@@ -117,15 +118,22 @@ class Group:
             own = work[mesh].blocks_within(each_s, layers)
             if own:
                 of_size[mesh.num_gpus] = max(own, of_size.get(mesh.num_gpus, 0))
-        most = [0]
-        for number in range(1, gpus + 1):
-            ways = [own + most[number - size] for size, own in of_size.items() if size <= number]
-            most.append(max(ways, default=NONE))
-        return most
+        return _most_blocks(tuple(of_size.items()), gpus)
 
     @property
     def _largest(self) -> int:
         return max(mesh.num_gpus for mesh in self.meshes)
+
+
+# The same is asked for at every stage, and takes long with thousands of GPUs.
+@lru_cache(maxsize=16)
+def _most_blocks(of_size: tuple[tuple[int, int], ...], gpus: int) -> list[int]:
+    """The most blocks on 0, 1, ... GPUs together, by the most of a stage of each size."""
+    most = [0]
+    for number in range(1, gpus + 1):
+        ways = [own + most[number - size] for size, own in of_size if size <= number]
+        most.append(max(ways, default=NONE))
+    return most
 
 
 def groups_of(

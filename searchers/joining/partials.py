@@ -75,6 +75,10 @@ class Partials:
             row_behind=self.row_behind[rows],
         )
 
+    def in_order(self) -> Self:
+        """The partial pipelines with the same blocks and GPUs side by side."""
+        return self.chosen(np.lexsort((self.gpus, self.layers)))
+
     def by_taken(self) -> Iterator[tuple[Taken, slice]]:
         """The blocks and GPUs of pipelines that have the same, and the place of these pipelines."""
         changes = (self.layers[1:] != self.layers[:-1]) | (self.gpus[1:] != self.gpus[:-1])

@@ -5,12 +5,13 @@ means for stages in front of it (``mistlab.cost.chains``). No chain becomes shor
 behind it becomes longer. So a partial pipeline can be left out if another one is nowhere worse, or
 if no way to complete it takes less time than a known pipeline.
 
-Axes: K partial pipelines, P places, O options of all places.
+Axes: K partial pipelines.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +37,16 @@ from searchers.joining.partials import (
     joined,
     rounded_down,
 )
+from searchers.joining.place_options import PlaceOptions
+from searchers.joining.relaxed import Relaxed
 from searchers.ledger import Ledger
 from searchers.meshes import Mesh, even_layers, layer_counts, lies_well
 
 # In haste, this many partial pipelines with the same blocks and GPUs go on.
 BEAM = 16
 FEW = 16  # How many pipelines are near the best.
+# Where times are rounded, so many partial pipelines are compared before more are made.
+MOST = 1 << 17
 
 
 class StageMenus(Protocol):
@@ -94,13 +99,16 @@ def fastest_few(
     count: int,
     *,
     completions: Completions | None,
+    relaxed: Relaxed | None = None,
     grain_s: float = 0.0,
     beam: int | None = None,
 ) -> list[tuple[float, Chosen]]:
     """The fastest few pipelines with different places that take less than a limit, and their
     times, fastest first. The times of partial pipelines are rounded down to a grain, if it is not
     zero: so times are lower bounds, and far fewer partial pipelines differ."""
-    joined = _Join(menus=menus, beam=beam, completions=completions, grain_s=grain_s)
+    joined = _Join(
+        menus=menus, beam=beam, completions=completions, relaxed=relaxed, grain_s=grain_s
+    )
     return joined.found(limit_s, count)
 
 
@@ -118,8 +126,8 @@ def plan_of(menus: StageMenus, chosen: Chosen) -> Plan:
 
 
 def places_by_stage(menus: StageMenus, limit_s: float) -> list[list[StagePosition]]:
-    """The possible places of each stage, the last stage first, in a group with a given number of
-    stages. Menus are prepared for all of them."""
+    """The possible places of each stage, the last stage first. Menus are prepared for all of
+    them."""
     stages = _Join(menus=menus).places_by_stage(limit_s)
     menus.prepare([place for places in stages for place in places], limit_s)
     return stages
@@ -130,6 +138,7 @@ class _Join:
     menus: StageMenus
     beam: int | None = None
     completions: Completions | None = None
+    relaxed: Relaxed | None = None
     grain_s: float = 0.0
 
     def fastest(self, limit_s: float) -> tuple[float, Plan] | None:
@@ -149,7 +158,7 @@ class _Join:
         """The fastest few pipelines with different places, and their times."""
         found: dict[tuple[StagePosition, ...], tuple[float, Partials, int]] = {}
         partials = Partials.nothing()
-        for after in range(self._most_stages):
+        for after in range(self._stages_within(limit_s)):
             partials = self._extended(partials, after, limit_s)
             is_whole = partials.gpus == self._all[1]
             whole = partials.chosen(is_whole)
@@ -210,6 +219,12 @@ class _Join:
         smallest = min(mesh.num_gpus for mesh in self.menus.group.meshes)
         return self.menus.group.num_stages or min(layers, gpus // smallest)
 
+    def _stages_within(self, limit_s: float) -> int:
+        """The most stages of a pipeline that may take less than a limit."""
+        if self.relaxed is None:
+            return self._most_stages
+        return min(self._most_stages, self.relaxed.most_stages(limit_s))
+
     def _extended(self, partials: Partials, after: int, limit_s: float) -> Partials:
         """Every partial pipeline with every possible stage in front of it, if the result may become
         a pipeline that takes less than a limit."""
@@ -217,13 +232,13 @@ class _Join:
         steps = sorted(self._steps(where, after, limit_s), key=lambda step: _with(*step))
         places = sorted({place for _, place in steps})
         self.menus.prepare(places, limit_s)
-        options = _Options.of(self.menus, places, limit_s)
+        options = PlaceOptions.of(self.menus, places, limit_s)
         number = {place: row for row, place in enumerate(places)}
         place = np.array([number[place] for _, place in steps], dtype=np.intp)
         first = np.array([where[taken].start for taken, _ in steps], dtype=np.intp)
         behind = np.array([where[taken].stop for taken, _ in steps], dtype=np.intp) - first
         sizes = behind * options.counts[place]
-        found = []
+        found: list[Partials] = []
         for some in in_parts(sizes):
             self.menus.ledger.check_time()
             step, nth = each_of(some, sizes[some])
@@ -233,7 +248,19 @@ class _Join:
             if self.grain_s:
                 part = replace(part, chains=rounded_down(part.chains, self.grain_s))
             found.append(part.chosen(self._least_s(part, after + 1) < limit_s))
+            if self.grain_s and sum(map(len, found)) > MOST:
+                found = [self._fewer(joined(found), after + 1, limit_s)]
         return joined(found)
+
+    def _fewer(self, partials: Partials, stages: int, limit_s: float) -> Partials:
+        """The partial pipelines that no other beats; rounded further while they are many."""
+        grain_s = self.grain_s
+        partials = self._worth(partials.in_order(), stages, limit_s)
+        while len(partials) > MOST // 2:
+            grain_s *= 2
+            rounded = replace(partials, chains=rounded_down(partials.chains, grain_s))
+            partials = self._worth(rounded, stages, limit_s)
+        return partials
 
     def _steps(
         self, partials: Iterable[Taken], after: int, limit_s: float
@@ -245,17 +272,28 @@ class _Join:
         each_s = limit_s / group.micro_batches
         most = group.most_blocks(problem, work, each_s)
         own = {mesh: work[mesh].blocks_within(each_s, layers) for mesh in group.meshes}
+        counts = self._counts(after, limit_s)
         for taken in partials:
             self.menus.ledger.check_time()
             for mesh in group.meshes:
                 first_rank = gpus - taken[1] - mesh.num_gpus
-                if not (own[mesh] and self._may_be(first_rank, mesh, after)):
+                if not (own[mesh] and counts[mesh] and self._may_be(first_rank, mesh, after)):
                     continue
-                left = layers - taken[0]
-                for count in self._layer_counts(left, after, is_first=first_rank == 0):
+                left, is_first = layers - taken[0], first_rank == 0
+                for count in self._layer_counts(left, after, counts[mesh], is_first=is_first):
                     fewest = max(left - most[first_rank], group.fewest_blocks)
                     if fewest <= count <= own[mesh]:
                         yield taken, self._place(mesh, count, first_rank, after)
+
+    def _counts(self, after: int, limit_s: float) -> Mapping[Mesh, Sequence[int]]:
+        """The numbers of blocks of stages on each mesh, in front of so many others, that may be
+        part of a pipeline that takes less than a limit."""
+        (layers, gpus), meshes = self._all, self.menus.group.meshes
+        if self.relaxed is None:
+            return dict.fromkeys(meshes, range(1, layers + 1))
+        found = self.relaxed.counts(after, limit_s)
+        alone = [layers] if after == 0 else []
+        return {mesh: alone if mesh.num_gpus == gpus else found.get(mesh, []) for mesh in meshes}
 
     def _may_be(self, first_rank: int, mesh: Mesh, after: int) -> bool:
         """Whether a stage on a mesh can begin at a rank."""
@@ -274,9 +312,13 @@ class _Join:
             is_last=after == 0,
         )
 
-    def _layer_counts(self, left: int, after: int, *, is_first: bool) -> Sequence[int]:
+    def _layer_counts(
+        self, left: int, after: int, every: Sequence[int], *, is_first: bool
+    ) -> Sequence[int]:
         if self.menus.group.num_stages is None:
-            return [left] if is_first else range(1, left)
+            if is_first:
+                return [left] if left in every else []
+            return every[: bisect_left(every, left)]
         if self.menus.space.layers_off_balance == 0:
             shares = even_layers(self._all[0], self.menus.group.num_stages)
             return shares[len(shares) - 1 - after :][:1]
@@ -288,7 +330,7 @@ class _Join:
 
     def _in_front(
         self,
-        options: "_Options",
+        options: "PlaceOptions",
         option: Rows,
         behind: Partials,
         row_behind: Rows,
@@ -318,7 +360,7 @@ class _Join:
         )
         return self._with_host(partials, options, option) if self.menus.with_host else partials
 
-    def _with_host(self, partials: Partials, options: "_Options", option: Rows) -> Partials:
+    def _with_host(self, partials: Partials, options: "PlaceOptions", option: Rows) -> Partials:
         """The partial pipelines whose stages fit into the host memory of their node."""
         cluster, gpus = self.menus.problem.cluster, options.gpus[partials.place]
         place_in_node = np.array([place.place_in_node for place in options.places])[partials.place]
@@ -343,57 +385,15 @@ class _Join:
         ahead = min(group.micro_batches, self._most_stages) - 1
         around = np.minimum(chains.around_first, chains.around_last)
         behind = np.maximum(around - ahead / 2 * slowest_s, 0.0)
-        return np.asarray(
-            np.maximum.reduce(
-                [
-                    chains.through + group.least_stages_s(work, 1) * layers,
-                    chains.whole,
-                    group.micro_batches * slowest_s + behind,
-                ]
-            )
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Options:
-    """The candidates of several places (P), one place after another (O). The candidates of a place
-    begin at its ``starts``, and ``counts`` says how many there are; ``row`` is a candidate's row on
-    the menu of its place."""
-
-    places: tuple[StagePosition, ...]
-    layers: Rows
-    gpus: Rows
-    starts: Rows
-    counts: Rows
-    times: StageTimes
-    host_bytes: NDArray[np.float64]
-    place: Rows
-    row: Rows
-
-    @classmethod
-    def of(cls, menus: StageMenus, places: Sequence[StagePosition], limit_s: float) -> Self:
-        """The candidates for pipelines that take less than a limit."""
-        found = [menus[place] for place in places]
-        rows = [
-            np.flatnonzero(menus.group.steady * options.stable_s < limit_s) for options in found
+        ways = [
+            chains.through + group.least_stages_s(work, 1) * layers,
+            chains.whole,
+            group.micro_batches * slowest_s + behind,
         ]
-        counts = np.array([len(some) for some in rows], dtype=np.intp)
-
-        def column(name: str) -> NDArray[np.float64]:
-            parts = [getattr(own, name)[some] for own, some in zip(found, rows, strict=True)]
-            return np.concatenate([np.empty(0), *parts])
-
-        return cls(
-            places=tuple(places),
-            layers=np.array([place.layers for place in places], dtype=np.intp),
-            gpus=np.array([place.mesh.num_gpus for place in places], dtype=np.intp),
-            starts=np.cumsum(counts) - counts,
-            counts=counts,
-            times=StageTimes(**{name: column(name) for name in TIMES}),
-            host_bytes=column("host_bytes"),
-            place=np.repeat(np.arange(len(places)), counts),
-            row=np.concatenate([np.empty(0, dtype=np.intp), *rows]),
-        )
+        if self.relaxed is not None:
+            rest_s = self.relaxed.rest_s(partials, stages)
+            ways.append(np.where(gpus > 0, rest_s, 0.0))
+        return np.asarray(np.maximum.reduce(ways))
 
 
 def _with(taken: Taken, place: StagePosition) -> Taken:

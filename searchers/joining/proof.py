@@ -8,7 +8,7 @@ whole space.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
 import numpy as np
@@ -23,6 +23,7 @@ from searchers.joining.completions import Completions
 from searchers.joining.groups import Group
 from searchers.joining.least_work import LeastWork
 from searchers.joining.programme import BEAM, Chosen, fastest_few, places_by_stage, plan_of
+from searchers.joining.relaxed import Relaxed, alone_s
 from searchers.ledger import BudgetSpentError, Ledger
 from searchers.meshes import Mesh
 
@@ -35,7 +36,7 @@ GRAIN, FINER = 0.25, 4.0
 FINEST = GRAIN / FINER
 # The gaps that are reached one after another where meshes have unequal sizes: the larger the gap,
 # the fewer stages must be looked at.
-GAPS = (0.1, 0.045, 0.018, 0.01, 0.005)
+GAPS = (0.2, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
 # Times that differ by less than this share are equal but for rounding.
 ROUNDING = 1e-9
 
@@ -63,14 +64,23 @@ def proven_s(  # noqa: PLR0913 (a group of pipelines, and when to stop)
     """Seconds that no plan of the groups beats: within the tolerance of the best plan's, or as
     near to them as some seconds allow. ``least_s`` are bounds of the groups to begin with.
     ``hear`` is told of the bound after each round."""
-    bounds = dict(least_s)
-    ended: set[Group] = set()
-    is_long = any(group.has_unequal_sizes for group in bounds)
+    known = _Known(bounds=dict(least_s))
+    is_long = any(group.has_unequal_sizes for group in least_s)
     with suppress(BudgetSpentError), ledger.for_seconds(seconds):
         for gap in (*(gap for gap in GAPS if is_long and gap > tolerance), tolerance):
-            for _ in _closing(problem, space, ledger, work, bounds, ended, gap=gap):
-                hear(min([ledger.best_s, *bounds.values()]))
-    return min([ledger.best_s, *bounds.values()])
+            for _ in _closing(problem, space, ledger, work, known, gap=gap):
+                hear(min([ledger.best_s, *known.bounds.values()]))
+    return min([ledger.best_s, *known.bounds.values()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What is known of groups: the bound of each, those that have ended, and the bounds of
+    pipelines whose stages may be fractions."""
+
+    bounds: dict[Group, float]
+    ended: set[Group] = field(default_factory=set)
+    relaxed: dict[Group, Relaxed] = field(default_factory=dict)
 
 
 def _closing(
@@ -78,14 +88,14 @@ def _closing(
     space: SearchSpace,
     ledger: Ledger,
     work: Mapping[Mesh, LeastWork],
-    bounds: dict[Group, float],
-    ended: set[Group],
+    known: _Known,
     *,
     gap: float,
 ) -> Iterator[Group]:
     """Raise the bounds of groups until none is further from the best plan than a gap, but those
     that have ended; tells of each group that had a round."""
     goal = 1 - max(gap, ROUNDING)
+    bounds, ended = known.bounds, known.ended
     # The numbers keep groups with equal bounds from being compared.
     left = [
         (bound, number, group)
@@ -98,7 +108,7 @@ def _closing(
         bound, number, group = left[0]
         if group not in proofs:
             menus = BoxMenus(problem=problem, space=space, ledger=ledger, group=group, work=work)
-            proofs[group] = _GroupProof(menus=menus, bound_s=bound, gap=gap)
+            proofs[group] = _GroupProof(menus=menus, bound_s=bound, gap=gap, known=known)
         bounds[group] = proofs[group].further()
         if proofs[group].has_ended:
             ended.add(group)
@@ -120,8 +130,10 @@ class _GroupProof:
     bound_s: float
     # A share of the best time: pipelines that are nearer to it are left out.
     gap: float
+    known: _Known
     # Partial pipelines are told apart by this share of the gap, divided by the number of stages.
     share: float = GRAIN
+    rounds: int = 0
     # Whether the bound rises no further: pipelines in an order without a formula take longer.
     has_ended: bool = False
 
@@ -130,17 +142,26 @@ class _GroupProof:
         cannot beat it. The ledger sees every plan that is found."""
         menus, ledger, group = self.menus, self.menus.ledger, self.menus.group
         limit_s = self._limit_s
+        if self._may_be_relaxed and group not in self.known.relaxed:
+            return self._relaxed_s()
+        relaxed = self.known.relaxed.get(group)
         menus.fall_to(limit_s)
-        stages = places_by_stage(menus, limit_s)
+        completions = None
+        if relaxed is None:
+            stages = places_by_stage(menus, limit_s)
+            most_stages = len(stages)
+            if group.num_stages is not None and group.has_formula and not group.has_unequal_sizes:
+                layers = menus.problem.workload.model.layers
+                completions = Completions.of(menus, stages, group.micro_batches, layers)
+        else:
+            # Only few of all places are reached.
+            most_stages = relaxed.most_stages(limit_s)
         # Without a plan to beat, anything up to twice the bound may be the best.
         gap_s = min(limit_s, 2 * self.bound_s) - self.bound_s
-        grain_s = self.share * gap_s / max(1, len(stages))
-        completions = None
-        has_stages = group.num_stages is not None and not group.has_unequal_sizes
-        if has_stages and group.has_formula:
-            layers = menus.problem.workload.model.layers
-            completions = Completions.of(menus, stages, group.micro_batches, layers)
-        found = fastest_few(menus, limit_s, AT_ONCE, completions=completions, grain_s=grain_s)
+        grain_s = self.share * gap_s / max(1, most_stages)
+        found = fastest_few(
+            menus, limit_s, AT_ONCE, completions=completions, relaxed=relaxed, grain_s=grain_s
+        )
         self.bound_s = max(self.bound_s, found[0][0]) if found else limit_s
         closed = [one for _, one in found if not any(menus.is_open(*stage) for stage in one)]
         if group.has_formula:
@@ -154,9 +175,30 @@ class _GroupProof:
             self.has_ended = bool(closed) and len(closed) == len(found) and self.share < FINEST
         if closed:
             self.share /= FINER
-        elif found:
+        elif found and self._may_look():
             self._look_for_plans(completions)
         menus.split([stage for _, one in found for stage in one], self._limit_s)
+        return self.bound_s
+
+    def _may_look(self) -> bool:
+        """Whether to look for plans after this round: with unequal meshes it takes as long as the
+        round, so it is done ever more seldom."""
+        self.rounds += 1
+        is_long = self.menus.group.has_unequal_sizes
+        return not (is_long and self.rounds & (self.rounds - 1))
+
+    @property
+    def _may_be_relaxed(self) -> bool:
+        group, is_found = self.menus.group, self.menus.ledger.best is not None
+        return group.num_stages is None and group.has_formula and is_found
+
+    def _relaxed_s(self) -> float:
+        """A bound of pipelines whose stages may be fractions, and of those of one stage."""
+        relaxed = Relaxed.of(self.menus, self.menus.ledger.best_s)
+        self.known.relaxed[self.menus.group] = relaxed
+        limit_s = self._limit_s
+        least_s = min(relaxed.bound_s(limit_s), alone_s(self.menus, limit_s))
+        self.bound_s = max(self.bound_s, least_s)
         return self.bound_s
 
     @property
@@ -168,7 +210,10 @@ class _GroupProof:
         partial pipelines lead to one."""
         certain = self.menus.certain()
         limit_s = self._limit_s
-        found = fastest_few(certain, limit_s, 1, completions=completions, beam=BEAM)
+        relaxed = self.known.relaxed.get(self.menus.group)
+        found = fastest_few(
+            certain, limit_s, 1, completions=completions, relaxed=relaxed, beam=BEAM
+        )
         chosen = [one for _, one in found]
         if self.menus.group.num_stages == 1:
             # Few rounds lead to the best plan of a single stage: the others become its rivals.

@@ -1,0 +1,185 @@
+"""Bounds of pipelines whose stages may be fractions: no plan undercuts them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from functools import cache
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mistlab.cost.pipeline import StageTimes, no_stages, prepended
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Prediction
+from mistlab.values.search import Problem
+from mistlab.values.space import SearchSpace
+from mistlab.values.stages import StageBatch
+from searchers.joining.box_menus import BoxMenus
+from searchers.joining.groups import Group
+from searchers.joining.hierarchy import Hierarchy
+from searchers.joining.partials import Partials
+from searchers.joining.prices import Columns, Prices
+from searchers.joining.relaxed import Relaxed
+from searchers.ledger import Ledger
+from searchers.membership import mesh_of
+from searchers.strategies.exhaustive import all_plans
+from tests.searchers.drawn import drawn_problem
+from tests.searchers.test_every_plan import ENOUGH, predictor_of
+from tests.sweep import sweep
+
+# Problems of spaces whose stages are of any sizes, with many plans of several stages.
+SEEDS = (5, 185, 142, 178, 196, 239)
+TELLING = 5
+# How many plans' partial pipelines are looked at.
+FEW = 40
+# Times of a stage beside its passes.
+EXTRAS = (
+    *("delta_forward_s", "delta_backward_s"),
+    *("within_forward_s", "within_backward_s", "point_to_point_s"),
+)
+EXACT = 1e-9
+
+
+@cache
+def tried(seed: int) -> tuple[Problem, SearchSpace, list[tuple[Plan, Prediction]]]:
+    """A problem, its space, and its plans of several stages that fit."""
+    problem, space = drawn_problem(seed)
+    plans = list(all_plans(problem, space))
+    both = zip(plans, predictor_of(problem).predict_many(plans), strict=True)
+    return problem, space, [(p, one) for p, one in both if one.fits and p.num_stages > 1]
+
+
+def bounds_of(seed: int, limit_s: float) -> dict[int, Relaxed]:
+    """The bounds of each group, by its number of micro-batches."""
+    problem, space, _ = tried(seed)
+    ledger = Ledger(predictor=predictor_of(problem), budget=ENOUGH, clock=float)
+    hierarchy = Hierarchy.of(problem, space, ledger)
+
+    def relaxed(group: Group) -> Relaxed:
+        menus = BoxMenus(
+            problem=problem, space=space, ledger=ledger, group=group, work=hierarchy.work
+        )
+        return Relaxed.of(menus, limit_s)
+
+    groups = [group for group in hierarchy.least_s if group.num_stages is None]
+    return {group.micro_batches: relaxed(group) for group in groups}
+
+
+def undercut(seed: int) -> Iterator[str]:
+    """What is wrong with the bounds of a problem's plans."""
+    _, _, plans = tried(seed)
+    limit_s = 1.5 * min(one.iteration_s for _, one in plans)
+    bounds = bounds_of(seed, limit_s)
+    for number, (plan, one) in enumerate(plans):
+        if one.iteration_s >= limit_s * (1 - EXACT):
+            continue
+        bound = bounds[plan.micro_batches]
+        if bound.least_s.get(plan.num_stages, inf) > one.iteration_s * (1 + EXACT):
+            yield f"a pipeline takes less than {bound.least_s.get(plan.num_stages)}: {plan}"
+        for after, stage in enumerate(reversed(plan.stages)):
+            counts = bound.counts(after, one.iteration_s * (1 + EXACT))
+            if stage.layers not in counts.get(mesh_of(stage), []):
+                yield f"stage {after} from the end is left out: {plan}"
+        if number % max(1, len(plans) // FEW) == 0:
+            yield from (f"{what}: {plan}" for what in undercut_rest(seed, bound, plan, one))
+
+
+def undercut_rest(seed: int, bound: Relaxed, plan: Plan, one: Prediction) -> Iterator[str]:
+    """Partial pipelines of a plan whose rest has too high a bound."""
+    problem, _, _ = tried(seed)
+    costs = predictor_of(problem).stage_costs(StageBatch.of_plan(plan), engine=plan.engine)
+    chains = no_stages(1)
+    taken = np.zeros(2, dtype=np.intp)
+    for after, stage in enumerate(reversed(range(plan.num_stages))):
+        names = [entry.name for entry in fields(StageTimes)]
+        times = {name: getattr(costs.seconds, name)[[stage]] for name in names}
+        chains = prepended(StageTimes(**times), chains, plan.micro_batches, after + 1)
+        taken += plan.stages[stage].layers, mesh_of(plan.stages[stage]).num_gpus
+        if stage > 0:
+            partial = replace(
+                Partials.nothing(), layers=taken[:1].copy(), gpus=taken[1:].copy(), chains=chains
+            )
+            least_s = float(bound.rest_s(partial, after + 1)[0])
+            if least_s > one.iteration_s * (1 + EXACT):
+                yield f"{after + 1} stages can become a pipeline that takes less than {least_s}"
+
+
+@pytest.mark.parametrize("seed", sweep(SEEDS, first=3))
+def test_no_plan_undercuts_bounds_of_fractions(seed: int) -> None:
+    assert tried(seed)[2]
+    assert not [*undercut(seed)]
+
+
+def undercut_waits(seed: int) -> bool:
+    """Whether a random pipeline takes less than its passages and its longest wait."""
+    draw = np.random.default_rng(seed)
+    stages, micro_batches = int(draw.integers(2, 7)), int(draw.integers(1, 12))
+    forward_s, backward_s = draw.exponential(1.0, (2, stages))
+    times = {
+        "forward_s": forward_s,
+        "backward_s": backward_s,
+        "through_forward_s": forward_s * draw.uniform(0.8, 1, stages),
+        "through_backward_s": backward_s * draw.uniform(0.8, 1, stages),
+        **{name: draw.exponential(0.01, stages) for name in EXTRAS},
+    }
+    columns = Columns(
+        micro_batches=micro_batches,
+        all_layers=stages,
+        all_gpus=stages,
+        layers=np.ones(stages, dtype=np.intp),
+        gpus=np.ones(stages, dtype=np.intp),
+        passed_s=times["through_forward_s"]
+        + times["within_forward_s"]
+        + times["through_backward_s"],
+        sent_s=times["point_to_point_s"],
+        forward_s=forward_s,
+        backward_s=backward_s,
+    )
+    chains = no_stages(1)
+    for after in range(stages):
+        own = StageTimes(**{name: column[[after]] for name, column in times.items()})
+        chains = prepended(own, chains, micro_batches, after + 1)
+    passed_s = columns.passages_s(stages).diagonal().sum()
+    longest_s = columns.waits_s(stages).diagonal().max()
+    return bool(passed_s + longest_s > chains.whole[0] * (1 + EXACT))
+
+
+def test_no_pipeline_takes_less_than_its_passages_and_its_longest_wait() -> None:
+    assert not any(map(undercut_waits, range(100)))
+
+
+def test_a_bound_that_forgets_passes_ahead_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits_s(columns: Columns, stages: int) -> Any:
+        both_s = columns.forward_s + columns.backward_s
+        return np.tile((columns.micro_batches - 1) * both_s, (stages, 1))
+
+    monkeypatch.setattr(Columns, "waits_s", waits_s)
+    assert any(map(undercut_waits, range(100)))
+
+
+def weighed_twice(made: Callable[..., Prices]) -> Any:
+    """Weights that add up to two."""
+    return lambda *given: made(*given).raised(2.0)
+
+
+def costlier(cost_s: Callable[..., Any]) -> Any:
+    """Costs of columns at positions that are larger by half."""
+    return lambda self, columns: 1.5 * cost_s(self, columns)
+
+
+# Planted faults: owners, names, and what takes their place.
+FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "weights": (Prices, "made", weighed_twice),
+    "costs of columns": (Prices, "cost_s", costlier),
+    "weights of the rest": (Prices, "weight_of", lambda true: lambda *given: 0.3 * true(*given)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_bounds_of_fractions_is_noticed(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, planted = FAULTS[fault]
+    monkeypatch.setattr(owner, name, planted(getattr(owner, name)))
+    assert any(undercut(TELLING))
