@@ -1,19 +1,14 @@
-"""The passes of a stage that makes gradients of weights in passes of their own (W).
-
-A backward pass of inputs gathers and swaps in everything that it computes with. Gradients are
-swapped and reduced in the pass that makes them.
-"""
+"""The passes of a stage that makes gradients of weights in passes of their own (W)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mistlab.schedule.slot_table import Kind, Phase, Task, Template
+from mistlab.schedule.slot_table import Phase, Task, Template
+from mistlab.schedule.split_passes import rows_of_pass
 from mistlab.schedule.stage_passes import StagePass
 from simulators.graph import Label
 from simulators.pass_pattern import Name, Pattern, StageTasks, pattern_of
 
-# Kinds of tasks that belong to gradients of weights.
-_OF_GRADIENTS: frozenset[Kind] = frozenset({"R", "G"})
 _BACKWARD: Name = ("B", None)
 _OF_WEIGHTS: Name = ("W", None)
 
@@ -24,14 +19,9 @@ def pattern_of_pass(
     """The pattern of a pass of a stage, whether or not it ``splits`` its backward passes."""
     if not splits or one.kind == "F":
         return pattern_of(tasks, template, one.phase)
-    computes_weights = one.kind == "W"
-    rows = [
-        row
-        for row in template.phases[one.phase]
-        if row.kind == "B" or (row.kind in _OF_GRADIENTS) == computes_weights
-    ]
-    of_pass = _with_rows(template, one, tuple(rows))
-    if not computes_weights:
+    rows = rows_of_pass(template.phases[one.phase], one, splits=splits)
+    of_pass = _with_rows(template, one, rows)
+    if one.kind == "B":
         return pattern_of(tasks, of_pass, one.phase)
     seconds = {**tasks.seconds, _BACKWARD: tasks.seconds[_OF_WEIGHTS]}
     pattern = pattern_of(replace(tasks, seconds=seconds), of_pass, one.phase)

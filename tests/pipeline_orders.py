@@ -1,5 +1,7 @@
 """Pipeline orders as text, beside those that have a name."""
 
+from collections.abc import Collection
+
 import numpy as np
 
 from mistlab.schedule.order_text import placement_line
@@ -14,8 +16,11 @@ def all_forwards_first(stages: int, micro_batches: int, *, reverses: bool = Fals
     return f"{line}\n" * stages
 
 
-def drawn(placement: Placement, micro_batches: int, seed: int) -> str:
-    """An order in which each pass that could run next is as likely as the others."""
+def drawn(
+    placement: Placement, micro_batches: int, seed: int, *, splitting: Collection[int] = ()
+) -> str:
+    """An order in which each pass that could run next is as likely as the others; stages of
+    ``splitting`` have passes for weights."""
     draw = np.random.default_rng(seed)
     places = placement.places
     lines: list[list[str]] = [[] for _ in range(placement.num_stages)]
@@ -24,12 +29,14 @@ def drawn(placement: Placement, micro_batches: int, seed: int) -> str:
     def can_run(kind: str, part: int, m: int) -> bool:
         if (kind, part, m) in done:
             return False
+        if kind == "W":
+            return places[part].stage in splitting and ("B", part, m) in done
         if kind == "F":
             return part == 0 or ("F", part - 1, m) in done
         is_last = part == len(places) - 1
         return ("F", part, m) in done and (is_last or ("B", part + 1, m) in done)
 
-    every = [(k, at, m) for k in "FB" for at in range(len(places)) for m in range(micro_batches)]
+    every = [(k, at, m) for k in "FBW" for at in range(len(places)) for m in range(micro_batches)]
     while left := [one for one in every if can_run(*one)]:
         kind, part, m = left[draw.integers(len(left))]
         done.add((kind, part, m))

@@ -85,12 +85,20 @@ class Touched:
         return reads, ((("leaving", self.entry),) if leaves else ())
 
     def backward(self) -> tuple[Buffers, Buffers]:
-        """B: reads weights and fetched activations, adds to gradients."""
+        """B: reads weights and fetched activations, adds to gradients if no other pass does."""
         returns = self.shape.offload_of(self.layer).activations > 0
         reads: Buffers = (("returned", self.entry),) if returns else ()
         reads = (self.weights, *self.borrowed("weights"), *reads)
-        writes = (self.gradients, *self.borrowed("gradients"))
-        return reads, (*writes, *self._squares(reduced=False))
+        return reads, (() if self.shape.passes.splits_backward else self._added())
+
+    def of_weights(self) -> tuple[Buffers, Buffers]:
+        """W: adds to gradients what the backward pass of inputs has left."""
+        return (), self._added()
+
+    def _added(self) -> Buffers:
+        """The buffers of gradients that compute adds to."""
+        gradients = (self.gradients, *self.borrowed("gradients"))
+        return (*gradients, *self._squares(reduced=False))
 
     def step(self) -> tuple[Buffers, Buffers]:
         """S: reads gradients, writes weights and optimizer state."""
@@ -142,6 +150,7 @@ Touches = Callable[[Touched], tuple[Buffers, Buffers]]
 TOUCHES: Mapping[str, Touches] = {
     "F": Touched.forward,
     "B": Touched.backward,
+    "W": Touched.of_weights,
     "S": Touched.step,
     "host step": Touched.step_on_host,
     "U": Touched.gather,

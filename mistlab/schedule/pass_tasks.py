@@ -12,6 +12,7 @@ from mistlab.schedule.buffers import TOUCHES, Buffers, Touched, Touches
 from mistlab.schedule.lanes import Lane, lane_of
 from mistlab.schedule.places import ring_entries, slots_of, tasks_of_slot
 from mistlab.schedule.slot_table import Task, Template
+from mistlab.schedule.split_passes import rows_of_pass
 from mistlab.schedule.stage_passes import StagePass
 from mistlab.schedule.stage_shape import RING, StageShape
 
@@ -22,11 +23,11 @@ _HOST_STEP = Task(stream="compute", kind="S", place="ahead")
 # have left.
 Memory = Literal["open", "close", "let go"]
 # Issued first in a slot is what makes room in a ring, then what fills it, last what computes.
-_TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B")
+_TURNS = ("R", "device_to_host", "host_to_device", "S", "U", "F", "B", "W")
 # Where a slot's tasks are all for one layer, what makes room comes last.
-_TURNS_ONE_AFTER_ANOTHER = ("host_to_device", "S", "U", "F", "B", "R", "device_to_host")
+_TURNS_ONE_AFTER_ANOTHER = ("host_to_device", "S", "U", "F", "B", "W", "R", "device_to_host")
 # Weights that the host steps may keep whoever issues waiting: there computation goes before them.
-_TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", "B")
+_TURNS_ON_HOST = ("R", "device_to_host", "host_to_device", "S", "F", "O<", "U", "B", "W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class PassTasks:
             yield self._memory("let go", "leaving")
         for slot in slots_of(count, depth):
             # Lanes keep the table's order.
-            rows = tasks_of_slot(self.template.phases[one.phase], slot, count, depth)
+            rows = tasks_of_slot(self._rows(one), slot, count, depth)
             for row, position in sorted(rows, key=self.turn):
                 if self.shape.has(row, self.shape.layer_at(position, one)):
                     yield self.task(row, slot, position, one)
@@ -102,6 +103,13 @@ class PassTasks:
             reads=reads,
             writes=writes,
         )
+
+    def _rows(self, one: StagePass) -> tuple[Task, ...]:
+        splits = self.shape.passes.splits_backward
+        rows = rows_of_pass(self.template.phases[one.phase], one, splits=splits)
+        if one.kind != "W":
+            return rows
+        return tuple(replace(row, kind="W") if row.kind == "B" else row for row in rows)
 
     def _num_layers(self, one: StagePass) -> int:
         return len(self.shape.chunks[one.chunk].layers)

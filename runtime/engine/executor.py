@@ -99,7 +99,7 @@ class Executor:
         for module in modules.values():
             add_up_inside(module, ranks)
             let_attend_in_place(module)
-        self.passes = Passes(self.state, modules, treatments, streams, device)
+        self.passes = Passes(self.state, modules, treatments, ranks, streams, device)
         for module in modules.values():
             add_up_shared(module, ranks)
         tokens = workload.sequence_length // (ranks.size if ranks.splits_tokens else 1)
@@ -109,6 +109,7 @@ class Executor:
             **self.swaps.works,
             "F": lambda op: lambda: self._forward(op),
             "B": lambda op: lambda: self._backward(op),
+            "W": lambda op: lambda: self._of_weights(op),
             "S": self.stepper.step,
             "host step": self.stepper.step_on_host,
             "open": lambda op: self.state.staging.open,
@@ -260,8 +261,16 @@ class Executor:
             if gradient is not None:
                 self.boundary.leave(op, gradient)
             self._flow = None
-        if op.phase == "last_backward" and shape.data_parallel == 1:
-            self.squares.take(layer, self.state.stepped_gradients(layer, op.entry))
+        self._square(op)
+
+    def _of_weights(self, op: Op) -> None:
+        self.passes.of_weights(op)
+        self._square(op)
+
+    def _square(self, op: Op) -> None:
+        """Sum the squares of gradients that no other rank adds to."""
+        if op.phase == "last_backward" and self.shape.data_parallel == 1:
+            self.squares.take(op.layer, self.state.stepped_gradients(op.layer, op.entry))
 
     def _share(self) -> Tensor:
         """The factor of a micro-batch's loss on this rank: its share of the whole loss, scaled."""

@@ -1,13 +1,11 @@
 """Stages of several chunks train as a plain run does, hang nobody, have no races and no hidden
 waits, and hold what is predicted."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from threading import Lock
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -17,14 +15,12 @@ from torch import Tensor
 from mistlab.cost.order_memory import unlike_bytes
 from mistlab.schedule import receipts
 from mistlab.schedule.orders import dualpipe_v
-from mistlab.schedule.placement import Placement, loop, turning
 from mistlab.schedule.stage_program import Op, iterations
 from mistlab.schedule.stage_shape import StageShape
 from mistlab.schedule.turning import zb_v_text
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Plan
 from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
 from runtime import checkpoint
 from runtime.checks.collectives.findings import collective_findings, few_batches
 from runtime.checks.fake.device import device_findings
@@ -39,6 +35,7 @@ from runtime.engine.streams.races import path, races, unallocated, without_wait
 from runtime.engine.streams.simulated import SimulatedStreams
 from runtime.engine.work import optimizer
 from tests.pipeline_orders import drawn, whole_backwards
+from tests.runtime.chunk_plans import PLACEMENTS, any_plan, ordered
 from tests.runtime.test_peaks import taken_bytes
 from tests.runtime.worlds import (
     CPU,
@@ -50,69 +47,12 @@ from tests.runtime.worlds import (
     begun,
     by_plan,
     plainly,
-    ratios,
     run_step,
     stage,
     thread_groups,
     workload,
 )
 from tests.sweep import sweep
-
-Ordered = Callable[[Plan, str], Plan]
-# Parts that go round, turn at the last stage, turn twice, and do both.
-PLACEMENTS = {
-    "loop of two stages": loop(2, 2),
-    "loop of three stages": loop(3, 2),
-    "V of two stages": turning(2),
-    "V of three stages": turning(3),
-    "W": Placement((0, 1, 1, 0, 0, 1, 1, 0)),
-    "loop, then back": Placement((0, 1, 2, 0, 1, 2, 2, 1, 0)),
-    "one stage": loop(1, 2),
-}
-
-
-@pytest.fixture
-def ordered(tmp_path: Path) -> Ordered:
-    """Gives a plan an order of its own."""
-
-    def give(plan: Plan, text: str) -> Plan:
-        file = tmp_path / "order.txt"
-        file.write_text(text)
-        return replace(plan, order=str(file))
-
-    return give
-
-
-def any_plan(placement: Placement, seed: int) -> tuple[Workload, Plan, str]:
-    """A workload, a plan of it drawn from everything that a plan can say, and an order."""
-    draw = np.random.default_rng(seed)
-    micro_batches = int(draw.choice([2, 4, 5]))
-    stages = []
-    for number in range(placement.num_stages):
-        layers = max(1, placement.blocks_needed(number)) + int(draw.integers(0, 3))
-        data = int(draw.choice([1, 2]))
-        stages.append(
-            stage(
-                layers,
-                data_parallel=data,
-                tensor_parallel=int(draw.choice([1, 1, 2])),
-                micro_batch=2 // data,
-                zero=int(draw.integers(0, 4)),
-                checkpointed_layers=int(draw.integers(0, layers + 1)),
-                offload=ratios(*(float(draw.choice([0.0, 0.37, 0.5, 1.0])) for _ in range(4))),
-            )
-        )
-    work = workload(
-        ("gpt", "llama", "falcon")[seed % 3],
-        layers=sum(one.layers for one in stages),
-        kv_heads=2,
-        tied_embeddings=seed % 2 == 0,
-        batch=2 * micro_batches,
-        vocab=97 if seed % 4 < 2 else 96,
-    )
-    plan = Plan(micro_batches=micro_batches, stages=tuple(stages))
-    return work, plan, drawn(placement, micro_batches, seed)
-
 
 LARGE = stage(3, data_parallel=2, zero=3, checkpointed_layers=1, offload=MIXED, micro_batch=1)
 WORK = workload("llama", layers=5, kv_heads=2, tied_embeddings=True)
@@ -131,17 +71,17 @@ def test_interleaved_chunks_have_the_losses_of_a_plain_run() -> None:
 
 
 @pytest.mark.parametrize("name", sweep(TEXTS, first=2))
-def test_chunks_in_any_order_have_them_too(name: str, ordered: Ordered) -> None:
-    assert_alike(by_plan(WORK, ordered(PLAN, TEXTS[name])), plainly(WORK))
+def test_chunks_in_any_order_have_them_too(name: str, tmp_path: Path) -> None:
+    assert_alike(by_plan(WORK, ordered(PLAN, TEXTS[name], tmp_path)), plainly(WORK))
 
 
 @pytest.mark.parametrize("order", sweep(["interleaved-2", "a V"], first=1))
 def test_chunks_of_tensor_parallel_stages_that_step_on_the_host_have_them_too(
-    order: str, ordered: Ordered
+    order: str, tmp_path: Path
 ) -> None:
     one = stage(3, tensor_parallel=2, micro_batch=2, zero=0, offload=MIXED, checkpointed_layers=1)
     plan = Plan(micro_batches=4, stages=(one, replace(one, tensor_parallel=1)))
-    plan = ordered(plan, TEXTS[order]) if order in TEXTS else replace(plan, order=order)
+    plan = ordered(plan, TEXTS[order], tmp_path) if order in TEXTS else replace(plan, order=order)
     work = workload("gpt", layers=6, biases=True)
     training = replace(ON_HOST, clip_norm=0.3)
     assert_alike(by_plan(work, plan, training), plainly(work, training))
@@ -155,10 +95,10 @@ def test_chunks_of_one_stage_hand_over_without_a_message() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_any_plan_of_chunks_has_them_too(name: str, seed: int, ordered: Ordered) -> None:
-    work, plan, text = any_plan(PLACEMENTS[name], seed)
+def test_any_plan_of_chunks_has_them_too(name: str, seed: int, tmp_path: Path) -> None:
+    work, plan = any_plan(PLACEMENTS[name], seed, tmp_path)
     training = replace(ON_HOST, clip_norm=0.3) if seed % 2 else TRAINING
-    assert_alike(by_plan(work, ordered(plan, text), training, seed=seed), plainly(work, training))
+    assert_alike(by_plan(work, plan, training, seed=seed), plainly(work, training))
 
 
 def test_the_activations_of_another_chunk_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,11 +118,9 @@ def test_the_activations_of_another_chunk_would_show(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("seed", [*range(2), *sweep(range(2, 40), first=0)])
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_chunks_hang_nobody(name: str, seed: int, ordered: Ordered) -> None:
-    work, plan, text = any_plan(PLACEMENTS[name], seed)
-    findings = collective_findings(
-        ordered(plan, text), work, clips=seed % 2 == 0, steps_on_host=seed % 3 == 0
-    )
+def test_chunks_hang_nobody(name: str, seed: int, tmp_path: Path) -> None:
+    work, plan = any_plan(PLACEMENTS[name], seed, tmp_path)
+    findings = collective_findings(plan, work, clips=seed % 2 == 0, steps_on_host=seed % 3 == 0)
     assert not findings
 
 
@@ -196,15 +134,15 @@ def test_long_interleaved_pipelines_hang_nobody(stages: int, chunks: int) -> Non
 
 
 def test_receivers_of_chunks_that_are_not_ready_earlier_hang(
-    ordered: Ordered, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for seed in range(4):
-        work, plan, text = any_plan(PLACEMENTS["V of three stages"], seed)
+        work, plan = any_plan(PLACEMENTS["V of three stages"], seed, tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr(receipts._Dealings, "let_all_end", lambda _: None)
             receipts.receipts_of.cache_clear()
-            found += collective_findings(ordered(plan, text), work)
+            found += collective_findings(plan, work)
         receipts.receipts_of.cache_clear()
     assert {one.trouble for one in found} == {"deadlock"}
 
@@ -216,10 +154,9 @@ def joined(shape: StageShape, count: int = 3) -> list[Op]:
 @pytest.mark.parametrize("seed", sweep(range(12), first=1))
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_programs_of_chunks_have_no_race_and_repeat_themselves(
-    name: str, seed: int, ordered: Ordered
+    name: str, seed: int, tmp_path: Path
 ) -> None:
-    _, plan, text = any_plan(PLACEMENTS[name], seed)
-    plan = ordered(plan, text)
+    _, plan = any_plan(PLACEMENTS[name], seed, tmp_path)
     for number in range(plan.num_stages):
         shape = StageShape.of(
             plan, number, clips=seed % 2 == 0, tied=seed % 2 == 0, steps_on_host=seed % 3 == 0
@@ -240,16 +177,20 @@ def test_every_wait_of_chunks_left_out_makes_a_race() -> None:
             assert races(changed) or unallocated(changed)
 
 
-# Enough for every kind of task.
-FEW = {
-    "interleaved-2": replace(NAMED, micro_batches=2),
-    "a V": replace(PLAN, micro_batches=2),
-}
+FEW = ["interleaved-2", "a V"]
+
+
+def few(name: str, folder: Path) -> Plan:
+    """A plan of two micro-batches, which has every kind of task."""
+    if name == "a V":
+        text = whole_backwards(zb_v_text(2, 2))
+        return ordered(replace(PLAN, micro_batches=2), text, folder)
+    return replace(PLAN, micro_batches=2, order=name)
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_streams_of_chunks_use_memory_in_order(name: str, ordered: Ordered) -> None:
-    plan = FEW[name] if name != "a V" else ordered(FEW[name], whole_backwards(zb_v_text(2, 2)))
+def test_streams_of_chunks_use_memory_in_order(name: str, tmp_path: Path) -> None:
+    plan = few(name, tmp_path)
     ranks = unlike_ranks(plan)
     assert sum(one.stands_for for one in ranks) == plan.num_gpus
     for one in ranks:
@@ -258,8 +199,8 @@ def test_streams_of_chunks_use_memory_in_order(name: str, ordered: Ordered) -> N
 
 @pytest.mark.parametrize("rank", sweep([0, 2], first=1))
 @pytest.mark.parametrize("name", sweep(FEW, first=1))
-def test_chunks_keep_no_host_waiting(name: str, rank: int, ordered: Ordered) -> None:
-    plan = FEW[name] if name != "a V" else ordered(FEW[name], whole_backwards(zb_v_text(2, 2)))
+def test_chunks_keep_no_host_waiting(name: str, rank: int, tmp_path: Path) -> None:
+    plan = few(name, tmp_path)
     work = replace(WORK, precision="bf16")
     assert device_findings(work, plan, rank, replace(TRAINING, clip_norm=1.0)) == ()
 
@@ -269,11 +210,11 @@ SIZED = workload("gpt", batch=8, hidden=256, ffn=1024, vocab=2048, sequence_leng
 
 @pytest.mark.parametrize("name", sweep(["interleaved-2", "a V"], first=1))
 def test_stages_of_chunks_take_what_is_predicted(
-    name: str, ordered: Ordered, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optimizer, "CHUNK", 2**17)
     plan = Plan(micro_batches=4, stages=(stage(2), stage(2)))
-    plan = ordered(plan, TEXTS[name]) if name in TEXTS else replace(plan, order=name)
+    plan = ordered(plan, TEXTS[name], tmp_path) if name in TEXTS else replace(plan, order=name)
     model = StageModel.of(SIZED)
     closed = model.figures(StageBatch.of_plan(plan)).peak_bytes
     for number, more in enumerate(unlike_bytes(plan, model)):
@@ -281,16 +222,14 @@ def test_stages_of_chunks_take_what_is_predicted(
         assert taken == pytest.approx(closed[number] + more, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["interleaved-2", "a V"])
-def test_a_pipeline_of_chunks_goes_on_from_another_plan(
-    name: str, tmp_path: Path, ordered: Ordered
-) -> None:
+@pytest.mark.parametrize("name", ["interleaved-2", "a V", "zb-v"])
+def test_a_pipeline_of_chunks_goes_on_from_another_plan(name: str, tmp_path: Path) -> None:
     """From one stage of three chunks."""
     one = stage(5, micro_batch=2, offload=MIXED)
     first = alone(WORK, Plan(micro_batches=4, stages=(one,), order="interleaved-3"), "lazy")
     begins = run_step(first, WORK, first.connections, 0).loss
     saved = checkpoint.save(first, tmp_path)
-    plan = ordered(PLAN, TEXTS[name]) if name in TEXTS else NAMED
+    plan = ordered(PLAN, TEXTS[name], tmp_path) if name in TEXTS else replace(PLAN, order=name)
     loading = Lock()
 
     def rank_of(rank: int, meeting: Meeting) -> list[float | None]:

@@ -8,22 +8,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab import catalog
-from mistlab.machine.cluster import Cluster
 from mistlab.schedule import receipts
-from mistlab.schedule.orders import dualpipe_v, zero_bubble
 from mistlab.schedule.placement import loop
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.stage_shape import RING, StageShape
-from mistlab.schedule.turning import zb_v_text
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
 from mistlab.values.plan import Plan
 from runtime.checks.collectives.findings import collective_findings
 from runtime.checks.races.judge import Judge
 from runtime.checks.races.one_rank import trace_of
 from runtime.checks.unlike import unlike_ranks
-from runtime.runnable import check_runnable
 from tests.pipeline_orders import all_forwards_first, drawn
 from tests.runtime.worlds import (
     MIXED,
@@ -169,16 +162,3 @@ def test_orders_have_no_races(name: str, ordered: Ordered) -> None:
     plan = ordered(PLAN, TEXTS[name])
     for one in unlike_ranks(plan):
         assert not Judge(trace_of(WORK, plan, one.rank, TRAINING)).findings()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [zero_bubble(2, 4), zb_v_text(2, 4), dualpipe_v(2, 4)],
-    ids=["zb-h1", "zb-v", "dualpipe-v"],
-)
-def test_what_the_runtime_does_not_have_is_refused(text: str, ordered: Ordered) -> None:
-    plan = ordered(Plan(micro_batches=4, stages=(stage(2), stage(2))), text)
-    cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=2)
-    job = Job(workload=workload(batch=8), cluster=cluster, plan=plan)
-    with pytest.raises(InputError, match=r"plan.order: .*order.txt has W, which are predicted"):
-        check_runnable(job)

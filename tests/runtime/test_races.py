@@ -100,6 +100,7 @@ def lanes_of_simulation(plan: Plan, index: int) -> dict[str, list[str]]:
             (row.kind, row.direction): [1.0 * shape.has(row, layer) for layer in layers]
             for row in rows
         }
+        seconds["W", None] = [1.0 for _ in layers]
         parts.append(
             StageTasks(
                 stage=one,
@@ -128,7 +129,7 @@ def test_lanes_run_the_simulators_tasks_in_the_simulators_order(seed: int) -> No
         assert lanes_of_program(program) == lanes_of_simulation(plan, index)
 
 
-@pytest.mark.parametrize("order", ["interleaved-2", "in a V"])
+@pytest.mark.parametrize("order", ["interleaved-2", "in a V", "zb-h1", "zb-v"])
 def test_lanes_run_the_simulators_tasks_of_chunks_in_its_order(order: str, tmp_path: Path) -> None:
     if order == "in a V":
         file = tmp_path / "order.txt"

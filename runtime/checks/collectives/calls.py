@@ -249,8 +249,15 @@ class _Stage:
     def _sums(self, *whats: str) -> tuple[Call, ...]:
         if self.topology.plan.stages[self.shape.stage].tensor_parallel == 1:
             return ()
+        # Products that have a pass of their own do not run beside a reduction.
+        is_whole = not self.shape.passes.splits_backward
         return tuple(
-            Call(group="tensor", kind="all_reduce", what=what, beside=what == THEIR_GRADIENTS)
+            Call(
+                group="tensor",
+                kind="all_reduce",
+                what=what,
+                beside=is_whole and what == THEIR_GRADIENTS,
+            )
             for what in whats
         )
 

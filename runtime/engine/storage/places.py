@@ -82,15 +82,20 @@ class ParameterPlaces:
             one.gradients_now = place
         return place.whole
 
-    def add_vectors(self, layer: int) -> None:
-        """Add the gradients that a backward pass has left with a layer's vectors to their sums."""
+    def take_vectors(self, layer: int) -> list[Tensor]:
+        """Take the gradients that a backward pass has left with a layer's vectors."""
+        one = self._layers[layer]
+        gradients = [vector.grad for vector in one.vectors if vector.grad is not None]
+        for vector in one.vectors:
+            vector.grad = None
+        return gradients
+
+    def add_vectors(self, layer: int, gradients: list[Tensor]) -> None:
+        """Add gradients of a layer's vectors to their sums."""
         one = self._layers[layer]
         if one.vectors:
             assert one.gradients_now is not None
-            gradients = [vector.grad for vector in one.vectors if vector.grad is not None]
             torch._foreach_add_(one.gradients_now.vectors, gradients)
-            for vector in one.vectors:
-                vector.grad = None
 
 
 def _adopt(state: StageState, layer: int, module: nn.Module) -> _Layer:

@@ -1,6 +1,7 @@
 """Tensor-parallel ranks of a model that the executor runs: collectives inside a layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ class StreamedRanks:
     """A group whose collectives run inside a layer, while other lanes go on.
 
     In the backward pass some products give results that the layer itself does not need. They are
-    put off, and done beside the layer's next reduction, that of its input's gradient.
+    put off, and done beside the layer's next reduction, that of its input's gradient; or they are
+    kept for a pass of their own.
     """
 
     def __init__(self, group: Group, streams: Streams, *, splits_tokens: bool = False) -> None:
@@ -21,13 +23,31 @@ class StreamedRanks:
         self.size, self.rank = group.size, group.rank
         self.splits_tokens = splits_tokens and group.size > 1
         self._put_off: list[Callable[[], object]] = []
+        self._kept: list[Callable[[], object]] | None = None
+
+    @contextmanager
+    def keeping(self) -> Iterator[list[Callable[[], object]]]:
+        """Within the ``with`` block keep products in the list that it gives, and do none."""
+        kept: list[Callable[[], object]] = []
+        self._kept = kept
+        try:
+            yield kept
+        finally:
+            self._kept = None
 
     def put_off(self, product: Callable[[], object]) -> None:
         """Do a product beside the next reduction; do it now if there is only one rank."""
-        if self.size > 1:
+        if self.size > 1 and self._kept is None:
             self._put_off.append(product)
         else:
+            self.do(product)
+
+    def do(self, product: Callable[[], object]) -> None:
+        """Do a product now, unless products are kept."""
+        if self._kept is None:
             product()
+        else:
+            self._kept.append(product)
 
     def all_reduce_(self, tensor: Tensor, operation: str = "sum") -> None:
         """Reduce over the group, in place, beside the products that were put off."""

@@ -1,4 +1,4 @@
-"""Runs single layers forward and backward (tasks F and B), and moves their activations (A).
+"""Runs single layers forward and backward (tasks F, B and W), and moves their activations (A).
 
 Each layer has its own autograd graph; no graph reaches from one layer to the next. If nothing of a
 layer moves until its backward pass, the layer runs as in any program. Otherwise its saved tensors
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mistlab.schedule.stage_program import Op
+from mistlab.schedule.stage_shape import EMBEDDING
 from mistlab.symbolic.treatments import PLAIN, TREATMENTS, treatments_of
 from mistlab.values.errors import refuse
 from mistlab.values.plan import StagePlan
@@ -24,6 +25,7 @@ from runtime.engine.storage.places import ParameterPlaces
 from runtime.engine.storage.saved import Saved, storage_of
 from runtime.engine.storage.state import StageState
 from runtime.engine.streams.lanes import LaneWork, Streams
+from runtime.engine.streams.ranks import StreamedRanks
 
 
 class _Boundary(torch.autograd.Function):
@@ -65,6 +67,16 @@ class Kept:
         return self.counted_bytes if self.saved is None else self.saved.size_bytes
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class LeftForWeights:
+    """What a backward pass of inputs has left of a layer for the pass that makes its gradients of
+    weights: products that add to gradients of matrices, and gradients of vectors."""
+
+    add: Sequence[Callable[[], object]]
+    vectors: list[Tensor]
+    size_bytes: int
+
+
 class Passes:
     """Runs a stage's layers, and keeps their saved tensors."""
 
@@ -73,15 +85,18 @@ class Passes:
         state: StageState,
         modules: dict[int, nn.Module],
         treatments: Mapping[int, str],
+        ranks: StreamedRanks,
         streams: Streams,
         device: torch.device,
     ) -> None:
         self.state = state
         self.modules = modules
         self.treatments = treatments
+        self.ranks = ranks
         self.streams = streams
         self.device = device
         self.kept: dict[tuple[int, int], Kept] = {}
+        self.left: dict[tuple[int, int], LeftForWeights] = {}
         self.leaving: list[list[Tensor]] = [[], []]
         self.host = HostPool(pins_for=driver_of(device))
         self.carried_bytes = 0.0
@@ -115,22 +130,53 @@ class Passes:
         return y.detach()
 
     def backward(self, op: Op, gradient: Tensor) -> Tensor | None:
-        """Run a layer backward: add up gradients of its weights. The gradient of its input, if it
-        has one."""
+        """Run a layer backward: add up gradients of its weights, or leave them to another pass. The
+        gradient of its input, if it has one."""
         layer, entry = op.layer, op.entry
         kept = self.kept.pop((layer, op.micro_batch))
-        self.held_bytes -= kept.size_bytes
+        splits = self.state.shape.passes.splits_backward
+        if not splits:
+            self.held_bytes -= kept.size_bytes
+            self._collect(layer, entry, begins=op.is_of_first)
         if kept.saved is not None:
             kept.saved.move_weights(self._places.take_weights(layer, entry))
-        self._collect(layer, entry, begins=op.is_of_first)
+        if splits and layer == EMBEDDING:
+            # Its one gradient is of a table.
+            add: list[Callable[[], object]] = [lambda: self._run_backward(layer, kept, gradient)]
+            self._leave(op, add, kept)
+            return None
+        if splits:
+            with self.ranks.keeping() as products:
+                self._run_backward(layer, kept, gradient)
+            self._leave(op, products, kept)
+        else:
+            self._run_backward(layer, kept, gradient)
+            self._places.add_vectors(layer, self._places.take_vectors(layer))
+        if kept.entered is not None:
+            return kept.entered.grad
+        return kept.handed[0] if kept.handed else None
+
+    def of_weights(self, op: Op) -> None:
+        """Add up the gradients of a layer's weights that its backward pass has left to do."""
+        layer = op.layer
+        left = self.left.pop((layer, op.micro_batch))
+        self.held_bytes -= left.size_bytes
+        self._collect(layer, op.entry, begins=op.is_of_first)
+        with torch.no_grad():
+            for add in left.add:
+                add()
+            self._places.add_vectors(layer, left.vectors)
+
+    def _leave(self, op: Op, add: Sequence[Callable[[], object]], kept: Kept) -> None:
+        self.left[op.layer, op.micro_batch] = LeftForWeights(
+            add=add, vectors=self._places.take_vectors(op.layer), size_bytes=kept.size_bytes
+        )
+
+    def _run_backward(self, layer: int, kept: Kept, gradient: Tensor) -> None:
         if kept.again is not None:
             self._plainly(layer, kept.again(), kept)
         assert kept.edge is not None
         torch.autograd.backward([kept.edge], [gradient])
-        self._places.add_vectors(layer)
-        if kept.entered is not None:
-            return kept.entered.grad
-        return kept.handed[0] if kept.handed else None
 
     def leave(self, op: Op) -> LaneWork:
         """Take storages to the host, as many as the ratio allows for the layers so far."""

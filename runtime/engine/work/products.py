@@ -4,7 +4,8 @@ Autograd would make the gradient as a new tensor and then add it to the sum, wit
 over the weight's bytes. Here the product that makes the gradient adds it to the sum, which is in
 place before the backward pass begins (``runtime.engine.storage.places``). If the gradient of a
 layer's input is summed over tensor-parallel ranks, products for weights' gradients are put off, to
-run while this sum is under way.
+run while this sum is under way. A stage whose gradients of weights have passes of their own keeps
+the products for these passes; by then the sum of gradients may be elsewhere.
 """
 
 from collections.abc import Callable
@@ -40,8 +41,8 @@ class _AddingLinear(torch.autograd.Function):
     ) -> tuple[Tensor, None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         of_bias = gradient.sum(0) if ctx.has_bias else None
-        sums = ctx.parameter.grad
-        ctx.schedule(lambda: sums.addmm_(gradient.t(), x))
+        parameter = ctx.parameter
+        ctx.schedule(lambda: parameter.grad.addmm_(gradient.t(), x))
         return gradient.mm(weight), None, of_bias, None
 
 
@@ -69,9 +70,9 @@ class _AddingGatheredLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_bias = gradient.sum(0) if ctx.has_bias else None
         whole = ctx.ranks.gather_tokens(x, again=True)
-        flat, sums = whole.flatten(0, 1), ctx.parameter.grad
+        flat, parameter = whole.flatten(0, 1), ctx.parameter
         of_whole = gradient.mm(weight).view(whole.shape)
-        ctx.schedule(lambda: sums.addmm_(gradient.t(), flat))
+        ctx.schedule(lambda: parameter.grad.addmm_(gradient.t(), flat))
         return ctx.ranks.scatter_tokens(of_whole, of_input=True), None, of_bias, None, None
 
 
@@ -100,11 +101,7 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
             one.multiply = partial(adding_up, schedule=ranks.put_off)
             one.multiply_gathered = partial(adding_up_gathered, schedule=ranks.put_off)
         elif isinstance(one, RowLinear):
-            one.multiply = partial(adding_up, schedule=_run_now)
-
-
-def _run_now(product: Callable[[], object]) -> None:
-    product()
+            one.multiply = partial(adding_up, schedule=ranks.do)
 
 
 def add_up_shared(module: nn.Module, ranks: StreamedRanks) -> None:

@@ -1,0 +1,188 @@
+"""Stages with passes for gradients of weights (W) train as a plain run does, hang nobody, have no
+races and no hidden waits; W runs where the event simulator has it."""
+
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from mistlab import catalog
+from mistlab.cost.order_memory import unlike_bytes
+from mistlab.machine.cluster import Cluster
+from mistlab.schedule.placement import loop
+from mistlab.schedule.stage_program import iterations
+from mistlab.schedule.stage_shape import StageShape
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.errors import InputError
+from mistlab.values.job import Job
+from mistlab.values.plan import Plan
+from mistlab.values.stages import StageBatch
+from runtime.checks.collectives.calls import THEIR_GRADIENTS, calls_of
+from runtime.checks.collectives.findings import collective_findings
+from runtime.checks.fake.device import device_findings
+from runtime.checks.races.judge import Judge
+from runtime.checks.races.one_rank import trace_of
+from runtime.checks.unlike import unlike_ranks
+from runtime.comm.isolated import isolated
+from runtime.engine.streams.races import path, races, unallocated, without_wait
+from runtime.engine.work import optimizer
+from runtime.engine.work.layer_passes import Passes
+from runtime.runnable import check_runnable
+from tests.pipeline_orders import drawn
+from tests.runtime.chunk_plans import PLACEMENTS, any_plan, ordered
+from tests.runtime.planted import plant
+from tests.runtime.test_peaks import taken_bytes
+from tests.runtime.worlds import (
+    CPU,
+    MIXED,
+    ON_HOST,
+    TRAINING,
+    assert_alike,
+    by_plan,
+    plainly,
+    stage,
+    workload,
+)
+from tests.sweep import sweep
+
+WORK = workload("llama", layers=5, kv_heads=2, tied_embeddings=True)
+FIRST = stage(3, data_parallel=2, zero=2, micro_batch=1, checkpointed_layers=1, offload=MIXED)
+PLAN = Plan(micro_batches=4, stages=(FIRST, stage(2)), order="zb-h1")
+
+
+@pytest.mark.parametrize("order", sweep(["zb-h1", "zb-v", "zb-2p", "dualpipe-v"], first=2))
+def test_orders_with_passes_for_weights_have_the_losses_of_a_plain_run(order: str) -> None:
+    assert_alike(by_plan(WORK, replace(PLAN, order=order)), plainly(WORK))
+
+
+@pytest.mark.parametrize("family", sweep(["gpt", "falcon", "llama"], first=2))
+def test_tensor_parallel_stages_that_step_on_the_host_have_them_too(family: str) -> None:
+    one = stage(2, tensor_parallel=2, offload=MIXED)
+    plan = Plan(micro_batches=4, stages=(one, replace(one, tensor_parallel=1)), order="zb-h1")
+    work = workload(family, biases=True)
+    training = replace(ON_HOST, clip_norm=0.3)
+    assert_alike(by_plan(work, plan, training), plainly(work, training))
+
+
+def test_a_stage_may_have_them_beside_one_that_has_not(tmp_path: Path) -> None:
+    text = drawn(loop(2), 4, 2, splitting=[1])
+    plan = ordered(replace(PLAN, stages=(replace(FIRST, zero=3), stage(2))), text, tmp_path)
+    assert_alike(by_plan(WORK, plan), plainly(WORK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_any_plan_with_passes_for_weights_has_them(name: str, seed: int, tmp_path: Path) -> None:
+    work, plan = any_plan(PLACEMENTS[name], seed, tmp_path, splits=True)
+    training = replace(ON_HOST, clip_norm=0.3) if seed % 2 else TRAINING
+    assert_alike(
+        by_plan(work, plan, training, seed=seed),
+        plainly(work, training),
+    )
+
+
+def test_gradients_that_w_leaves_out_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, Passes.of_weights, "for add in left.add:", "for add in left.add[1:]:")
+    with pytest.raises(AssertionError):
+        assert_alike(by_plan(WORK, PLAN), plainly(WORK))
+
+
+@pytest.mark.parametrize("seed", [0, *sweep(range(1, 40), first=0)])
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_passes_for_weights_hang_nobody(name: str, seed: int, tmp_path: Path) -> None:
+    work, plan = any_plan(PLACEMENTS[name], seed, tmp_path, splits=True)
+    assert not collective_findings(plan, work, clips=seed % 2 == 0, steps_on_host=seed % 3 == 0)
+
+
+def test_products_with_a_pass_of_their_own_hide_no_reduction() -> None:
+    plan = Plan(micro_batches=2, stages=(stage(2, tensor_parallel=2), stage(2, tensor_parallel=2)))
+    for order, beside in (("1f1b", True), ("zb-h1", False)):
+        steps = calls_of(replace(plan, order=order), workload()).training[0].steps
+        calls = [call for step in steps for call in step.calls if call.what == THEIR_GRADIENTS]
+        tensor = [call.beside for call in calls if call.group == "tensor"]
+        assert tensor
+        assert set(tensor) == {beside}
+
+
+@pytest.mark.parametrize("seed", sweep(range(12), first=1))
+@pytest.mark.parametrize("name", sweep(PLACEMENTS, first=4))
+def test_programs_with_passes_for_weights_have_no_race(
+    name: str, seed: int, tmp_path: Path
+) -> None:
+    work, plan = any_plan(PLACEMENTS[name], seed, tmp_path, splits=True)
+    tied = work.model.tied_embeddings
+    for number in range(plan.num_stages):
+        shape = StageShape.of(
+            plan, number, clips=seed % 2 == 0, tied=tied, steps_on_host=seed % 3 == 0
+        )
+        programs = iterations(shape, 3)
+        ops = list(chain.from_iterable(programs))
+        assert programs[1] == programs[2]
+        assert races(ops) == []
+        assert unallocated(ops) == []
+
+
+def test_every_wait_of_passes_for_weights_left_out_makes_a_race() -> None:
+    plan = replace(PLAN, micro_batches=2)
+    ops = list(chain.from_iterable(iterations(StageShape.of(plan, 0, clips=True, tied=True), 2)))
+    for number in range(len(ops) // 2, len(ops)):
+        for wait in ops[number].waits:
+            changed = without_wait(ops, number, wait)
+            assert path(changed, number - wait, number) == []
+            assert races(changed) or unallocated(changed)
+
+
+@pytest.mark.parametrize("order", sweep(["zb-h1", "zb-v"], first=1))
+def test_streams_use_memory_in_order_that_waits_for_w(order: str) -> None:
+    plan = replace(PLAN, micro_batches=2, order=order)
+    for one in unlike_ranks(plan):
+        assert not Judge(trace_of(WORK, plan, one.rank, TRAINING)).findings()
+
+
+@pytest.mark.parametrize("order", sweep(["zb-h1", "zb-v"], first=1))
+def test_passes_for_weights_keep_no_host_waiting(order: str) -> None:
+    plan = replace(PLAN, micro_batches=2, order=order)
+    work = replace(WORK, precision="bf16")
+    assert device_findings(work, plan, 0, replace(TRAINING, clip_norm=1.0)) == ()
+
+
+SIZED = workload("gpt", batch=8, hidden=256, ffn=1024, vocab=2048, sequence_length=128)
+
+
+@pytest.mark.parametrize("order", sweep(["zb-h1", "zb-v"], first=1))
+def test_stages_take_what_is_predicted_until_w(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last stage also holds the gradient of a micro-batch's logits until W."""
+    monkeypatch.setattr(optimizer, "CHUNK", 2**17)
+    plan = Plan(micro_batches=4, stages=(stage(2), stage(2)), order=order)
+    model = StageModel.of(SIZED)
+    closed = model.figures(StageBatch.of_plan(plan)).peak_bytes
+    for number, more in enumerate(unlike_bytes(plan, model)):
+        taken = taken_bytes(SIZED, plan, isolated(plan, number, CPU, 0))
+        assert taken == pytest.approx(closed[number] + more, rel=0.03)
+
+
+def refused(plan: Plan, match: str, **fields: object) -> None:
+    cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
+    job = Job(workload=workload(**fields), cluster=cluster, plan=plan)
+    with pytest.raises(InputError, match=match):
+        check_runnable(job)
+
+
+def test_split_tokens_with_passes_for_weights_are_refused() -> None:
+    one = stage(2, tensor_parallel=2, sequence_parallel=1)
+    plan = Plan(micro_batches=4, stages=(one, one), order="zb-h1")
+    refused(plan, r"plan.stages\[0\].sequence_parallel: with W")
+
+
+def test_a_table_whose_gradient_would_go_before_it_is_whole_is_refused(tmp_path: Path) -> None:
+    """The embedding's chunk ends before the head's."""
+    text = "F0m0 F1m0 B1m0 B0m0 W0m0 W1m0\n"
+    plan = ordered(Plan(micro_batches=1, stages=(stage(4, micro_batch=8),)), text, tmp_path)
+    refused(plan, "does not begin and end the W of stage 0", tied_embeddings=True)
+    work = workload(tied_embeddings=True)
+    with pytest.raises(AssertionError):
+        assert_alike(by_plan(work, plan), plainly(work))
