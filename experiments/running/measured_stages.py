@@ -1,7 +1,10 @@
-"""The times of a stage's passes in a measured iteration, named as in a prediction."""
+"""The times of a stage's passes in a measured iteration, named as in a prediction.
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+As in a prediction, the times of a micro-batch in several chunks add up, and gradients of weights
+count as part of its backward pass.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
     from runtime.session import MeasuredTask
 
 # A layer's optimizer step is part of the first forward pass.
-_PASSES = {"F": "forward", "S": "forward", "B": "backward"}
+_PASSES = {"F": "F", "S": "F", "B": "B", "W": "W"}
 
 
 def stage_times(tasks: Iterable["MeasuredTask"]) -> Mapping[str, float]:
@@ -33,20 +36,33 @@ def stage_times(tasks: Iterable["MeasuredTask"]) -> Mapping[str, float]:
 
 
 def _pass_seconds(tasks: Iterable["MeasuredTask"]) -> tuple[list[float], list[float]]:
-    """Seconds of each forward and each backward pass, by micro-batch."""
-    spans: dict[str, dict[int, list[tuple[float, float]]]] = {
-        "forward": defaultdict(list),
-        "backward": defaultdict(list),
-    }
-    for task in tasks:
-        if task.lane == "compute" and isinstance(task.task, Action):
-            of_kind = spans[_PASSES[task.task.kind]]
-            of_kind[task.task.micro_batch].append((task.start_s, task.end_s))
-    forwards, backwards = (
-        [_lasting_s(of_pass) for _, of_pass in sorted(passes.items())] for passes in spans.values()
-    )
+    """Seconds of each micro-batch's forward passes, and of its backward passes."""
+    seconds: dict[bool, dict[int, float]] = {True: {}, False: {}}
+    for kind, micro_batch, lasting_s in _passes(tasks):
+        of_way = seconds[kind == "F"]
+        of_way[micro_batch] = of_way.get(micro_batch, 0.0) + lasting_s
+    forwards, backwards = ([of for _, of in sorted(way.items())] for way in seconds.values())
     return forwards, backwards
 
 
-def _lasting_s(spans: list[tuple[float, float]]) -> float:
-    return max(end for _, end in spans) - min(start for start, _ in spans)
+def _passes(tasks: Iterable["MeasuredTask"]) -> Iterator[tuple[str, int, float]]:
+    """Kind, micro-batch and seconds of each pass: its tasks follow one another, layer by layer."""
+    running: tuple[str, int] | None = None
+    begin_s = end_s = 0.0
+    layer: int | None = None
+    for one in tasks:
+        task = one.task
+        if one.lane != "compute" or not isinstance(task, Action):
+            continue
+        assert task.layer is not None
+        key = _PASSES[task.kind], task.micro_batch
+        computes = task.kind != "S"
+        jumps = computes and layer is not None and abs(task.layer - layer) > 1
+        if key != running or jumps:
+            if running is not None:
+                yield *running, end_s - begin_s
+            running, begin_s, layer = key, one.start_s, None
+        end_s = one.end_s
+        layer = task.layer if computes else layer
+    if running is not None:
+        yield *running, end_s - begin_s

@@ -51,3 +51,22 @@ def test_a_single_micro_batch_has_no_steady_pass() -> None:
 def test_of_two_micro_batches_one_of_each_pass_is_steady() -> None:
     found = stage_times(passes(("F", 0, 3.0), ("B", 0, 5.0), ("F", 1, 2.0), ("B", 1, 4.0)))
     assert found == {"stable_s": 7.0, "delta_forward_s": 1.0, "delta_backward_s": -1.0}
+
+
+def test_passes_of_chunks_and_of_weights_add_up() -> None:
+    """A micro-batch goes through layers 3 and 4, and through 7 and 8; the waits between its passes
+    are of no pass."""
+    clock, tasks = 0.0, []
+    for words, seconds in (
+        *(("S.3m0 F.3m0 F.4m0", 3.0), ("F.7m0 F.8m0", 1.5), ("F.3m1 F.4m1", 1.0)),
+        *(("F.7m1 F.8m1", 1.0), ("B.8m0 B.7m0", 2.0), ("W.8m0 W.7m0", 0.5)),
+        *(("B.8m1 B.7m1", 2.0), ("B.4m0 B.3m0", 2.0), ("W.4m0 W.3m0", 0.5)),
+        *(("B.4m1 B.3m1", 2.0), ("W.8m1 W.7m1", 1.0), ("W.4m1 W.3m1", 1.0)),
+    ):
+        for word in words.split():
+            each_s = seconds / len(words.split())
+            tasks.append(task(f"1{word}", clock, clock + each_s))
+            clock += each_s
+        clock += 5.0
+    found = stage_times(tasks)
+    assert found == {"stable_s": 7.0, "delta_forward_s": 2.5, "delta_backward_s": 1.0}
