@@ -33,7 +33,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = search_parser("tune", __doc__, json=False, quick=False)
-    parser.add_argument("--searcher", default="mist", help="by name (default: mist)")
+    parser.add_argument(
+        "--searcher",
+        help="by name (default: mist, or aceso for models that mist refuses, such as deepseek-v3)",
+    )
     parser.add_argument(
         "--out",
         type=Path,

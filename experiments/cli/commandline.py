@@ -13,10 +13,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import FieldError, InputError
+from mistlab.values.workload import Precision
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -54,7 +55,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--sequence-length": {"type": int, "help": "tokens of a sequence"},
     "--global-batch": {"type": int, "help": "sequences of a step"},
     "--attention": {"choices": ("flash", "math"), "help": "fused, or product by product"},
-    "--precision": {"choices": ("fp16", "bf16", "fp32"), "help": "arithmetic of the training"},
+    "--precision": {"choices": get_args(Precision), "help": "arithmetic of the training"},
     "--space": {"help": "which plans may be chosen: 3d, mist, wide, ..., or a file"},
     "--engine": {
         "choices": names_for_plans(),

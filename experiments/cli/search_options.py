@@ -8,7 +8,7 @@ from typing import cast
 
 from experiments.cli.commandline import as_options
 from experiments.cli.problem import problem_of
-from mistlab.engines.table import ENGINES
+from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.values.errors import InputError, near_matches
 from mistlab.values.references import space_from
 from mistlab.values.search import Budget, Problem, StageCostModel
@@ -27,6 +27,10 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     space = space_called(options.space, options.engine)
     workload, cluster = problem_of(options, takes_groups=True)
     problem = Problem(workload=workload, cluster=cluster)
+    if why := ENGINES[space.engine].precision_problem(workload.precision):
+        able = [name for name in names_for_plans() if workload.precision in ENGINES[name].memory]
+        message = f"--precision {why}, or --engine {able[0]}"
+        raise InputError(message)
     if reason := why_empty(problem, space):
         message = f"--global-batch {workload.global_batch} on {cluster.num_gpus} GPUs: {reason}"
         raise InputError(message)

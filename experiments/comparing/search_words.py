@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.comparing.bench import TOLD_APART, Entry
-from experiments.comparing.explain import Loser, Rejected, StageLimit, Why
+from experiments.comparing.explain import Loser, Rejected, Why
 from experiments.comparing.smallest import Smallest
+from experiments.comparing.stages_alike import limits_in_words, runs_of
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import (
     BUILT_IN,
     DIMENSIONS,
@@ -86,24 +88,34 @@ def by_time(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def plan_words(plan: Plan) -> list[str]:
-    """A plan, a line for the whole and one for each stage."""
+    """A plan, a line for the whole and one for each stage; stages that follow one another and are
+    alike share a line."""
     stages = _count(plan.num_stages, "stage")
     lines = [f"engine {plan.engine}, {stages}, {_count(plan.micro_batches, 'micro-batch')}"]
+    if plan.order != DEFAULT_ORDER:
+        lines[0] += f", order {plan.order}"
     first = 0
-    for index, stage in enumerate(plan.stages):
-        lines.append(f"stage {index}: {_stage_words(stage, first)}")
-        first += stage.layers
+    for run in runs_of(plan.stages):
+        stage = plan.stages[run[0]]
+        blocks = f"blocks {first} to {first + stage.layers - 1}"
+        if len(run) > 1:
+            blocks = f"{_count(stage.layers, 'block')} each"
+        lines.append(f"{_called(run)}: {blocks}, {_stage_words(stage)}")
+        first += stage.layers * len(run)
     return lines
 
 
-def _stage_words(stage: StagePlan, first: int) -> str:
+def _called(run: range) -> str:
+    return f"stages {run[0]} to {run[-1]}" if len(run) > 1 else f"stage {run[0]}"
+
+
+def _stage_words(stage: StagePlan) -> str:
     axes = (
         f"{degree} {axis.words}"
         for axis in reversed(AXES.values())
         if (degree := stage.degree(axis.dimension)) != DIMENSIONS[axis.dimension].default
     )
     parts = [
-        f"blocks {first} to {first + stage.layers - 1}",
         f"{' x '.join(axes)} parallel",
         f"micro-batch {stage.micro_batch}",
         *(dimension_words(name, stage.value(name), stage.layers) for name in _of_mesh(stage)),
@@ -184,7 +196,7 @@ def rival_words(entry: Entry) -> list[str]:
 
 def why_words(why: Why) -> list[str]:
     """All reasons, a line each."""
-    lines = [_limit_words(index, stage) for index, stage in enumerate(why.stages)]
+    lines = [*limits_in_words(why.stages)]
     if why.same:
         lines.append(f"The same plan was found by {', '.join(why.same)}.")
     if why.runner_up is not None:
@@ -198,16 +210,6 @@ def why_words(why: Why) -> list[str]:
     if why.missed is not None:
         lines.append(f"Not the best of its space: {why.missed} is faster, and fits.")
     return lines
-
-
-def _limit_words(index: int, stage: StageLimit) -> str:
-    steady_s = stage.compute_s + stage.exposed_communication_s
-    return (
-        f"Stage {index} is limited by {stage.limit}: {steady_s:.3f} s a micro-batch "
-        f"({stage.share_of_slowest:.0%} of the slowest stage), {stage.exposed_communication_s:.3f} "
-        f"of it exposed communication; {stage.memory_bytes / GIB_BYTES:.2f} of "
-        f"{stage.room_bytes / GIB_BYTES:.2f} GiB."
-    )
 
 
 def _loser_words(loser: Loser) -> Iterator[str]:

@@ -32,23 +32,27 @@ from experiments.comparing.search_words import (
 from experiments.comparing.smallest import smallest
 from mistlab.values.job import dump_job
 from mistlab.values.search import Budget
+from mistlab.values.space import SearchSpace
 from mistlab.values.value import to_mapping
 
+# The searcher, and the one for what it refuses: it asks for whole plans alone.
+SEARCHER, OF_WHOLE_PLANS = "mist", "aceso"
 BUDGET = Budget(evaluations=100_000, seconds=60)
 QUICK = Budget(evaluations=1_000, seconds=2)
 
 
 def tune(options: argparse.Namespace) -> int:
     """Search, write the plan, print one page about it."""
-    (name,) = searchers_called([options.searcher], options.predictor)
+    (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
     problem, space = searched(options)
     budget = budget_of(options, QUICK if options.quick else BUDGET)
     out = writable(options.out, "plan file")
-    bench, live = Bench.of(problem, options.predictor, options.view), Live(searcher=name)
-    space = space_for(name, space)
+    bench, space = Bench.of(problem, options.predictor, options.view), space_for(name, space)
     bench.warm_up(space)
-    entry = decided(bench.played(bench.search(name, space, budget, options.seed, live)))
-    live.end(f"{entry.result.status} in {entry.result.wall_s:.2f} s")
+    entry = _searched(bench, name, space, budget, options.seed)
+    if entry.result.status == "REFUSED" and options.searcher is None:
+        progress(f"{name} {entry.result.reason}; {OF_WHOLE_PLANS} searches in its place")
+        entry = _searched(bench, OF_WHOLE_PLANS, space, budget, options.seed)
     if entry.answer is None:
         return _no_answer(entry, bench)
     dump_job(bench.job(entry.answer[0]), out)
@@ -63,6 +67,14 @@ def tune(options: argparse.Namespace) -> int:
         progress("interrupted: the plan is the best until then")
         return INTERRUPTED
     return DONE
+
+
+def _searched(bench: Bench, name: str, space: SearchSpace, budget: Budget, seed: int) -> Entry:
+    """A searcher's plan, played beside its rivals."""
+    live = Live(searcher=name)
+    entry = decided(bench.played(bench.search(name, space, budget, seed, live)))
+    live.end(f"{entry.result.status} in {entry.result.wall_s:.2f} s")
+    return entry
 
 
 def _no_answer(entry: Entry, bench: Bench) -> int:

@@ -94,8 +94,7 @@ def _plans(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         if row.get("plan"):
             plan = row["plan"]
-            further = len(plan) - 2
-            more = f"; {further} further stage{'s' if further > 1 else ''}" if further else ""
+            more = "; the other stages are unlike" if len(plan) > 2 else ""
             yield f"{row['run']}, {WAYS[row['way']]}: {plan[0]}; {plan[1]}{more}."
 
 

@@ -15,6 +15,10 @@ from mistlab.values.units import GIB_BYTES
 
 Row = Mapping[str, Any]
 
+# Peaks of memory are predicted to within about this share.
+UNSURE = 0.1
+NARROW = "Peaks are predicted wrongly by up to a tenth or so, so try it before you rely on it."
+
 
 def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
     """What the study has to say."""
@@ -38,7 +42,8 @@ def _verdict(row: Row) -> str:
     host, host_room = row["host_bytes"] / GIB_BYTES, row["host_room_bytes"] / GIB_BYTES
     where = f"the fullest GPU, of stage {row['stage']}, needs {needs:.1f} of {room:.1f} GiB"
     if row["fits"]:
-        return f"Yes: {where}, {room - needs:.1f} GiB are left."
+        left = f"Yes: {where}, {room - needs:.1f} GiB are left."
+        return f"{left} {NARROW}" if room - needs < UNSURE * room else left
     if needs > room:
         return f"No: {where}, {needs - room:.1f} GiB too much."
     return f"No: {where}, but a node's host memory needs {host:,.1f} of {host_room:,.1f} GiB."

@@ -292,7 +292,8 @@ def _engine_problem(job: Job) -> FieldError | None:
 
 def _engine_problem_of_workload(workload: Workload, engine: Engine) -> FieldError | None:
     if problem := engine.precision_problem(workload.precision):
-        return FieldError("workload.precision", problem)
+        able = [row.name for row in ENGINES.values() if workload.precision in row.memory]
+        return FieldError("workload.precision", f"{problem}, or engine: {able[0]}")
     if problem := engine.optimizer_problem(workload.optimizer):
         able = [row.name for row in ENGINES.values() if workload.optimizer in row.optimizers]
         return FieldError("workload.optimizer", f"{problem}, or engine: {able[0]}")

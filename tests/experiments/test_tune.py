@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 
 from experiments import predict, tune
 from experiments.cli.commandline import run
+from experiments.comparing.explain import StageLimit
+from experiments.comparing.search_words import plan_words
+from experiments.comparing.stages_alike import limits_in_words
 from mistlab.values.job import load_job
+from mistlab.values.plan import Plan, StagePlan
 from searchers.registry import SEARCHERS
 
 OFFLOADED = ("weights", "gradients", "optimizer", "activations")
@@ -50,6 +55,68 @@ def test_one_page_tells_the_plan_and_why(
     assert "stage 0: blocks 0 to" in page
     assert "Stage 0 is limited by" in page
     assert page.endswith(f"plan: {out}\n")
+
+
+# What nobody but a searcher of whole plans takes: kinds of blocks that take turns.
+HYBRID = """\
+family: llama
+hidden: 256
+layers: 4
+heads: 4
+ffn: 512
+vocab: 1024
+experts: {count: 4, active: 2, ffn: 128, dense_blocks: 1}
+"""
+
+
+def test_a_model_that_mist_refuses_is_searched_by_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = tmp_path / "model.yaml", tmp_path / "plan.yaml"
+    model.write_text(HYBRID, encoding="utf-8")
+    options = (
+        *("--model", str(model), "--hardware", "h100-80gb", "--sequence-length", "128"),
+        *("--precision", "bf16", "--space", "moe", "--budget-evaluations", "5"),
+        *("--out", str(out)),
+    )
+    assert run(tune.main, options) == 0
+    assert load_job(out).plan.engine == "megatron-core"
+    assert "; aceso searches in its place" in capsys.readouterr().err
+    assert run(tune.main, [*options, "--searcher", "mist"]) == 1
+    assert "ask a searcher of whole plans" in capsys.readouterr().err
+
+
+def test_a_precision_that_no_plan_has_is_refused_with_an_engine_that_has_it(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--hardware", "h100-80gb", "--precision", "fp8")
+    assert tuned(tmp_path / "plan.yaml", *options) == 2
+    assert "fp16, bf16 or fp32, or --engine megatron-core" in capsys.readouterr().err
+
+
+def test_stages_that_are_alike_share_a_line() -> None:
+    alike = StagePlan(layers=2, data_parallel=1, tensor_parallel=1, micro_batch=1)
+    other = replace(alike, layers=3)
+    plan = Plan(micro_batches=4, stages=(alike, alike, other), order="gpipe")
+    whole, first, last = plan_words(plan)
+    assert whole.endswith("3 stages, 4 micro-batches, order gpipe")
+    assert first.startswith("stages 0 to 1: 2 blocks each, 1 data x 1 tensor parallel")
+    assert last.startswith("stage 2: blocks 4 to 6, 1 data x 1 tensor parallel")
+    limits = [
+        StageLimit(
+            limit="compute",
+            compute_s=1.0,
+            exposed_communication_s=seconds,
+            share_of_slowest=1.0,
+            memory_bytes=held * 2**30,
+            room_bytes=8 * 2**30,
+        )
+        for seconds, held in ((0.0, 3), (0.0, 2), (0.5, 1))
+    ]
+    told = [*limits_in_words(limits)]
+    assert told[0].startswith("Stages 0 to 1 are each limited by compute: 1.000 s")
+    assert told[0].endswith("2.00 to 3.00 of 8.00 GiB.")
+    assert told[1].startswith("Stage 2 is limited by compute: 1.500 s")
 
 
 def test_an_interrupt_keeps_the_plan(

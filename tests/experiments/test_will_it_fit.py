@@ -8,6 +8,7 @@ import pytest
 
 from experiments import will_it_fit
 from experiments.cli.commandline import run
+from experiments.costing import fitting_words
 from experiments.costing.changes import single, together
 from mistlab.values.job import load_job
 from simulators.symbolic import SymbolicPredictor
@@ -31,6 +32,15 @@ def test_a_plan_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not (tmp_path / "plan.yaml").exists()
     assert "Yes: the fullest GPU" in (tmp_path / "report.md").read_text(encoding="utf-8")
     assert f"experiments.will_it_fit {FITS}" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("held", "is_narrow"), [(89, False), (91, True)])
+def test_a_plan_that_just_fits_is_said_to_be_unsure(held: int, is_narrow: bool) -> None:
+    bytes_of = {"reserved_bytes": held * 2**30, "room_bytes": 100 * 2**30}
+    host = {"host_bytes": 0, "host_room_bytes": 2**40}
+    told = fitting_words._verdict({"fits": True, "stage": 0, **bytes_of, **host})
+    assert f"{100 - held:.1f} GiB are left." in told
+    assert told.endswith("so try it before you rely on it.") is is_narrow
 
 
 def test_the_cheapest_change_fits_and_none_that_was_tried_is_faster(
