@@ -146,7 +146,7 @@ def _table(answer: Answer) -> str:
             [
                 f"stage {index}",
                 str(stage.layers),
-                *(f"{seconds:.3f}" for seconds in times),
+                *(f"{seconds:z.3f}" for seconds in times),
                 *(f"{size / GIB_BYTES:.2f}" for size in sizes),
             ]
         )

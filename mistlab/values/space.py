@@ -254,8 +254,9 @@ _ACESO = SearchSpace(
     unequal_meshes=True,
 )
 _ALPA = replace(_ACESO, name="alpa", engine="megatron", recomputation="none_or_all")
-# How models are trained today: with experts, by Megatron; with sharded weights, by torch; and all
-# that there is to choose on this package's own engine.
+# How models are trained today: with experts, by Megatron, whose layouts of pipelines give the stage
+# with the head fewer blocks; with sharded weights, by torch; and all that there is to choose on
+# this package's own engine.
 _MOE = SearchSpace(
     name="moe",
     engine="megatron-core",
@@ -265,6 +266,7 @@ _MOE = SearchSpace(
     sequence_parallel=(0, 1),
     expert_parallel=_POWERS[:7],
     zero=(1,),
+    layers_off_balance=2,
 )
 _FSDP = SearchSpace(
     name="fsdp",
