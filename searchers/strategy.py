@@ -42,8 +42,8 @@ Strategy = Callable[[Problem, SearchSpace, Ledger, np.random.Generator], Ending]
 NO_STAGE_COSTS = "asks for costs of single stages, which the predictor does not give"
 # The reason to refuse a search for a model whose kinds of blocks take turns.
 TAKING_TURNS = (
-    "asks for costs of single stages wherever they begin, and this model's kinds of blocks take "
-    "turns: ask a searcher of whole plans, such as aceso or optuna"
+    "asks for costs of single stages wherever they begin, and this model has blocks of several "
+    "kinds: ask a searcher of whole plans, such as aceso or optuna"
 )
 # The reason to refuse a search of a space with other orders than the one that has a formula.
 OTHER_ORDERS = (

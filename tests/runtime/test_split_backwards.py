@@ -53,7 +53,9 @@ FIRST = stage(3, data_parallel=2, zero=2, micro_batch=1, checkpointed_layers=1, 
 PLAN = Plan(micro_batches=4, stages=(FIRST, stage(2)), order="zb-h1")
 
 
-@pytest.mark.parametrize("order", sweep(["zb-h1", "zb-v", "zb-2p", "dualpipe-v"], first=2))
+@pytest.mark.parametrize(
+    "order", sweep(["zb-h1", "zb-v", "zb-2p", "dualpipe-v", "v-half", "v-min"], first=2)
+)
 def test_orders_with_passes_for_weights_have_the_losses_of_a_plain_run(order: str) -> None:
     assert_alike(by_plan(WORK, replace(PLAN, order=order)), plainly(WORK))
 
