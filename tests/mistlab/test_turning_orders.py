@@ -79,7 +79,7 @@ def test_building_blocks_hold_half_and_a_third(stages: int) -> None:
         passes = passes_of(order)
         held[name] = max(of_stage.most_held for of_stage in passes) / 2
         half = np.full((1, 2 * stages), 0.5)
-        split = SplitTimes(weights_s=half, unhidden_s=0 * half)
+        split = SplitTimes(weights_s=half, less_s=half)
         times = equal(2 * stages, 0.5, 1.0)
         path_s = order_iteration_s(times, passes, split, steps_apart=True)
         waited[name] = float(path_s[0]) / 3 - micro_batches
