@@ -1,0 +1,39 @@
+"""The operations of a training step, against the formula of Narayanan et al. (SC 2021)."""
+
+import pytest
+
+from mistlab import catalog
+from mistlab.cost.arithmetic import megatron_flop, model_flop
+from mistlab.values.workload import Attention, Workload
+
+# Of attention's products, forward and backward: all six of them, whole; and fused, half of each
+# (the future is left out), with one of them done again in the backward pass.
+SHARE_OF_ATTENTION: dict[Attention, float] = {"math": 1.0, "flash": 7 / 12}
+
+
+@pytest.mark.parametrize("name", ["gpt3-1.3b", "gpt3-13b"])
+@pytest.mark.parametrize("attention", SHARE_OF_ATTENTION)
+def test_a_step_of_gpt_takes_the_published_operations(name: str, attention: Attention) -> None:
+    work = Workload(
+        model=catalog.model(name),
+        sequence_length=2048,
+        global_batch=8,
+        attention=attention,
+        precision="fp16",
+    )
+    tokens, model = work.tokens, work.model
+    hidden = model.hidden
+    products = 72 * tokens * model.layers * hidden**2
+    scores = products * work.sequence_length / (6 * hidden) * SHARE_OF_ATTENTION[attention]
+    head = 6 * tokens * hidden * model.padded_vocab(1)
+    assert model_flop(work) == pytest.approx(products + scores + head)
+
+
+def test_megatron_counts_a_further_forward_pass_of_blocks() -> None:
+    batch, sequence, layers, hidden, vocab = 8, 2048, 24, 2048, 50304
+    counted = megatron_flop(
+        batch=batch, sequence_length=sequence, layers=layers, hidden=hidden, vocab=vocab
+    )
+    blocks = 72 * batch * sequence * layers * hidden**2 * (1 + sequence / (6 * hidden))
+    head = 6 * batch * sequence * hidden * vocab
+    assert counted == pytest.approx(blocks * 4 / 3 + head)
