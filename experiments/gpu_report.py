@@ -31,7 +31,11 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("gpu_report", __doc__, quick=False, json=False)
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the folder of the report"
+        "--out",
+        type=Path,
+        default=Path("runs/gpu_report"),
+        metavar="DIR",
+        help="the folder of the report (default: %(default)s)",
     )
     parser.add_argument(
         "--minutes",

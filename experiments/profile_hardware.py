@@ -28,7 +28,11 @@ def _parser() -> argparse.ArgumentParser:
         "profile_hardware", __doc__, gpus_per_node=None, seed=0, quick=False, json=False
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="HARDWARE.yaml", help="the file to write"
+        "--out",
+        type=Path,
+        default=Path("runs/profile_hardware/this-machine.yaml"),
+        metavar="HARDWARE.yaml",
+        help="the file to write (default: %(default)s)",
     )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="what to measure (default: GPUs if there are any)"

@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments"
 COMMANDS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("__"))
 MOST_LINES = 150
+# Commands about a table or a model of the user's.
+NEED_FILES = {"calibrate", "calibrate_runs", "predict_runs", "report_runs", "trace"}
 # What only the work of a command needs, never its options.
 HEAVY = ("numpy", "sympy", "scipy", "pandas", "matplotlib", "optuna", "pulp", "torch", "yaml")
 
@@ -46,6 +48,21 @@ def test_a_command_explains_itself_and_loads_nothing_for_it(command: str) -> Non
     assert done.stdout.startswith(f"usage: python -m experiments.{command}")
     assert done.stdout.endswith("[]\n")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_asks_for_nothing_but_files_that_only_the_user_has(command: str) -> None:
+    """All others run without arguments, on a sensible default."""
+    code = (
+        "import runpy, sys; sys.argv = ['x']\n"
+        "import experiments.cli.commandline as commandline\n"
+        "def stop(self, *rest): parse(self, *rest); print('parsed'); sys.exit()\n"
+        "parse = commandline.argparse.ArgumentParser.parse_args\n"
+        "commandline.argparse.ArgumentParser.parse_args = stop\n"
+        f"runpy.run_module('experiments.{command}', run_name='__main__')"
+    )
+    done = python("-c", code)
+    assert (done.stdout == "parsed\n") == (command not in NEED_FILES), done.stderr
 
 
 @pytest.mark.parametrize("path", [*FOLDER.rglob("*.py")], ids=lambda path: path.stem)
