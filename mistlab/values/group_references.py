@@ -66,10 +66,10 @@ def groups_named(text: str, folder: Path) -> list[NodeGroup]:
     if len(parts) == 1 and not parts[0][2].isdecimal():
         return []
     groups = []
-    for name, _, nodes in parts:
+    for name, colon, nodes in parts:
         if not (name and nodes.isdecimal()):
             problem = (
-                f"{text!r}: {name + nodes!r} does not say its nodes: give each group as "
+                f"{text!r}: {name + colon + nodes!r} does not say its nodes: give each group as "
                 "hardware:nodes, such as l4-24gb:1,a100-40gb:2"
             )
             refuse(HARDWARE, problem)

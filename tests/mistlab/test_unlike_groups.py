@@ -166,9 +166,18 @@ def test_a_command_line_names_groups_with_their_nodes() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["l4-24gb:1,a100-40gb", "l4-24gb,a100-40gb:1", ":1,l4-24gb:2"])
-def test_a_command_line_that_leaves_nodes_out_is_refused(text: str) -> None:
-    with pytest.raises(FieldError, match="does not say its nodes: give each group as hardware:"):
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("l4-24gb:1,a100-40gb", "a100-40gb"),
+        ("l4-24gb,a100-40gb:1", "l4-24gb"),
+        (":1,l4-24gb:2", ":1"),
+        ("l4-24gb:1,a100-40gb:x", "a100-40gb:x"),
+    ],
+)
+def test_a_command_line_that_leaves_nodes_out_is_refused(text: str, part: str) -> None:
+    problem = f"{part!r} does not say its nodes: give each group as hardware:nodes"
+    with pytest.raises(FieldError, match=problem):
         groups_named(text, Path())
 
 
