@@ -1,4 +1,4 @@
-"""The same plan on engines mistlab and megatron, played task by task.
+"""The same plan on engines mistlab and megatron, played task by task; and without overlap.
 
 Plans that both engines can run: 3D, nothing offloaded, and Megatron overlapping what it can.
 """
@@ -10,6 +10,7 @@ from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
+from simulators.symbolic import SymbolicPredictor
 
 # Machine, model, attention, tensor-parallel ranks, replicas, stages, sequences of a micro-batch.
 PLANS = (
@@ -89,3 +90,27 @@ def test_no_plan_takes_more_than_that(hardware: str, family: str) -> None:
         if ratio(case := (hardware, f"{family}-{size}", attention, tensor, 1, stages, 1)) > 1.01
     }
     assert not slower
+
+
+@pytest.mark.parametrize("engine", ["megatron", "deepspeed"])
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_without_overlap_a_stage_does_one_thing_after_another(engine: str, zero: int) -> None:
+    work = Workload(
+        model=catalog.model("gpt3-1.3b"),
+        sequence_length=2048,
+        global_batch=8,
+        attention="flash",
+        precision="fp16",
+    )
+    cluster = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=1, gpus_per_node=4)
+    stage = StagePlan(layers=24, data_parallel=4, tensor_parallel=1, micro_batch=1, zero=zero)
+    for overlaps in (False, True):
+        plan = Plan(engine=engine, micro_batches=2, overlap_communication=overlaps, stages=(stage,))
+        played = EventSimulator(workload=work, cluster=cluster).simulate(plan)
+        worked_s = sum(played.busy_s()[0].values())
+        if overlaps:
+            assert played.iteration_s < 0.95 * worked_s
+        else:
+            assert played.iteration_s == pytest.approx(worked_s)
+        predicted = SymbolicPredictor(workload=work, cluster=cluster).predict(plan)
+        assert predicted.iteration_s == pytest.approx(played.iteration_s)
