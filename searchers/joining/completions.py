@@ -8,6 +8,7 @@ Axes: S stages, the last first; L numbers of blocks; K partial pipelines.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, Self
 
 import numpy as np
@@ -29,7 +30,8 @@ class Completions:
     """What all stages from one on to the first take at least, for each number of blocks (S + 1, L).
 
     ``through_s`` is the time in which a micro-batch passes all of them, there and back.
-    ``slowest_s`` is the steady time of the slowest of them, ``own_s`` the least passage of one.
+    ``slowest_s`` is the time of the slowest of them for each micro-batch, ``own_s`` the least
+    passage of one.
     """
 
     micro_batches: int
@@ -50,9 +52,10 @@ class Completions:
         shape = len(stages) + 1, layers + 1
         through, slowest, own = (np.full(shape, np.inf) for _ in range(3))
         through[-1, 0] = slowest[-1, 0] = 0.0
+        each_s = partial(_each_s, micro_batches=micro_batches, num_stages=len(stages))
         for after in reversed(range(len(stages))):
             passes = _least_by_layers(menus, stages[after], _passage_s)
-            steady = _least_by_layers(menus, stages[after], lambda options: options.stable_s)
+            steady = _least_by_layers(menus, stages[after], each_s)
             own[after] = min([*own[after + 1, :1], *passes.values()])
             for count, least_s in passes.items():
                 rest = slice(0, layers + 1 - count)
@@ -92,6 +95,18 @@ class Completions:
             # A backward that waited takes less than its whole time: at least a forward is left.
             ways.append((count - ahead - 2) * slowest_s + both)
         return np.asarray(np.where(can_end, np.maximum.reduce(ways), np.inf))
+
+
+def _each_s(options: Options, *, micro_batches: int, num_stages: int) -> Values:
+    """The steady time, or a little less: the first forward and the last backward may be shorter
+    than steady passes, because nothing is fetched before the one and left over after the other.
+
+    Where a stage waits for a micro-batch, all micro-batches but that one and half of those that it
+    runs ahead count, so this difference is shared out to so many.
+    """
+    ahead = min(micro_batches, num_stages) - 1
+    shorter_s = np.maximum(options.stable_s - _passage_s(options), 0.0)
+    return np.asarray(options.stable_s - shorter_s / (micro_batches - ahead / 2))
 
 
 def _passage_s(options: Options) -> Values:
