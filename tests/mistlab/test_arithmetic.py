@@ -1,9 +1,12 @@
 """The operations of a training step, against the formula of Narayanan et al. (SC 2021)."""
 
+from dataclasses import replace
+
 import pytest
 
 from mistlab import catalog
 from mistlab.cost.arithmetic import megatron_flop, model_flop
+from mistlab.values.model_parts import Window
 from mistlab.values.workload import Attention, Workload
 
 # Of attention's products, forward and backward: all six of them, whole; and fused, half of each
@@ -37,3 +40,17 @@ def test_megatron_counts_a_further_forward_pass_of_blocks() -> None:
     blocks = 72 * batch * sequence * layers * hidden**2 * (1 + sequence / (6 * hidden))
     head = 6 * batch * sequence * hidden * vocab
     assert counted == pytest.approx(blocks * 4 / 3 + head)
+
+
+def test_a_window_longer_than_the_sequence_hides_nothing() -> None:
+    flop = {}
+    for size in (512, 1024, 2048, 4096):
+        model = replace(catalog.model("gpt-oss-20b"), window=Window(size=size))
+        work = Workload(
+            model=model, sequence_length=2048, global_batch=8, attention="flash", precision="bf16"
+        )
+        flop[size] = model_flop(work)
+    assert flop[4096] == flop[2048]
+    # With s tokens and a window of w there are w s - w^2 / 2 pairs.
+    assert flop[512] < flop[1024] < flop[2048]
+    assert flop[2048] - flop[1024] < flop[1024] - flop[512]
