@@ -318,11 +318,16 @@ def test_rows_may_count_their_own_work_in_their_own_precision(tmp_path: Path) ->
     assert compute.rate("memory").gbytes_per_s == pytest.approx(50, rel=1e-3)
 
 
-def test_launches_are_the_median_of_kernels_times(tmp_path: Path) -> None:
+def test_launches_are_the_median_of_kernels_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table, out = tmp_path / "launches.csv", tmp_path / "machine.yaml"
     table.write_text("hardware,kernels,time_us\na,10,60\na,20,100\na,30,210\n", encoding="utf-8")
     before = catalog.hardware("l4-24gb").compute
-    assert run(calibrate.main, ["--launches", str(table), "--out", str(out)]) == 0
+    assert run(calibrate.main, ["--launches", str(table), "--out", str(out), "--json"]) == 0
+    (fit,) = json.loads(capsys.readouterr().out)["compute"]["fits"]
+    # Kernels of 6, 5 and 7 us, each predicted by the median of the two others: 6, 6.5 and 5.5 us.
+    assert fit["held_out_error"] == pytest.approx((0 + 1.5 / 5 + 1.5 / 7) / 3, rel=1e-3)
     found = from_mapping(Hardware, read_yaml(out)).compute
     assert before is not None
     assert found == replace(before, launch_us=6.0)
