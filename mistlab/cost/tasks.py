@@ -112,7 +112,7 @@ class TaskModel:
             ),
             links=LinkTimes.of(cluster),
             memory=memory,
-            host=engine.host,
+            host=engine.host and engine.host.of_blocks(graph_of(workload).block_operators),
             kernels=engine.kernels,
             expert_exchange=engine.expert_exchange,
             step_s_a_parameter=step_moved * hardware.compute.rate("step").s_per_byte,

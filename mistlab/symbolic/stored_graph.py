@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from mistlab.symbolic.sums import sum_from
@@ -71,6 +72,15 @@ class StoredGraph:
         return self.turns or tuple(self.mapping.get("pattern", ("block",)))
 
     @property
+    def block_operators(self) -> float:
+        """The operators of a block's two passes, in the mean over kinds; conversions to 8 bits are
+        left out, as kernels that make what is converted do them."""
+        further = {one["name"]: one for one in self.mapping.get("further_blocks", ())}
+        block = self.mapping["block"]
+        of_kind = {kind: _operators_of(further.get(kind, block)) for kind in {*self.pattern}}
+        return mean(of_kind[kind] for kind in self.pattern)
+
+    @property
     def conditions(self) -> tuple[Condition, ...]:
         """The sizes that must divide."""
         return self.graph.conditions
@@ -94,6 +104,10 @@ class StoredGraph:
     def layers(self) -> tuple[LayerGraph, LayerGraph, LayerGraph]:
         """The graphs of embedding, block and head."""
         return self.graph.layers
+
+
+def _operators_of(layer: Mapping[str, Any]) -> int:
+    return sum(operator["name"] != "mistlab.cast" for operator in layer["operators"])
 
 
 def _has_texts(mapping: object) -> bool:
