@@ -65,48 +65,63 @@ class FirstPass:
         held_s = np.where(blocks > AHEAD, self.block_steps / others + ahead * self.end_steps, 0.0)
         steps_s = np.maximum(whole_s - self.stepped, 0.0) * (1 - ahead) + held_s
         passed_s = self.stepped + np.where(offloads_weights, steps_s, 0.0)
-        return np.asarray(np.where(self.stepped > 0, passed_s - forward_s, 0.0))
+        return np.where(self.stepped > 0, passed_s - forward_s, np.zeros_like(forward_s))
 
 
 PARTS = len(fields(FirstPass))
 
 
 def first_slots(
-    seconds: TaskSeconds, kinds: Kinds, alone: Values, stepped: Values, *, is_least: bool
+    seconds: TaskSeconds,
+    kinds: Kinds,
+    alone: Values,
+    stepped: Values,
+    usual: Values,
+    *,
+    is_least: bool,
 ) -> Values:
     """The parts of ``FirstPass`` (5, K, S) for slots of some kinds, whose tasks are ``alone``
-    (K, S, 4), or ``stepped`` without those that come with steps. As bounds, the next pass does not
-    wait."""
+    (K, S, 4), or ``stepped`` without those that come with steps. In a steady pass they take
+    ``usual`` seconds (K, S). As bounds, the next pass does not wait."""
     columns, (below, here, above) = seconds.columns, kinds.T
     found = np.zeros((PARTS, *alone.shape[:2]))
     weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
     chosen = np.flatnonzero((weights + state).any(axis=0))
     if not len(chosen):
         return found
-    weights, state, alone = weights[:, chosen], state[:, chosen], alone[:, chosen]
+    weights, state = weights[:, chosen], state[:, chosen]
+    found[2][:, chosen] = usual[:, chosen]
+    swapping = np.flatnonzero(columns["offload_weights"] > 0)
     # Weights that are not sharded are gathered with their steps.
-    stepped = stepped[:, chosen].copy()
-    stepped[..., LINK] *= seconds.zero[chosen] >= SHARDED_WEIGHTS
-    without_weights = alone.copy()
-    without_weights[..., _AWAY] -= weights[here]
-    whole, left, kept = (
-        slot_seconds(seconds, work, STREAMS, is_least, chosen)
-        for work in (alone, np.maximum(without_weights, 0.0), stepped)
-    )
-    computed, kept_computed = (
-        slot_seconds(seconds, work, _NOT_AWAY, is_least, chosen) for work in (alone, stepped)
-    )
+    kept = stepped[:, swapping]
+    kept[..., LINK] *= seconds.zero[swapping] >= SHARDED_WEIGHTS
+    found[2][:, swapping] = slot_seconds(seconds, kept, STREAMS, is_least, swapping)
+
     # Activations that leave queue behind the state of the last block, and the head waits for them.
     keeps = columns["offload_activations"][chosen] == 0
     is_last = (above == NOTHING)[:, None] | (keeps & ((weights + state)[above] == 0))
+    last = np.flatnonzero(is_last.any(axis=1))
+    ends, is_last = np.ix_(last, chosen), is_last[last]
+    work, without_steps = alone[ends], stepped[ends]
+    without_weights = work.copy()
+    without_weights[..., _AWAY] -= weights[here[last]]
+    whole, left = (
+        slot_seconds(seconds, one, STREAMS, is_least, chosen)
+        for one in (work, np.maximum(without_weights, 0.0))
+    )
+    without_steps[..., LINK] *= seconds.zero[chosen] >= SHARDED_WEIGHTS
+    computed, kept_computed = (
+        slot_seconds(seconds, one, _NOT_AWAY, is_least, chosen) for one in (work, without_steps)
+    )
     # A block steps before the block below computes. So the block below and the head compute while
     # the state of the last block leaves.
     forward = with_nothing(seconds.alone("F", ""))[:, chosen]
-    hidden = forward[below] + forward[above]
+    hidden = (forward[below] + forward[above])[last]
     after = 0.0 if is_least else np.maximum(left - computed - hidden, 0.0)
-    found[0][:, chosen] = np.where(is_last, whole - computed, 0.0)
-    found[1][:, chosen] = np.where(is_last, after, 0.0)
-    found[2][:, chosen] = np.where(is_last, kept_computed, kept)
+    found[0][ends] = np.where(is_last, whole - computed, 0.0)
+    found[1][ends] = np.where(is_last, after, 0.0)
+    found[2][ends] = np.where(is_last, kept_computed, found[2][ends])
+
     stepping, swaps = with_nothing(seconds.alone("S", ""))[above][:, chosen], weights[above] > 0
     found[3][:, chosen] = np.where(swaps, stepping, 0.0)
     found[4][:, chosen] = np.where(swaps, 0.0, stepping)

@@ -99,11 +99,13 @@ def pass_seconds(
         *((where, ("forward", "backward")) for where in (below, above)),
     ]
     computed = work.lengths([(inside, ("last_backward",))], _NOT_REDUCING)
-    steps = work.first_slots(inside)
     lengths = work.lengths(slots)
+    steps = work.first_slots(inside, lengths[PHASES.index("forward")][0])
     beside = work.beside_sends(inside, lengths) if sends else []
     last_computed, *lasting = summed([*computed, *steps, *lengths, *beside])
-    first, lasting = FirstPass(*lasting[: len(steps)]), lasting[len(steps) :]
+    # Without offloading there is nothing to sum.
+    parts = lasting[: len(steps)] if steps else [np.zeros(1)] * PARTS
+    first, lasting = FirstPass(*parts), lasting[len(steps) :]
     lasting, found = lasting[: len(lengths)], lasting[len(lengths) :]
     opening, first_opening, last_closing, at_first_layer, at_last_layer = lasting[len(PHASES) :]
     inside_s = dict(zip(PHASES, lasting, strict=False))
@@ -181,13 +183,15 @@ class _SlotWork:
                     parts[number][:, self.evicts] = np.maximum(own_s, evicting_s)
         return [(part, where) for part, (where, _) in zip(parts, slots, strict=True)]
 
-    def first_slots(self, inside: NDArray[np.bool_]) -> list[Lengths]:
-        """What ``FirstPass`` sums up."""
-        if not self.seconds.model.template.depth:
-            return [(np.zeros((0, len(self.seconds.zero))), np.zeros_like(inside))] * PARTS
+    def first_slots(self, inside: NDArray[np.bool_], usual: Values) -> list[Lengths]:
+        """What ``FirstPass`` sums up, if anything; steady slots take ``usual`` seconds (K', S)."""
+        columns = self.seconds.columns
+        offloads = (columns["offload_weights"] > 0) | (columns["offload_optimizer"] > 0)
+        if not (self.seconds.model.template.depth and offloads.any()):
+            return []
         stepped = self._alone("first_forward", without=OF_STEPS)[inside]
         alone, kinds = self.alone["first_forward"][inside], self.kinds[inside]
-        found = first_slots(self.seconds, kinds, alone, stepped, is_least=self.is_least)
+        found = first_slots(self.seconds, kinds, alone, stepped, usual, is_least=self.is_least)
         return [(one, inside) for one in found]
 
     def split_lengths(
