@@ -36,7 +36,7 @@ GRAIN, FINER = 0.25, 4.0
 FINEST = GRAIN / FINER
 # The gaps that are reached one after another where meshes have unequal sizes: the larger the gap,
 # the fewer stages must be looked at.
-GAPS = (0.2, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
+GAPS = (0.2, 0.175, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
 # Times that differ by less than this share are equal but for rounding.
 ROUNDING = 1e-9
 
