@@ -36,7 +36,7 @@ FEW = 40
 # Times of a stage beside its passes.
 EXTRAS = (
     *("delta_forward_s", "delta_backward_s"),
-    *("within_forward_s", "within_backward_s", "point_to_point_s"),
+    *("within_forward_s", "within_backward_s", "after_first_s", "point_to_point_s"),
 )
 EXACT = 1e-9
 
