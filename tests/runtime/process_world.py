@@ -76,6 +76,18 @@ CASES: dict[str, Case] = {
         Plan(micro_batches=4, stages=tuple(stage(1, offload=MIXED) for _ in range(4))),
         TRAINING,
     ),
+    "4 ranks: 2 stages x 2 data, chunks in a V with passes for weights, tied": (
+        workload("llama", tied_embeddings=True),
+        Plan(
+            micro_batches=4,
+            stages=(
+                stage(2, data_parallel=2, micro_batch=1, zero=2, offload=MIXED),
+                stage(2, data_parallel=2, micro_batch=1),
+            ),
+            order="zb-v",
+        ),
+        CLIPPING,
+    ),
     "4 ranks: 2 data x 2 tensor, ZeRO-1, tied": (
         workload("gpt", tied_embeddings=True, vocab=97),
         one_stage(data_parallel=2, tensor_parallel=2, zero=1, offload=MIXED),
