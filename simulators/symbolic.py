@@ -11,7 +11,6 @@ from mistlab.cost.arithmetic import model_flop, stage_flop
 from mistlab.cost.bounds import PredictionBounds, bounds_of, slowest_cluster
 from mistlab.cost.figures_at import in_one_group, mean_peak_flop_per_s
 from mistlab.cost.iteration import iteration_figures
-from mistlab.cost.least_seconds import least_seconds
 from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
 from mistlab.cost.order_memory import unlike_bytes
 from mistlab.cost.order_times import ordered_iterations_s
@@ -137,22 +136,24 @@ class SymbolicPredictor:
         assert all(
             ((least.value(name) > 0) == (most.value(name) > 0)).all() for name in OFFLOADS
         ), "ratios between zero and more have no common bound"
-        mode, rows = EngineMode(engine=own, overlap_communication=True), np.arange(len(least))
+        mode, peaks = (
+            EngineMode(engine=own, overlap_communication=True),
+            self._stages(engine).peaks,
+        )
+        # Both ends of recomputed blocks, as far as they differ.
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
         others = least.chosen(differ).with_columns(**{RECOMPUTED: most.value(RECOMPUTED)[differ]})
-        # A small table takes as long as a large one, so both ends are computed together.
-        ends, peaks = StageBatch.joined([least, others]), self._stages(engine).peaks
-        other_end = rows.copy()
-        other_end[differ] = len(rows) + np.arange(len(differ))
-        seconds, host_bytes = self._model(mode).least(ends), peaks(ends).host_bytes
+        host_bytes, rows = peaks(StageBatch.joined([least, others])).host_bytes, len(least)
+        least_bytes = host_bytes[:rows]
+        least_bytes[differ] = np.minimum(least_bytes[differ], host_bytes[rows:])
         roomiest = peaks(most)
         reserved = reserved_bytes(roomiest, most, self.cluster, own)
         return StageCosts(
-            seconds=least_seconds(seconds.chosen(rows), seconds.chosen(other_end)),
+            seconds=self._model(mode).least(least, most),
             fits=roomiest.feasible & self._has_room(reserved, most),
             peak_allocated_bytes=roomiest.peak_bytes,
             peak_reserved_bytes=reserved,
-            host_bytes=np.minimum(host_bytes[rows], host_bytes[other_end]),
+            host_bytes=least_bytes,
         )
 
     def stage_fits(self, batch: StageBatch, *, engine: str = "mistlab") -> NDArray[np.bool_]:

@@ -47,6 +47,18 @@ class FirstPass:
     block_steps: Values
     end_steps: Values
 
+    def chosen(self, rows: NDArray[np.intp]) -> "FirstPass":
+        """Those of the candidates in these rows."""
+        parts = (getattr(self, entry.name) for entry in fields(self))
+        # Without offloading a part is one zero for all candidates.
+        return FirstPass(*(part if len(part) == 1 else part[rows] for part in parts))
+
+    @classmethod
+    def least(cls, ends: Sequence["FirstPass"]) -> "FirstPass":
+        """The lesser of each part; a first pass is never longer if a part of it is shorter."""
+        names = [entry.name for entry in fields(cls)]
+        return cls(*(np.minimum(*(getattr(end, name) for end in ends)) for name in names))
+
     def within_s(
         self,
         whole_s: Values,

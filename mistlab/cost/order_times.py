@@ -85,7 +85,7 @@ def _played_s(
 def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> EndTimes:
     """How long parts take to reduce gradients from their last backward pass on, and to do what
     comes after all passes."""
-    reductions_s, steps_s = model.by_group(batch, _reductions_and_steps_s)
+    reductions_s, steps_s = model.by_group(_reductions_and_steps_s, batch)
     return EndTimes(reductions_s=reductions_s.reshape(shape), steps_s=steps_s.reshape(shape))
 
 
@@ -112,7 +112,7 @@ def _host_times(
     ahead of its GPU, so that passes take as long as their host."""
     if model.tasks.host is None or peculiar_s(batch.value, model.cluster).any():
         return None
-    forward_s, backward_s = model.by_group(batch, _issued_s)
+    forward_s, backward_s = model.by_group(_issued_s, batch)
     return HostTimes(
         forward_s=forward_s.reshape(shape),
         backward_s=backward_s.reshape(shape),
@@ -128,7 +128,7 @@ def _issued_s(model: StageTimeModel, batch: StageBatch) -> Table:
 
 def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:
     """The changes of backward passes whose gradients of weights have their own passes."""
-    weights_s, less_s = model.by_group(batch, split_seconds)
+    weights_s, less_s = model.by_group(split_seconds, batch)
     return SplitTimes(weights_s=weights_s.reshape(shape), less_s=less_s.reshape(shape))
 
 

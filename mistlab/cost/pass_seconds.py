@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.beside_sends import STEADY, BesideSend, slots_beside_sends
+from mistlab.cost.beside_sends import STEADY, BesideSend, longest_slots, slots_beside_sends
 from mistlab.cost.first_pass import OF_STEPS, PARTS, FirstPass, first_slots
 from mistlab.cost.side_by_side import link_after
 from mistlab.cost.slot_lengths import (
@@ -29,7 +29,7 @@ from mistlab.cost.slot_lengths import (
     slot_seconds,
     with_nothing,
 )
-from mistlab.cost.tasks import TaskSeconds
+from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.places import layers_above
 from mistlab.schedule.slot_kinds import NOTHING
@@ -77,6 +77,23 @@ class PassSeconds:
     turn_at_last_layer: Values
     beside_sends: Mapping[Phase, BesideSend]
 
+    def chosen(self, rows: NDArray[np.intp]) -> "PassSeconds":
+        """Those of the candidates in these rows."""
+        inside = {phase: seconds[rows] for phase, seconds in self.inside.items()}
+        return PassSeconds(
+            inside=inside,
+            first=self.first.chosen(rows),
+            through=inside,
+            **{name: getattr(self, name)[rows] for name in _ONCE},
+            beside_sends={phase: one.chosen(rows) for phase, one in self.beside_sends.items()},
+        )
+
+
+_ONCE = (
+    *("last_computed", "opening", "first_opening", "last_closing"),
+    *("turn_at_first_layer", "turn_at_last_layer"),
+)
+
 
 def pass_seconds(
     seconds: TaskSeconds,
@@ -84,12 +101,12 @@ def pass_seconds(
     summed: Sums,
     *,
     sends: bool = True,
-    is_least: bool = False,
+    kept: Kept = "own",
 ) -> PassSeconds:
     """The times of stages' passes, which may be beside ``sends``; ``summed`` sums lengths of slots
-    over each stage. With ``is_least``, times that no greater work on the same streams
-    undercuts."""
-    work = _SlotWork(seconds, kinds, is_least=is_least)
+    over each stage. If the ``least`` factors are kept, times that no greater work on the same
+    streams undercuts."""
+    work = _SlotWork(seconds, kinds, kept)
     inside = kinds[:, HERE] != NOTHING
     below = ~inside & (kinds[:, UPPER] != NOTHING)
     above = ~inside & ~below
@@ -133,13 +150,52 @@ def split_pass_seconds(
     The products take ``weights_s`` (T, S). For ``unhidden_s`` tensor-parallel ranks wait for one
     another, which these products hid before. Both passes together are never shorter than one.
     """
-    work = _SlotWork(seconds, kinds, is_least=False)
+    work = _SlotWork(seconds, kinds, "own")
     inside = kinds[:, HERE] != NOTHING
     whole = work.lengths([(inside, ("backward",))])
     split = work.split_lengths(inside, weights_s, unhidden_s)
     whole_s, inputs_s, weights_s, waits_s = summed([*whole, *split])
     less_s = whole_s - inputs_s
     return np.maximum(weights_s, less_s + waits_s), less_s
+
+
+def longest_beside_sends(
+    seconds: TaskSeconds, kinds: Kinds, summed: Sums
+) -> Mapping[Phase, Values]:
+    """Seconds (C) of steady passes beside a send that goes on all through them, which no lesser
+    work exceeds."""
+    work = _SlotWork(seconds, kinds, "most", STEADY)
+    inside = kinds[:, HERE] != NOTHING
+    longest = [(longest_slots(seconds, work.alone[phase][inside]), inside) for phase in STEADY]
+    return dict(zip(STEADY, summed(longest), strict=True))
+
+
+def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Phase, Values]) -> PassSeconds:
+    """The times that no passes of a box undercut, from those at both ends of its recomputed blocks
+    with the least ratios; ``longest_s`` are those of its ``longest_beside_sends``.
+
+    The number of each kind of slot is linear in the number of recomputed blocks. So each sum of
+    slots rises or falls all the way between the two ends, and is least at one of them.
+    """
+
+    def least(sums: Sequence[Mapping[Phase, Values]]) -> Mapping[Phase, Values]:
+        return {phase: np.minimum(*(own[phase] for own in sums)) for phase in sums[0]}
+
+    inside = least([end.inside for end in ends])
+    return PassSeconds(
+        inside=inside,
+        first=FirstPass.least([end.first for end in ends]),
+        through=inside,
+        **{name: np.minimum(*(getattr(end, name) for end in ends)) for name in _ONCE},
+        beside_sends={
+            phase: BesideSend.of_box(
+                [end.beside_sends[phase] for end in ends],
+                [end.inside[phase] for end in ends],
+                longest_s.get(phase, 0.0),
+            )
+            for phase in ends[0].beside_sends
+        },
+    )
 
 
 def reduces_in_place(seconds: TaskSeconds) -> NDArray[np.bool_]:
@@ -151,13 +207,15 @@ def reduces_in_place(seconds: TaskSeconds) -> NDArray[np.bool_]:
 class _SlotWork:
     """The work of the streams in the slots of each kind, in each phase."""
 
-    def __init__(self, seconds: TaskSeconds, kinds: Kinds, *, is_least: bool) -> None:
+    def __init__(
+        self, seconds: TaskSeconds, kinds: Kinds, kept: Kept, phases: Sequence[Phase] = PHASES
+    ) -> None:
         self.seconds = seconds
-        self.is_least = is_least
+        self.kept = kept
         self.kinds = kinds
         self._padded: dict[tuple[str, str, int], Values] = {}
-        self.alone = {phase: self._alone(phase) for phase in PHASES}
-        self.fetched = {phase: self._fetched_s(phase) for phase in PHASES}
+        self.alone = {phase: self._alone(phase) for phase in phases}
+        self.fetched = {phase: self._fetched_s(phase) for phase in phases}
         side_by_side = seconds.model.template.depth > 0
         # Strategies (S) whose gradients leave between passes of layers.
         self.evicts = (seconds.columns["offload_gradients"] > 0) & side_by_side
@@ -173,9 +231,9 @@ class _SlotWork:
             for where, phases in slots
         ]
         ends = np.cumsum([len(least) for least in fetched])[:-1]
-        lasting = slot_seconds(self.seconds, np.concatenate(alone), awaited, self.is_least)
+        lasting = slot_seconds(self.seconds, np.concatenate(alone), awaited, self.kept == "least")
         parts = np.split(np.maximum(lasting, np.concatenate(fetched)), ends)
-        if awaited is STREAMS and self.evicts.any() and not self.is_least:
+        if awaited is STREAMS and self.evicts.any() and self.kept == "own":
             for number, (_, phases) in enumerate(slots):
                 if phases in _BACKWARD:
                     evicting_s = self._evicting_s(alone[number][:, self.evicts])
@@ -191,7 +249,8 @@ class _SlotWork:
             return []
         stepped = self._alone("first_forward", without=OF_STEPS)[inside]
         alone, kinds = self.alone["first_forward"][inside], self.kinds[inside]
-        found = first_slots(self.seconds, kinds, alone, stepped, usual, is_least=self.is_least)
+        is_least = self.kept == "least"
+        found = first_slots(self.seconds, kinds, alone, stepped, usual, is_least=is_least)
         return [(one, inside) for one in found]
 
     def split_lengths(
@@ -205,7 +264,7 @@ class _SlotWork:
         weights = self._alone("backward", without=set(KINDS) - _OF_GRADIENTS)
         weights[..., COMPUTE] = products
         lasting = [
-            slot_seconds(self.seconds, np.maximum(one[inside], 0.0), STREAMS, self.is_least)
+            slot_seconds(self.seconds, np.maximum(one[inside], 0.0), STREAMS, self.kept == "least")
             for one in (inputs, weights)
         ]
         lasting[0] = np.maximum(lasting[0], self.fetched["backward"][inside])
@@ -234,7 +293,7 @@ class _SlotWork:
         found: list[Lengths] = []
         for phase in STEADY:
             alone, usual_s = self.alone[phase][inside], usual[PHASES.index(phase)][0]
-            every = slots_beside_sends(self.seconds, alone, usual_s, is_least=self.is_least)
+            every = slots_beside_sends(self.seconds, alone, usual_s, self.kept)
             found += [(one, inside) for one in every]
         return found
 

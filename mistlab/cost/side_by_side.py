@@ -7,7 +7,8 @@ than the longest stream's work alone, and never longer than the sum.
 
 More work on one stream may make the whole shorter: while two kinds of copies run, communication can
 slow a third less. ``lowered`` factors give a lower bound instead, for this work and for any greater
-work on the same streams (docs/decisions/0035-searches-that-prove.md).
+work on the same streams. ``raised`` factors give an upper bound, for this work and for any lesser
+work (docs/decisions/0035-searches-that-prove.md).
 
 Axes: C cases; the four streams last, in the order of ``mistlab.machine.slowdowns.STREAMS``.
 """
@@ -58,6 +59,17 @@ def lowered(factors: Factors) -> Factors:
     return np.concatenate(tables)
 
 
+def raised(factors: Factors) -> Factors:
+    """Factors (16, 4) by the set of busy streams, for sets with the link between GPUs: the most
+    that a stream has beside the link and any of these streams."""
+    sets = np.arange(len(factors))
+    table = np.where(_is_in(sets) & ((sets & (1 << LINK)) > 0)[:, None], factors, 1.0)
+    for bit in BITS:
+        with_it = sets[(sets & bit) > 0]
+        table[with_it] = np.maximum(table[with_it], table[with_it - bit])
+    return table
+
+
 def _is_in(sets: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether each stream (4) is in each set."""
     return np.asarray((sets[:, None] & BITS) > 0)
@@ -102,14 +114,17 @@ def beside_endless(
     alone: NDArray[np.float64], factors: Factors
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Seconds (C) until all other streams have done their work of ``alone`` (C, 4) while the link
-    between GPUs never rests; and the work (C) that the link does in this time."""
+    between GPUs never rests; and the work (C) that the link does in this time. The factors may be
+    ``lowered`` or ``raised``."""
     by_stream = np.ascontiguousarray(factors.T)
     left = np.ascontiguousarray(alone.T)
     left[LINK] = 0.0
     elapsed, done = np.zeros(len(alone)), np.zeros(len(alone))
+    link = np.uint8(1 << LINK)
+    begun = np.uint8(16) * (_sets(left > 0) | link) if len(factors) > len(BESIDE) else np.uint8(0)
     for _ in STREAMS[1:]:
         busy = left > 0
-        slowed = by_stream.take(_sets(busy) | np.uint8(1 << LINK), axis=1)
+        slowed = by_stream.take(begun + (_sets(busy) | link), axis=1)
         ends = np.where(busy, left * slowed, np.inf)
         first = ends.min(axis=0)
         step = np.where(np.isfinite(first), first, 0.0)

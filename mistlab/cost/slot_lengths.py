@@ -45,7 +45,7 @@ def slot_seconds(
     if seconds.model.template.depth == 0:
         return np.asarray(alone.sum(axis=-1))
     lengths = np.empty(alone.shape[:2])
-    for of_group, factors in seconds.factors(is_least=is_least):
+    for of_group, factors in seconds.factors("least" if is_least else "own"):
         rows = of_group[chosen]
         part = alone[:, rows]
         flat = overlapped(part.reshape(-1, len(STREAMS)), factors, awaited)

@@ -9,7 +9,7 @@ Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +18,20 @@ from mistlab.cost.beside_sends import STEADY
 from mistlab.cost.host_waits import with_host
 from mistlab.cost.pass_seconds import (
     PassSeconds,
+    least_passes,
+    longest_beside_sends,
     pass_seconds,
     reduces_in_place,
     split_pass_seconds,
 )
-from mistlab.cost.slot_lengths import HERE, Kinds, Lengths, Sums, of_layers
-from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
+from mistlab.cost.slot_lengths import HERE, Kinds, Lengths, of_layers
+from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.schedule import placement
 from mistlab.schedule.slot_kinds import slot_counts
-from mistlab.schedule.slot_table import IN_TURN
+from mistlab.schedule.slot_table import IN_TURN, Phase
 from mistlab.symbolic.distinct import Distinct, distinct_rows
+from mistlab.values.dimensions import OFFLOADS, RECOMPUTED
 from mistlab.values.stages import StageBatch, StageSeconds
 
 Values = NDArray[np.float64]
@@ -45,51 +48,67 @@ FEW_ROWS = 1024
 class StageTimeModel:
     """The times of a workload's stages on a cluster under one engine's schedule.
 
-    With ``is_least`` they are times that the same stages with larger positive ratios, and the same
-    ratios of zero, do not undercut either. Unless a stage ``awaits_host``, they leave out the time
-    in which a host issues passes.
+    Unless a stage ``awaits_host``, they leave out the time in which a host issues passes.
     """
 
     tasks: TaskModel
-    is_least: bool = False
     awaits_host: bool = True
-
-    def slots(self, batch: StageBatch) -> tuple[Distinct, Kinds, TaskSeconds, Sums]:
-        """The distinct strategies of candidates, the kinds of their slots, the times of tasks, and
-        the function that sums lengths of slots over stages."""
-        names = task_columns()
-        strategies = distinct_rows([batch.value(name) for name in names])
-        types = self.tasks.types
-        stages = distinct_rows([batch.value(name) for name in types.columns])
-        runs = types.runs(dict(zip(types.columns, stages.columns, strict=True)))
-        kinds, counts = slot_counts(*runs, self.tasks.template.depth)
-        seconds = self.tasks.seconds(dict(zip(names, strategies.columns, strict=True)))
-
-        def summed(lengths: Sequence[Lengths]) -> Sequence[Values]:
-            if len(batch) <= FEW_ROWS:
-                return _summed_alike(lengths, counts, strategies, stages)
-            return [_summed(one, counts[where], strategies, stages) for one, where in lengths]
-
-        return strategies, kinds, seconds, summed
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
         """The times of each candidate."""
-        strategies, kinds, seconds, summed = self.slots(batch)
-        everywhere = np.full(len(kinds), True)
-        computing, step_s = summed(
-            [(_computing(seconds, tasks, kinds), everywhere) for tasks in (("F", "B"), ("S",))]
-        )
-        ways = seconds.receive_s[strategies.index], seconds.send_s[strategies.index]
-        received = np.where(batch.has_embedding, 0.0, _sent_over(batch.comes_from, *ways))
-        sent = np.where(batch.has_head, 0.0, _sent_over(batch.goes_to, *ways))
-        sends = self.tasks.template.sends
-        blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
-        overlapped = 1 - blocking
-        is_beside = bool((overlapped * (sent + received)).any())
-        passes = pass_seconds(seconds, kinds, summed, sends=is_beside, is_least=self.is_least)
+        slots = StageSlots.of(self.tasks, batch)
+        outside = slots.outside_passes()
+        passes = slots.passes(sends=self._are_beside(outside))
         if self.awaits_host and self.tasks.host is not None:
             passes = with_host(passes, self.tasks.host, batch, self.tasks.cluster)
-        in_place = reduces_in_place(seconds)[strategies.index]
+        return self._put_together(batch, passes, outside)
+
+    def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
+        """Times that no candidate undercuts whose positive ratios and numbers of recomputed blocks
+        lie between those of two. Each is put together from the least parts."""
+        rows = np.arange(len(least))
+        differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
+        other_end = rows.copy()
+        other_end[differ] = len(rows) + np.arange(len(differ))
+        # A small table takes as long as a large one, so both ends are computed together.
+        both = StageBatch.joined([least, _recomputing(least, most, differ)])
+        slots = StageSlots.of(self.tasks, both)
+        outside = slots.outside_passes().chosen(rows)
+        is_beside = self._are_beside(outside)
+        passes = slots.passes(sends=is_beside, kept="least")
+        copied = np.logical_or.reduce([most.value(name) > 0 for name in OFFLOADS])
+        longest_s = self._longest_s(most, least, copied) if is_beside and copied.any() else {}
+        ends = passes.chosen(rows), passes.chosen(other_end)
+        return self._put_together(least, least_passes(ends, longest_s), outside)
+
+    def _longest_s(
+        self, most: StageBatch, least: StageBatch, chosen: NDArray[np.bool_]
+    ) -> Mapping[Phase, Values]:
+        """Seconds (C) of steady passes beside a send that goes on all through them, which none
+        between two candidates exceeds; zero for those that are not chosen."""
+        rows, recomputed = np.flatnonzero(chosen), RECOMPUTED
+        differ = np.flatnonzero(chosen & (least.value(recomputed) != most.value(recomputed)))
+        both = StageBatch.joined([most.chosen(rows), _recomputing(most, least, differ)])
+        found = StageSlots.of(self.tasks, both).longest_beside_sends()
+        longest = {phase: np.zeros(len(most)) for phase in found}
+        for phase, longest_s in found.items():
+            longest[phase][rows] = longest_s[: len(rows)]
+            other_s = longest_s[len(rows) :]
+            longest[phase][differ] = np.maximum(longest[phase][differ], other_s)
+        return longest
+
+    def _are_beside(self, outside: "OutsidePasses") -> bool:
+        """Whether any stage sends beside its passes."""
+        blocks = self.tasks.template.sends in IN_TURN
+        return not blocks and bool((outside.sent_s + outside.received_s).any())
+
+    def _put_together(
+        self, batch: StageBatch, passes: PassSeconds, outside: "OutsidePasses"
+    ) -> StageSeconds:
+        """The times (C), from those of passes and of what is outside of them."""
+        sends = self.tasks.template.sends
+        blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
+        received, sent, in_place = outside.received_s, outside.sent_s, outside.in_place
         times: Mapping[str, Values] = {
             **_times(
                 passes,
@@ -99,33 +118,123 @@ class StageTimeModel:
                 in_place,
                 batch,
             ),
-            "point_to_point_s": 2 * overlapped * sent,
+            "point_to_point_s": 2 * (1 - blocking) * sent,
         }
-        exposed_s = times["forward_s"] + times["backward_s"] - computing
-        if is_beside:
-            times = _beside_sends(times, passes, sent, received, in_place & (not self.is_least))
-        # The first stage ends last, so it has the time of tied tables.
-        ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
-        tied = np.where(ties, seconds.tied_s[strategies.index], 0.0)
+        exposed_s = times["forward_s"] + times["backward_s"] - outside.computing_s
+        if passes.beside_sends:
+            times = _beside_sends(times, passes, sent, received, in_place)
         return StageSeconds(
             **{
                 **times,
-                "delta_backward_s": times["delta_backward_s"] + tied,
+                "delta_backward_s": times["delta_backward_s"] + outside.tied_s,
             },
             exposed_communication_s=exposed_s,
-            step_s=step_s,
+            step_s=outside.step_s,
         )
 
 
 def split_seconds(model: StageTimeModel, batch: StageBatch) -> Values:
     """Seconds (2, C) of passes for gradients of weights, and by which backward passes are shorter
     without them."""
-    _, kinds, seconds, summed = model.slots(batch)
-    weights_s = weight_gradients_s(seconds)
+    slots = StageSlots.of(model.tasks, batch)
     found = split_pass_seconds(
-        seconds, kinds, summed, weights_s=weights_s, unhidden_s=seconds.hidden_s
+        slots.seconds,
+        slots.kinds,
+        slots.summed,
+        weights_s=weight_gradients_s(slots.seconds),
+        unhidden_s=slots.seconds.hidden_s,
     )
     return np.stack(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OutsidePasses:
+    """What the times of candidates (C) have beside those of passes: arithmetic alone, sends there
+    and back, tied tables, and whether gradients are reduced in place."""
+
+    computing_s: Values
+    step_s: Values
+    received_s: Values
+    sent_s: Values
+    tied_s: Values
+    in_place: NDArray[np.bool_]
+
+    def chosen(self, rows: NDArray[np.intp]) -> "OutsidePasses":
+        """Those of the candidates in these rows."""
+        return OutsidePasses(
+            **{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageSlots:
+    """The slots of candidates: the times of tasks of distinct strategies (S), and how many slots
+    of each kind distinct sets of layers have (K, J)."""
+
+    tasks: TaskModel
+    batch: StageBatch
+    seconds: TaskSeconds
+    strategies: Distinct
+    stages: Distinct
+    kinds: Kinds
+    counts: Values
+
+    @classmethod
+    def of(cls, tasks: TaskModel, batch: StageBatch) -> "StageSlots":
+        """The slots of each candidate."""
+        names, types = task_columns(), tasks.types
+        strategies = distinct_rows([batch.value(name) for name in names])
+        stages = distinct_rows([batch.value(name) for name in types.columns])
+        runs = types.runs(dict(zip(types.columns, stages.columns, strict=True)))
+        kinds, counts = slot_counts(*runs, tasks.template.depth)
+        return cls(
+            tasks=tasks,
+            batch=batch,
+            seconds=tasks.seconds(dict(zip(names, strategies.columns, strict=True))),
+            strategies=strategies,
+            stages=stages,
+            kinds=kinds,
+            counts=counts,
+        )
+
+    def passes(self, *, sends: bool, kept: Kept = "own") -> PassSeconds:
+        """The times of passes, which may be beside ``sends``."""
+        return pass_seconds(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
+
+    def longest_beside_sends(self) -> Mapping[Phase, Values]:
+        """Seconds (C) of steady passes that no lesser work exceeds, beside sends without an end."""
+        return longest_beside_sends(self.seconds, self.kinds, self.summed)
+
+    def outside_passes(self) -> OutsidePasses:
+        """What the times of candidates have beside those of passes."""
+        batch, seconds, of_strategy = self.batch, self.seconds, self.strategies.index
+        everywhere = np.full(len(self.kinds), True)
+        computing_s, step_s = self.summed(
+            [(_computing(seconds, tasks, self.kinds), everywhere) for tasks in (("F", "B"), ("S",))]
+        )
+        ways = seconds.receive_s[of_strategy], seconds.send_s[of_strategy]
+        # The first stage ends last, so it has the time of tied tables.
+        ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
+        return OutsidePasses(
+            computing_s=computing_s,
+            step_s=step_s,
+            received_s=np.where(batch.has_embedding, 0.0, _sent_over(batch.comes_from, *ways)),
+            sent_s=np.where(batch.has_head, 0.0, _sent_over(batch.goes_to, *ways)),
+            tied_s=np.where(ties, seconds.tied_s[of_strategy], 0.0),
+            in_place=reduces_in_place(seconds)[of_strategy],
+        )
+
+    def summed(self, lengths: Sequence[Lengths]) -> Sequence[Values]:
+        """Seconds (C) of each of some lengths of slots."""
+        strategies, stages = self.strategies, self.stages
+        if len(self.batch) <= FEW_ROWS:
+            return _summed_alike(lengths, self.counts, strategies, stages)
+        return [_summed(one, self.counts[where], strategies, stages) for one, where in lengths]
+
+
+def _recomputing(batch: StageBatch, other: StageBatch, rows: NDArray[np.intp]) -> StageBatch:
+    """Some candidates with as many recomputed blocks as others."""
+    return batch.chosen(rows).with_columns(**{RECOMPUTED: other.value(RECOMPUTED)[rows]})
 
 
 def _times(
@@ -195,16 +304,25 @@ def _beside_sends(
     both are done later.
     """
     forward, backward = (passes.beside_sends[phase] for phase in STEADY)
-    lost_s = forward.lost_s(received)
+    lost_s, lost_back_s = forward.lost_s(received), backward.lost_s(sent)
+    within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
+    if backward.is_of_box:
+        # The send and the reductions of a box may be apart. A backward pass that usually takes as
+        # long as the last one loses less than the least one.
+        in_place = np.zeros_like(in_place)
+        within_s, ends_s = (
+            more_s + backward.if_usually_longer(np.maximum(more_s, 0.0)).lost_s(sent) - lost_back_s
+            for more_s in (within_s, ends_s)
+        )
     rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
     shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
     return {
         **times,
         "forward_s": times["forward_s"] + lost_s,
-        "backward_s": times["backward_s"] + backward.lost_s(sent),
+        "backward_s": times["backward_s"] + lost_back_s,
         "delta_forward_s": times["delta_forward_s"] - lost_s,
-        "delta_backward_s": times["delta_backward_s"] + shared_s,
-        "within_backward_s": times["within_backward_s"] + shared_s,
+        "delta_backward_s": ends_s + shared_s,
+        "within_backward_s": within_s + shared_s,
         "point_to_point_s": times["point_to_point_s"]
         + forward.later_s(sent)
         + backward.later_s(sent),

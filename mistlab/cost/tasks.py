@@ -9,7 +9,7 @@ Axes: S strategies, T types of layers (``mistlab.symbolic.layer_types``).
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from mistlab.cost.layer_exchanges import LayerExchanges
 from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, work_of
 from mistlab.cost.links import LinkTime, LinkTimes
 from mistlab.cost.rates import compute_of, slowdown_of, slowdown_of_8_bits
-from mistlab.cost.side_by_side import Factors, factors_of, lowered
+from mistlab.cost.side_by_side import Factors, factors_of, lowered, raised
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.expert_exchange import ExpertExchange
@@ -42,6 +42,10 @@ from mistlab.values.workload import Workload
 
 Values = NDArray[np.float64]
 Whole = NDArray[np.int64]
+# The factors of streams side by side: the fitted ones, or those of times that no greater work
+# undercuts, or that no lesser work exceeds.
+Kept = Literal["own", "least", "most"]
+_CHANGED: Mapping[Kept, Callable[[Factors], Factors]] = {"least": lowered, "most": raised}
 _NAMES = {"F": "forward", "B": "backward", "S": "step", "U": "gather", "R": "reduce"}
 
 
@@ -75,7 +79,7 @@ class TaskModel:
     known_shapes: Known[Shapes] = field(
         default_factory=Known, init=False, repr=False, compare=False
     )
-    _factors: dict[tuple[int, int, bool], Factors] = field(
+    _factors: dict[tuple[int, int, Kept], Factors] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _collectives: dict[tuple[Collective, int, int, bool], LinkTime] = field(
@@ -118,10 +122,9 @@ class TaskModel:
             step_s_a_parameter=step_moved * hardware.compute.rate("step").s_per_byte,
         )
 
-    def factors_of_group(self, gpus_in_node: int, nodes: int, *, is_least: bool = False) -> Factors:
-        """The slowdown factors of streams, for a shape of communicating group; they may be
-        ``lowered``."""
-        key = gpus_in_node, nodes, is_least
+    def factors_of_group(self, gpus_in_node: int, nodes: int, kept: Kept = "own") -> Factors:
+        """The slowdown factors of streams, for a shape of communicating group."""
+        key = gpus_in_node, nodes, kept
         if key not in self._factors:
             hardware = self.cluster.hardware
             if hardware.interference is None:
@@ -134,7 +137,7 @@ class TaskModel:
                 hardware.interference, gpus_in_node=gpus_in_node, nodes=nodes
             )
             factors = factors_of(group)
-            self._factors[key] = lowered(factors) if is_least else factors
+            self._factors[key] = _CHANGED[kept](factors) if kept in _CHANGED else factors
         return self._factors[key]
 
     def collective(
@@ -322,13 +325,12 @@ class TaskSeconds:
         experts = model.workload.model.experts
         return exchanged_s(model.links, model.expert_exchange, experts, shape)(size_bytes, messages)
 
-    def factors(self, *, is_least: bool = False) -> Iterator[tuple[NDArray[np.bool_], Factors]]:
-        """For each shape of group: a mask of its strategies (S), and the streams' factors, which
-        may be ``lowered``."""
+    def factors(self, kept: Kept = "own") -> Iterator[tuple[NDArray[np.bool_], Factors]]:
+        """For each shape of group: a mask of its strategies (S), and the streams' factors."""
         in_node, nodes = self.shapes.groups["reduce"]
         for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
             rows = (in_node == gpus) & (nodes == spanned)
-            yield rows, self.model.factors_of_group(gpus, spanned, is_least=is_least)
+            yield rows, self.model.factors_of_group(gpus, spanned, kept)
 
     def _sends(self, crosses: NDArray[np.bool_]) -> Values:
         """Seconds (S) to send a micro-batch's activations between stages; 0 on a single GPU.

@@ -101,21 +101,22 @@ class StagesOnGroups:
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
         """The times of each candidate, on the group at its first rank."""
+        return self._seconds(lambda model, some: model(some), batch)
+
+    def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
+        """Times that no candidate undercuts that lies between those of ``least`` and ``most``."""
+        return self._seconds(lambda model, *ends: model.least(*ends), least, most)
+
+    def _seconds(self, times: Callable[..., StageSeconds], *batches: StageBatch) -> StageSeconds:
         names = [entry.name for entry in fields(StageSeconds)]
 
-        def times(model: StageTimeModel, some: StageBatch) -> Values:
-            seconds = model(some)
+        def columns(model: StageTimeModel, *some: StageBatch) -> Values:
+            seconds = times(model, *some)
             return np.stack([getattr(seconds, name) for name in names])
 
         if len(self.models) == 1:
-            return self.models[0](batch)
-        columns = self.by_group(batch, times)
-        return StageSeconds(**dict(zip(names, columns, strict=True)))
-
-    @property
-    def least(self) -> Self:
-        """The times that the same stages with larger positive ratios do not undercut either."""
-        return replace(self, models=tuple(replace(one, is_least=True) for one in self.models))
+            return times(self.models[0], *batches)
+        return StageSeconds(**dict(zip(names, self.by_group(columns, *batches), strict=True)))
 
     @property
     def ahead_of_hosts(self) -> Self:
@@ -127,13 +128,11 @@ class StagesOnGroups:
         """The tasks of the first group; those of others have the same schedule and layers."""
         return self.models[0].tasks
 
-    def by_group(
-        self, batch: StageBatch, times: Callable[[StageTimeModel, StageBatch], Values]
-    ) -> Values:
+    def by_group(self, times: Callable[..., Values], *batches: StageBatch) -> Values:
         """Times with candidates on the last axis (..., C), each by the model of its group."""
         found = [
-            (rows, times(self.models[group], batch.chosen(rows)))
-            for group, rows in self._rows(batch)
+            (rows, times(self.models[group], *(batch.chosen(rows) for batch in batches)))
+            for group, rows in self._rows(batches[0])
         ]
         together = np.concatenate([own for _, own in found], axis=-1)
         order = np.argsort(np.concatenate([rows for rows, _ in found]), kind="stable")

@@ -130,7 +130,13 @@ class BoxCosts:
         batch = self._batch(ends, ends.low, ends.fewest)
         true = _options(ends, self._costs(batch))
         # What is not less at the most blocks is nowhere less.
-        columns = telling_columns(true, with_host=True)
+        times = true.times
+        # Where sends cost less, a pass that takes longer in all can be shorter in between.
+        lost = (
+            times.forward_s - times.through_forward_s,
+            times.backward_s - times.through_backward_s,
+        )
+        columns = [*telling_columns(true, with_host=True), *lost]
         best[several] = np.logical_and.reduce(
             [column[several] <= column[len(rows) :] for column in columns]
         )

@@ -122,16 +122,17 @@ def fastest(options: Options, grain: Grain) -> Options:
 
 
 def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
-    """The parts of times that never make a pipeline faster by being longer: what a micro-batch
-    waits for, what a pass takes beyond this, and the first and the last pass without and with work
-    beside them."""
+    """The times that never make a pipeline faster by being longer: what a micro-batch waits for,
+    what passes take in all, the last backward pass too, and what is waited for in the first and
+    the last pass, without and with work beside them."""
     times = options.times
     first = times.through_forward_s + times.within_forward_s
     last = times.through_backward_s + times.within_backward_s
     columns = [
         *(times.through_forward_s, times.through_backward_s),
-        *(times.forward_s - times.through_forward_s, times.backward_s - times.through_backward_s),
+        *(times.forward_s, times.backward_s, times.backward_s + times.within_backward_s),
         *(first, last, first + times.begin_s, last + times.end_s, times.after_first_s),
+        times.backward_s + times.within_backward_s + times.end_s,
     ]
     return [*columns, options.host_bytes] if with_host else columns
 

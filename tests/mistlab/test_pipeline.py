@@ -1,5 +1,7 @@
 """Pipelines: their order, and their time against one that is played action by action."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -222,6 +224,49 @@ def test_longer_parts_never_make_it_shorter() -> None:
             for extras in [np.array(extras)]
         )
         assert after >= before * (1 - 1e-12)
+
+
+def telling(times: StageTimes) -> np.ndarray:
+    """What may be compared: a micro-batch's passage there and back, whole passes, the last backward
+    pass too, what is waited for in the first and the last, these with work beside them, sends."""
+    first = times.through_forward_s + times.within_forward_s
+    last = times.through_backward_s + times.within_backward_s
+    return np.stack(
+        [
+            *(times.through_forward_s, times.through_backward_s),
+            *(times.forward_s, times.backward_s, times.backward_s + times.within_backward_s),
+            *(first, last, first + times.begin_s, last + times.end_s),
+            times.backward_s + times.within_backward_s + times.end_s,
+            *(times.after_first_s, times.point_to_point_s),
+        ]
+    )
+
+
+@pytest.mark.parametrize("stages", range(1, 6))
+def test_stages_that_are_nowhere_longer_never_make_it_longer(stages: int) -> None:
+    draw, rows, trials = np.random.default_rng(stages), 4000, 0
+    names = [entry.name for entry in fields(StageTimes)]
+    parts = {name: draw.exponential(1.0, (rows, stages)) for name in names}
+    for _ in range(10):
+        # Some parts of one stage are longer, and others are shorter.
+        changed = {name: table.copy() for name, table in parts.items()}
+        stage = draw.integers(stages)
+        for table in changed.values():
+            table[:, stage] *= draw.choice([0.5, 0.9, 1, 1, 1, 1, 1.1, 1.3], rows)
+        before, after = (_longer_than_passages(some) for some in (parts, changed))
+        fewer = (telling(after) <= telling(before) * (1 + 1e-12)).all(axis=(0, 2))
+        micro_batches = draw.integers(1, 12, rows)
+        longer = iteration_s(after, micro_batches) > iteration_s(before, micro_batches) * (1 + 1e-9)
+        assert not (longer & fewer).any()
+        trials += int((fewer & (telling(after) != telling(before)).any(axis=(0, 2))).sum())
+    assert trials > 1000
+
+
+def _longer_than_passages(parts: dict[str, np.ndarray]) -> StageTimes:
+    passed = {
+        f"{way}_s": parts[f"{way}_s"] + parts[f"through_{way}_s"] for way in ("forward", "backward")
+    }
+    return StageTimes(**{**parts, **passed})
 
 
 @pytest.mark.parametrize(

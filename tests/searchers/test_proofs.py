@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from mistlab import catalog
-from mistlab.cost.side_by_side import Factors, lowered, overlapped
+from mistlab.cost.beside_sends import BesideSend
+from mistlab.cost.side_by_side import Factors, beside_endless, lowered, overlapped, raised
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.values.dimensions import OFFLOADS
@@ -62,6 +63,61 @@ def test_no_greater_work_undercuts_lowered_factors(seed: int) -> None:
     assert (overlapped(less, factors) > overlapped(more, factors) * (1 + 1e-3)).any()
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_no_greater_work_ends_before_lesser_beside_a_send_without_an_end(seed: int) -> None:
+    factors = random_factors(seed)
+    less, more = works(seed)
+    (least_s, least_done), (true_s, done) = (
+        beside_endless(work, kept) for work, kept in ((less, lowered(factors)), (more, factors))
+    )
+    assert (least_s <= true_s * (1 + 1e-12)).all()
+    # Sends are no less late either.
+    assert (least_s - least_done <= (true_s - done) * (1 + 1e-12) + 1e-12).all()
+    true_s, most_s = (
+        beside_endless(work, kept)[0] for work, kept in ((less, factors), (more, raised(factors)))
+    )
+    assert (true_s <= most_s * (1 + 1e-12)).all()
+    # Without raising, lesser work would sometimes take longer.
+    assert (true_s > beside_endless(more, factors)[0] * (1 + 1e-3)).any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_pass_of_a_box_loses_less_beside_sends_than_its_bound(seed: int) -> None:
+    draw, rows = np.random.default_rng(seed), 2000
+    # At each end of the recomputed blocks: usual times, those beside an endless send, and how much
+    # later the send is then.
+    usual_s = draw.uniform(0.1, 1, (2, rows))
+    elapsed_s = usual_s * draw.uniform(1, 4, (2, rows))
+    late_s = elapsed_s * draw.uniform(0, 0.95, (2, rows))
+    between, has_copies = draw.random(rows), draw.random(rows) < 0.5
+    higher = draw.exponential(0.3, (3, rows)) * (draw.random((3, rows)) < 0.5) * has_copies
+    usual, elapsed, late = (
+        (1 - between) * least + between * most + more
+        for (least, most), more in zip((usual_s, elapsed_s, late_s), higher, strict=True)
+    )
+    elapsed = np.maximum(elapsed, np.maximum(usual, late * 1.01))
+    ends = [beside(*of_end) for of_end in zip(usual_s, elapsed_s, late_s, strict=True)]
+    box = BesideSend.of_box(ends, [*usual_s], np.where(has_copies, elapsed, 0.0))
+    inside, sends = beside(usual, elapsed, late), draw.uniform(0, 2, rows)
+    bound_s = np.minimum(*usual_s) + box.lost_s(sends)
+    assert (bound_s <= (usual + inside.lost_s(sends)) * (1 + 1e-9)).all()
+    assert (box.later_s(sends) <= inside.later_s(sends) * (1 + 1e-9)).all()
+    # Nor is the whole of the last pass longer, which may take longer than others.
+    more_s = draw.uniform(0, 0.5, rows)
+    last_s = np.minimum(*usual_s) + more_s + draw.exponential(0.1, rows)
+    least_s = np.minimum(*usual_s) + more_s + box.if_usually_longer(more_s).lost_s(sends)
+    true_s = np.maximum(usual, last_s) + inside.lost_s(sends)
+    assert (least_s <= true_s * (1 + 1e-9)).all()
+
+
+def beside(
+    usual_s: NDArray[np.float64], elapsed_s: NDArray[np.float64], late_s: NDArray[np.float64]
+) -> BesideSend:
+    """Passes that take so long beside an endless send, which is so late then."""
+    none = np.zeros_like(usual_s)
+    return BesideSend(none, none, elapsed_s - usual_s, elapsed_s - late_s, late_s)
+
+
 def parts_that_matter(costs: StageCosts) -> dict[str, NDArray[np.float64]]:
     """The parts of stages' times of which none makes a pipeline faster by being longer."""
     s = costs.seconds
@@ -70,10 +126,12 @@ def parts_that_matter(costs: StageCosts) -> dict[str, NDArray[np.float64]]:
     return {
         "through forward": s.through_forward_s,
         "through backward": s.through_backward_s,
-        "beyond through forward": s.forward_s - s.through_forward_s,
-        "beyond through backward": s.backward_s - s.through_backward_s,
+        "forward": s.forward_s,
+        "backward": s.backward_s,
         "first": first,
         "last": last,
+        "all of last backward": s.backward_s + s.within_backward_s,
+        "with its end": s.backward_s + np.maximum(s.delta_backward_s, s.within_backward_s),
         "begun": np.maximum(first, s.forward_s + s.delta_forward_s),
         "ended": last + np.maximum(s.delta_backward_s - s.within_backward_s, 0),
         "sends": s.point_to_point_s,
@@ -130,8 +188,11 @@ def test_no_stage_inside_a_box_undercuts_its_bounds(hardware: str, engine: str) 
     assert (true.peak_reserved_bytes <= smallest.peak_reserved_bytes * (1 + 1e-12)).all()
     near = bounds.seconds.stable_s / smallest.seconds.stable_s
     assert (near <= 1 + 1e-9).all()
-    # What copies and collectives lose beside sends is left out.
-    assert near.mean() > 0.98
+    assert near.mean() > 0.995
+    # Where sends are late, they are nearly as late for bounds.
+    late = smallest.seconds.point_to_point_s > 0
+    sends = bounds.seconds.point_to_point_s[late] / smallest.seconds.point_to_point_s[late]
+    assert not late.any() or sends.mean() > 0.95
     # Without sends the bounds are times of the corner itself, but for the lowered factors.
     ends = {"has_embedding": np.ones(len(least), int), "has_head": np.ones(len(least), int)}
     least, most = (one.with_columns(**ends) for one in (least, most))
@@ -142,8 +203,11 @@ def test_no_stage_inside_a_box_undercuts_its_bounds(hardware: str, engine: str) 
 
 
 @pytest.mark.parametrize("engine", OFFLOADING)
-def test_no_number_of_recomputed_blocks_between_two_undercuts_their_bounds(engine: str) -> None:
-    problem = problem_of("gpt3-7b", "4", "l4-24gb", "1x8", "64", "1024", "flash", "-")
+@pytest.mark.parametrize(("hardware", "shape"), [("l4-24gb", "1x8"), ("v100-16gb", "4x8")])
+def test_no_number_of_recomputed_blocks_between_two_undercuts_their_bounds(
+    engine: str, hardware: str, shape: str
+) -> None:
+    problem = problem_of("gpt3-7b", "4", hardware, shape, "64", "1024", "flash", "-")
     predictor, draw, rows = predictor_of(problem), np.random.default_rng(3), 300
     least, most = corners(5, rows)
     layers = draw.integers(4, 20, rows)
