@@ -78,7 +78,8 @@ def test_no_path_in_any_order_is_shorter_than_its_bound(order: str, steps_apart:
     shares = np.concatenate([*shares_of_paths(order, steps_apart=steps_apart)])
     assert (shares <= 1 + 1e-12).all()
     # A bound that searches can use: not far below. Few micro-batches fill a V slowly, and where
-    # backward passes are split the bound knows no way back. Orders that hold few micro-batches wait.
+    # backward passes are split the bound knows no way back. Stages that hold few micro-batches
+    # wait.
     waits = steps_apart or order in CONTROLLED
     assert shares.mean() > (0.6 if waits else 0.7 if order in TURNING else 0.8)
 
