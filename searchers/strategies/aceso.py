@@ -23,7 +23,7 @@ from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.ledger import Ledger
 from searchers.membership import Members
-from searchers.meshes import equal_pipelines, even_layers, pipelines
+from searchers.meshes import equal_pipelines, even_layers, orders_of, pipelines
 from searchers.savings import bare_stage
 from searchers.strategies.moves import Resource, moves
 from searchers.strategies.scores import Score, score_of
@@ -53,13 +53,15 @@ def aceso(
 
 
 def initial_plans(problem: Problem, space: SearchSpace) -> Iterator[Plan]:
-    """Even pipelines that save no memory."""
+    """Even pipelines that save no memory, each in the first order of the space that it can run."""
     for pipeline in list(equal_pipelines(problem, space)) or [next(pipelines(problem, space))]:
         layers = even_layers(problem.workload.model.layers, pipeline.num_stages)
+        count = pipeline.micro_batches
         stages = tuple(
             bare_stage(mesh, own, space) for mesh, own in zip(pipeline.meshes, layers, strict=True)
         )
-        yield Plan(engine=space.engine, micro_batches=pipeline.micro_batches, stages=stages)
+        for order in orders_of(space, pipeline.num_stages, count, min(layers))[:1]:
+            yield Plan(engine=space.engine, micro_batches=count, stages=stages, order=order)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -34,6 +34,13 @@ def test_initial_plans_are_inside_one_of_each_depth(space: str) -> None:
     assert {plan.num_stages for plan in plans} == {1, 2, 4}
 
 
+def test_initial_plans_run_in_orders_of_the_space() -> None:
+    space = replace(space_of("zero-bubble"), orders=("zb-h2", "zb-h1"))
+    plans = list(initial_plans(FOUR, space))
+    assert all(contains(FOUR, space, plan) for plan in plans)
+    assert {"zb-h2", "zb-h1"} & {plan.order for plan in plans}
+
+
 @pytest.mark.parametrize("space", SPACES)
 def test_moves_keep_blocks_gpus_and_batch(space: str) -> None:
     for plan in drawn_plans(space, 30):

@@ -1,0 +1,90 @@
+"""Factors that bounds over boxes take: no greater work beside other streams, or beside a send,
+undercuts them."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mistlab.cost.beside_sends import BesideSend
+from mistlab.cost.side_by_side import Factors, beside_endless, lowered, overlapped, raised
+
+
+def random_factors(seed: int) -> Factors:
+    """Factors by the set of busy streams; more streams may slow a stream less."""
+    draw = np.random.default_rng(seed)
+    table = draw.uniform(1, 4, (16, 4))
+    table[[0, 1, 2, 4, 8]] = 1.0
+    return table
+
+
+def works(seed: int, rows: int = 400) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Work on streams (C, 4), and greater work on the same streams."""
+    draw = np.random.default_rng(seed)
+    less = draw.exponential(1.0, (rows, 4)) * (draw.random((rows, 4)) < 0.7)
+    return less, less * (1 + draw.exponential(0.3, (rows, 4)) * (draw.random((rows, 4)) < 0.5))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_greater_work_undercuts_lowered_factors(seed: int) -> None:
+    factors = random_factors(seed)
+    less, more = works(seed)
+    for awaited in (("compute", "gpu_to_gpu", "host_to_device", "device_to_host"), ("compute",)):
+        true = overlapped(more, factors, awaited)
+        assert (overlapped(less, lowered(factors), awaited) <= true * (1 + 1e-12)).all()
+    # Without lowering, more work would sometimes take less time.
+    assert (overlapped(less, factors) > overlapped(more, factors) * (1 + 1e-3)).any()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_greater_work_ends_before_lesser_beside_a_send_without_an_end(seed: int) -> None:
+    factors = random_factors(seed)
+    less, more = works(seed)
+    (least_s, least_done), (true_s, done) = (
+        beside_endless(work, kept) for work, kept in ((less, lowered(factors)), (more, factors))
+    )
+    assert (least_s <= true_s * (1 + 1e-12)).all()
+    # Sends are no less late either.
+    assert (least_s - least_done <= (true_s - done) * (1 + 1e-12) + 1e-12).all()
+    true_s, most_s = (
+        beside_endless(work, kept)[0] for work, kept in ((less, factors), (more, raised(factors)))
+    )
+    assert (true_s <= most_s * (1 + 1e-12)).all()
+    # Without raising, lesser work would sometimes take longer.
+    assert (true_s > beside_endless(more, factors)[0] * (1 + 1e-3)).any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_pass_of_a_box_loses_less_beside_sends_than_its_bound(seed: int) -> None:
+    draw, rows = np.random.default_rng(seed), 2000
+    # At each end of the recomputed blocks: usual times, those beside an endless send, and how much
+    # later the send is then.
+    usual_s = draw.uniform(0.1, 1, (2, rows))
+    elapsed_s = usual_s * draw.uniform(1, 4, (2, rows))
+    late_s = elapsed_s * draw.uniform(0, 0.95, (2, rows))
+    between, has_copies = draw.random(rows), draw.random(rows) < 0.5
+    higher = draw.exponential(0.3, (3, rows)) * (draw.random((3, rows)) < 0.5) * has_copies
+    usual, elapsed, late = (
+        (1 - between) * least + between * most + more
+        for (least, most), more in zip((usual_s, elapsed_s, late_s), higher, strict=True)
+    )
+    elapsed = np.maximum(elapsed, np.maximum(usual, late * 1.01))
+    ends = [beside(*of_end) for of_end in zip(usual_s, elapsed_s, late_s, strict=True)]
+    box = BesideSend.of_box(ends, [*usual_s], np.where(has_copies, elapsed, 0.0))
+    inside, sends = beside(usual, elapsed, late), draw.uniform(0, 2, rows)
+    bound_s = np.minimum(*usual_s) + box.lost_s(sends)
+    assert (bound_s <= (usual + inside.lost_s(sends)) * (1 + 1e-9)).all()
+    assert (box.later_s(sends) <= inside.later_s(sends) * (1 + 1e-9)).all()
+    # Nor is the whole of the last pass longer, which may take longer than others.
+    more_s = draw.uniform(0, 0.5, rows)
+    last_s = np.minimum(*usual_s) + more_s + draw.exponential(0.1, rows)
+    least_s = np.minimum(*usual_s) + more_s + box.if_usually_longer(more_s).lost_s(sends)
+    true_s = np.maximum(usual, last_s) + inside.lost_s(sends)
+    assert (least_s <= true_s * (1 + 1e-9)).all()
+
+
+def beside(
+    usual_s: NDArray[np.float64], elapsed_s: NDArray[np.float64], late_s: NDArray[np.float64]
+) -> BesideSend:
+    """Passes that take so long beside an endless send, which is so late then."""
+    none = np.zeros_like(usual_s)
+    return BesideSend(none, none, elapsed_s - usual_s, elapsed_s - late_s, late_s)
