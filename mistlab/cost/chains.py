@@ -246,8 +246,11 @@ class _Own(Generic[Length]):
         # What a backward takes longer after a forward of its own stage than after a wait.
         self.turn = stage.backward_s - stage.through_backward_s
         self.from_first_backward = pairs + backward * alone + last
-        self.to_last_forward = first + stage.after_first_s + forward * alone + pairs
-        never = self.to_last_forward + backward * counts.in_flight + stage.within_backward_s
+        # The only forward is the first one: what comes after it keeps none waiting.
+        only = 1 * (alone + counts.alternating == 0)
+        self.to_last_forward = first + stage.after_first_s * (1 - only) + forward * alone + pairs
+        all_forwards = first + stage.after_first_s + forward * alone + pairs
+        never = all_forwards + backward * counts.in_flight + stage.within_backward_s
         self.inside = [never]
         if counts.is_short is not False:
             # With fewer micro-batches than stages, the last forward comes back with the first

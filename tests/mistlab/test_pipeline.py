@@ -119,6 +119,19 @@ def test_a_delta_hides_behind_earlier_stages_of_its_own_direction() -> None:
     assert closed_form(forward, backward, 4, [0, 0, 4.0], [0, 0, 1.0]) == pytest.approx(plain + 2)
 
 
+def test_nobody_waits_for_what_leaves_after_a_first_pass_but_the_stage_s_own_next_pass() -> None:
+    forward, backward, after = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [5.0, 0.0, 0.0]
+
+    def later_s(micro_batches: int) -> float:
+        late = closed_form(forward, backward, micro_batches, after, after_first=after)
+        return late - closed_form(forward, backward, micro_batches)
+
+    # The only micro-batch comes back after 8 s. A second one begins after 6, and its gradient comes
+    # back after 13, in place of 10.
+    assert later_s(1) == pytest.approx(0)
+    assert later_s(2) == pytest.approx(3)
+
+
 def test_what_makes_last_backwards_themselves_longer_adds_up() -> None:
     forward, backward = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]
     plain = closed_form(forward, backward, 4)
