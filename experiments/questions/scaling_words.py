@@ -206,8 +206,8 @@ every block, and its largest models run an interleaved schedule that the table d
 predictions are for plain 1F1B. No constant was fitted to these runs; the smallest models come out
 slow by a few per cent, with micro-batch 8, where four GPUs or fewer share a layer.
 
-The largest search has no proof when its minute is over, since bounds leave out what
-collectives lose beside sends. Among pipelines of ten stages alone its plan is proven in 7 s.
+The largest search has no proof when its minute is over. Among pipelines of ten stages alone its
+plan is proven in 2 s.
 
 Strong scaling is bounded by the batch: 1,536 sequences on 12,288 GPUs leave every GPU an eighth
 of a sequence, so layers must be divided within nodes and over stages, and bubbles and small
