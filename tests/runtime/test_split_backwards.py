@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 from mistlab import catalog
 from mistlab.cost.order_memory import unlike_bytes
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_program import iterations
 from mistlab.schedule.stage_shape import StageShape
@@ -58,6 +59,14 @@ PLAN = Plan(micro_batches=4, stages=(FIRST, stage(2)), order="zb-h1")
 )
 def test_orders_with_passes_for_weights_have_the_losses_of_a_plain_run(order: str) -> None:
     assert_alike(by_plan(WORK, replace(PLAN, order=order)), plainly(WORK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_order_that_has_a_name_is_trained(order: str) -> None:
+    work = workload("gpt", layers=16, tied_embeddings=True)
+    plan = Plan(micro_batches=4, stages=(stage(8, offload=MIXED), stage(8)), order=order)
+    assert_alike(by_plan(work, plan), plainly(work))
 
 
 @pytest.mark.parametrize("family", sweep(["gpt", "falcon", "llama"], first=2))
