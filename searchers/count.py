@@ -24,6 +24,10 @@ Counts = NDArray[np.object_]
 
 def number_of_plans(problem: Problem, space: SearchSpace) -> int:
     """The number of plans in a space."""
+    return sum(_of_one_engine(problem, own) for own in space.of_engines)
+
+
+def _of_one_engine(problem: Problem, space: SearchSpace) -> int:
     if not space.unequal_meshes:
         return count_plans(problem, space)
     assert space.layers_off_balance is None, "an even share depends on the number of stages"

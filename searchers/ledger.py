@@ -8,7 +8,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import ceil, inf
 from typing import TypeVar
 
 import numpy as np
@@ -34,6 +34,8 @@ PLANS_AT_ONCE = 128
 STAGES_AT_ONCE = 1 << 16
 # The best plan and its rivals.
 SHORT_LIST = 5
+# Times that differ by less than this share are equal but for rounding.
+ROUNDING = 1e-9
 
 Clock = Callable[[], float]
 Watcher = Callable[[Plan, Prediction], object]
@@ -87,6 +89,10 @@ class Ledger:
     def best_s(self) -> float:
         """The iteration time of the best plan; infinite before there is one."""
         return float("inf") if self.prediction is None else self.prediction.iteration_s
+
+    def is_best(self, bound_s: float) -> bool:
+        """Whether the best plan is proven, where no plan beats a time."""
+        return bound_s >= self.best_s * (1 - ROUNDING)
 
     @property
     def gap(self) -> float | None:
@@ -143,6 +149,19 @@ class Ledger:
             self.budget = replace(budget, seconds=ends_s)
         try:
             yield
+        finally:
+            self.budget = budget
+
+    @contextmanager
+    def for_share(self, share: float) -> Iterator[None]:
+        """Spend no more than a share of what is left of the budget on what is done inside."""
+        budget, left = self.budget, self.evaluations_left
+        if budget.evaluations is not None and left is not None:
+            spent = budget.evaluations - left
+            self.budget = replace(budget, evaluations=spent + ceil(share * left))
+        try:
+            with self.for_seconds(share * self.seconds_left):
+                yield
         finally:
             self.budget = budget
 

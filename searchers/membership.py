@@ -23,12 +23,12 @@ from searchers.savings import alike, saving_names
 
 def contains(problem: Problem, space: SearchSpace, plan: Plan) -> bool:
     """Whether the space allows the plan for the problem."""
-    return plan in Members(problem=problem, space=space)
+    return any(plan in Members(problem=problem, space=own) for own in space.of_engines)
 
 
 @dataclass(slots=True, kw_only=True)
 class Members:
-    """The plans of a space; asks quickly about many plans."""
+    """The plans of one engine in a space; asks quickly about many plans."""
 
     problem: Problem
     space: SearchSpace

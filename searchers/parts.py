@@ -29,15 +29,16 @@ def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
     """
     if not space.unequal_meshes:
         return
-    found = [common(space, space_of(name)) for name in FIRST]
+    # A single rank takes the lowest ZeRO level, and what it takes matters where it offloads: so the
+    # lowest one is the whole space's. It goes with every pipeline, too.
+    lowest = min(space.zero)
+    smaller = [space_of(name) for name in FIRST]
+    found = [common(space, replace(one, zero=tuple({lowest, *one.zero}))) for one in smaller]
     last = found[-1]
     if last is not None and other_names():
         found.append(replace(last, **{name: getattr(space, name) for name in _own_others()}))
     earlier: list[SearchSpace] = []
-    # A single rank takes the lowest ZeRO level, and what it takes matters where it offloads: so the
-    # lowest one is the whole space's.
-    lowest = min(space.zero)
-    for part in [part and replace(part, zero=tuple({lowest, *part.zero})) for part in found]:
+    for part in found:
         if part is not None and replace(part, name="") not in earlier:
             earlier.append(replace(part, name=""))
             yield part

@@ -5,9 +5,11 @@ budget, and keeps what was found when it is interrupted.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf
 from time import perf_counter
-from typing import final
+from typing import Self, final
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from mistlab.values.prediction import Predictor
 from mistlab.values.search import Budget, Problem, SearchResult, StageCostModel, Status
 from mistlab.values.space import SearchSpace
 from searchers.ledger import BudgetSpentError, Clock, Ledger, Watcher
+from searchers.room import ways_listed
 from searchers.why_empty import why_empty
 
 INTERRUPTED = "interrupted"
@@ -34,10 +37,22 @@ class Ending:
     lower_bound_s: float | None = None
     reason: str = ""
 
+    @classmethod
+    def of(cls, ledger: Ledger, bound_s: float) -> Self:
+        """How a search ended after which no plan of the space beats a time."""
+        if ledger.best is None:
+            is_empty = bound_s == inf
+            return cls(status="INFEASIBLE") if is_empty else cls(reason=NOT_FOUND)
+        if ledger.is_best(bound_s):
+            return cls(status="OPTIMAL", lower_bound_s=ledger.best_s)
+        return cls(status="FEASIBLE", lower_bound_s=bound_s or None)
+
 
 # A strategy gets the problem, the space, the ledger to ask, and a source of randomness.
 Strategy = Callable[[Problem, SearchSpace, Ledger, np.random.Generator], Ending]
 
+# The reason that there is no plan where not all of a space was searched.
+NOT_FOUND = "no plan was found that fits, which does not prove that there is none"
 # The reason to refuse a search whose predictor predicts only whole plans.
 NO_STAGE_COSTS = "asks for costs of single stages, which the predictor does not give"
 # The reason to refuse a search for a model whose kinds of blocks take turns.
@@ -103,7 +118,7 @@ class StrategySearcher:
         try:
             if reason := why_empty(problem, space):
                 return ledger.result("INFEASIBLE", seed, reason=reason)
-            ending = self.strategy(problem, space, ledger, np.random.default_rng(seed))
+            ending = in_engines(self.strategy, problem, space, ledger, np.random.default_rng(seed))
         except BudgetSpentError:
             ending = Ending(status="BUDGET", lower_bound_s=ledger.bound_s or None)
         except KeyboardInterrupt:
@@ -114,6 +129,44 @@ class StrategySearcher:
         if status == "BUDGET" and ledger.best is None and not reason:
             reason = _no_plan_in_time(ledger)
         return ledger.result(status, seed, lower_bound_s=ending.lower_bound_s, reason=reason)
+
+
+def in_engines(
+    strategy: Strategy,
+    problem: Problem,
+    space: SearchSpace,
+    ledger: Ledger,
+    draw: np.random.Generator,
+) -> Ending:
+    """The best plan of all engines of a space: each engine is a branch with a bound of its own.
+
+    Branches share what is left of the budget evenly, and the best plan so far, which leaves out
+    much of the branches to come. Those with fewer ways to save memory come first, since they leave
+    most of their share to others.
+    """
+    branches = sorted(space.of_engines, key=ways_listed)
+    if len(branches) == 1:
+        return strategy(problem, branches[0], ledger, draw)
+    bounds, refusals = [], []
+    for place, own in enumerate(branches):
+        heard, ending = [0.0], Ending()
+        share, part = 1 / (len(branches) - place), ledger.for_part(lambda plan: plan, heard.append)
+        with suppress(BudgetSpentError), ledger.for_share(share), part:
+            if why_empty(problem, own):
+                ending = Ending(status="INFEASIBLE")
+            else:
+                ending = strategy(problem, own, ledger, draw)
+        if ending.status == "REFUSED":
+            refusals.append(f"engine {own.engine}: {ending.reason}")
+        heard.append(inf if ending.status == "INFEASIBLE" else ending.lower_bound_s or 0.0)
+        bounds.append(max(heard))
+    if len(refusals) == len(branches):
+        return Ending(status="REFUSED", reason=refusals[0])
+    if min(bounds) < inf:
+        ledger.bounded(min(bounds))
+    if ledger.evaluations_left == 0 or ledger.seconds_left == 0:
+        raise BudgetSpentError
+    return replace(Ending.of(ledger, min(bounds)), reason="; ".join(refusals))
 
 
 def _no_plan_in_time(ledger: Ledger) -> str:

@@ -30,6 +30,11 @@ def why_empty(problem: Problem, space: SearchSpace) -> str:
     >>> _listed((1, 2, 4, 8, 16, 32, 64))
     '1, 2, 4, 8, 16, 32, ...'
     """
+    reasons = [_why_empty(problem, own) for own in space.of_engines]
+    return reasons[0] if all(reasons) else ""
+
+
+def _why_empty(problem: Problem, space: SearchSpace) -> str:
     if not _has_pipeline(problem, space):
         begin = (
             f"space {space.name} has no pipeline of {problem.cluster.num_gpus} GPUs for a global "

@@ -127,11 +127,11 @@ class SymbolicPredictor:
     ) -> StageCosts | None:
         """Costs that no candidate between ``least`` and ``most`` undercuts.
 
-        Larger ratios take more time and leave more room on the GPU. Where a host issues passes, a
-        longer backward pass can shorten the forward pass's share of a wait, so nothing is known.
+        Larger ratios take more time and leave more room on the GPU. Nothing is known of an engine
+        that offloads and whose host may hold passes up; there is none so far.
         """
         own = ENGINES[engine]
-        if own.host is not None:
+        if own.host is not None and own.offloads:
             return None
         assert all(
             ((least.value(name) > 0) == (most.value(name) > 0)).all() for name in OFFLOADS

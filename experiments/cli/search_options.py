@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -12,7 +11,7 @@ from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.values.errors import InputError, near_matches
 from mistlab.values.references import space_from
 from mistlab.values.search import Budget, Problem, StageCostModel
-from mistlab.values.space import OffloadRatios, SearchSpace, space_of
+from mistlab.values.space import SearchSpace, space_of
 from searchers.registry import SEARCHERS
 from searchers.strategy import NeedsStageCosts
 from searchers.why_empty import why_empty
@@ -27,29 +26,33 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     space = space_called(options.space, options.engine)
     workload, cluster = problem_of(options, takes_groups=True)
     problem = Problem(workload=workload, cluster=cluster)
-    if why := ENGINES[space.engine].precision_problem(workload.precision):
-        able = [name for name in names_for_plans() if workload.precision in ENGINES[name].memory]
-        message = f"--precision {why}, or --engine {able[0]}"
-        raise InputError(message)
+    for engine in space.engines:
+        if why := ENGINES[engine].precision_problem(workload.precision):
+            every, precision = names_for_plans(), workload.precision
+            able = [name for name in every if precision in ENGINES[name].memory]
+            message = f"--precision {why}, or --engine {able[0]}"
+            raise InputError(message)
     if reason := why_empty(problem, space):
         message = f"--global-batch {workload.global_batch} on {cluster.num_gpus} GPUs: {reason}"
         raise InputError(message)
     return problem, space
 
 
-def space_called(name: str, engine: str | None) -> SearchSpace:
-    """A space by name or file, as far as another engine goes along with it if one is given."""
+def space_called(called: str, engines: str | None) -> SearchSpace:
+    """A space by name or file, as far as other engines go along with it if some are given."""
     try:
-        space = space_from(name, Path())
+        space = space_from(called, Path())
     except InputError as error:
         message = f"--space: {error}"
         raise InputError(message) from None
-    if engine is None or engine == space.engine:
+    if engines is None or engines == space.engine:
         return space
-    row = ENGINES[engine]
-    offload = space.offload if row.offloads else OffloadRatios()
-    zero = tuple(level for level in space.zero if level <= row.highest_zero)
-    return replace(space, engine=engine, offload=offload, zero=zero or (row.highest_zero,))
+    names = list(dict.fromkeys(engines.split(",")))
+    for name in names:
+        if name not in names_for_plans():
+            message = f"--engine: {name!r} is unknown{near_matches(name, names_for_plans())}"
+            raise InputError(message)
+    return space.on(*names)
 
 
 def space_for(searcher: str, space: SearchSpace) -> SearchSpace:

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from experiments.cli.commandline import PROBLEM, parser_of
+from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import InputError
 from simulators.registry import PREDICTORS
 
@@ -32,9 +33,14 @@ def search_parser(
         description,
         **PROBLEM,
         space="mist",
-        engine=None,
         seed=0,
         **defaults,
+    )
+    parser.add_argument(
+        "--engine",
+        metavar="ENGINE[,ENGINE...]",
+        help="engines that may run the plans, in place of the space's own: each has the choices of "
+        f"the space that it can run; of {', '.join(names_for_plans())}",
     )
     parser.add_argument(
         "--predictor",

@@ -177,12 +177,13 @@ class Bench:
         return Job(workload=self.problem.workload, cluster=self.problem.cluster, plan=plan)
 
     def warm_up(self, space: SearchSpace) -> None:
-        """Compile what a space's engine needs, so that no searcher's clock runs meanwhile."""
-        plan = chosen_plan(self.problem, space, Chooser(lambda _, options: 0))
-        if plan is not None:
-            self.asked.predict(plan)
-            if isinstance(self.asked, StageCostModel):
-                self.asked.stage_costs(StageBatch.of_plan(plan), engine=space.engine)
+        """Compile what a space's engines need, so that no searcher's clock runs meanwhile."""
+        for own in space.of_engines:
+            plan = chosen_plan(self.problem, own, Chooser(lambda _, options: 0))
+            if plan is not None:
+                self.asked.predict(plan)
+                if isinstance(self.asked, StageCostModel):
+                    self.asked.stage_costs(StageBatch.of_plan(plan), engine=own.engine)
 
     def search(
         self,

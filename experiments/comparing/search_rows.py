@@ -31,7 +31,7 @@ def _row(
     result, answer = entry.result, entry.answer
     return {
         "searcher": entry.searcher,
-        "engine": entry.space.engine,
+        "engine": ",".join(entry.space.engines),
         "space": entry.space.name,
         "status": result.status,
         "reason": result.reason,

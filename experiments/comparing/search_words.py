@@ -163,11 +163,13 @@ def proof_words(entry: Entry) -> list[str]:
     result = entry.result
     if result.prediction is None or result.lower_bound_s is None or result.gap is None:
         return []
-    best = f"{result.prediction.iteration_s:.3f} s"
+    best, space = f"{result.prediction.iteration_s:.3f} s", f"space {entry.space.name}"
+    if entry.space.other_engines:
+        space += f" on any of the engines {', '.join(entry.space.engines)}"
     if result.status == "OPTIMAL":
-        return [f"Proven: no plan of space {entry.space.name} is predicted faster than {best}."]
+        return [f"Proven: no plan of {space} is predicted faster than {best}."]
     words = (
-        f"Not proven: a plan of space {entry.space.name} may be predicted up to {result.gap:.1%} "
+        f"Not proven: a plan of {space} may be predicted up to {result.gap:.1%} "
         f"faster than {best}, and none faster than {result.lower_bound_s:.3f} s."
     )
     return [words]

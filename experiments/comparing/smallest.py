@@ -30,6 +30,7 @@ from searchers.meshes import (
     pipelines,
 )
 from searchers.savings import stage_of
+from searchers.why_empty import why_empty
 
 # Pipelines of unequal meshes to look at.
 SOME = 100
@@ -86,6 +87,12 @@ def nearest(bench: Bench, space: SearchSpace) -> Smallest:
 
 
 def _nearest(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]:
+    with_plans = [own for own in space.of_engines if not why_empty(bench.problem, own)]
+    found = [_nearest_of_one(bench, own) for own in with_plans]
+    return min(found, key=lambda one: _fullness(one, bench))
+
+
+def _nearest_of_one(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]:
     candidates = [
         plan
         for pipeline in _smallest_pipelines(bench.problem, space)
@@ -201,7 +208,7 @@ def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
     for change in (_more_gpus, _more_host_memory, _smaller_batch):
         for doubling in range(1, DOUBLINGS + 1):
             words, other = change(problem, 2**doubling)
-            if next(pipelines(other, space), None) is not None:
+            if not why_empty(other, space):
                 _, prediction = _nearest(Bench.of(other), space)
                 if prediction.fits:
                     yield words

@@ -63,7 +63,7 @@ class Cell:
             "global_batch": work.global_batch,
             "attention": work.attention,
             "precision": work.precision,
-            "engine": self.space.engine,
+            "engine": ",".join(self.space.engines),
             "space": self.space.name,
             "searcher": self.searcher,
         }

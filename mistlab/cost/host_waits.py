@@ -9,7 +9,7 @@ latest of their hosts, as on a cluster with a profile, no host is a pass ahead.
 Axes: C candidates.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,28 @@ def with_host(
     inside["last_backward"] = np.maximum(inside["last_backward"], inside["backward"])
     last_computed = np.maximum(passes.last_computed, inside["backward"])
     return replace(passes, inside=inside, through=through, last_computed=last_computed)
+
+
+def least_with_host(
+    passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
+) -> PassSeconds:
+    """Times that no passes of a box undercut under a host, from those that none undercuts without
+    one; ``ends`` are both ends of the box's recomputed blocks.
+
+    A host makes no pass shorter. But a steady pass that waits for its host is longer, so what a
+    first or a last pass takes beyond a steady one may be nothing.
+    """
+    inside = dict(passes.inside)
+    forward, backward = inside["forward"], inside["backward"]
+    longest = np.maximum.reduce([issued_s(host, batch, cluster) for batch in ends])
+    may_wait = longest > forward + backward
+
+    def beyond(once: Values, steady: Values) -> Values:
+        return np.where(may_wait, np.minimum(once, steady), once)
+
+    inside["first_forward"] = beyond(inside["first_forward"], forward)
+    inside["last_backward"] = beyond(inside["last_backward"], backward)
+    return replace(passes, inside=inside, last_computed=beyond(passes.last_computed, backward))
 
 
 def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Values:

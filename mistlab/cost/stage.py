@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.beside_sends import STEADY
-from mistlab.cost.host_waits import with_host
+from mistlab.cost.host_waits import least_with_host, with_host
 from mistlab.cost.pass_seconds import (
     PassSeconds,
     least_passes,
@@ -78,8 +78,11 @@ class StageTimeModel:
         passes = slots.passes(sends=is_beside, kept="least")
         copied = np.logical_or.reduce([most.value(name) > 0 for name in OFFLOADS])
         longest_s = self._longest_s(most, least, copied) if is_beside and copied.any() else {}
-        ends = passes.chosen(rows), passes.chosen(other_end)
-        return self._put_together(least, least_passes(ends, longest_s), outside)
+        found = least_passes((passes.chosen(rows), passes.chosen(other_end)), longest_s)
+        if self.awaits_host and self.tasks.host is not None:
+            ends = least, both.chosen(other_end)
+            found = least_with_host(found, self.tasks.host, ends, self.tasks.cluster)
+        return self._put_together(least, found, outside)
 
     def _longest_s(
         self, most: StageBatch, least: StageBatch, chosen: NDArray[np.bool_]

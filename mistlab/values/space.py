@@ -1,10 +1,11 @@
 """Search spaces, which say from which plans a search may choose, and the named spaces."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Literal
 
+from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, ORDERS
 from mistlab.values.dimensions import (
@@ -52,6 +53,7 @@ class SearchSpace:
     ``state_replicas`` a stage has one, or one in each node that it fills, if this is listed. A
     single rank shards nothing, and takes the lowest ZeRO level. ``others`` lists values of
     dimensions that were added to the table; an added dimension that is not listed has its default.
+    Plans may name ``other_engines``, too; each of them has the choices that it can run.
     """
 
     name: str
@@ -81,6 +83,7 @@ class SearchSpace:
     others: tuple[tuple[str, tuple[float, ...]], ...] = field(
         default=(), metadata=further_keys(added)
     )
+    other_engines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -88,23 +91,64 @@ class SearchSpace:
         for name, values in self.others:
             if not [checked_value(name, value) for value in values]:
                 refuse(name, "is empty: give at least one choice")
-        engine = ENGINES[self.engine]
-        for order in self.orders:
-            if order not in ORDERS:
-                refuse("orders", f"{order!r} is unknown{near_matches(order, ORDERS)}")
-            if problem := engine.order_problem(order, default=DEFAULT_ORDER):
-                refuse("orders", problem)
-        for exchange in self.context_exchange:
-            if problem := engine.exchange_problem(exchange):
-                refuse("context_exchange", problem)
-        if problem := engine.zero_problem(min(self.zero), in_pipeline=True):
-            refuse("zero", problem)
+        self._check_engines()
         if self.unequal_meshes and not self.unequal_stages:
             problem = (
                 "False does not go with unequal_meshes: stages with unequal degrees cannot be "
                 "alike: give True, or leave both out"
             )
             refuse("unequal_stages", problem)
+
+    def _check_engines(self) -> None:
+        """Refuse unknown engines, and choices that none of the engines can run."""
+        known = names_for_plans()
+        for name in self.other_engines:
+            if name not in known:
+                refuse("other_engines", f"{name!r} is unknown{near_matches(name, known)}")
+        if len(set(self.engines)) < len(self.engines):
+            refuse("other_engines", "names an engine twice: name each once, and not engine's own")
+        rows = [ENGINES[name] for name in self.engines]
+        for order in self.orders:
+            if order not in ORDERS:
+                refuse("orders", f"{order!r} is unknown{near_matches(order, ORDERS)}")
+            if problem := _order_problem(rows, order):
+                refuse("orders", problem)
+        for exchange in self.context_exchange:
+            if problem := _exchange_problem(rows, exchange):
+                refuse("context_exchange", problem)
+        level = min(self.zero)
+        if problem := _of_all(row.zero_problem(level, in_pipeline=True) for row in rows):
+            refuse("zero", problem)
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines that plans may name."""
+        return (self.engine, *self.other_engines)
+
+    @property
+    def of_engines(self) -> tuple["SearchSpace", ...]:
+        """The plans of each engine as a space of their own."""
+        is_one = not self.other_engines
+        return (self,) if is_one else tuple(self.on(name) for name in self.engines)
+
+    def on(self, *engines: str) -> "SearchSpace":
+        """The plans of some engines: the space's own plans as far as any of them runs them."""
+        rows = [ENGINES[name] for name in engines]
+        highest = max(row.highest_zero for row in rows)
+        zero = tuple(level for level in self.zero if level <= highest)
+        return replace(
+            self,
+            engine=engines[0],
+            other_engines=engines[1:],
+            offload=self.offload if any(row.offloads for row in rows) else OffloadRatios(),
+            zero=zero or (highest,),
+            orders=tuple(order for order in self.orders if not _order_problem(rows, order))
+            or (DEFAULT_ORDER,),
+            context_exchange=tuple(
+                way for way in self.context_exchange if not _exchange_problem(rows, way)
+            )
+            or rows[0].context_exchanges[:1],
+        )
 
     def listed(self, dimension: str) -> tuple[float, ...] | None:
         """The values of a dimension that the space lists, sorted; None allows any value."""
@@ -164,6 +208,22 @@ def space_of(name: str) -> SearchSpace:
         return SPACES[name]
     message = f"space {name!r} is unknown{near_matches(name, SPACES)}"
     raise InputError(message)
+
+
+def _order_problem(engines: Sequence[Engine], order: str) -> str:
+    """Why no engine can run an order of passes; empty if one can."""
+    return _of_all(row.order_problem(order, default=DEFAULT_ORDER) for row in engines)
+
+
+def _exchange_problem(engines: Sequence[Engine], exchange: int) -> str:
+    """Why no engine's context-parallel ranks exchange keys in a way; empty if one's do."""
+    return _of_all(row.exchange_problem(exchange) for row in engines)
+
+
+def _of_all(problems: Iterable[str]) -> str:
+    """The first problem if every engine has one; else nothing."""
+    found = list(problems)
+    return found[0] if all(found) else ""
 
 
 def _check_not_empty(value: OffloadRatios | SearchSpace) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost.memory import host_room_at
 from mistlab.cost.pipeline import TIMES
+from mistlab.engines.table import ENGINES
 from mistlab.values.dimensions import RECOMPUTED, counts_of_blocks, names_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -140,7 +141,8 @@ class BoxCosts:
         best[several] = np.logical_and.reduce(
             [column[several] <= column[len(rows) :] for column in columns]
         )
-        if not self.group.has_formula:
+        # Passes in an order without a formula, or under a host, are no lines between both ends.
+        if not self.group.has_formula or ENGINES[self.space.engine].host is not None:
             best[several] = False
         return true.chosen(np.arange(len(rows))), best
 

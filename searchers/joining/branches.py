@@ -9,13 +9,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_problem
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.groups import Group, groups_in_orders
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.in_orders import AlikeInOrder
-from searchers.joining.proof import ROUNDING, has_bounds, proven_s
+from searchers.joining.proof import has_bounds, proven_s
 from searchers.ledger import BudgetSpentError, Ledger
 from searchers.meshes import allows, layer_counts, orders_of, pipelines
 from searchers.room import ways_listed
@@ -26,7 +27,6 @@ FEW = 256
 # The share of a budget's seconds for the order that has a formula, and the seconds for others.
 FORMULA_SHARE = 0.6
 OTHERS_S = 30.0
-NOT_FOUND = "no plan was found that fits, which does not prove that there is none"
 
 
 def in_branches(
@@ -34,7 +34,7 @@ def in_branches(
 ) -> Ending:
     """The best plan of all orders of a space; ``search`` looks for those of the order that has a
     formula."""
-    if not has_bounds(ledger, space.engine):
+    if not _has_bounds(space, ledger):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)
     whole = Hierarchy.of(problem, space, ledger)
     if _is_alike(space):
@@ -51,12 +51,17 @@ def in_branches(
     if ledger.evaluations_left == 0 or ledger.seconds_left == 0:
         ledger.bounded(min(bounds))
         raise BudgetSpentError
-    return _ending(ledger, min(bounds))
+    return Ending.of(ledger, min(bounds))
 
 
 def can_prove(space: SearchSpace, ledger: Ledger) -> bool:
     """Whether every plan of a space with several orders can be looked at."""
-    return _is_alike(space) and has_bounds(ledger, space.engine)
+    return _is_alike(space) and _has_bounds(space, ledger)
+
+
+def _has_bounds(space: SearchSpace, ledger: Ledger) -> bool:
+    """Whether stages have bounds in every order; hosts issue passes in the order with a formula."""
+    return ENGINES[space.engine].host is None and has_bounds(ledger, space.engine)
 
 
 def _is_alike(space: SearchSpace) -> bool:
@@ -126,16 +131,7 @@ def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) ->
 def _reorder(problem: Problem, space: SearchSpace, ledger: Ledger) -> None:
     """Show the ledger its best plans in the other orders that they can run."""
     count = problem.workload.model.layers
-    for rival in list(ledger.nearest):
-        plan = rival.plan
+    for plan in [rival.plan for rival in ledger.nearest if rival.plan.engine == space.engine]:
         fewest = min((stage.layers for stage in plan.stages), default=count)
         orders = orders_of(space, plan.num_stages, plan.micro_batches, fewest)
         ledger.predict([replace(plan, order=order) for order in orders if order != plan.order])
-
-
-def _ending(ledger: Ledger, bound_s: float) -> Ending:
-    if ledger.best is None:
-        return Ending(status="INFEASIBLE") if bound_s == float("inf") else Ending(reason=NOT_FOUND)
-    if bound_s >= ledger.best_s * (1 - ROUNDING):
-        return Ending(status="OPTIMAL", lower_bound_s=ledger.best_s)
-    return Ending(status="FEASIBLE", lower_bound_s=bound_s)

@@ -23,7 +23,7 @@ from searchers.joining.in_orders import AlikeInOrder
 from searchers.joining.in_processes import jobs
 from searchers.joining.least_work import LeastWork, work_of
 from searchers.joining.programme import join_hastily
-from searchers.joining.proof import ROUNDING, has_bounds, proven_s
+from searchers.joining.proof import has_bounds, proven_s
 from searchers.ledger import BudgetSpentError, Ledger
 from searchers.membership import mesh_of
 from searchers.meshes import Mesh, Pipeline, layer_counts
@@ -127,7 +127,8 @@ class Hierarchy:
         """Look for the best plan whose stages save memory alike: with even blocks first, then with
         unequal blocks for the ways to save that were best."""
         self.most_alike()
-        near = [(_shape_of(one.plan), way_of(one.plan)) for one in self.ledger.nearest]
+        plans = [one.plan for one in self.ledger.nearest if one.plan.engine == self.space.engine]
+        near = [(_shape_of(plan), way_of(plan)) for plan in plans]
         for group in self.least_s:
             mesh = group.meshes[0]
             ways = [way for key, way in near if key == (group.micro_batches, mesh)]
@@ -271,7 +272,7 @@ class Hierarchy:
         bound_s = self._bound_s(self.least_s, tolerance, seconds, hear=self.ledger.bounded)
         if self.ledger.best is None:
             return Ending(status="INFEASIBLE" if bound_s == inf else None)
-        if bound_s >= self.ledger.best_s * (1 - ROUNDING):
+        if self.ledger.is_best(bound_s):
             return self._proven()
         return Ending(status="FEASIBLE", lower_bound_s=bound_s)
 

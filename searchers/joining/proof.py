@@ -24,7 +24,7 @@ from searchers.joining.groups import Group
 from searchers.joining.least_work import LeastWork
 from searchers.joining.programme import BEAM, Chosen, fastest_few, places_by_stage, plan_of
 from searchers.joining.relaxed import Relaxed, alone_s
-from searchers.ledger import BudgetSpentError, Ledger
+from searchers.ledger import ROUNDING, BudgetSpentError, Ledger
 from searchers.meshes import Mesh
 
 # Pipelines whose boxes are halved at once.
@@ -37,8 +37,6 @@ FINEST = GRAIN / FINER
 # The gaps that are reached one after another where meshes have unequal sizes: the larger the gap,
 # the fewer stages must be looked at.
 GAPS = (0.2, 0.175, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
-# Times that differ by less than this share are equal but for rounding.
-ROUNDING = 1e-9
 
 
 def has_bounds(ledger: Ledger, engine: str) -> bool:

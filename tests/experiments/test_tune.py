@@ -181,3 +181,27 @@ def test_a_space_of_a_file_is_searched_and_refused_where_its_ratios_are_too_fine
     assert "error: space fine has 77,570,884,803 ways to save memory on a stage" in said
     assert "158,935.7 GiB, and" in said
     assert "No searcher found" not in said
+
+
+def test_several_engines_are_searched_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("--model", "gpt3-350m", "--gpus-per-node", "2", "--space", "3d")
+    seconds = {}
+    for names in ("mistlab", "megatron", "deepspeed", "deepspeed,mistlab,megatron"):
+        where = ("--engine", names, "--out", str(tmp_path / "plan.yaml"), "--json")
+        assert run(tune.main, [*small, *where]) == 0
+        row = json.loads(capsys.readouterr().out)
+        assert row["status"] == "OPTIMAL"
+        assert row["engine"] == names
+        seconds[names] = row["predicted_s"]
+    *alone, together = seconds.values()
+    assert together == min(alone) < max(alone)
+    assert (
+        run(tune.main, [*small, "--engine", "mistlab,megatron", "--out", str(tmp_path / "p.yaml")])
+        == 0
+    )
+    words = "no plan of space 3d on any of the engines mistlab, megatron is predicted faster"
+    assert words in capsys.readouterr().out
+    assert run(tune.main, [*small, "--engine", "mistlab,megatorn"]) == 2
+    assert "'megatorn' is unknown: did you mean" in capsys.readouterr().err
