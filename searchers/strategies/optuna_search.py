@@ -20,13 +20,12 @@ def optuna_strategy(sampler: str, storage: str | None = None) -> Strategy:
     (``sqlite:///study.db``) or the path of a journal file. Studies in it are named by sampler,
     space and problem; processes that share one need seeds of their own.
     """
+    # Importing Optuna takes half a second, which no budget pays, nor who asks for another searcher.
+    from searchers.strategies.optuna_study import sample  # noqa: PLC0415
 
     def search(
         problem: Problem, space: SearchSpace, ledger: Ledger, draw: np.random.Generator
     ) -> Ending:
-        # Importing Optuna takes half a second, so it is imported only here.
-        from searchers.strategies.optuna_study import sample  # noqa: PLC0415
-
         return sample(problem, space, ledger, draw, sampler=sampler, storage=storage)
 
     return search

@@ -2,6 +2,8 @@
 
 import logging
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,3 +159,15 @@ def test_optuna_is_silent_and_its_logging_as_it_was(capfd: pytest.CaptureFixture
     searched(None)
     assert optuna.logging.get_verbosity() == before == logging.INFO
     assert capfd.readouterr() == ("", "")
+
+
+def test_no_budget_pays_for_the_import_of_optuna_and_no_other_searcher_waits_for_it() -> None:
+    code = (
+        "import sys\n"
+        "from searchers.registry import SEARCHERS\n"
+        "for name in ('mist', 'optuna'):\n"
+        "    SEARCHERS[name]\n"
+        "    print('optuna' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
