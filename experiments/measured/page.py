@@ -12,7 +12,7 @@ from experiments.measured.rows import RowPredictor
 from experiments.measured.sureness import left_out_lines, write_sureness
 from mistlab import catalog
 from mistlab.runs.judged import GroupErrors, Judged, errors_of, groups_of, judged
-from mistlab.runs.ranking import ranked, separation, spreads
+from mistlab.runs.ranking import Ranked, ranked, separation, spreads
 
 COLUMNS = ("engine", "hardware", "model", "gpus", "tp", "pp", "micro_batch", "precision")
 MOST_GROUPS = 14
@@ -22,6 +22,8 @@ PARTS = {
     "tp to 8, to 128 GPUs": {"gpus": 128, "tp": 8},
     "tp to 8, to 256 GPUs": {"gpus": 256, "tp": 8},
 }
+# A choice that takes more than this multiple of the best time is a bad one.
+BAD = 1.3
 # Profiles are of clusters that ran this engine.
 ENGINE_OF_PROFILES = "nanotron"
 HEAD = (
@@ -130,6 +132,7 @@ def _parts(how: str, rows: Sequence[Judged]) -> Iterator[str]:
     yield ""
     for name, some in found.items():
         yield from (f"{name[0].upper()}{name[1:]}. {line}" for line in _ranking(some))
+    yield from _single_runs(max(found.values(), key=len))
 
 
 def _is_within(one: Judged, most: Mapping[str, int]) -> bool:
@@ -140,12 +143,43 @@ def _is_within(one: Judged, most: Mapping[str, int]) -> bool:
 def _ranking(rows: Sequence[Judged]) -> Iterator[str]:
     found = [*ranked(rows)]
     if found:
-        regrets = [one.regret for one in found]
+        by_bound = [*ranked(rows, by=lambda one: one.longest_s)]
+        line = (
+            f"Order of the runs of one task ({len(found)} tasks, each a model and a batch on one "
+            f"number of GPUs): {_ranks(found)}."
+        )
+        if _ranks(by_bound) != _ranks(found):
+            line += f" In the order of upper bounds: {_ranks(by_bound)}."
+        yield f"{line}\n"
+
+
+def _ranks(found: Sequence[Ranked]) -> str:
+    regrets = [one.regret for one in found]
+    worst = max(found, key=lambda one: one.regret)
+    where = f" ({worst.name})" if worst.regret > BAD else ""
+    return (
+        f"rank correlation {median(one.correlation for one in found):.2f} in the median; the first "
+        f"run takes {median(regrets):.2f} times the measured best in the median, "
+        f"{worst.regret:.2f} times in the worst task{where}"
+    )
+
+
+def _single_runs(rows: Sequence[Judged]) -> Iterator[str]:
+    """How much of the worst regret is luck: bad runs among those that are predicted to be best."""
+    error = errors_of("", rows).median_time
+    found = [] if error is None else [*ranked(rows, near=error)]
+    if found:
+        near = [regret for one in found for regret in one.near]
+        bad = sum(regret > BAD for regret in near)
+        where = ", ".join(one.name for one in found if max(one.near) > BAD)
+        luck = 1 - (1 - bad / len(near)) ** len(found)
         yield (
-            f"Order of a model's runs on one number of GPUs ({len(found)} groups): rank "
-            f"correlation {median(one.correlation for one in found):.2f} in the median; the run "
-            f"predicted best takes {median(regrets):.2f} times the measured best in the median, "
-            f"{max(regrets):.2f} times in the worst group.\n"
+            f"A worst regret is a figure of single runs. Of the {len(near)} runs that are "
+            f"predicted within the median error ({error:.1%}) of the best run of their task, {bad} "
+            f"took more than {BAD} times the measured best{where and f' ({where})'}. With this "
+            f"share, one choice in each of {len(found)} tasks meets at least one such run in "
+            f"{luck:.0%} of all cases, and no order of plans that errs as much avoids it but by "
+            "luck.\n"
         )
 
 

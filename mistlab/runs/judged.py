@@ -28,6 +28,12 @@ class Judged:
         return None if found is None else found.iteration_s
 
     @property
+    def longest_s(self) -> float | None:
+        """The upper bound of the seconds of an iteration."""
+        found = self.answer.prediction
+        return None if found is None else found.iteration_s_high
+
+    @property
     def predicted_gib(self) -> float | None:
         """The predicted peak that the measured one is held against."""
         if self.answer.prediction is None:

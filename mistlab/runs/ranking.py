@@ -2,7 +2,7 @@
 measurements lie apart."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
@@ -11,6 +11,11 @@ from mistlab.runs.judged import Judged
 
 # Groups with fewer runs are not ranked.
 FEWEST = 5
+# The columns that make a task: what is trained, and on which GPUs. Runs of one task are choices.
+TASK = (
+    *("model", "gpus", "hardware", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "ffn"),
+    *("vocab", "experts", "topk", "sequence_length", "global_batch", "precision"),
+)
 # The columns that make a configuration.
 CONFIGURATION = (
     *("engine", "hardware", "gpus", "gpus_per_node", "model", "layers", "hidden", "heads"),
@@ -21,30 +26,50 @@ CONFIGURATION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """A group of runs: how alike the orders of predicted and measured times are (-1 to 1), and the
-    time of the run that is predicted best, as a multiple of the measured best."""
+    """The runs of a task: how alike the orders of predicted and measured times are (-1 to 1), and
+    the time of the run that is predicted best, as a multiple of the measured best.
 
-    group: tuple[str, ...]
+    ``near`` has such multiples of all runs that are predicted about as fast as that run.
+    """
+
+    name: str
     runs: int
     correlation: float
     regret: float
+    near: tuple[float, ...]
 
 
-def ranked(rows: Iterable[Judged]) -> Iterator[Ranked]:
-    """The ranking of the runs of each model on each number of GPUs."""
+def predicted_s(one: Judged) -> float | None:
+    """The seconds that a run is ordered by: the predicted ones."""
+    return one.predicted_s
+
+
+def ranked(
+    rows: Iterable[Judged],
+    *,
+    by: Callable[[Judged], float | None] = predicted_s,
+    near: float = 0.0,
+) -> Iterator[Ranked]:
+    """The ranking of the runs of each task, in the order of seconds that ``by`` gives.
+
+    Runs are about as fast as the best one if they take longer by a share ``near`` at most.
+    """
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for one in rows:
-        if one.predicted_s is not None and one.measured_s is not None:
-            group = tuple(text_of(one.row.cells, name) for name in ("model", "gpus"))
-            groups[group].append((one.predicted_s, one.measured_s))
-    for group, pairs in sorted(groups.items()):
+        seconds = by(one)
+        if seconds is not None and one.measured_s is not None:
+            group = tuple(text_of(one.row.cells, name) for name in TASK)
+            groups[group].append((seconds, one.measured_s))
+    for (model, gpus, *_), pairs in sorted(groups.items()):
         predicted, measured = zip(*pairs, strict=True)
         if len(pairs) >= FEWEST and len({*predicted}) > 1 < len({*measured}):
+            best, limit = min(measured), min(predicted) * (1 + near)
             yield Ranked(
-                group=group,
+                name=f"{model} on {gpus} GPUs",
                 runs=len(pairs),
                 correlation=_correlation(_ranks(predicted), _ranks(measured)),
-                regret=min(pairs)[1] / min(measured),
+                regret=min(pairs)[1] / best,
+                near=tuple(took / best for seconds, took in pairs if seconds <= limit),
             )
 
 

@@ -133,3 +133,22 @@ def test_the_page_of_one_table_has_parts_of_nanotron_s_runs(tmp_path: Path) -> N
     parts = page.partition("## Parts of the runs of nanotron, without a profile")[2]
     assert "| no pipeline, tp to 8, to 128 GPUs | 2 | 2 |" in parts
     assert "| tp to 8, to 256 GPUs | 3 | 3 |" in parts
+
+
+def test_the_page_counts_bad_runs_among_those_predicted_best(tmp_path: Path) -> None:
+    plans = [{"gpus": str(gpus), "tp": str(tp)} for gpus in (8, 16) for tp in (1, 2, 4, 8)]
+    plans += [{"gpus": gpus, "tp": "1", "micro_batch": "2"} for gpus in ("8", "16")]
+    rows = [{**plan, "dp": str(int(plan["gpus"]) // int(plan["tp"]))} for plan in plans]
+    predicted = RowPredictor().answers(table(tmp_path / "plans.csv", *rows))
+    took = [one.answer.prediction.iteration_s for one in predicted if one.answer.prediction]
+    best = took.index(min(took))
+    took[best] *= 3
+    measured = [{**row, "step_s": str(one)} for row, one in zip(rows, took, strict=True)]
+    path = table(tmp_path / "own.csv", *measured)
+    assert report_runs.main([str(path), "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "runs.md").read_text()
+    where = f"llama-like on {rows[best]['gpus']} GPUs"
+    found = "Of the 2 runs that are predicted within the median error (0.0%) of the best run"
+    assert found in page
+    assert f"1 took more than 1.3 times the measured best ({where})." in page
+    assert "meets at least one such run in 75% of all cases" in page

@@ -101,8 +101,36 @@ def test_orders_of_runs_are_compared_within_a_model_on_equal_gpus() -> None:
     turned = [judged_row(6 - s, s, gpus="16") for s in (1.0, 2.0, 3.0, 4.0, 5.0)]
     few = [judged_row(1.0, 1.0, gpus="32")] * 4
     first, second = ranked([*turned, *alike, *few])
-    assert (second.group, second.correlation, second.regret) == (("m", "8"), 1.0, 1.0)
-    assert (first.group, first.correlation, first.regret) == (("m", "16"), -1.0, 5.0)
+    assert (second.name, second.correlation, second.regret) == ("m on 8 GPUs", 1.0, 1.0)
+    assert (first.name, first.correlation, first.regret) == ("m on 16 GPUs", -1.0, 5.0)
+
+
+@pytest.mark.parametrize("column", ["global_batch", "kv_heads", "sequence_length", "hardware"])
+def test_a_run_of_another_task_is_no_choice(column: str) -> None:
+    runs = [judged_row(s, s, **{column: "64"}) for s in (2.0, 3.0, 4.0, 5.0, 6.0)]
+    shorter = judged_row(7.0, 1.0, **{column: "8"})
+    (found,) = ranked([*runs, shorter])
+    assert (found.runs, found.correlation, found.regret) == (5, 1.0, 1.0)
+
+
+def test_orders_by_upper_bounds_may_differ() -> None:
+    def row(predicted_s: float, longest_s: float, measured_s: float) -> Judged:
+        found = judged_row(predicted_s, measured_s)
+        assert found.answer.prediction is not None
+        late = replace(found.answer.prediction, iteration_s_high=longest_s)
+        return replace(found, answer=RunAnswer(prediction=late))
+
+    runs = [row(s, s + 1, s) for s in (2.0, 3.0, 4.0, 5.0)] + [row(1.0, 9.0, 6.0)]
+    (by_time,), (by_bound,) = ranked(runs), ranked(runs, by=lambda one: one.longest_s)
+    assert by_time.regret == 3.0
+    assert (by_bound.regret, by_bound.correlation) == (1.0, 1.0)
+
+
+def test_runs_near_the_best_are_those_predicted_about_as_fast() -> None:
+    times = [(1.0, 2.0), (1.04, 1.0), (1.06, 7.0), (2.0, 8.0), (3.0, 9.0)]
+    (found,) = ranked([judged_row(*pair) for pair in times], near=0.05)
+    assert found.near == (2.0, 1.0)
+    assert found.regret == 2.0
 
 
 def test_failed_runs_should_not_fit_and_a_refusal_is_wrong() -> None:
