@@ -13,9 +13,16 @@ from mistlab.machine.cluster import Cluster
 from mistlab.values.mesh import ranks_of
 
 
-def late_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> NDArray[np.float64]:
+def late_s(
+    value: Callable[[str], NDArray[Any]], cluster: Cluster, global_batch: int
+) -> NDArray[np.float64]:
     """Seconds (S) that sends take longer by a cluster's profile."""
     ranks = np.asarray(ranks_of("tensor", value)).astype(np.int64)
-    if cluster.profile is None:
+    profile, gpus = cluster.profile, cluster.num_gpus
+    if profile is None:
         return np.zeros(len(ranks))
-    return cluster.profile.send_s(ranks, cluster.num_gpus)
+    data_ranks = np.asarray(value("data_parallel"))
+    micro_batches = global_batch // (data_ranks * value("micro_batch"))
+    are_whole = (value("zero") == 0) & (cluster.nodes > 1)
+    beside = are_whole & profile.is_beside_whole(data_ranks, micro_batches, gpus)
+    return profile.send_s(ranks, gpus, beside_whole=beside)

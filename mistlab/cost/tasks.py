@@ -176,7 +176,8 @@ class TaskSeconds:
         self.of_type = [self.layers[name] for name in names]
         # 1 for types of blocks (T, 1), else 0.
         self.of_blocks = np.array([[float(name in blocks)] for name in names])
-        self.late_s = model.send_factor * late_s(columns.__getitem__, model.cluster)
+        batch = model.workload.global_batch
+        self.late_s = model.send_factor * late_s(columns.__getitem__, model.cluster, batch)
         self.send_s = self._sends(self.shapes.crosses_to_next)
         self.receive_s = self._sends(self.shapes.crosses_from_previous)
         self.tied_s = self._tied()

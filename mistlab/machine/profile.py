@@ -29,6 +29,10 @@ class Profile:
     host takes ``block_ms`` x (those ranks) ^ ``block_power`` longer to issue a block's forward and
     backward pass. From ``send_gpus`` GPUs on, and where at least ``send_ranks`` ranks share a
     block, a send between stages takes ``send_ms`` longer.
+
+    So do sends over nodes beside whole gradients, which data-parallel ranks reduce under ZeRO-0:
+    from ``whole_micro_batches`` micro-batches on, where there are at least ``whole_gpus`` GPUs or
+    ``whole_ranks`` data-parallel ranks.
     """
 
     name: str
@@ -38,6 +42,9 @@ class Profile:
     send_gpus: int = field(default=1, metadata=bounded(minimum=1))
     send_ranks: int = field(default=1 << 20, metadata=bounded(minimum=1))
     send_ms: float = field(default=0.0, metadata=bounded(minimum=0))
+    whole_micro_batches: int = field(default=1 << 20, metadata=bounded(minimum=1))
+    whole_gpus: int = field(default=1, metadata=bounded(minimum=1))
+    whole_ranks: int = field(default=2, metadata=bounded(minimum=2))
     source: str
 
     def __post_init__(self) -> None:
@@ -50,8 +57,13 @@ class Profile:
         waits = in_pipeline & (ranks >= self.block_ranks)
         return waits * self.block_ms * MILLISECONDS * ranks**self.block_power
 
-    def send_s(self, ranks: Ranks, gpus: int) -> Values:
+    def is_beside_whole(self, data_ranks: Ranks, micro_batches: Ranks, gpus: int) -> Flags:
+        """Whether sends are late beside the whole gradients of so many data-parallel ranks."""
+        is_wide = (data_ranks >= self.whole_ranks) | (gpus >= self.whole_gpus)
+        return is_wide & (data_ranks > 1) & (micro_batches >= self.whole_micro_batches)
+
+    def send_s(self, ranks: Ranks, gpus: int, *, beside_whole: Flags | bool = False) -> Values:
         """Seconds that a send takes longer between stages with blocks of so many ranks."""
-        is_late = (ranks >= self.send_ranks) | (gpus >= self.send_gpus)
+        is_late = beside_whole | (ranks >= self.send_ranks) | (gpus >= self.send_gpus)
         late: Values = is_late.astype(float) * (self.send_ms * MILLISECONDS)
         return late

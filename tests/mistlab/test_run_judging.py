@@ -245,6 +245,17 @@ def test_a_profile_makes_sends_late_on_many_gpus_and_between_wide_groups() -> No
     assert profile.send_s(ranks, 512).tolist() == [0.1, 0.1, 0.1]
 
 
+def test_a_profile_makes_sends_late_beside_whole_gradients_on_many_ranks_or_gpus() -> None:
+    profile = Profile(
+        name="x", whole_micro_batches=16, whole_ranks=4, whole_gpus=64, source="made up"
+    )
+    ranks, micro_batches = np.array([1, 2, 4, 8, 8]), np.array([64, 64, 16, 16, 15])
+    found = profile.is_beside_whole(ranks, micro_batches, 32)
+    assert found.tolist() == [False, False, True, True, False]
+    found = profile.is_beside_whole(ranks, micro_batches, 64)
+    assert found.tolist() == [False, True, True, True, False]
+
+
 def test_a_profile_s_constants_can_be_fitted() -> None:
     setting = Setting(hardware=H100, engine=NANOTRON)
     assert "send_ms" not in values_of(setting)

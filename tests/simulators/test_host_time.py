@@ -129,6 +129,43 @@ def test_a_first_micro_batch_waits_once_for_each_late_send() -> None:
         assert slow - plain == pytest.approx(2.0, rel=0.02)
 
 
+@pytest.mark.parametrize("made", [SymbolicPredictor, EventSimulator])
+def test_sends_are_late_beside_many_whole_gradients(
+    made: type[SymbolicPredictor] | type[EventSimulator],
+) -> None:
+    """Two late sends for each of eight micro-batches, if eight ranks reduce whole gradients."""
+    beside = Profile(
+        name="late",
+        send_ms=1000.0,
+        send_gpus=512,
+        whole_micro_batches=8,
+        whole_ranks=8,
+        whole_gpus=64,
+        source="made up",
+    )
+
+    def longer_s(one: Plan, nodes: int = 2) -> float:
+        on = replace(CLUSTER, nodes=nodes)
+        late_s, usual_s = (
+            made(workload=WORKLOAD, cluster=cluster).predict(one).iteration_s
+            for cluster in (replace(on, profile=beside), on)
+        )
+        return late_s - usual_s
+
+    whole = plan(1, (4, 4))
+    sharded = replace(whole, stages=tuple(replace(stage, zero=1) for stage in whole.stages))
+    fewer_ranks = plan(2, (4, 4))
+    assert longer_s(whole) == pytest.approx(16.0, rel=0.05)
+    assert longer_s(sharded) == 0
+    assert longer_s(plan(1, (4, 4), 2)) == 0
+    assert longer_s(fewer_ranks) == 0
+    beside = replace(beside, whole_gpus=16)
+    assert longer_s(fewer_ranks) == pytest.approx(32.0, rel=0.05)
+    beside = replace(beside, whole_ranks=4)
+    inside = tuple(replace(stage, data_parallel=4) for stage in whole.stages)
+    assert longer_s(replace(whole, micro_batches=16, stages=inside), nodes=1) == 0
+
+
 def test_stepped_weights_are_gathered_after_the_step() -> None:
     stages = tuple(replace(stage, zero=1) for stage in plan(1, (8,), 4).stages)
     one = replace(plan(1, (8,), 4), stages=stages)
