@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
         "--sureness",
         type=Path,
         metavar="FILE.yaml",
-        help="also write the factors of bounds by kind of run, for the catalogue",
+        help="also write the shares of bounds by kind of run, for the catalogue",
     )
     return parser
 

@@ -25,6 +25,7 @@ from experiments.reports import plots
 from experiments.reports.error_summary import by_set, memory_summary, summary_of
 from experiments.reports.error_words import words_of
 from mistlab import catalog
+from mistlab.cost.arithmetic import model_flop
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.memory import reserved_bytes
 from mistlab.engines.table import ENGINES
@@ -144,7 +145,9 @@ def _left_out(runs: Sequence[PublishedRun]) -> Mapping[str, float]:
 def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[str, Any]:
     seconds = predicted_s(one, one.cluster.hardware)
     gpus = int(num_gpus(one.stages.value).sum())
-    width = bounds_of(one.workload, one.cluster, one.engine).half_width(gpus)
+    peak = one.cluster.peak_flop_per_s(one.workload.precision)
+    mfu = model_flop(one.workload) / (seconds * gpus * peak)
+    _, above = bounds_of(one.workload, one.cluster, one.engine).around(gpus, mfu)
     # Of whole layers alone.
     played_s = _played_s(one, one.plan) if events and one.plan is not None else None
     return {
@@ -160,7 +163,7 @@ def _time(one: PublishedRun, left_out: float | None, *, events: bool) -> dict[st
         "fits": is_said_to_fit(one),
         "predicted_s": seconds,
         "measured_s": one.iteration_s,
-        "half_width": width,
+        "half_width": above - 1,
         "error": seconds / one.iteration_s - 1,
         **({"events_error": played_s / one.iteration_s - 1} if played_s else {}),
     }

@@ -6,22 +6,25 @@ fit while runs near them were in it. From one doubling on they are as wide as th
 model widths that were left out, as far as such widths lay from the others. Each doubling beyond
 adds half as much again.
 
+Where no run of an engine was measured on the hardware, bounds are those of measured runs of the
+same kind: of the engine elsewhere, or of any engine (``mistlab.cost.sureness``).
+
 What is slow on some clusters is in none of this. On a cluster without a profile, a run may take as
 long as on the slowest cluster on which its engine was measured, so its upper bound is the one of
 there. Its lower bound stays.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 
 from mistlab import catalog
+from mistlab.cost.sureness import BITS, Blocks, RunKind, known_sureness
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
 from mistlab.values.workload import Workload
 
-# The half-width if no run of the engine was measured on the hardware.
-UNMEASURED_HALF_WIDTH = 0.3
 # A prediction gets a note if a quantity differs from measured runs by more than this factor.
 SLACK = 1.25
 # The note of every prediction on unlike nodes.
@@ -34,6 +37,7 @@ class PredictionBounds:
 
     engine: str
     calibration: EngineCalibration | None
+    kind: RunKind
     hidden: int
     sequence_length: int
     # The same plans on the other groups of unlike nodes.
@@ -41,9 +45,11 @@ class PredictionBounds:
 
     _known: dict[int, "_Sure"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def half_width(self, gpus: int) -> float:
-        """90 % of measurements on ``gpus`` GPUs lie within this share of the prediction."""
-        return max(one._on(gpus).half_width for one in (self, *self.others))
+    def around(self, gpus: int, mfu: float) -> tuple[float, float]:
+        """The multiples of a prediction on ``gpus`` GPUs between which 90 % of measurements lie,
+        from the MFU that is predicted."""
+        found = [one._on(gpus).around(one.kind.way(mfu)) for one in (self, *self.others)]
+        return min(below for below, _ in found), max(above for _, above in found)
 
     def notes(self, gpus: int) -> tuple[str, ...]:
         """Assumptions of a prediction on ``gpus`` GPUs that were not measured."""
@@ -60,7 +66,7 @@ class PredictionBounds:
     def _worked_out(self, gpus: int) -> "_Sure":
         if self.calibration is None:
             note = f"no run of engine {self.engine} on this hardware was measured"
-            return _Sure(half_width=UNMEASURED_HALF_WIDTH, notes=(note,))
+            return _Sure(share=known_sureness().share(self.kind, gpus), notes=(note,))
         place = MeasuredAt(hidden=self.hidden, gpus=gpus, sequence_length=self.sequence_length)
         nearest = min(self.calibration.at, key=place.doublings)
         return _Sure(
@@ -75,10 +81,18 @@ class PredictionBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sure:
-    """The half-width and the notes of predictions for one number of GPUs."""
+    """How sure predictions for one number of GPUs are, and their notes: a half-width of measured
+    runs near them, or a share of the way of runs of their kind."""
 
-    half_width: float
+    half_width: float | None = None
+    share: float = 0.0
     notes: tuple[str, ...]
+
+    def around(self, way: float) -> tuple[float, float]:
+        if self.half_width is not None:
+            return max(0.0, 1 - self.half_width), 1 + self.half_width
+        factor = math.exp(self.share * way)
+        return 1 / factor, factor
 
 
 def half_width_at(calibration: EngineCalibration, doublings: float) -> float:
@@ -101,8 +115,23 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
     return PredictionBounds(
         engine=engine,
         calibration=calibrations.get(ENGINES[engine].measured_as or engine),
+        kind=_kind_of(workload, cluster, engine),
         hidden=workload.model.hidden,
         sequence_length=workload.sequence_length,
+    )
+
+
+def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
+    """The kind of a workload's plans, which no software ran yet."""
+    model = workload.model
+    blocks: Blocks = "hybrid" if model.pattern else "experts" if model.experts else "dense"
+    return RunKind(
+        software="",
+        engine=ENGINES[engine].measured_as or engine,
+        hardware=cluster.hardware.name,
+        blocks="adapters" if engine.endswith("-adapters") else blocks,
+        bits=BITS[workload.precision],
+        is_benchmark=True,
     )
 
 

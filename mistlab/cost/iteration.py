@@ -23,11 +23,12 @@ def iteration_figures(
     ``peak_flop_per_s`` the peak rate of one of them, ``slowest_s`` how long the iteration takes on
     the slowest cluster known.
     """
-    width = bounds.half_width(num_gpus)
+    mfu = flop / (seconds * num_gpus * peak_flop_per_s)
+    below, above = bounds.around(num_gpus, mfu)
     return {
         "iteration_s": seconds,
-        "iteration_s_low": seconds * max(0.0, 1 - width),
-        "iteration_s_high": max(seconds, slowest_s) * (1 + width),
+        "iteration_s_low": seconds * below,
+        "iteration_s_high": max(seconds, slowest_s) * above,
         "tokens_per_s": workload.tokens / seconds,
-        "mfu": flop / (seconds * num_gpus * peak_flop_per_s),
+        "mfu": mfu,
     }

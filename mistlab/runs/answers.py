@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mistlab.cost.bounds import bounds_of
 from mistlab.cost.memory import room_bytes
+from mistlab.cost.sureness import RunKind, known_sureness
 from mistlab.engines.table import ENGINES
 from mistlab.runs.jobs import RunJob
-from mistlab.runs.sureness import Range, RunKind, known_sureness
+from mistlab.runs.sureness import Range
 from mistlab.values.prediction import Prediction, StagePrediction
 from mistlab.values.units import GIB_BYTES
 
@@ -56,11 +58,12 @@ class RunAnswer:
 
 def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     """The answer with the prediction of a run; a GPU that is nearly full is a note."""
-    cluster = found.job.cluster
+    workload, cluster, engine = found.job.workload, found.job.cluster, found.job.plan.engine
     notes, more = found.notes, list[str]()
     gpus = found.job.plan.num_gpus
-    around = Range.of(prediction)
-    slowest = ENGINES[found.job.plan.engine].slowest
+    _, above = bounds_of(workload, cluster, engine).around(gpus, prediction.mfu)
+    around = Range.of(prediction, above, found.kind.way(prediction.mfu))
+    slowest = ENGINES[engine].slowest
     if slowest and around.longest_s > MUCH_SLOWER * prediction.iteration_s:
         more.append(
             f"on the slowest cluster known it takes {around.longest_s:.3g} s (--profile {slowest})"
@@ -71,7 +74,7 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     # Runs were measured on their first stage, which holds the most micro-batches.
     fullest = prediction.stages[0].peak_allocated_bytes
     if fullest > NEARLY_FULL * cluster.memory_bytes:
-        factor = ENGINES[found.job.plan.engine].crowded_factor
+        factor = ENGINES[engine].crowded_factor
         prediction, around = slowed(prediction, around, factor)
         more.append(
             f"memory is nearly full ({fullest / GIB_BYTES:.1f} of "
@@ -82,7 +85,7 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
         prediction = replace(prediction, fits=False)
         more.append(found.unrunnable)
     return RunAnswer(
-        prediction=around.bounded(prediction, known_sureness().factor(found.kind, gpus)),
+        prediction=around.bounded(prediction, known_sureness().share(found.kind, gpus)),
         notes=(*notes, *prediction.notes, *more),
         doubt=Doubt(kind=found.kind, gpus=gpus, range=around),
     )

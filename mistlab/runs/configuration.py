@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mistlab.cost.sureness import BITS, Blocks, RunKind
 from mistlab.engines.table import ENGINES
 from mistlab.runs.cells import count_of, flag_of, text_of
 from mistlab.runs.megatron_arguments import (
@@ -22,7 +23,6 @@ from mistlab.runs.megatron_arguments import (
     writes_attention_out,
 )
 from mistlab.runs.shapes import Shape, replicated, shape_of
-from mistlab.runs.sureness import TINY, Blocks, RunKind
 from mistlab.runs.table import TableRow
 from mistlab.runs.words import (
     USUAL_OF_ENGINE,
@@ -41,6 +41,7 @@ from mistlab.runs.words import (
 )
 from mistlab.values.errors import refuse
 from mistlab.values.field_checks import shown
+from mistlab.values.workload import Precision
 
 # Micro-batches of a step where a table does not say the batch.
 MICRO_BATCHES = 8
@@ -80,7 +81,7 @@ class Configuration:
     sequence_parallel: bool
     recompute: str
     saves_unsaid: bool
-    precision: str
+    precision: Precision
     attention: str
     short_ends: bool
     ends: tuple[int, int] | None
@@ -102,6 +103,7 @@ def configuration_of(row: TableRow) -> Configuration:
     zero_text = text_of(cells, "zero")
     engine, note = engine_of(text_of(cells, "engine"), zero_text)
     notes.append(note)
+    is_assumed = bool(note)
     gpus = gpus_of(text_of(cells, "hardware"), software_of(text_of(cells, "engine")))
     notes.append(gpus.note)
     usual = USUAL_OF_ENGINE.get(engine)
@@ -168,7 +170,7 @@ def configuration_of(row: TableRow) -> Configuration:
         short_ends="first and last stage have one layer less" in remarks,
         ends=ends_of(remarks),
         notes=tuple(note for note in notes if note),
-        kind=_kind(cells, remarks, shape, gpus, precision),
+        kind=_kind(cells, remarks, shape, gpus, precision, "" if is_assumed else engine),
     )
 
 
@@ -189,18 +191,24 @@ def _is_adapted(cells: Mapping[str, str], remarks: str) -> bool:
 
 
 def _kind(
-    cells: Mapping[str, str], remarks: str, shape: Shape, gpus: Gpus, precision: str
+    cells: Mapping[str, str],
+    remarks: str,
+    shape: Shape,
+    gpus: Gpus,
+    precision: Precision,
+    engine: str,
 ) -> RunKind:
-    """What bounds depend on: of remarks, phrases about adapters and about a phase of training."""
+    """What bounds depend on: of remarks, phrases about adapters and about a phase of training. An
+    engine that is only assumed is empty."""
     blocks: Blocks = "experts" if experts_of(shape, cells) > 1 else "dense"
     if shape.model.pattern:
         blocks = "hybrid"
     return RunKind(
         software=software_of(text_of(cells, "engine")),
+        engine=engine and (ENGINES[engine].measured_as or engine),
         hardware=gpus.hardware,
         blocks="adapters" if _is_adapted(cells, remarks) else blocks,
-        bits={"fp4": 4, "fp8": 8, "fp32": 32}.get(precision, 16),
-        is_tiny=shape.hidden <= TINY,
+        bits=BITS[precision],
         is_benchmark="phase " not in remarks,
     )
 

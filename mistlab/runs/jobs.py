@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from mistlab import catalog
+from mistlab.cost.sureness import RunKind
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
@@ -13,7 +14,6 @@ from mistlab.runs.ahead import host_is_ahead
 from mistlab.runs.configuration import GPUS_OF_A_NODE, Configuration
 from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.recomputed import recomputed, recomputes_alternate
-from mistlab.runs.sureness import RunKind
 from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.placement import most_chunks

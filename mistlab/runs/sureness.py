@@ -1,151 +1,77 @@
-"""How far measured runs lie from their predictions, by kind of run, and the bounds that follow.
+"""Kinds of runs and their shares, from measured runs: how far each lies from its prediction.
 
-A run's kind is known before it runs: its software, its GPUs, the kinds of its blocks, the bits of
-its products, whether the model is tiny, and whether it is a benchmark or training as users do it. A
-kind with enough measured runs of several models has a factor: 90 % of these runs lie within it. A
-run of another kind takes the factor of the next wider kind. All factors are stretched, because runs
-with a new model or a new number of GPUs are predicted worse than the known runs.
+A kind of one software needs several runs of several models. A kind of an engine, or of any
+software, is that of tables: each table with several runs of the kind counts as much as any other,
+because a new table is like a new draw of tables, not of rows. The kind of all runs has the share of
+the least sure table, because it stands for runs that are like none that were measured.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Literal, Self
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Self
 
-from mistlab import catalog
+from mistlab.cost.sureness import ANY, ENGINE, KnownKind, RunKind, Sureness
 from mistlab.values.prediction import Prediction
-from mistlab.values.value import bounded, check_fields, from_mapping
-
-Blocks = Literal["dense", "experts", "hybrid", "adapters"]
 
 # The share of measurements that bounds hold.
 SHARE = 0.9
-# A kind counts from so many runs of so many models on.
+# A kind counts from so many runs of so many models on, and a table from so many runs of a kind on.
 FEWEST_RUNS, FEWEST_MODELS = 8, 2
-# Logarithms of factors are this much larger than those of known runs; with less, runs of torchtitan
-# and NeMo whose model or number of GPUs is left out lie outside too often.
-STRETCH = 1.2
-# The same for each doubling of the GPUs beyond the most that were measured of a kind, and for each
-# wider kind that is taken because a narrower one was not measured.
-STRETCH_A_DOUBLING, STRETCH_A_KIND = 0.1, 0.1
-# Where the narrowest kind was not measured, constants of hardware or engine are borrowed: then the
-# factor is at least about that of a plan whose engine was not measured on its hardware (0.3).
-LEAST_BORROWED = 1.35
-# Equal runs differ by about this factor themselves.
-LEAST_FACTOR = 1.05
-# Up to this width of the model its kernels are shorter than the time to launch them.
-TINY = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunKind:
-    """What is known of a run before it runs, as far as bounds depend on it.
-
-    ``is_benchmark`` is not so for runs that train as users do: with unlike experts, on real data,
-    from a checkpoint.
-    """
-
-    software: str
-    hardware: str
-    blocks: Blocks
-    bits: int
-    is_tiny: bool
-    is_benchmark: bool
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of kinds that the run belongs to, the narrowest first."""
-        size = "tiny " if self.is_tiny else ""
-        use = "" if self.is_benchmark else ", as users train"
-        parts = "without experts" if self.blocks == "dense" else "not dense"
-        bits = "16 bits" if self.bits == 16 else "fewer bits"
-        own = f"{self.software}{use}"
-        return (
-            f"{own}: {size}{self.blocks}, {self.bits} bits, {self.hardware}",
-            f"{own}: {size}{self.blocks}, {self.bits} bits",
-            f"{own}: {size}{parts}",
-            f"{own}: {size or 'any'}".rstrip(),
-            f"any{use}: {size}{parts}, {bits}",
-            f"any{use}: {size or 'any'}".rstrip(),
-            ANY,
-        )
-
-
-ANY = "any"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownKind:
-    """A kind of runs that was measured: 90 % of ``runs`` lie within ``factor`` of predictions."""
-
-    name: str
-    factor: float = field(metadata=bounded(minimum=1))
-    runs: int = field(metadata=bounded(minimum=1))
-    models: int = field(metadata=bounded(minimum=1))
-    most_gpus: int = field(metadata=bounded(minimum=1))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sureness:
-    """The kinds of runs that were measured, and the source of the measurements."""
-
-    source: str
-    kinds: tuple[KnownKind, ...]
-
-    def factor(self, kind: RunKind, gpus: int) -> float:
-        """The factor within which a run's measurement lies in 90 %."""
-        known = {one.name: one for one in self.kinds}
-        wider, own = next(
-            (place, known[name]) for place, name in enumerate(kind.names) if name in known
-        )
-        doublings = max(0.0, math.log2(gpus / own.most_gpus))
-        stretch = STRETCH + STRETCH_A_DOUBLING * doublings + STRETCH_A_KIND * wider
-        least = LEAST_BORROWED if wider else LEAST_FACTOR
-        return float(max(least, own.factor**stretch))
+# A kind of any software counts from so many tables on.
+FEWEST_TABLES = 2
+# Below this number of runs the 90th percentile of a table is its largest error.
+FEWEST_OF_ONE_TABLE = 10
+# Sums of weights are rounded by less.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """How far a measured run lies outside of what is predicted: a factor of at least 1."""
+    """How far a measured run lies outside of what is predicted, as a share of its way."""
 
     kind: RunKind
+    table: str
     model: str
     gpus: int
-    factor: float
+    share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
     """The shortest and the longest time that is predicted of a run, before any doubt: the longest
-    is that on the slowest cluster known."""
+    is that on the slowest cluster known. ``way`` is the unit of doubt (``RunKind.way``)."""
 
     least_s: float
     longest_s: float
+    way: float
 
     @classmethod
-    def of(cls, prediction: Prediction) -> Self:
-        """The range of a prediction, whose upper bound is as much wider as its lower one."""
-        width = 1 - prediction.iteration_s_low / prediction.iteration_s
-        return cls(
-            least_s=prediction.iteration_s, longest_s=prediction.iteration_s_high / (1 + width)
-        )
+    def of(cls, prediction: Prediction, above: float, way: float) -> Self:
+        """The range of a prediction whose upper bound is ``above`` times the longest time."""
+        least_s = prediction.iteration_s
+        longest_s = max(least_s, prediction.iteration_s_high / above)
+        return cls(least_s=least_s, longest_s=longest_s, way=way)
 
     def miss(self, measured_s: float) -> float:
-        """The factor, at least 1, by which a measurement lies outside."""
-        return max(1.0, self.least_s / measured_s, measured_s / self.longest_s)
+        """The share of the way, at least 0, by which a measurement lies outside."""
+        factor = max(1.0, self.least_s / measured_s, measured_s / self.longest_s)
+        return math.log(factor) / self.way
 
-    def bounded(self, prediction: Prediction, factor: float) -> Prediction:
-        """A prediction with bounds that lie a factor outside of the range."""
+    def bounded(self, prediction: Prediction, share: float) -> Prediction:
+        """A prediction with bounds that lie a share of the way outside of the range."""
+        factor = math.exp(share * self.way)
         return replace(
             prediction,
             iteration_s_low=self.least_s / factor,
             iteration_s_high=self.longest_s * factor,
         )
+
+    def width(self, share: float) -> float:
+        """The upper bound over the lower one, with bounds a share of the way outside."""
+        return math.exp(2 * share * self.way) * self.longest_s / self.least_s
 
 
 def sureness_of(misses: Iterable[Miss], source: str = "") -> Sureness:
@@ -154,40 +80,70 @@ def sureness_of(misses: Iterable[Miss], source: str = "") -> Sureness:
     for one in misses:
         for name in one.kind.names:
             together[name].append(one)
-    return Sureness(
-        source=source,
-        kinds=tuple(
-            _known(name, some)
-            for name, some in sorted(together.items())
-            if name == ANY
-            or (len(some) >= FEWEST_RUNS and len({one.model for one in some}) >= FEWEST_MODELS)
-        ),
-    )
+    kinds = (_known(name, some) for name, some in sorted(together.items()))
+    return Sureness(source=source, kinds=tuple(one for one in kinds if one is not None))
 
 
-def _known(name: str, misses: Sequence[Miss]) -> KnownKind:
-    factors = sorted(one.factor for one in misses)
-    # The quantile that holds for one run more than those that are known.
-    place = min(len(factors), math.ceil(SHARE * (len(factors) + 1))) - 1
+def _known(name: str, misses: Sequence[Miss]) -> KnownKind | None:
+    """The kind of some runs; None if too few of them were measured."""
+    if name == ANY:
+        return _kind(name, _of_least_sure_table(misses), misses)
+    of_tables = name.startswith((ANY, ENGINE))
+    if of_tables:
+        runs = Counter(one.table for one in misses)
+        misses = [one for one in misses if runs[one.table] >= FEWEST_RUNS]
+    if len(misses) < FEWEST_RUNS or len(_models(misses)) < FEWEST_MODELS:
+        return None
+    if name.startswith(ANY) and len({one.table for one in misses}) < FEWEST_TABLES:
+        return None
+    return _kind(name, _quantile(misses, of_tables=of_tables), misses)
+
+
+def _kind(name: str, share: float, misses: Sequence[Miss]) -> KnownKind:
     return KnownKind(
         name=name,
-        factor=round(factors[place], 3),
-        runs=len(factors),
-        models=len({one.model for one in misses}),
+        share=round(share, 4),
+        runs=len(misses),
+        models=len(_models(misses)),
         most_gpus=max(one.gpus for one in misses),
     )
 
 
+def _models(misses: Sequence[Miss]) -> set[tuple[str, str]]:
+    return {(one.kind.software, one.model) for one in misses}
+
+
+def _quantile(misses: Sequence[Miss], *, of_tables: bool) -> float:
+    """The share within which 90 % of runs lie, counting one run more than those that are known; in
+    a kind ``of_tables`` each table counts as much."""
+    runs = Counter(one.table for one in misses)
+    ordered = sorted(misses, key=lambda one: one.share)
+    weights = [1 / runs[one.table] if of_tables else 1.0 for one in ordered]
+    needed = min(1.0, SHARE * (len(ordered) + 1) / len(ordered)) * sum(weights)
+    place = sum(below < needed - ROUNDING for below in accumulate(weights))
+    return ordered[place].share
+
+
+def _of_least_sure_table(misses: Sequence[Miss]) -> float:
+    """The share of that table whose 90 % of runs lie within the largest share."""
+    of_table: dict[str, list[float]] = defaultdict(list)
+    for one in misses:
+        of_table[one.table].append(one.share)
+    large = [some for some in of_table.values() if len(some) >= FEWEST_OF_ONE_TABLE]
+    tables = large or [*of_table.values()]
+    return max(sorted(some)[math.ceil(SHARE * len(some)) - 1] for some in tables)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A run's factor when its group was left out, and whether its measurement lies within."""
+    """A run's share when its group was left out, and whether its measurement lies within."""
 
-    factor: float
+    share: float
     is_inside: bool
 
 
 def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[LeftOut | None]:
-    """For each run the factor that is known from the runs of other groups, if there are any."""
+    """For each run the share that is known from the runs of other groups, if there are any."""
     without = {
         group: sureness_of(m for m, own in zip(misses, groups, strict=True) if own != group)
         for group in set(groups)
@@ -196,11 +152,5 @@ def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[LeftOut 
         if not without[group].kinds:
             yield None
             continue
-        factor = without[group].factor(one.kind, one.gpus)
-        yield LeftOut(factor=factor, is_inside=one.factor <= factor)
-
-
-@cache
-def known_sureness() -> Sureness:
-    """The kinds of runs that this package knows, from the tables that it was held against."""
-    return from_mapping(Sureness, catalog.sureness(), "sureness")
+        share = without[group].share(one.kind, one.gpus)
+        yield LeftOut(share=share, is_inside=one.share <= share)

@@ -9,7 +9,7 @@ from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
-from mistlab.values.workload import Attention
+from mistlab.values.workload import Attention, Precision
 
 # What an engine's text contains, and the engine that it stands for; the first match counts.
 ENGINES_BY_WORD: Mapping[str, str] = {
@@ -289,7 +289,7 @@ def replicas_of(text: str, data: int, context: int, gpus_per_node: int) -> tuple
     return found, note
 
 
-def precision_of(text: str, engine: str) -> tuple[str, str]:
+def precision_of(text: str, engine: str) -> tuple[Precision, str]:
     """The precision that a text says, and a note where it is assumed."""
     words = text.casefold()
     if not words and engine == "deepspeed":
@@ -302,7 +302,8 @@ def precision_of(text: str, engine: str) -> tuple[str, str]:
         return "fp4", ""
     if any(word in words for word in ("fp8", "float8")):
         return "fp8", ""
-    for name in ("bf16", "fp16", "fp32"):
+    known: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
+    for name in known:
         if name in words or name.replace("fp", "float") in words:
             return name, ""
     column = "precision"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.bounds import UNMEASURED_HALF_WIDTH, bounds_of
+from mistlab.cost.bounds import PredictionBounds, bounds_of
+from mistlab.cost.sureness import known_sureness
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
 from mistlab.symbolic.stage_model import StageModel
@@ -162,7 +163,13 @@ def test_sizes_that_do_not_divide_do_not_fit() -> None:
     assert predictor().stage_costs(batch).fits.tolist() == [True, False]
 
 
-def test_an_unmeasured_engine_has_wide_bounds_and_says_so() -> None:
+def half_width(bounds: PredictionBounds, gpus: int) -> float:
+    below, above = bounds.around(gpus, 0.4)
+    assert above - 1 == pytest.approx(1 - below)
+    return above - 1
+
+
+def test_an_unmeasured_engine_has_the_bounds_of_runs_of_its_kind_and_says_so() -> None:
     bare = replace(
         CLUSTER.hardware,
         engines=None,
@@ -170,8 +177,21 @@ def test_an_unmeasured_engine_has_wide_bounds_and_says_so() -> None:
     )
     prediction = predictor(replace(CLUSTER, hardware=bare)).predict(PLAN)
     assert prediction.notes == ("no run of engine mistlab on this hardware was measured",)
-    width = prediction.iteration_s_high / prediction.iteration_s - 1
-    assert width == pytest.approx(UNMEASURED_HALF_WIDTH)
+    # No run of this engine is in the tables: the share is that of dense models of any engine.
+    (known,) = (one for one in known_sureness().kinds if one.name == "any: dense, 16 bits")
+    factor = prediction.mfu ** -(1.25 * known.share)
+    assert prediction.iteration_s_high == pytest.approx(prediction.iteration_s * factor)
+    assert prediction.iteration_s_low == pytest.approx(prediction.iteration_s / factor)
+    assert 1.05 < factor < 2
+
+
+def test_bounds_of_an_unmeasured_engine_are_wider_where_gpus_compute_less_of_the_time() -> None:
+    h100 = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=4)
+    bounds = bounds_of(WORK, h100, "mistlab")
+    (_, busy), (_, idle) = (bounds.around(4, mfu) for mfu in (0.5, 0.01))
+    assert idle == pytest.approx(busy ** (np.log(0.01) / np.log(0.5)))
+    # Megatron's runs elsewhere tell more of Megatron than those of all engines do.
+    assert bounds_of(WORK, h100, "megatron").around(4, 0.5) != bounds.around(4, 0.5)
 
 
 def test_bounds_widen_with_the_distance_to_what_was_measured_and_say_by_what() -> None:
@@ -184,11 +204,11 @@ def test_bounds_widen_with_the_distance_to_what_was_measured_and_say_by_what() -
     assert here.notes(4) == ()
     assert here.notes(8) == ("GPUs differs by a factor of 2.0 from the nearest runs measured",)
     # From the one to the other over the first doubling; three reach as far as was tried.
-    widths = [here.half_width(gpus) for gpus in (4, 8, 32, 64)]
+    widths = [half_width(here, gpus) for gpus in (4, 8, 32, 64)]
     assert widths == pytest.approx([0.1, 0.25, 0.25, 0.25 * 1.5])
-    assert 0.1 < here.half_width(5) < here.half_width(6) < 0.25
+    assert 0.1 < half_width(here, 5) < half_width(here, 6) < 0.25
     # Below what was measured is as far away as above.
-    assert here.half_width(2) == here.half_width(8)
+    assert half_width(here, 2) == half_width(here, 8)
 
 
 def test_bounds_are_those_of_the_nearest_runs() -> None:
@@ -202,7 +222,7 @@ def test_bounds_are_those_of_the_nearest_runs() -> None:
     cluster = replace(CLUSTER, hardware=replace(CLUSTER.hardware, engines=(far,)))
     # A width between two that were measured is no measured one.
     between = replace(WORK, model=replace(WORK.model, hidden=WORK.model.hidden * 2))
-    assert bounds_of(between, cluster, "mistlab").half_width(4) == pytest.approx(0.25)
+    assert half_width(bounds_of(between, cluster, "mistlab"), 4) == pytest.approx(0.25)
 
 
 def bounded(seconds: float, width: float) -> Prediction:
