@@ -4,17 +4,18 @@ A send is on the link between GPUs. It slows arithmetic and copies as any work t
 collective of its own stage both run at half of their speed, so together they take as long as one
 after the other: a pass that waits for its collectives also waits for the send.
 
-Axes: C candidates, S distinct strategies, K kinds of slots; the four streams last.
+Axes: C candidates, S distinct strategies, K kinds of slots, P phases; the four streams first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.side_by_side import LINK, Factors, beside_endless
+from mistlab.cost.side_by_side import BESIDE, LINK, SlowedBy, Streams, endless
+from mistlab.cost.slot_lengths import in_slots
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_table import Phase
@@ -48,7 +49,7 @@ class BesideSend:
     late_s: Values
     most_sent_s: Values | None = None
 
-    def chosen(self, rows: NDArray[np.intp]) -> Self:
+    def chosen(self, rows: NDArray[np.intp] | slice) -> Self:
         """Those of the candidates in these rows."""
         assert self.most_sent_s is None, "rows of boxes are chosen before their ends are joined"
         return type(self)(*(getattr(self, entry.name)[rows] for entry in fields(self)[:-1]))
@@ -118,76 +119,61 @@ def _share(send_s: Values, sent_s: Values) -> Values:
     return np.asarray(np.minimum(send_s / np.where(sent_s > 0, sent_s, np.inf), 1.0))
 
 
-def slots_beside_sends(
-    seconds: TaskSeconds, alone: Values, usual_s: Values, kept: Kept
-) -> tuple[Values, ...]:
-    """What ``BesideSend`` sums up, for slots (K, S) that usually take ``usual_s``; ``alone``
-    (K, S, 4) are their tasks.
+def slots_beside_sends(seconds: TaskSeconds, alone: Streams, usual_s: Values, kept: Kept) -> Values:
+    """What ``BesideSend`` sums up (P, 5, K, S), for slots (P, K, S) that usually take ``usual_s``;
+    ``alone`` (4, P, K, S) are their tasks.
 
     Sends that only arithmetic runs beside count as no later: often a stage waits meanwhile.
     """
-    is_busy = np.asarray((alone[..., _OTHERS] > 0).any(axis=(0, 2)))
-    computing_longer_s, computing_sent_s, longer_s, sent_s, late_s = (
-        np.zeros_like(usual_s) for _ in range(5)
-    )
-    for rows, factors in _factors(seconds):
-        computing, sending = factors[_BOTH, [COMPUTE, LINK]]
-        computed_s = alone[:, rows, COMPUTE] * computing
-        computing_longer_s[:, rows] = computed_s - alone[:, rows, COMPUTE]
-        computing_sent_s[:, rows] = computed_s / sending
-    for busy, found in _endless(seconds, alone, is_busy, kept):
-        elapsed_s, over_s = found
-        longest_s = np.maximum(elapsed_s, usual_s[:, busy])
-        longer_s[:, busy] = longest_s - usual_s[:, busy]
-        sent_s[:, busy] = over_s
+    computing, sending = _beside_arithmetic(seconds)
+    computed_s = alone[COMPUTE] * computing
+    found = np.zeros((len(alone[0]), 5, *alone.shape[2:]))
+    found[:, 0], found[:, 1] = computed_s - alone[COMPUTE], computed_s / sending
+    is_busy = np.asarray((alone[_OTHERS] > 0).any(axis=(0, 2)))
+    if is_busy.any():
+        elapsed_s, over_s = _beside_endless(seconds, alone, kept)
+        longest_s = np.maximum(elapsed_s, usual_s)
         # For a bound, a pass that usually takes longer is not known to make the send later.
-        elapsed_s = longest_s if kept == "own" else elapsed_s
-        late_s[:, busy] = np.maximum(elapsed_s - over_s, 0.0)
-    return computing_longer_s, computing_sent_s, longer_s, sent_s, late_s
+        until_s = longest_s if kept == "own" else elapsed_s
+        late_s = np.maximum(until_s - over_s, 0.0)
+        for number, one in enumerate((longest_s - usual_s, over_s, late_s)):
+            found[:, 2 + number] = np.where(is_busy[:, None], one, 0.0)
+    return found
 
 
-def longest_slots(seconds: TaskSeconds, alone: Values) -> Values:
-    """Seconds of slots (K, S) beside an endless send, which no lesser work of ``alone`` (K, S, 4)
-    exceeds."""
-    longest_s = np.zeros(alone.shape[:2])
-    every = np.ones(alone.shape[1], dtype=np.bool_)
-    for rows, (elapsed_s, _) in _endless(seconds, alone, every, "most"):
-        longest_s[:, rows] = elapsed_s
-    return longest_s
+def longest_slots(seconds: TaskSeconds, alone: Streams) -> Values:
+    """Seconds of slots (P, K, S) beside an endless send, which no lesser work of ``alone``
+    (4, P, K, S) exceeds."""
+    return _beside_endless(seconds, alone, "most")[0]
 
 
-def _endless(
-    seconds: TaskSeconds, alone: Values, chosen: NDArray[np.bool_], kept: Kept
-) -> Iterator[tuple[NDArray[np.bool_], tuple[Values, Values]]]:
-    """Some of the chosen strategies (S), and their slots beside an endless send."""
-    depth = seconds.model.template.depth
-    # If tasks run one after another, no factor depends on other copies.
-    for rows, factors in _factors(seconds, kept if depth else "own"):
-        if (some := np.asarray(rows & chosen)).any():
-            yield some, _beside_endless(alone[:, some], factors, depth)
-
-
-def _beside_endless(alone: Values, factors: Factors, depth: int) -> tuple[Values, Values]:
-    """Seconds (K, S) of slots beside an endless send, and those of the send that are over."""
-    collective_s = alone[..., LINK]
-    if depth == 0:
-        computing, sending = factors[_BOTH, [COMPUTE, LINK]]
-        computed_s = alone[..., COMPUTE] * computing
-        copied_s = alone.sum(axis=-1) - alone[..., COMPUTE] - collective_s
+def _beside_endless(seconds: TaskSeconds, alone: Streams, kept: Kept) -> tuple[Values, Values]:
+    """Seconds (P, K, S) of slots beside an endless send, and those of the send that are over."""
+    collective_s = alone[LINK]
+    if seconds.model.template.depth == 0:
+        # If tasks run one after another, no factor depends on other copies.
+        computing, sending = _beside_arithmetic(seconds)
+        computed_s = alone[COMPUTE] * computing
+        copied_s = alone.sum(axis=0) - alone[COMPUTE] - collective_s
         elapsed_s = computed_s + copied_s + 2 * collective_s
         return elapsed_s, computed_s / sending + copied_s + collective_s
-    flat = beside_endless(alone.reshape(-1, len(STREAMS)), factors)
+    slowed = in_slots(_slowed_by(seconds, kept), alone)
+    flat = endless(alone.reshape(len(STREAMS), -1), slowed)
     elapsed_s, done_s = (one.reshape(collective_s.shape) for one in flat)
     # Until collectives are over, half of what the link does is theirs.
     elapsed_s = elapsed_s + np.maximum(2 * collective_s - done_s, 0.0)
     return elapsed_s, np.maximum(done_s, 2 * collective_s) - collective_s
 
 
-def _factors(
-    seconds: TaskSeconds, kept: Kept = "own"
-) -> Iterator[tuple[NDArray[np.bool_], Factors]]:
-    """The strategies (S) of each shape of group, and the streams' factors."""
+def _beside_arithmetic(seconds: TaskSeconds) -> tuple[Values, Values]:
+    """The factors (S) of arithmetic and of the link where nothing else runs."""
+    slowed = _slowed_by(seconds)
+    computing, sending = slowed.table[[COMPUTE, LINK]][:, slowed.first + _BOTH]
+    return computing, sending
+
+
+def _slowed_by(seconds: TaskSeconds, kept: Kept = "own") -> SlowedBy:
+    """The streams' factors of each strategy."""
     if seconds.model.cluster.hardware.interference is None:
-        yield np.full(len(seconds.zero), True), np.ones((1 << len(STREAMS), len(STREAMS)))
-    else:
-        yield from seconds.factors(kept)
+        return SlowedBy.of_all(np.ones((len(BESIDE), len(STREAMS))), len(seconds.zero))
+    return seconds.slowed_by(kept)

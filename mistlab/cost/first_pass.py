@@ -5,7 +5,7 @@ weights there is room for two blocks that have stepped; meanwhile the state of a
 in. Where state or weights are offloaded, a layer's step waits until those of the layer two before
 it have left. Nobody in the pass waits for those of the last block. The stage's next pass does.
 
-Axes: C candidates, S distinct strategies, K kinds of slots; the four streams last.
+Axes: C candidates, S distinct strategies, K kinds of slots; the four streams first.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.side_by_side import LINK
-from mistlab.cost.slot_lengths import Kinds, Values, slot_seconds, with_nothing
+from mistlab.cost.side_by_side import LINK, Streams, until
+from mistlab.cost.slot_lengths import Kinds, Values, slot_ends, with_nothing
 from mistlab.cost.tasks import TaskSeconds
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_kinds import NOTHING
@@ -47,7 +47,7 @@ class FirstPass:
     block_steps: Values
     end_steps: Values
 
-    def chosen(self, rows: NDArray[np.intp]) -> "FirstPass":
+    def chosen(self, rows: NDArray[np.intp] | slice) -> "FirstPass":
         """Those of the candidates in these rows."""
         parts = (getattr(self, entry.name) for entry in fields(self))
         # Without offloading a part is one zero for all candidates.
@@ -86,55 +86,53 @@ PARTS = len(fields(FirstPass))
 def first_slots(
     seconds: TaskSeconds,
     kinds: Kinds,
-    alone: Values,
-    stepped: Values,
+    whole: tuple[Streams, Streams],
+    stepped: Streams,
     usual: Values,
     *,
     is_least: bool,
 ) -> Values:
-    """The parts of ``FirstPass`` (5, K, S) for slots of some kinds, whose tasks are ``alone``
-    (K, S, 4), or ``stepped`` without those that come with steps. In a steady pass they take
-    ``usual`` seconds (K, S). As bounds, the next pass does not wait."""
+    """The parts of ``FirstPass`` (5, K, S) for slots of some kinds; the tasks and ends (4, K, S) of
+    the ``whole`` slots, and the tasks without those that come with steps (``stepped``). In a steady
+    pass slots take ``usual`` seconds (K, S). As bounds, the next pass does not wait."""
     columns, (below, here, above) = seconds.columns, kinds.T
-    found = np.zeros((PARTS, *alone.shape[:2]))
+    found = np.zeros((PARTS, *usual.shape))
     weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
     chosen = np.flatnonzero((weights + state).any(axis=0))
     if not len(chosen):
         return found
     weights, state = weights[:, chosen], state[:, chosen]
-    found[2][:, chosen] = usual[:, chosen]
-    swapping = np.flatnonzero(columns["offload_weights"] > 0)
-    # Weights that are not sharded are gathered with their steps.
-    kept = stepped[:, swapping]
-    kept[..., LINK] *= seconds.zero[swapping] >= SHARDED_WEIGHTS
-    found[2][:, swapping] = slot_seconds(seconds, kept, STREAMS, is_least, swapping)
+    swaps, keeps = (columns[f"offload_{kind}"][chosen] > 0 for kind in ("weights", "activations"))
 
     # Activations that leave queue behind the state of the last block, and the head waits for them.
-    keeps = columns["offload_activations"][chosen] == 0
-    is_last = (above == NOTHING)[:, None] | (keeps & ((weights + state)[above] == 0))
+    is_last = (above == NOTHING)[:, None] | (~keeps & ((weights + state)[above] == 0))
     last = np.flatnonzero(is_last.any(axis=1))
-    ends, is_last = np.ix_(last, chosen), is_last[last]
-    work, without_steps = alone[ends], stepped[ends]
+    at_last = np.ix_(last, chosen)
+    work, ends = (one[:, last[:, None], chosen] for one in whole)
     without_weights = work.copy()
-    without_weights[..., _AWAY] -= weights[here[last]]
-    whole, left = (
-        slot_seconds(seconds, one, STREAMS, is_least, chosen)
-        for one in (work, np.maximum(without_weights, 0.0))
-    )
-    without_steps[..., LINK] *= seconds.zero[chosen] >= SHARDED_WEIGHTS
-    computed, kept_computed = (
-        slot_seconds(seconds, one, _NOT_AWAY, is_least, chosen) for one in (work, without_steps)
-    )
+    without_weights[_AWAY] = np.maximum(work[_AWAY] - weights[here[last]], 0.0)
+    # Weights that are not sharded are gathered with their steps.
+    kept = stepped[:, :, chosen]
+    kept[LINK] *= seconds.zero[chosen] >= SHARDED_WEIGHTS
+    both = np.concatenate([kept, without_weights], axis=1)
+    both_ends = slot_ends(seconds, both, is_least, chosen)
+    kept_ends, left_ends = both_ends[:, : len(kinds)], both_ends[:, len(kinds) :]
+
+    computed = until(_NOT_AWAY, ends, work)
     # A block steps before the block below computes. So the block below and the head compute while
     # the state of the last block leaves.
     forward = with_nothing(seconds.alone("F", ""))[:, chosen]
     hidden = (forward[below] + forward[above])[last]
+    left = until(STREAMS, left_ends, without_weights)
     after = 0.0 if is_least else np.maximum(left - computed - hidden, 0.0)
-    found[0][ends] = np.where(is_last, whole - computed, 0.0)
-    found[1][ends] = np.where(is_last, after, 0.0)
-    found[2][ends] = np.where(is_last, kept_computed, found[2][ends])
+    is_last = is_last[last]
+    found[0][at_last] = np.where(is_last, until(STREAMS, ends, work) - computed, 0.0)
+    found[1][at_last] = np.where(is_last, after, 0.0)
+    found[2][:, chosen] = np.where(swaps, until(STREAMS, kept_ends, kept), usual[:, chosen])
+    kept_computed = until(_NOT_AWAY, kept_ends[:, last], kept[:, last])
+    found[2][at_last] = np.where(is_last, kept_computed, found[2][at_last])
 
-    stepping, swaps = with_nothing(seconds.alone("S", ""))[above][:, chosen], weights[above] > 0
-    found[3][:, chosen] = np.where(swaps, stepping, 0.0)
-    found[4][:, chosen] = np.where(swaps, 0.0, stepping)
+    stepping, swapped = with_nothing(seconds.alone("S", ""))[above][:, chosen], weights[above] > 0
+    found[3][:, chosen] = np.where(swapped, stepping, 0.0)
+    found[4][:, chosen] = np.where(swapped, 0.0, stepping)
     return found

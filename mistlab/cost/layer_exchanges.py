@@ -3,7 +3,7 @@
 Axes: S strategies.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,18 @@ ToExperts = Callable[[Values, Values], Values]
 class LayerExchanges:
     """The collectives of passes of layers, for some strategies (S)."""
 
-    def __init__(self, over: Over, to_experts: ToExperts) -> None:
+    def __init__(
+        self, over: Over, to_experts: ToExperts, of_several: Callable[[str], Sequence[object]]
+    ) -> None:
         self._over = over
         self._to_experts = to_experts
+        self._of_several = of_several
         self._found: dict[int, Mapping[Beside | None, Values]] = {}
+
+    def any_in(self, passes: Sequence[Pass]) -> bool:
+        """Whether ranks exchange anything in some passes."""
+        names = {name for one in passes for name in one.exchanged}
+        return any(self._of_several(EXCHANGES[name].group) for name in names)
 
     def waited_s(self, one: Pass) -> Values:
         """Seconds (S) of all collectives of a pass, but for those that attention hides."""
@@ -38,7 +46,9 @@ class LayerExchanges:
 
     def hidden_s(self, one: Pass, beside: Beside) -> Values:
         """Seconds (S) of the collectives of a pass that run beside some of its products."""
-        exchanged_s = self._by_product(one).get(beside, 0.0)
+        exchanged_s = self._by_product(one).get(beside)
+        if exchanged_s is None:
+            return np.zeros_like(one.compute_s)
         return np.asarray(np.minimum(exchanged_s, one.beside_s[beside]))
 
     def _by_product(self, one: Pass) -> Mapping[Beside | None, Values]:
@@ -47,6 +57,9 @@ class LayerExchanges:
             found: dict[Beside | None, Values] = {}
             for name, (messages, size_bytes) in one.exchanged.items():
                 row = EXCHANGES[name]
+                if not self._of_several(row.group):
+                    # Nobody to exchange with.
+                    continue
                 if row.group == "experts":
                     seconds = self._to_experts(size_bytes, messages)
                 else:

@@ -10,10 +10,12 @@ slow a third less. ``lowered`` factors give a lower bound instead, for this work
 work on the same streams. ``raised`` factors give an upper bound, for this work and for any lesser
 work (docs/decisions/0035-searches-that-prove.md).
 
-Axes: C cases; the four streams last, in the order of ``mistlab.machine.slowdowns.STREAMS``.
+Axes: C cases; the four streams in the order of ``mistlab.machine.slowdowns.STREAMS``.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +30,39 @@ BESIDE = range(1 << len(STREAMS))
 BLOCK = 8192
 
 LINK = STREAMS.index("gpu_to_gpu")
+_LINK_BIT = np.uint8(1 << LINK)
+_BIT_OF_STREAM = BITS.astype(np.uint8)[:, None]
 
 Factors = NDArray[np.float64]
+# Seconds of each of the four streams, which come first (4, ...).
+Streams = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlowedBy:
+    """The factors (4, F) of several groups in one ``table``, streams first for speed, and the
+    ``first`` column (C) of each case's group in it. Groups are of ``size`` columns."""
+
+    table: Streams
+    first: NDArray[np.intp]
+    size: int
+
+    @classmethod
+    def of_all(cls, factors: Factors, cases: int) -> Self:
+        """The same factors, which may be ``lowered`` or ``raised``, for all cases."""
+        first = np.zeros(cases, dtype=np.intp)
+        return cls(np.ascontiguousarray(factors.T), first, len(factors))
+
+    def chosen(self, cases: NDArray[np.intp]) -> Self:
+        """The factors of some of the cases."""
+        return type(self)(self.table, self.first[cases], self.size)
+
+    def place(self, begun: NDArray[np.uint8]) -> NDArray[np.intp]:
+        """The columns (C) of the empty set, for cases whose streams in the sets ``begun`` had work
+        at first."""
+        if self.size == len(BESIDE):
+            return self.first
+        return self.first + len(BESIDE) * begun.astype(np.intp)
 
 
 def factors_of(group: GroupSlowdowns) -> Factors:
@@ -81,33 +114,46 @@ def overlapped(
     """Seconds (C) until the ``awaited`` streams have done their work, where all streams work at the
     same time. The work of each stream takes ``alone`` (C, 4) by itself. Factors may be
     ``lowered``."""
-    chosen = np.array([STREAMS.index(stream) for stream in awaited])
-    by_stream = np.ascontiguousarray(factors.T)
+    work = np.ascontiguousarray(alone.T)
+    return until(awaited, ends_of_streams(work, SlowedBy.of_all(factors, len(alone))), work)
+
+
+def until(awaited: Sequence[str], ends: Streams, alone: Streams) -> NDArray[np.float64]:
+    """Seconds (...) until the ``awaited`` streams are done, whose work ends at ``ends``: never less
+    than the longest of them takes ``alone``, and never more than all streams one after another."""
+    chosen = [STREAMS.index(stream) for stream in awaited]
+    least, last = (one if awaited is STREAMS else one[chosen] for one in (alone, ends))
+    last = np.maximum(last.max(axis=0), least.max(axis=0))
+    return np.asarray(np.minimum(last, alone.sum(axis=0)))
+
+
+def ends_of_streams(alone: Streams, slowed: SlowedBy) -> Streams:
+    """Seconds (4, C) until each stream has done its work, which takes ``alone`` (4, C) by itself,
+    where all streams work at the same time; zero for a stream without work."""
     # What nothing runs beside takes as long as it does by itself.
-    elapsed = alone[:, chosen].sum(axis=1)
-    several = np.flatnonzero((alone > 0).sum(axis=1) > 1)
+    ends = alone.copy()
+    several = np.flatnonzero((alone > 0).sum(axis=0, dtype=np.uint8) > 1)
     for start in range(0, len(several), BLOCK):
         block = several[start : start + BLOCK]
-        elapsed[block] = _elapsed(np.ascontiguousarray(alone[block].T), by_stream, chosen)
-    return np.asarray(elapsed)
+        ends[:, block] = _ends(alone.take(block, axis=1), slowed.chosen(block))
+    return ends
 
 
-def _elapsed(
-    alone: NDArray[np.float64], factors: Factors, awaited: NDArray[np.intp]
-) -> NDArray[np.float64]:
-    """Seconds (C) of ``alone`` (4, C) under factors (4, 16): streams first, for speed."""
-    left = alone
-    elapsed = np.zeros(alone.shape[1])
-    begun = np.uint8(16) * _sets(alone > 0) if factors.shape[1] > len(BESIDE) else np.uint8(0)
+def _ends(left: Streams, slowed_by: SlowedBy) -> Streams:
+    """``ends_of_streams`` for cases in which several streams have work."""
+    ends, elapsed = np.zeros_like(left), np.zeros(left.shape[1])
+    place = slowed_by.place(_sets(left > 0))
     for _ in STREAMS:
         busy = left > 0
-        slowed = factors.take(begun + _sets(busy), axis=1)
-        ends = np.where(busy, left * slowed, np.inf)
-        first = ends.min(axis=0)
+        slowed = slowed_by.table.take(place + _sets(busy), axis=1)
+        ahead = np.where(busy, left * slowed, np.inf)
+        first = ahead.min(axis=0)
         step = np.where(np.isfinite(first), first, 0.0)
-        left = np.where(ends <= step, 0.0, np.maximum(left - step / slowed, 0.0))
-        elapsed += np.where(busy[awaited].any(axis=0), step, 0.0)
-    return np.asarray(np.clip(elapsed, alone[awaited].max(axis=0), alone.sum(axis=0)))
+        is_done = ahead <= step
+        left = np.where(is_done, 0.0, np.maximum(left - step / slowed, 0.0))
+        elapsed += step
+        ends += is_done * elapsed
+    return ends
 
 
 def beside_endless(
@@ -116,41 +162,46 @@ def beside_endless(
     """Seconds (C) until all other streams have done their work of ``alone`` (C, 4) while the link
     between GPUs never rests; and the work (C) that the link does in this time. The factors may be
     ``lowered`` or ``raised``."""
-    by_stream = np.ascontiguousarray(factors.T)
-    left = np.ascontiguousarray(alone.T)
+    return endless(np.ascontiguousarray(alone.T), SlowedBy.of_all(factors, len(alone)))
+
+
+def endless(alone: Streams, slowed_by: SlowedBy) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """``beside_endless`` for work (4, C) with the streams first, under factors of each case."""
+    left = alone.copy()
     left[LINK] = 0.0
-    elapsed, done = np.zeros(len(alone)), np.zeros(len(alone))
-    link = np.uint8(1 << LINK)
-    begun = np.uint8(16) * (_sets(left > 0) | link) if len(factors) > len(BESIDE) else np.uint8(0)
+    elapsed, done = np.zeros(left.shape[1]), np.zeros(left.shape[1])
+    place = slowed_by.place(_sets(left > 0) | _LINK_BIT) + _LINK_BIT
     for _ in STREAMS[1:]:
         busy = left > 0
-        slowed = by_stream.take(begun + (_sets(busy) | link), axis=1)
-        ends = np.where(busy, left * slowed, np.inf)
-        first = ends.min(axis=0)
+        slowed = slowed_by.table.take(place + _sets(busy), axis=1)
+        ahead = np.where(busy, left * slowed, np.inf)
+        first = ahead.min(axis=0)
         step = np.where(np.isfinite(first), first, 0.0)
-        left = np.where(ends <= step, 0.0, np.maximum(left - step / slowed, 0.0))
+        left = np.where(ahead <= step, 0.0, np.maximum(left - step / slowed, 0.0))
         elapsed += step
         done += step / slowed[LINK]
     return elapsed, done
 
 
-def link_after(alone: NDArray[np.float64], factors: Factors, first: str) -> NDArray[np.float64]:
+def link_after(alone: Streams, slowed_by: SlowedBy, first: str) -> NDArray[np.float64]:
     """Seconds (C) until the link between GPUs is done, if the stream ``first`` works beside it, and
     the other streams begin when ``first`` is done. Zero where the link is done before they begin.
     """
-    found = np.zeros(len(alone))
+    found = np.zeros(alone.shape[1])
     one = STREAMS.index(first)
-    rows = np.flatnonzero((alone[:, LINK] > 0) & (alone[:, one] > 0))
-    left = alone[rows]
-    link, other = factors[BITS[[LINK, one]].sum(), [LINK, one]]
-    before = left[:, one] * other
-    left[:, LINK] -= before / link
-    left[:, one] = 0.0
-    last = np.flatnonzero(left[:, LINK] > 0)
-    found[rows[last]] = before[last] + overlapped(left[last], factors, (STREAMS[LINK],))
+    rows = np.flatnonzero((alone[LINK] > 0) & (alone[one] > 0))
+    left, slowed_by = alone.take(rows, axis=1), slowed_by.chosen(rows)
+    pair = slowed_by.first + BITS[[LINK, one]].sum()
+    before = left[one] * slowed_by.table[one, pair]
+    left[LINK] -= before / slowed_by.table[LINK, pair]
+    left[one] = 0.0
+    last = np.flatnonzero(left[LINK] > 0)
+    left = left.take(last, axis=1)
+    ends = ends_of_streams(left, slowed_by.chosen(last))
+    found[rows[last]] = before[last] + until((STREAMS[LINK],), ends, left)
     return found
 
 
 def _sets(busy: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    bits = busy.view(np.uint8)
-    return np.asarray(bits[0] | bits[1] << 1 | bits[2] << 2 | bits[3] << 3)
+    """The set of busy streams of each case, a bit for each stream, from a mask (4, C)."""
+    return np.asarray(np.bitwise_or.reduce(busy * _BIT_OF_STREAM, axis=0))

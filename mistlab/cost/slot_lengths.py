@@ -1,7 +1,7 @@
 """How long slots of some kinds take: the shared parts of all sums over the slots of a pass.
 
-Axes: C candidates, S distinct strategies, T types of layers, K kinds of slots; the four streams
-last.
+Axes: C candidates, S distinct strategies, T types of layers, K kinds of slots, L lengths of a slot;
+the four streams first.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,18 +9,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.side_by_side import overlapped
+from mistlab.cost.side_by_side import SlowedBy, Streams, ends_of_streams
 from mistlab.cost.tasks import TaskSeconds
-from mistlab.machine.slowdowns import STREAMS
 
 Values = NDArray[np.float64]
 # Kinds of slots (K, 3), as in ``SLOT_KINDS``: columns for the three layers of a slot.
 Kinds = NDArray[np.int64]
 LOWER, HERE, UPPER = range(3)
-# Lengths (K', S) of some kinds of slots, and a mask (K) of these kinds. ``Sums`` turns several of
-# them into seconds (C) each.
+# Lengths (L, K', S) of some kinds of slots, and a mask (K) of these kinds. ``Sums`` turns several
+# such tables into one of seconds (L, C).
 Lengths = tuple[Values, NDArray[np.bool_]]
-Sums = Callable[[Sequence[Lengths]], Sequence[Values]]
+Sums = Callable[[Sequence[Lengths]], Values]
 
 
 def of_layers(of_type: Values, layers: NDArray[np.int64]) -> Values:
@@ -33,21 +32,25 @@ def with_nothing(of_type: Values) -> Values:
     return np.concatenate([of_type, np.zeros((1, of_type.shape[1]))])
 
 
-def slot_seconds(
+def slot_ends(
     seconds: TaskSeconds,
-    alone: Values,
-    awaited: Sequence[str],
+    alone: Streams,
     is_least: bool,
     chosen: NDArray[np.intp] | slice = slice(None),
-) -> Values:
-    """Seconds (K, S) of slots of the ``chosen`` strategies, until the ``awaited`` streams are
-    done."""
+) -> Streams:
+    """Seconds (4, K, S) until each stream is done in slots of the ``chosen`` strategies, whose
+    tasks are ``alone`` (4, K, S)."""
     if seconds.model.template.depth == 0:
-        return np.asarray(alone.sum(axis=-1))
-    lengths = np.empty(alone.shape[:2])
-    for of_group, factors in seconds.factors("least" if is_least else "own"):
-        rows = of_group[chosen]
-        part = alone[:, rows]
-        flat = overlapped(part.reshape(-1, len(STREAMS)), factors, awaited)
-        lengths[:, rows] = flat.reshape(part.shape[:2])
-    return lengths
+        # Tasks run one after another.
+        return np.broadcast_to(alone.sum(axis=0), alone.shape)
+    slowed = seconds.slowed_by("least" if is_least else "own")
+    flat = ends_of_streams(alone.reshape(len(alone), -1), in_slots(slowed, alone, chosen))
+    return flat.reshape(alone.shape)
+
+
+def in_slots(
+    slowed: SlowedBy, alone: Streams, chosen: NDArray[np.intp] | slice = slice(None)
+) -> SlowedBy:
+    """The factors in each slot of the ``chosen`` strategies, one kind of slot after another."""
+    first = np.broadcast_to(slowed.first[chosen], alone.shape[1:])
+    return SlowedBy(slowed.table, first.reshape(-1), slowed.size)

@@ -9,7 +9,8 @@ Axes: C candidates, S distinct strategies, J distinct sets of layers, K kinds of
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +19,14 @@ from mistlab.cost.beside_sends import STEADY
 from mistlab.cost.host_waits import least_with_host, with_host
 from mistlab.cost.pass_seconds import (
     PassSeconds,
+    PassSums,
     least_passes,
     longest_beside_sends,
-    pass_seconds,
+    pass_sums,
     reduces_in_place,
     split_pass_seconds,
 )
-from mistlab.cost.slot_lengths import HERE, Kinds, Lengths, of_layers
+from mistlab.cost.slot_lengths import Kinds, Lengths
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.schedule import placement
@@ -58,10 +60,21 @@ class StageTimeModel:
         """The times of each candidate."""
         slots = StageSlots.of(self.tasks, batch)
         outside = slots.outside_passes()
-        passes = slots.passes(sends=self._are_beside(outside))
-        if self.awaits_host and self.tasks.host is not None:
-            passes = with_host(passes, self.tasks.host, batch, self.tasks.cluster)
-        return self._put_together(batch, passes, outside)
+        sends = self._are_beside(outside)
+        if len(batch) <= FEW_ROWS:
+            return self._under_host(batch, slots.sums(sends=sends).passes(), outside)
+        every, rows = slots.every()
+        sums = every.sums(sends=sends)
+        names = [entry.name for entry in fields(StageSeconds)]
+        found = np.empty((len(names), len(batch)))
+        # Few rows at once, so that what is computed between stays in the processor's cache.
+        for start in range(0, len(batch), ROWS_AT_ONCE):
+            some = slice(start, start + ROWS_AT_ONCE)
+            parts = batch.chosen(some), sums.chosen(rows[some]).passes(), outside.chosen(some)
+            seconds = self._under_host(*parts)
+            for name, column in zip(names, found, strict=True):
+                column[some] = getattr(seconds, name)
+        return StageSeconds(**dict(zip(names, found, strict=True)))
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
         """Times that no candidate undercuts whose positive ratios and numbers of recomputed blocks
@@ -75,7 +88,7 @@ class StageTimeModel:
         slots = StageSlots.of(self.tasks, both)
         outside = slots.outside_passes().chosen(rows)
         is_beside = self._are_beside(outside)
-        passes = slots.passes(sends=is_beside, kept="least")
+        passes = slots.sums(sends=is_beside, kept="least").passes()
         copied = np.logical_or.reduce([most.value(name) > 0 for name in OFFLOADS])
         longest_s = self._longest_s(most, least, copied) if is_beside and copied.any() else {}
         found = least_passes((passes.chosen(rows), passes.chosen(other_end)), longest_s)
@@ -105,6 +118,14 @@ class StageTimeModel:
         blocks = self.tasks.template.sends in IN_TURN
         return not blocks and bool((outside.sent_s + outside.received_s).any())
 
+    def _under_host(
+        self, batch: StageBatch, passes: PassSeconds, outside: "OutsidePasses"
+    ) -> StageSeconds:
+        """The times (C), under the engine's host if it has one."""
+        if self.awaits_host and self.tasks.host is not None:
+            passes = with_host(passes, self.tasks.host, batch, self.tasks.cluster)
+        return self._put_together(batch, passes, outside)
+
     def _put_together(
         self, batch: StageBatch, passes: PassSeconds, outside: "OutsidePasses"
     ) -> StageSeconds:
@@ -123,7 +144,7 @@ class StageTimeModel:
             ),
             "point_to_point_s": 2 * (1 - blocking) * sent,
         }
-        exposed_s = times["forward_s"] + times["backward_s"] - outside.computing_s
+        exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         if passes.beside_sends:
             times = _beside_sends(times, passes, sent, received, in_place)
         return StageSeconds(
@@ -132,7 +153,7 @@ class StageTimeModel:
                 "delta_backward_s": times["delta_backward_s"] + outside.tied_s,
             },
             exposed_communication_s=exposed_s,
-            step_s=outside.step_s,
+            step_s=passes.step_computing,
         )
 
 
@@ -152,17 +173,15 @@ def split_seconds(model: StageTimeModel, batch: StageBatch) -> Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutsidePasses:
-    """What the times of candidates (C) have beside those of passes: arithmetic alone, sends there
-    and back, tied tables, and whether gradients are reduced in place."""
+    """What the times of candidates (C) have beside those of passes: sends there and back, tied
+    tables, and whether gradients are reduced in place."""
 
-    computing_s: Values
-    step_s: Values
     received_s: Values
     sent_s: Values
     tied_s: Values
     in_place: NDArray[np.bool_]
 
-    def chosen(self, rows: NDArray[np.intp]) -> "OutsidePasses":
+    def chosen(self, rows: NDArray[np.intp] | slice) -> "OutsidePasses":
         """Those of the candidates in these rows."""
         return OutsidePasses(
             **{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)}
@@ -200,9 +219,9 @@ class StageSlots:
             counts=counts,
         )
 
-    def passes(self, *, sends: bool, kept: Kept = "own") -> PassSeconds:
-        """The times of passes, which may be beside ``sends``."""
-        return pass_seconds(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
+    def sums(self, *, sends: bool, kept: Kept = "own") -> PassSums:
+        """The sums of passes, which may be beside ``sends``."""
+        return pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
 
     def longest_beside_sends(self) -> Mapping[Phase, Values]:
         """Seconds (C) of steady passes that no lesser work exceeds, beside sends without an end."""
@@ -211,28 +230,42 @@ class StageSlots:
     def outside_passes(self) -> OutsidePasses:
         """What the times of candidates have beside those of passes."""
         batch, seconds, of_strategy = self.batch, self.seconds, self.strategies.index
-        everywhere = np.full(len(self.kinds), True)
-        computing_s, step_s = self.summed(
-            [(_computing(seconds, tasks, self.kinds), everywhere) for tasks in (("F", "B"), ("S",))]
-        )
         ways = seconds.receive_s[of_strategy], seconds.send_s[of_strategy]
         # The first stage ends last, so it has the time of tied tables.
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
         return OutsidePasses(
-            computing_s=computing_s,
-            step_s=step_s,
             received_s=np.where(batch.has_embedding, 0.0, _sent_over(batch.comes_from, *ways)),
             sent_s=np.where(batch.has_head, 0.0, _sent_over(batch.goes_to, *ways)),
             tied_s=np.where(ties, seconds.tied_s[of_strategy], 0.0),
             in_place=reduces_in_place(seconds)[of_strategy],
         )
 
-    def summed(self, lengths: Sequence[Lengths]) -> Sequence[Values]:
-        """Seconds (C) of each of some lengths of slots."""
+    def every(self) -> tuple["StageSlots", NDArray[np.intp]]:
+        """Slots with the sums of all candidates, and each candidate's number (C) among them. If
+        they are fewer, these are the slots of all strategies with all sets of layers."""
+        rows, strategies, stages = len(self.batch), self.strategies, self.stages
+        table = len(strategies.columns[0]), len(stages.columns[0])
+        if prod(table) > rows:
+            return self, np.arange(rows)
+        strategy, stage = np.indices(table).reshape(2, -1)
+        every = replace(
+            self,
+            strategies=replace(strategies, index=strategy),
+            stages=replace(stages, index=stage),
+        )
+        return every, strategies.index * table[1] + stages.index
+
+    def summed(self, lengths: Sequence[Lengths]) -> Values:
+        """Seconds (L, C) of each of some lengths of slots."""
         strategies, stages = self.strategies, self.stages
         if len(self.batch) <= FEW_ROWS:
             return _summed_alike(lengths, self.counts, strategies, stages)
-        return [_summed(one, self.counts[where], strategies, stages) for one, where in lengths]
+        found = np.empty((sum(len(of_kinds) for of_kinds, _ in lengths), len(strategies.index)))
+        sums = iter(found)
+        for of_kinds, where in lengths:
+            for one in of_kinds:
+                _sum_up(next(sums), one, self.counts[where], strategies, stages)
+        return found
 
 
 def _recomputing(batch: StageBatch, other: StageBatch, rows: NDArray[np.intp]) -> StageBatch:
@@ -332,37 +365,33 @@ def _beside_sends(
     }
 
 
-def _computing(seconds: TaskSeconds, tasks: Sequence[str], kinds: Kinds) -> Values:
-    """Seconds (K, S) of some kinds of tasks, for the layer that computes in a slot."""
-    of_type = np.sum([seconds.alone(task, "") for task in tasks], axis=0)
-    return of_layers(of_type, kinds[:, HERE])
-
-
 def _summed_alike(
     lengths: Sequence[Lengths], counts: Values, strategies: Distinct, stages: Distinct
-) -> list[Values]:
-    """Seconds (C) of each sum, added one kind of slot after another.
+) -> Values:
+    """Seconds (L, C) of each sum, added one kind of slot after another.
 
     So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
     """
-    every = np.zeros((len(counts), len(lengths), len(strategies.columns[0])))
-    for row, (of_kinds, where) in enumerate(lengths):
-        every[where, row] = of_kinds
+    ends = np.cumsum([len(of_kinds) for of_kinds, _ in lengths])
+    every = np.zeros((len(counts), ends[-1], len(strategies.columns[0])))
+    for end, (of_kinds, where) in zip(ends.tolist(), lengths, strict=True):
+        every[where, end - len(of_kinds) : end] = of_kinds.swapaxes(0, 1)
     terms = every.take(strategies.index, axis=2)
     terms *= counts[:, None, stages.index]
-    return [*terms.sum(axis=0)]
+    return np.asarray(terms.sum(axis=0))
 
 
-def _summed(lengths: Values, counts: Values, strategies: Distinct, stages: Distinct) -> Values:
-    """Seconds (C) from lengths of slots (K, S) and their counts (K, J)."""
+def _sum_up(
+    found: Values, lengths: Values, counts: Values, strategies: Distinct, stages: Distinct
+) -> None:
+    """Fill in seconds (C) from lengths of slots (K, S) and their counts (K, J)."""
     rows = len(strategies.index)
     if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
         table = lengths.T @ counts
-        return np.asarray(table[strategies.index, stages.index])
-    result = np.empty(rows)
+        found[:] = table.take(strategies.index * counts.shape[1] + stages.index)
+        return
     lengths, counts = np.ascontiguousarray(lengths.T), np.ascontiguousarray(counts.T)
     for start in range(0, rows, ROWS_AT_ONCE):
         block = slice(start, start + ROWS_AT_ONCE)
         of_block = lengths[strategies.index[block]] * counts[stages.index[block]]
-        result[block] = of_block.sum(axis=1)
-    return result
+        found[block] = of_block.sum(axis=1)

@@ -7,7 +7,7 @@ share nothing else.
 Axes: S strategies, T types of layers (``mistlab.symbolic.layer_types``).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -20,9 +20,9 @@ from mistlab.cost.known_layers import figures_of_layers
 from mistlab.cost.late_sends import late_s
 from mistlab.cost.layer_exchanges import LayerExchanges
 from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, work_of
-from mistlab.cost.links import LinkTime, LinkTimes
+from mistlab.cost.links import Copy, LinkTime, LinkTimes
 from mistlab.cost.rates import compute_of, slowdown_of, slowdown_of_8_bits
-from mistlab.cost.side_by_side import Factors, factors_of, lowered, raised
+from mistlab.cost.side_by_side import Factors, SlowedBy, factors_of, lowered, raised
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.expert_exchange import ExpertExchange
@@ -82,7 +82,7 @@ class TaskModel:
     _factors: dict[tuple[int, int, Kept], Factors] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _collectives: dict[tuple[Collective, int, int, bool], LinkTime] = field(
+    _links: dict[tuple[object, ...], LinkTime] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -144,11 +144,28 @@ class TaskModel:
         self, kind: Collective, *, gpus_in_node: int, nodes: int, inside_layer: bool = False
     ) -> LinkTime:
         """The time of a collective over groups of this shape."""
-        key = kind, gpus_in_node, nodes, inside_layer
-        if key not in self._collectives:
-            link = self.links.inside_layer if inside_layer else self.links.collective
-            self._collectives[key] = link(kind, gpus_in_node=gpus_in_node, nodes=nodes)
-        return self._collectives[key]
+        link = self.links.inside_layer if inside_layer else self.links.collective
+        return self._link(
+            (kind, gpus_in_node, nodes, inside_layer),
+            lambda: link(kind, gpus_in_node=gpus_in_node, nodes=nodes),
+        )
+
+    def copy(self, direction: Copy) -> LinkTime:
+        """The time of a copy between a GPU and its host."""
+        return self._link((direction,), lambda: self.links.copy(direction))
+
+    def send(self, *, across_nodes: bool, at_once: int) -> LinkTime:
+        """The time of a send to a GPU of the next stage, while ``at_once`` GPUs of a node send."""
+        return self._link(
+            ("send", across_nodes, at_once),
+            lambda: self.links.send(across_nodes=across_nodes, at_once=at_once),
+        )
+
+    def _link(self, key: tuple[object, ...], looked_up: Callable[[], LinkTime]) -> LinkTime:
+        """A link's time, looked up once."""
+        if key not in self._links:
+            self._links[key] = looked_up()
+        return self._links[key]
 
     def seconds(self, columns: Mapping[str, NDArray[Any]]) -> "TaskSeconds":
         """The times for columns of ``task_columns``."""
@@ -171,6 +188,7 @@ class TaskSeconds:
         self.zero = columns["zero"]
         self.memory = states_as_changed(model.memory, columns.__getitem__)
         self.shapes = shapes_of(model.known_shapes, columns, model.cluster)
+        self._several: dict[str, Sequence[tuple[NDArray[np.bool_], int, int]]] = {}
         self.layers = figures_of_layers(model.known_layers, model.layers, model.workload, columns)
         names, blocks = model.types.names, model.types.of_blocks
         self.of_type = [self.layers[name] for name in names]
@@ -185,10 +203,12 @@ class TaskSeconds:
         self.experts = np.stack([layer.experts for layer in self.of_type])
         self.tensor_s: dict[str, Values] = {}
         self.hidden_s: Values = np.zeros_like(self.parameters)
-        exchanges = LayerExchanges(self._over, self._to_experts)
+        exchanges = LayerExchanges(self._over, self._to_experts, self._of_several)
         for phase in GRAPH_PHASES:
             self.tensor_s[phase] = self._tensor_parallel(phase, exchanges)
         self._found: dict[tuple[str, str], Values] = {}
+        self._moved_bytes: dict[str, Values] = {}
+        self._slowed_by: dict[Kept, SlowedBy] = {}
 
     def alone(self, kind: str, direction: str) -> Values:
         """Seconds (T, S) of a kind of task in a direction, when it runs alone."""
@@ -263,21 +283,27 @@ class TaskSeconds:
 
     def _swap(self, kind: str, direction: str) -> Values:
         """Seconds of copies of a share of the blocks' local bytes; other layers are not copied."""
-        memory = self.memory
-        if kind == "A":
-            local_bytes = np.stack([layer.saved_bytes for layer in self.of_type])
-        else:
-            a_parameter, level = {
-                "P": (memory.weight, 3),
-                "G": (memory.gradient, 2),
-                "O": (memory.optimizer, 1),
-            }[kind]
-            local_bytes = self._own_parameters(level) * a_parameter
-        moved = self._factored(kind, local_bytes) * self.of_blocks
+        moved = self._moved(kind)
         if not moved.any():
-            return np.asarray(moved)
-        copy = self.model.links.copy("host_to_device" if direction == "<" else "device_to_host")
+            return moved
+        copy = self.model.copy("host_to_device" if direction == "<" else "device_to_host")
         return copy(moved)
+
+    def _moved(self, kind: str) -> Values:
+        """Bytes (T, S) that go to the host and come back."""
+        if kind not in self._moved_bytes:
+            memory = self.memory
+            if kind == "A":
+                local_bytes = np.stack([layer.saved_bytes for layer in self.of_type])
+            else:
+                a_parameter, level = {
+                    "P": (memory.weight, 3),
+                    "G": (memory.gradient, 2),
+                    "O": (memory.optimizer, 1),
+                }[kind]
+                local_bytes = self._own_parameters(level) * a_parameter
+            self._moved_bytes[kind] = self._factored(kind, local_bytes) * self.of_blocks
+        return self._moved_bytes[kind]
 
     def _share(self, level: int, group: str = "gather") -> Whole:
         """The number of ranks that share the states which a ZeRO level shards."""
@@ -293,23 +319,30 @@ class TaskSeconds:
         """Seconds of a collective over each strategy's group; with ``messages`` of so many inside
         layers."""
         seconds = np.zeros_like(size_bytes)
-        in_node, nodes = self.shapes.groups[group]
-        for gpus, spanned in {*zip(in_node.tolist(), nodes.tolist(), strict=True)}:
-            if gpus * spanned > 1:
-                rows = (in_node == gpus) & (nodes == spanned)
-                link = self.model.collective(
-                    collective,
-                    gpus_in_node=gpus,
-                    nodes=spanned,
-                    inside_layer=messages is not None,
-                )
-                count = 1 if messages is None else messages[..., rows]
-                seconds[..., rows] = link(size_bytes[..., rows], count)
+        for rows, gpus, spanned in self._of_several(group):
+            link = self.model.collective(
+                collective, gpus_in_node=gpus, nodes=spanned, inside_layer=messages is not None
+            )
+            count = 1 if messages is None else messages[..., rows]
+            seconds[..., rows] = link(size_bytes[..., rows], count)
         return seconds
+
+    def _of_several(self, group: str) -> Sequence[tuple[NDArray[np.bool_], int, int]]:
+        """The shapes of groups of several ranks: their strategies (S), GPUs in a node and nodes."""
+        if group not in self._several:
+            self._several[group] = [one for one in self._by_shape(group) if one[1] * one[2] > 1]
+        return self._several[group]
+
+    def _by_shape(self, group: str) -> Iterator[tuple[NDArray[np.bool_], int, int]]:
+        in_node, nodes = self.shapes.groups[group]
+        for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
+            yield (in_node == gpus) & (nodes == spanned), gpus, spanned
 
     def _tensor_parallel(self, phase: GraphPhase, exchanges: LayerExchanges) -> Values:
         """Seconds (T, S) of the collectives in one pass of a layer that nothing hides."""
         passes = [layer.passes[phase] for layer in self.of_type]
+        if not exchanges.any_in([*passes, *(again for _, again in self._again())]):
+            return np.zeros_like(self.parameters)
         seconds = np.stack([exchanges.waited_s(one) for one in passes])
         if phase == "backward":
             if self.model.template.overlaps_tensor_backward:
@@ -328,10 +361,20 @@ class TaskSeconds:
 
     def factors(self, kept: Kept = "own") -> Iterator[tuple[NDArray[np.bool_], Factors]]:
         """For each shape of group: a mask of its strategies (S), and the streams' factors."""
-        in_node, nodes = self.shapes.groups["reduce"]
-        for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
-            rows = (in_node == gpus) & (nodes == spanned)
+        for rows, gpus, spanned in self._by_shape("reduce"):
             yield rows, self.model.factors_of_group(gpus, spanned, kept)
+
+    def slowed_by(self, kept: Kept = "own") -> SlowedBy:
+        """The streams' factors of each strategy."""
+        if kept not in self._slowed_by:
+            tables: list[Factors] = []
+            first = np.zeros(len(self.zero), dtype=np.intp)
+            for rows, factors in self.factors(kept):
+                first[rows] = len(tables) * len(factors)
+                tables.append(factors)
+            table = np.ascontiguousarray(np.concatenate(tables).T)
+            self._slowed_by[kept] = SlowedBy(table, first, len(tables[0]))
+        return self._slowed_by[kept]
 
     def _sends(self, crosses: NDArray[np.bool_]) -> Values:
         """Seconds (S) to send a micro-batch's activations between stages; 0 on a single GPU.
@@ -350,7 +393,7 @@ class TaskSeconds:
         at_once = self.shapes.senders_of_node
         for across, senders in {*zip(crosses.tolist(), at_once.tolist(), strict=True)}:
             rows = (crosses == across) & (at_once == senders)
-            link = self.model.links.send(across_nodes=across, at_once=senders)
+            link = self.model.send(across_nodes=across, at_once=senders)
             seconds[rows] += link(size_bytes[rows])
         usual_s = seconds + self.model.template.send_wait_s
         return self.model.send_factor * usual_s + self.late_s

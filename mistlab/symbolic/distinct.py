@@ -88,13 +88,15 @@ def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
     found: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
     index: list[int] = []
-    for row, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+    for row, key in enumerate(zip(*[column.tolist() for column in columns], strict=True)):
         place = found.setdefault(key, len(found))
         if place == len(first):
             first.append(row)
         index.append(place)
+    are_all = len(first) == len(index)
     return Distinct(
-        columns=tuple(column[first] for column in columns), index=np.array(index, dtype=np.int64)
+        columns=tuple(columns if are_all else [column[first] for column in columns]),
+        index=np.array(index, dtype=np.int64),
     )
 
 
@@ -106,7 +108,16 @@ def _sorted_distinct(table: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDA
     for column in bits.T:
         key = (key ^ column) * _MULTIPLIER
         key ^= key >> np.uint64(29)
-    _, first, index = np.unique(key, return_index=True, return_inverse=True)
+    # The low bits become the number of the row, which is quicker than sorting numbers by keys.
+    rows = len(table)
+    low = np.uint64(rows.bit_length())
+    key = key >> low << low | np.arange(rows, dtype=np.uint64)
+    key.sort()
+    order = (key & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int64)
+    begins = np.ones(rows, dtype=bool)
+    begins[1:] = np.diff(key >> low) > 0
+    first, index = order[begins], np.empty(rows, dtype=np.int64)
+    index[order] = np.cumsum(begins) - 1
     if (table[first[index]] == table).all():
         return first, index
     # Two different rows have the same key: sort the rows themselves.

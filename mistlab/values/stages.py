@@ -111,7 +111,7 @@ class StageBatch:
             }
         )
 
-    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
+    def chosen(self, rows: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Self:
         """The candidates that a mask or numbers choose."""
         return self.of_columns({name: column[rows] for name, column in self.columns.items()})
 

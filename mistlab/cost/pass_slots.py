@@ -1,0 +1,130 @@
+"""How long the slots of passes take, in each phase.
+
+Inside a pass a layer computes in every slot. Below and above its layers nothing computes, but
+layers are still fetched or evicted. There the evictions of one pass and the fetches of the next run
+side by side: a stage turns round.
+
+Axes: S distinct strategies, K kinds of slots, P phases, N slots; the four streams first.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.cost.beside_sends import slots_beside_sends
+from mistlab.cost.first_pass import OF_STEPS, first_slots
+from mistlab.cost.side_by_side import Streams, until
+from mistlab.cost.slot_lengths import HERE, UPPER, Kinds, Values, slot_ends
+from mistlab.cost.slot_work import SlotWork
+from mistlab.cost.tasks import Kept, TaskSeconds
+from mistlab.machine.slowdowns import STREAMS
+from mistlab.schedule.slot_kinds import NOTHING
+from mistlab.schedule.slot_table import PHASES
+
+_FIRST, _FORWARD, _BACKWARD, _LAST = (
+    PHASES.index(phase) for phase in ("first_forward", "forward", "backward", "last_backward")
+)
+# One more phase, after the others: the slots of a forward and a backward pass side by side.
+_TURN = len(PHASES)
+_NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
+
+
+class PassSlots:
+    """Seconds of slots: ``inside`` a pass (P, K', S) in each phase; ``below`` it (4, K', S) in the
+    forward, first forward and last backward pass and where the stage turns round; and ``above`` it
+    (1, K', S), where the stage turns round.
+
+    ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of their kinds.
+    """
+
+    def __init__(self, seconds: TaskSeconds, kinds: Kinds, kept: Kept = "own") -> None:
+        self._seconds, self._kinds, self._kept = seconds, kinds, kept
+        self.work = SlotWork(seconds, kinds)
+        self.is_inside = kinds[:, HERE] != NOTHING
+        self.is_below = ~self.is_inside & (kinds[:, UPPER] != NOTHING)
+        self.is_above = ~self.is_inside & ~self.is_below
+        parts = (
+            (range(len(PHASES)), self.is_inside),
+            ((_FORWARD, _FIRST, _LAST, _TURN), self.is_below),
+            ((_TURN,), self.is_above),
+        )
+        # The number of the kind of slot, among those of all phases.
+        places = [
+            np.add.outer(np.array(phases) * len(kinds), np.flatnonzero(where))
+            for phases, where in parts
+        ]
+        rows = np.concatenate([one.ravel() for one in places])
+        # Small tables take as long as large ones, so all slots are worked out together.
+        self._alone, self._fetched_s = self._tasks(rows)
+        self._ends = slot_ends(seconds, self._alone, kept == "least")
+        lasting = np.maximum(until(STREAMS, self._ends, self._alone), self._fetched_s)
+        if kept == "own" and len(self.work.evicts):
+            self._wait_for_gradients(lasting, rows // len(kinds))
+        first, last = np.cumsum([one.size for one in places[:-1]])
+        self.inside, self.below, self.above = (
+            part.reshape(*one.shape, lasting.shape[1])
+            for part, one in zip(np.split(lasting, [first, last]), places, strict=True)
+        )
+
+    def last_computed(self) -> Values:
+        """Seconds (K', S) of slots inside the last backward pass until all but reductions is
+        done."""
+        last = self._rows_inside(_LAST, _LAST)
+        computed_s = until(_NOT_REDUCING, self._ends[:, last], self._alone[:, last])
+        return np.maximum(computed_s, self._fetched_s[last])
+
+    def arithmetic(self) -> Values:
+        """Seconds (2, K', S) of arithmetic alone, of both steady passes and of the step."""
+        seconds, here = self._seconds, self._kinds[self.is_inside, HERE]
+        passes_s = seconds.alone("F", "") + seconds.alone("B", "")
+        return np.stack([passes_s[here], seconds.alone("S", "")[here]])
+
+    def of_steps(self) -> Values:
+        """What ``FirstPass`` sums up (parts, K', S); no parts if nothing of the steps leaves the
+        GPU."""
+        columns = self._seconds.columns
+        offloads = (columns["offload_weights"] > 0) | (columns["offload_optimizer"] > 0)
+        if not (self._seconds.model.template.depth and offloads.any()):
+            return np.empty((0, *self.inside.shape[1:]))
+        first = self._rows_inside(_FIRST, _FIRST)
+        stepped = self.work.alone(("first_forward",), without=OF_STEPS)[:, 0, self.is_inside]
+        return first_slots(
+            self._seconds,
+            self._kinds[self.is_inside],
+            (self._alone[:, first], self._ends[:, first]),
+            stepped,
+            self.inside[_FORWARD],
+            is_least=self._kept == "least",
+        )
+
+    def beside_sends(self) -> Values:
+        """What sends cost the slots of steady passes (2, 5, K', S), as in
+        ``slots_beside_sends``."""
+        steady = self._rows_inside(_FORWARD, _BACKWARD)
+        usual_s = self.inside[_FORWARD : _BACKWARD + 1]
+        alone = self._alone[:, steady].reshape(len(STREAMS), *usual_s.shape)
+        return slots_beside_sends(self._seconds, alone, usual_s, self._kept)
+
+    def _tasks(self, rows: NDArray[np.intp]) -> tuple[Streams, Values]:
+        """The tasks alone (4, N, S) of slots with numbers among those of all phases, and the time
+        (N, S) until layers are fetched."""
+        alone, fetched_s = self.work.alone(), self.work.fetched_s()
+        turns = alone[:, _FORWARD] + alone[:, _BACKWARD]
+        turns_s = np.maximum(fetched_s[_FORWARD], fetched_s[_BACKWARD])
+        alone = np.concatenate([alone, turns[:, None]], axis=1)
+        fetched_s = np.concatenate([fetched_s, turns_s[None]])
+        count = len(fetched_s) * len(self._kinds)
+        alone = alone.reshape(len(STREAMS), count, -1).take(rows, axis=1)
+        return alone, fetched_s.reshape(count, -1).take(rows, axis=0)
+
+    def _wait_for_gradients(self, lasting: Values, phases: NDArray[np.intp]) -> None:
+        """Make the slots (N, S) of backward passes longer whose layers wait until the gradients
+        have left."""
+        rows = np.flatnonzero((phases == _BACKWARD) | (phases == _LAST))[:, None]
+        evicts = self.work.evicts
+        evicting_s = self.work.evicting_s(self._alone[:, rows, evicts])
+        lasting[rows, evicts] = np.maximum(lasting[rows, evicts], evicting_s)
+
+    def _rows_inside(self, first: int, last: int) -> slice:
+        """The slots inside the passes from one phase to another."""
+        kinds = np.count_nonzero(self.is_inside)
+        return slice(first * kinds, (last + 1) * kinds)
