@@ -70,8 +70,7 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
         changes[1:] |= column[1:] != column[:-1]
     starts = np.flatnonzero(changes)
     heads = [column[starts] for column in columns]
-    table = np.stack([head.astype(np.float64) for head in heads], axis=1)
-    first, index = _sorted_distinct(table)
+    first, index = _sorted_distinct(heads)
     return Distinct(
         columns=tuple(head[first] for head in heads),
         index=index[np.cumsum(changes) - 1],
@@ -80,7 +79,7 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> Distinct:
 
 def first_of_each(table: NDArray[np.float64]) -> NDArray[np.int64]:
     """The number of the first of each set of equal rows of a table, in order."""
-    return np.sort(_sorted_distinct(table)[0])
+    return np.sort(_sorted_distinct(table.T)[0])
 
 
 def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
@@ -100,16 +99,18 @@ def _distinct_of_few(columns: Sequence[NDArray[Any]]) -> Distinct:
     )
 
 
-def _sorted_distinct(table: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places of distinct rows in a table, and for each row the number of its distinct row."""
-    # Adding 0.0 gives both zeros, 0.0 and -0.0, the same bits.
-    bits = np.ascontiguousarray(table + 0.0).view(np.uint64)
-    key = np.zeros(len(table), dtype=np.uint64)
-    for column in bits.T:
-        key = (key ^ column) * _MULTIPLIER
+def _sorted_distinct(
+    columns: Sequence[NDArray[Any]] | NDArray[np.float64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places of distinct rows among columns, and for each row the number of its distinct
+    row."""
+    rows = len(columns[0])
+    key = np.zeros(rows, dtype=np.uint64)
+    for column in columns:
+        # Adding 0.0 gives both zeros, 0.0 and -0.0, the same bits.
+        key = (key ^ (column + 0.0).view(np.uint64)) * _MULTIPLIER
         key ^= key >> np.uint64(29)
     # The low bits become the number of the row, which is quicker than sorting numbers by keys.
-    rows = len(table)
     low = np.uint64(rows.bit_length())
     key = key >> low << low | np.arange(rows, dtype=np.uint64)
     key.sort()
@@ -118,8 +119,9 @@ def _sorted_distinct(table: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDA
     begins[1:] = np.diff(key >> low) > 0
     first, index = order[begins], np.empty(rows, dtype=np.int64)
     index[order] = np.cumsum(begins) - 1
-    if (table[first[index]] == table).all():
+    if all((column[first][index] == column).all() for column in columns):
         return first, index
     # Two different rows have the same key: sort the rows themselves.
+    table = np.stack([*columns], axis=1)
     _, first, index = np.unique(table, axis=0, return_index=True, return_inverse=True)
     return first, index.reshape(-1)
