@@ -70,6 +70,12 @@ class BesideSend:
         most_s = self.sent_s if self.most_sent_s is None else self.most_sent_s
         return self.late_s * _share(send_s, most_s)
 
+    def first_late_s(self, send_s: Values, slowed: Values) -> Values:
+        """Seconds (C) by which the first send takes longer, which surely runs beside the next
+        pass; arithmetic alone makes sends take ``slowed`` (C) times as long."""
+        beside_s = (slowed - 1) * np.minimum(send_s, self.computing_sent_s)
+        return np.maximum(beside_s, self.later_s(send_s))
+
     @property
     def is_of_box(self) -> bool:
         """Whether these are the least times of a box of ratios."""
@@ -139,6 +145,11 @@ def slots_beside_sends(seconds: TaskSeconds, alone: Streams, usual_s: Values, ke
         for number, one in enumerate((longest_s - usual_s, over_s, late_s)):
             found[:, 2 + number] = np.where(is_busy[:, None], one, 0.0)
     return found
+
+
+def sends_beside_arithmetic(seconds: TaskSeconds) -> Values:
+    """How many times as long (S) sends take while their stage computes."""
+    return _beside_arithmetic(seconds)[1]
 
 
 def longest_slots(seconds: TaskSeconds, alone: Streams) -> Values:

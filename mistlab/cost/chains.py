@@ -18,11 +18,12 @@ A chain of the stage and the stages after it is one of
     waits for both, G > k        G t + 2 around - (k - 1) t + rounds
     waits for what is between    l + through                          l = lf + lb
 
-plus vf for the first micro-batch and vb for the last. Between its first forward and its own next
-pass a stage takes af longer. In between a chain may wait for other micro-batches too, one after
-another: the forward after a gradient is that of the k-th micro-batch after it. Each such round
-takes around - (k - 1) t longer than the stage's own work meanwhile, so a steady pipeline waits for
-its sends. If one boundary between stages is slower than the others, rounds of its two stages alone
+plus vf for the first micro-batch and vb for the last. The first micro-batch's sends to later stages
+take longer than others, because the next forward pass runs beside them. Between its first forward
+and its own next pass a stage takes af longer. In between a chain may wait for other micro-batches
+too, one after another: the forward after a gradient is that of the k-th micro-batch after it. Each
+such round takes around - (k - 1) t longer than the stage's own work meanwhile, so a steady pipeline
+waits for its sends. If one boundary between stages is slower than the others, rounds of its two stages alone
 can be longer.
 
 The first gradient comes back later than after ``around`` if micro-batches that go before it hold it
@@ -73,9 +74,12 @@ class PassLengths(Generic[Length]):
     begin_s: Length
     end_s: Length
     point_to_point_s: Length
+    first_send_late_s: Length
 
 
 PASSES = tuple(entry.name for entry in fields(PassLengths))
+# Those of sends to the next stage, which the last stage has not.
+SENDS = ("point_to_point_s", "first_send_late_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,13 +109,15 @@ class Chains(Generic[Length]):
         """The chains after the last stage, all of length zero."""
         return cls(**dict.fromkeys(CROSSINGS, nothing))
 
-    def from_in_front(self, there_and_back_s: Length) -> Self:
-        """These chains as a stage in front sees them, with its sends to them and back."""
+    def from_in_front(self, there_and_back_s: Length, first_late_s: Length) -> Self:
+        """These chains as a stage in front sees them, with its sends to them and back; the send of
+        the first micro-batch is late."""
         crossed_s = (None, there_and_back_s * 0.5, there_and_back_s)
+        late_s = (None, crossed_s[1] + first_late_s, crossed_s[2] + first_late_s)
         return type(self)(
             **{
                 name: getattr(self, name)
-                if (more := crossed_s[count]) is None
+                if (more := (late_s if name in OF_FIRST else crossed_s)[count]) is None
                 # One sum for each chain.
                 else getattr(self, name) + more
                 for name, count in CROSSINGS.items()
@@ -127,6 +133,8 @@ CROSSINGS: Mapping[str, int] = {
     **dict.fromkeys(("around_begun", "around_ended", "through_begun", "through_ended"), 1),
     "whole": 0,
 }
+# The chains that the first micro-batch's send from the stage in front belongs to.
+OF_FIRST = frozenset({"around_first", "through", "through_ended"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,7 +194,7 @@ def chained(
     algebra: Algebra[Length], stage: PassLengths[Length], after: Chains[Length], counts: Counts
 ) -> Chains[Length]:
     """The chains of a stage and the stages after it."""
-    after = after.from_in_front(stage.point_to_point_s)
+    after = after.from_in_front(stage.point_to_point_s, stage.first_send_late_s)
     longest, begin, end = algebra.longest, stage.begin_s, stage.end_s
     forward, backward = stage.through_forward_s, stage.through_backward_s
     first, last = forward + stage.within_forward_s, backward + stage.within_backward_s

@@ -185,6 +185,7 @@ class _PassSeconds:
         self.end_s = [plain(one.end_s) for one in of_part]
         self.after_first_s = [plain(one.after_first_s) for one in of_part]
         self.crossed_s = [plain(one.point_to_point_s / 2) for one in of_part]
+        self.first_late_s = [plain(one.first_send_late_s) for one in of_part]
         self.within_s = [
             (plain(one.within_forward_s), plain(one.within_backward_s)) for one in of_part
         ]
@@ -216,7 +217,9 @@ class _PassSeconds:
         if source is None or source.stage == one.stage:
             return 0.0
         lower = source if one.kind == "F" else one
-        return self.crossed_s[self.parts[StageChunk(lower.stage, lower.chunk)]]
+        part = self.parts[StageChunk(lower.stage, lower.chunk)]
+        late_s = self.first_late_s[part] if one.phase == "first_forward" else 0.0
+        return self.crossed_s[part] + late_s
 
     def part(self, one: StagePass) -> int:
         """The part of the model that a pass goes through."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.algebra import Algebra, Columns, Length, Numbers
-from mistlab.cost.chains import PASSES, Chains, Counts, PassLengths, Whole, chained
+from mistlab.cost.chains import PASSES, SENDS, Chains, Counts, PassLengths, Whole, chained
 
 Table = NDArray[np.float64]
 
@@ -32,6 +32,7 @@ class StageTimes:
     within_backward_s: Table
     after_first_s: Table
     point_to_point_s: Table
+    first_send_late_s: Table
 
     def __post_init__(self) -> None:
         shapes = {getattr(self, name).shape for name in TIMES}
@@ -66,8 +67,9 @@ def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:
     candidates = len(times.forward_s)
     tables = {name: np.ascontiguousarray(getattr(times, name).T) for name in PASSES}
     # The last stage sends nothing on.
-    tables["point_to_point_s"] = tables["point_to_point_s"].copy()
-    tables["point_to_point_s"][-1] = 0.0
+    for name in SENDS:
+        tables[name] = tables[name].copy()
+        tables[name][-1] = 0.0
     if candidates == 1:
         numbers = {name: table[:, 0].tolist() for name, table in tables.items()}
         return np.array([_whole_s(Numbers(), numbers, int(micro_batches[0]))])

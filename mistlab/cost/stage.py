@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.beside_sends import STEADY
+from mistlab.cost.beside_sends import STEADY, sends_beside_arithmetic
 from mistlab.cost.host_waits import least_with_host, with_host
 from mistlab.cost.pass_seconds import (
     PassSeconds,
@@ -143,10 +143,11 @@ class StageTimeModel:
                 batch,
             ),
             "point_to_point_s": 2 * (1 - blocking) * sent,
+            "first_send_late_s": np.zeros(len(sent)),
         }
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         if passes.beside_sends:
-            times = _beside_sends(times, passes, sent, received, in_place)
+            times = _beside_sends(times, passes, outside, batch.in_flight)
         return StageSeconds(
             **{
                 **times,
@@ -173,11 +174,13 @@ def split_seconds(model: StageTimeModel, batch: StageBatch) -> Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutsidePasses:
-    """What the times of candidates (C) have beside those of passes: sends there and back, tied
-    tables, and whether gradients are reduced in place."""
+    """What the times of candidates (C) have beside those of passes: sends there and back, how many
+    times as long sends take beside arithmetic, tied tables, and whether gradients are reduced in
+    place."""
 
     received_s: Values
     sent_s: Values
+    send_slowed: Values
     tied_s: Values
     in_place: NDArray[np.bool_]
 
@@ -236,6 +239,7 @@ class StageSlots:
         return OutsidePasses(
             received_s=np.where(batch.has_embedding, 0.0, _sent_over(batch.comes_from, *ways)),
             sent_s=np.where(batch.has_head, 0.0, _sent_over(batch.goes_to, *ways)),
+            send_slowed=sends_beside_arithmetic(seconds)[of_strategy],
             tied_s=np.where(ties, seconds.tied_s[of_strategy], 0.0),
             in_place=reduces_in_place(seconds)[of_strategy],
         )
@@ -328,9 +332,8 @@ def _sent_over(steps: NDArray[np.int64], previous_s: Values, next_s: Values) -> 
 def _beside_sends(
     times: Mapping[str, Values],
     passes: PassSeconds,
-    sent: Values,
-    received: Values,
-    in_place: NDArray[np.bool_],
+    outside: OutsidePasses,
+    in_flight: NDArray[np.int64],
 ) -> Mapping[str, Values]:
     """The times (C) of stages whose sends run beside the next pass.
 
@@ -339,6 +342,7 @@ def _beside_sends(
     alike. The last micro-batch's gradient goes back beside what is left of reductions in place, so
     both are done later.
     """
+    sent, received, in_place = outside.sent_s, outside.received_s, outside.in_place
     forward, backward = (passes.beside_sends[phase] for phase in STEADY)
     lost_s, lost_back_s = forward.lost_s(received), backward.lost_s(sent)
     within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
@@ -351,6 +355,8 @@ def _beside_sends(
             for more_s in (within_s, ends_s)
         )
     rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
+    later_s = forward.later_s(sent) + backward.later_s(sent)
+    first_late_s = np.maximum(forward.first_late_s(sent, outside.send_slowed) - later_s / 2, 0.0)
     shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
     return {
         **times,
@@ -359,9 +365,9 @@ def _beside_sends(
         "delta_forward_s": times["delta_forward_s"] - lost_s,
         "delta_backward_s": ends_s + shared_s,
         "within_backward_s": within_s + shared_s,
-        "point_to_point_s": times["point_to_point_s"]
-        + forward.later_s(sent)
-        + backward.later_s(sent),
+        "point_to_point_s": times["point_to_point_s"] + later_s,
+        # A single forward pass has no other after it.
+        "first_send_late_s": np.where(in_flight > 1, first_late_s, 0.0),
     }
 
 

@@ -250,7 +250,9 @@ class StageSeconds:
     the rest may come before or after the micro-batch. ``after_first_s`` is the time that the stage
     needs between its first forward and its next pass, a part of the first delta.
     ``point_to_point_s`` is the time of sends to the next stage and back, unless they are part of
-    the passes. ``step_s`` is the time of the step's arithmetic alone, wherever it is hidden.
+    the passes. By ``first_send_late_s`` the first micro-batch's activations take longer than half
+    of it, because the next forward pass runs beside them. ``step_s`` is the time of the step's
+    arithmetic alone, wherever it is hidden.
     ``exposed_communication_s`` is the time that a steady micro-batch takes beyond its computation.
     """
 
@@ -264,6 +266,7 @@ class StageSeconds:
     within_backward_s: NDArray[np.float64]
     after_first_s: NDArray[np.float64]
     point_to_point_s: NDArray[np.float64]
+    first_send_late_s: NDArray[np.float64]
     step_s: NDArray[np.float64]
     exposed_communication_s: NDArray[np.float64]
 

@@ -49,6 +49,7 @@ class Options:
     within_backward_s: Column
     after_first_s: Column
     point_to_point_s: Column
+    first_send_late_s: Column
     host_bytes: Column
 
     def __len__(self) -> int:

@@ -83,6 +83,7 @@ class OrderTraits:
             delta_backward_s=first["within_backward_s"] + first["end_s"],
             after_first_s=0 * backward_s,
             point_to_point_s=first["point_to_point_s"],
+            first_send_late_s=0 * backward_s,
         )
         return replace(costs, seconds=seconds)
 

@@ -37,6 +37,7 @@ def drawn_times(draw: np.random.Generator, parts: int) -> StageTimes:
         within_forward_s=draw.uniform(0, 0.4, shape) * (once["delta_forward_s"] > 0),
         within_backward_s=draw.uniform(0, 0.4, shape) * (once["delta_backward_s"] > 0),
         after_first_s=np.zeros(shape),
+        first_send_late_s=np.zeros(shape),
         **once,
     )
 

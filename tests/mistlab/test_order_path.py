@@ -27,7 +27,7 @@ def times_of(
 ) -> StageTimes:
     nothing = np.zeros_like(forward)
     names = ("delta_forward_s", "delta_backward_s", "within_forward_s", "within_backward_s")
-    nothings = dict.fromkeys((*names, "after_first_s"), nothing)
+    nothings = dict.fromkeys((*names, "after_first_s", "first_send_late_s"), nothing)
     return StageTimes(
         **{
             **nothings,
@@ -64,6 +64,7 @@ def test_1f1b_is_near_its_formula(spread: float, short: float, long: float) -> N
             within_backward_s=draw.uniform(0, 0.3, shape),
             after_first_s=draw.uniform(0, 0.3, shape),
             point_to_point_s=draw.uniform(0, 0.5, shape),
+            first_send_late_s=draw.uniform(0, 0.3, shape),
         )
         passes = passes_of(named_order("1f1b", stages, micro_batches))
         path_s = order_iteration_s(times, passes)

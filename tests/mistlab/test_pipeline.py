@@ -75,6 +75,7 @@ def closed_form(
         delta_forward_s=np.array([delta_forward or nothing]),
         delta_backward_s=np.array([delta_backward or nothing]),
         point_to_point_s=np.array([point_to_point or nothing]),
+        first_send_late_s=np.array([others.get("first_send_late", nothing)]),
     )
     return float(iteration_s(times, np.array([micro_batches]))[0])
 
@@ -130,6 +131,25 @@ def test_nobody_waits_for_what_leaves_after_a_first_pass_but_the_stage_s_own_nex
     # back after 13, in place of 10.
     assert later_s(1) == pytest.approx(0)
     assert later_s(2) == pytest.approx(3)
+
+
+def test_a_late_first_send_delays_only_who_waits_for_the_first_micro_batch() -> None:
+    forward, backward = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]
+
+    def later_s(forward: list[float], backward: list[float], micro_batches: int) -> float:
+        sends: list[float] = [0.2] * 3
+        late = [0.5, 0.25, 4.0]
+        slow = closed_form(
+            forward, backward, micro_batches, point_to_point=sends, first_send_late=late
+        )
+        return slow - closed_form(forward, backward, micro_batches, point_to_point=sends)
+
+    # The last stage works without a pause once the first micro-batch is there. It sends nothing on.
+    assert later_s([1.0, 1.0, 9.0], [2.0, 2.0, 9.0], 8) == pytest.approx(0.75)
+    # Two late sends there, and then all gradients come back one after another.
+    assert later_s(forward, backward, 2) == pytest.approx(0.75)
+    # A first stage that is always busy waits for no micro-batch.
+    assert later_s([9.0, 1.0, 1.0], [9.0, 2.0, 2.0], 8) == pytest.approx(0)
 
 
 def test_what_makes_last_backwards_themselves_longer_adds_up() -> None:
@@ -251,6 +271,7 @@ def telling(times: StageTimes) -> np.ndarray:
             *(first, last, first + times.begin_s, last + times.end_s),
             times.backward_s + times.within_backward_s + times.end_s,
             *(times.after_first_s, times.point_to_point_s),
+            times.point_to_point_s / 2 + times.first_send_late_s,
         ]
     )
 

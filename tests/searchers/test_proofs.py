@@ -53,6 +53,7 @@ def parts_that_matter(costs: StageCosts) -> dict[str, NDArray[np.float64]]:
         "begun": np.maximum(first, s.forward_s + s.delta_forward_s),
         "ended": last + np.maximum(s.delta_backward_s - s.within_backward_s, 0),
         "sends": s.point_to_point_s,
+        "first send": s.point_to_point_s / 2 + s.first_send_late_s,
         "host": costs.host_bytes,
     }
 
