@@ -23,8 +23,8 @@ take longer than others, because the next forward pass runs beside them. Between
 and its own next pass a stage takes af longer. In between a chain may wait for other micro-batches
 too, one after another: the forward after a gradient is that of the k-th micro-batch after it. Each
 such round takes around - (k - 1) t longer than the stage's own work meanwhile, so a steady pipeline
-waits for its sends. If one boundary between stages is slower than the others, rounds of its two stages alone
-can be longer.
+waits for its sends. If one boundary between stages is slower than the others, rounds of its two
+stages alone can be longer.
 
 The first gradient comes back later than after ``around`` if micro-batches that go before it hold it
 up: those that the stage itself runs ahead, or those that wait for the next stage, which runs one
