@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,15 +229,14 @@ class Ledger:
 
     def stage_costs(self, batch: StageBatch, *, engine: str) -> StageCosts:
         """The cost of each candidate for a stage. Raises ``BudgetSpentError``."""
-        model = self.predictor
-        assert isinstance(model, StageCostModel), "the strategy is no NeedsStageCosts"
+        # Who needs costs of stages is asked once, by the searcher: Protocols are slow to ask.
+        model = cast("StageCostModel", self.predictor)
         parts = self._in_parts(lambda some: model.stage_costs(some, engine=engine), batch)
         return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
 
     def stage_bounds(self, least: StageBatch, most: StageBatch, *, engine: str) -> StageCosts:
         """Costs that no candidate between two undercuts. Raises ``BudgetSpentError``."""
-        model = self.predictor
-        assert isinstance(model, StageBoundModel)
+        model = cast("StageBoundModel", self.predictor)
 
         def bounds(some: StageBatch, others: StageBatch) -> StageCosts:
             found = model.stage_bounds(some, others, engine=engine)
@@ -249,8 +248,7 @@ class Ledger:
 
     def stage_fits(self, batch: StageBatch, *, engine: str) -> NDArray[np.bool_]:
         """Whether each candidate fits on its GPUs. Raises ``BudgetSpentError``."""
-        model = self.predictor
-        assert isinstance(model, StageBoundModel)
+        model = cast("StageBoundModel", self.predictor)
         return np.concatenate(
             self._in_parts(lambda some: model.stage_fits(some, engine=engine), batch)
         )

@@ -114,17 +114,21 @@ def meshes(problem: Problem, space: SearchSpace, micro_batches: int) -> list[Mes
     together, rest = divmod(problem.workload.global_batch, micro_batches)
     if rest:
         return []
+    shares = [
+        data
+        for data in divisors(together)
+        if allows(space.data_parallel, data) and allows(space.micro_batch, together // data)
+    ]
     return [
         mesh
         for tensor in _tensor_degrees(problem, space)
         for others in _other_degrees(space)
-        for data in divisors(together)
-        if allows(space.data_parallel, data) and allows(space.micro_batch, together // data)
-        for mesh in [Mesh(data, tensor, together // data, others)]
-        if mesh.num_gpus <= cluster.num_gpus
-        and _divides_nodes(mesh.num_gpus, cluster)
         # What leaves most meshes out, and is known soonest, comes first.
-        and _replicas_are_nodes(problem, mesh)
+        for ranks in [Mesh(1, tensor, together, others).num_gpus]
+        for data in shares
+        if ranks * data <= cluster.num_gpus and _divides_nodes(ranks * data, cluster)
+        for mesh in [Mesh(data, tensor, together // data, others)]
+        if _replicas_are_nodes(problem, mesh)
         and experts_divide(problem, mesh)
         and (not others or (_has_effect(mesh) and not _parts_problem(problem, mesh)))
     ]

@@ -6,7 +6,7 @@ candidates in the same order. The answer is the same, so no search ends otherwis
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,9 +59,10 @@ class Remembered:
 
 def _digest(batches: Sequence[StageBatch]) -> bytes:
     """A short text for all columns: the columns themselves would take more room than answers."""
-    digest = blake2b(digest_size=32)
+    parts = []
     for batch in batches:
-        for name, column in batch.columns.items():
-            digest.update(f"{name} {column.dtype} {len(column)} ".encode())
-            digest.update(column.tobytes())
-    return digest.digest()
+        # The letter of a type, since NumPy takes longer to write its name than all else here does.
+        kinds = [(name, column.dtype.char) for name, column in batch.columns.items()]
+        parts.append(f"{len(batch)} {kinds}".encode())
+        parts += [column.tobytes() for column in batch.columns.values()]
+    return sha256(b"".join(parts)).digest()

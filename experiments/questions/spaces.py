@@ -38,7 +38,10 @@ def spaces(options: argparse.Namespace) -> int:
         budgets = [Budget(evaluations=count) for count in sorted(set(options.evaluations))]
     study = Study.begin("spaces", options)
     searched = partial(_searched, names=SPACES, seed=options.seed)
-    for _, rows in answers(study, searched, [*product(cases, budgets)], "problems"):
+    asked = [*product(cases, budgets)]
+    # A process that begins imports and compiles for as long as a small problem takes.
+    found = answers(study, searched, asked, "problems", side_by_side=not options.quick)
+    for _, rows in found:
         for row in rows:
             study.add(row)
     return study.end(_report(study.rows), DONE)

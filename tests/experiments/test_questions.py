@@ -1,13 +1,15 @@
 """Experiments that answer a question each: what their pages claim, from quick runs."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from experiments import (
@@ -20,7 +22,7 @@ from experiments import (
     space_size,
     spaces,
 )
-from experiments.bars.cases import case_of, clusters
+from experiments.bars.cases import Case, case_of, clusters
 from experiments.cli.commandline import run
 from experiments.frame.remembered import Remembered
 from experiments.questions import published_configurations as published
@@ -32,6 +34,7 @@ from mistlab.runs.configuration import configuration_of
 from mistlab.runs.table import TableRow
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
+from mistlab.values.stages import StageBatch
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
@@ -304,6 +307,52 @@ def test_remembered_answers_are_those_of_the_predictor() -> None:
     assert asked > 0
     assert found(remembered) == first == found(predictor)
     assert len(remembered.answers) == asked
+
+
+def test_remembered_answers_belong_to_their_columns() -> None:
+    """Columns of equal bytes are another question under other names, and of another type."""
+    remembered = Remembered(predictor=cast("SymbolicPredictor", AsksBack()))
+    one = StageBatch(layers=np.array([2, 1]), data_parallel=1, tensor_parallel=1, micro_batch=1)
+    names = {"layers": "micro_batch", "micro_batch": "layers"}
+    batches = [
+        one,
+        StageBatch.of_columns({names.get(name, name): own for name, own in one.columns.items()}),
+        StageBatch.of_columns({**one.columns, "layers": one.layers.view(np.float64)}),
+        one.chosen(np.array([0])),
+    ]
+    assert [remembered.stage_costs(batch) for batch in batches] == batches
+    pairs = [(one, one), (one, batches[-1])]
+    assert [remembered.stage_bounds(*pair) for pair in pairs] == pairs
+    assert remembered.stage_costs(one.chosen(np.arange(2))) is one
+
+
+class AsksBack:
+    """Answers every question with its batches."""
+
+    def stage_costs(self, batch: StageBatch, *, engine: str) -> StageBatch:
+        del engine
+        return batch
+
+    def stage_bounds(
+        self, least: StageBatch, most: StageBatch, *, engine: str
+    ) -> tuple[StageBatch, StageBatch]:
+        del engine
+        return least, most
+
+
+def test_small_problems_are_searched_in_this_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = os.getpid()
+
+    def searched(asked: tuple[Case, Budget], *, names: Sequence[str], seed: int) -> list[Any]:
+        assert (os.getpid(), seed) == (here, 0)
+        case, budget = asked
+        row = {"problem": case.name, "budget": budget.evaluations, "iteration_s": 1.0}
+        return [{**row, "space": name, "status": "OPTIMAL", "plan": "one"} for name in names]
+
+    monkeypatch.setattr(side_by_side, "_searched", searched)
+    assert answer_of(spaces, tmp_path, capsys)["problems"] == 6
 
 
 def test_published_configurations_are_played_beside_ours(
