@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = experiment_parser("will_it_fit", __doc__, **PROBLEM, engine=None)
+    parser = experiment_parser("will_it_fit", __doc__, **PROBLEM, keep_free_gib=None, engine=None)
     parser.add_argument("plan", metavar="PLAN.yaml", nargs="?", type=Path)
     parser.set_defaults(arguments=["plan"])
     for name, (value, what) in LAYOUT.items():

@@ -56,6 +56,12 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--global-batch": {"type": int, "help": "sequences of a step"},
     "--attention": {"choices": ("flash", "math"), "help": "fused, or product by product"},
     "--precision": {"choices": get_args(Precision), "help": "arithmetic of the training"},
+    "--keep-free-gib": {
+        "type": float,
+        "metavar": "GIB",
+        "help": "memory of every GPU that a plan must leave free to count as one that fits: peaks "
+        "are predicted wrongly by up to a tenth or so (default: none)",
+    },
     "--space": {"help": "which plans may be chosen: 3d, mist, wide, ..., or a file"},
     "--engine": {
         "choices": names_for_plans(),

@@ -1,6 +1,7 @@
 """The workload and the cluster that the options of a command describe."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,21 @@ def load_equal(path: Path) -> Job:
     return job
 
 
+def keeping_free(job: Job, free_gib: float | None) -> Job:
+    """A job whose plan must leave so much of every GPU free, where --keep-free-gib asks for it."""
+    if free_gib is None:
+        return job
+    with as_options():
+        return replace(job, cluster=replace(job.cluster, keep_free_gib=free_gib))
+
+
+def free_words(cluster: Cluster) -> list[str]:
+    """What plans keep free, where they must."""
+    if not cluster.keep_free_gib:
+        return []
+    return [f"{cluster.keep_free_gib:g} GiB of every GPU are kept free."]
+
+
 def problem_of(
     options: argparse.Namespace, *, takes_groups: bool = False
 ) -> tuple[Workload, Cluster]:
@@ -42,7 +58,9 @@ def problem_of(
             precision=options.precision,
         )
         cluster = Cluster(
-            **_nodes_of(options, takes_groups=takes_groups), gpus_per_node=options.gpus_per_node
+            **_nodes_of(options, takes_groups=takes_groups),
+            gpus_per_node=options.gpus_per_node,
+            keep_free_gib=getattr(options, "keep_free_gib", None),
         )
         for group in cluster.of_groups:
             group.peak_flop_per_s(workload.precision)

@@ -32,6 +32,7 @@ def search_parser(
         command,
         description,
         **PROBLEM,
+        keep_free_gib=None,
         space="mist",
         seed=0,
         **defaults,

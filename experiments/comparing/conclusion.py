@@ -14,6 +14,7 @@ from experiments.cli.commandline import (
     progress,
     writable,
 )
+from experiments.cli.problem import free_words
 from experiments.cli.rundir import RunDirectory, earlier_rows
 from experiments.cli.search_options import (
     budget_of,
@@ -103,7 +104,8 @@ def _conclude(comparison: Comparison, options: argparse.Namespace, started: floa
     nothing = None
     if best is None and not comparison.is_interrupted:
         nothing = smallest(comparison.bench, comparison.space)
-    words = [] if nothing is None else smallest_words(nothing, comparison.space.name)
+    free = free_words(comparison.bench.problem.cluster)
+    words = [] if nothing is None else [*smallest_words(nothing, comparison.space.name), *free]
     _write_page(comparison, options, best, why, words)
     answer = _mapping(comparison, best, why, nothing, time.perf_counter() - started)
     _write_rows(comparison, answer)
@@ -160,6 +162,7 @@ def _text(
         plan, prediction = best.answer
         yield f"\nThe best plan, by {best.searcher}:"
         yield f"  {prediction_words(prediction, best.simulated_s)}"
+        yield from (f"  {line}" for line in free_words(comparison.bench.problem.cluster))
         yield from (f"  {line}" for line in plan_words(plan))
         yield "\nWhy:"
         yield from (f"  {line}" for line in why_words(why))
@@ -222,7 +225,7 @@ def _write_page(
         answer = Answer(
             row=rows[comparison.entries.index(best)],
             prediction=prediction,
-            plan=plan_words(plan),
+            plan=[*free_words(bench.problem.cluster), *plan_words(plan)],
             why=why_words(why),
             timeline=(folder / "best.svg").read_text(encoding="utf-8"),
         )

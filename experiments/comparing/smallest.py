@@ -11,6 +11,7 @@ tried.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
+from math import floor
 
 import numpy as np
 
@@ -205,7 +206,8 @@ def _sized(stage: StagePlan, change: int) -> StagePlan:
 
 def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
     """Changes with which a plan fits, each the smallest of its kind that was tried."""
-    for change in (_more_gpus, _more_host_memory, _smaller_batch):
+    keeping = [_less_kept_free] if problem.cluster.keep_free_gib else []
+    for change in (*keeping, _more_gpus, _more_host_memory, _smaller_batch):
         for doubling in range(1, DOUBLINGS + 1):
             words, other = change(problem, 2**doubling)
             if not why_empty(other, space):
@@ -213,6 +215,13 @@ def _remedies(problem: Problem, space: SearchSpace) -> Iterator[str]:
                 if prediction.fits:
                     yield words
                     break
+
+
+def _less_kept_free(problem: Problem, times: int) -> tuple[str, Problem]:
+    free_gib = floor(100 * (problem.cluster.keep_free_gib or 0.0) / times) / 100
+    cluster = replace(problem.cluster, keep_free_gib=free_gib)
+    words = f"{free_gib:g} GiB of every GPU kept free (--keep-free-gib {free_gib:g})"
+    return words, replace(problem, cluster=cluster)
 
 
 def _more_gpus(problem: Problem, times: int) -> tuple[str, Problem]:

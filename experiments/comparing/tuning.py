@@ -12,6 +12,7 @@ from experiments.cli.commandline import (
     writable,
 )
 from experiments.cli.live import Live
+from experiments.cli.problem import free_words
 from experiments.cli.search_options import (
     budget_of,
     searched,
@@ -62,7 +63,7 @@ def tune(options: argparse.Namespace) -> int:
         chosen_by = "played" if entry.is_played else "predicted"
         print_json({**row, "chosen_by": chosen_by, "why": to_mapping(why), "out": str(out)})
     else:
-        print("\n".join([*_page(entry, why), f"plan: {out}"]))
+        print("\n".join([*_page(entry, why, bench), f"plan: {out}"]))
     if entry.is_interrupted:
         progress("interrupted: the plan is the best until then")
         return INTERRUPTED
@@ -84,14 +85,16 @@ def _no_answer(entry: Entry, bench: Bench) -> int:
     if entry.result.status == "REFUSED":
         raise NoAnswerError(entry.result.reason)
     words = smallest_words(smallest(bench, entry.space), entry.space.name)
+    words += free_words(bench.problem.cluster)
     reason = [entry.result.reason] if entry.result.reason else []
     raise NoAnswerError("\n".join([*reason, *words]))
 
 
-def _page(entry: Entry, why: Why) -> Iterator[str]:
+def _page(entry: Entry, why: Why, bench: Bench) -> Iterator[str]:
     assert entry.answer is not None
     plan, prediction = entry.answer
     yield prediction_words(prediction, entry.answer_simulated_s)
+    yield from free_words(bench.problem.cluster)
     yield from plan_words(plan)
     yield from proof_words(entry)
     yield from why_words(why)

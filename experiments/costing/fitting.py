@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.cli.commandline import DONE, as_options, progress
-from experiments.cli.problem import load_equal, problem_of
+from experiments.cli.problem import keeping_free, load_equal, problem_of
 from experiments.comparing.bench import fullest_bytes
 from experiments.costing.changes import Changed, single, spread, together
 from experiments.costing.fitting_words import report_of
@@ -31,7 +31,8 @@ Row = dict[str, Any]
 
 def will_it_fit(options: argparse.Namespace) -> int:
     """Answer, print the table of changes, draw what fills the memory."""
-    job = load_equal(options.plan) if options.plan is not None else _job(options)
+    given = None if options.plan is None else load_equal(options.plan)
+    job = _job(options) if given is None else keeping_free(given, options.keep_free_gib)
     study = Study.begin("will_it_fit", options)
     (asked,) = _predicted([Changed(changes=(), job=job)], "asked")
     study.add(_row(asked, asked))
@@ -163,7 +164,7 @@ def _elsewhere(asked: Tried) -> Iterator[Tried]:
             break
     for name in catalog.hardware_names():
         hardware = catalog.hardware(name)
-        if hardware.gpu.memory_bytes > cluster.memory_bytes and not cluster.memory_gib:
+        if hardware.gpu.memory_bytes > cluster.whole_memory_bytes and not cluster.memory_gib:
             yield from _best_there(asked.job, replace(cluster, hardware=hardware), 1)
 
 

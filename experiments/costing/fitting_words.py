@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from experiments.cli.problem import free_words
 from experiments.comparing import search_plots
 from experiments.comparing.search_words import plan_words
 from experiments.costing.tried import Tried
@@ -26,7 +27,11 @@ def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
     work, cluster = asked.job.workload, asked.job.cluster
     title = f"Will it fit: {work.model.name} on {cluster.num_gpus} {cluster.hardware.name}"
     others = [one for one in study.rows if one["kind"] not in ("asked", "cheapest")]
-    words = [_verdict(row), "; ".join(plan_words(asked.job.plan)[:2]) + ".", _memory(row)]
+    words = [
+        " ".join([_verdict(row), *free_words(cluster)]),
+        "; ".join(plan_words(asked.job.plan)[:2]) + ".",
+        _memory(row),
+    ]
     if not row["fits"]:
         words += [_changes(others), *_cheapest(study, cheapest)]
     return Report(

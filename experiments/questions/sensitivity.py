@@ -109,7 +109,7 @@ def cases(base: Problem) -> Iterator[Case]:
             for factor in FASTER
         },
         "memory": {
-            factor: replace(cluster, memory_gib=factor * cluster.memory_bytes / GIB_BYTES)
+            factor: replace(cluster, memory_gib=factor * cluster.whole_memory_bytes / GIB_BYTES)
             for factor in LARGER
         },
     }

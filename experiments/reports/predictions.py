@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
+    as_options,
     print_json,
     progress,
     writable,
 )
+from experiments.cli.problem import keeping_free
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, load_job
 from mistlab.values.prediction import Prediction, Predictor, compared
 from mistlab.values.units import GIB_BYTES
-from mistlab.values.value import to_mapping
+from mistlab.values.value import check_field, to_mapping
 from mistlab.values.workload import Workload
 from simulators.registry import PREDICTORS
 
@@ -45,7 +47,14 @@ def predict(options: argparse.Namespace) -> int:
     if options.timeline is not None and options.simulator != "events":
         message = "--timeline needs what --simulator events plays: give both"
         raise InputError(message)
-    answers = predicted(options.plans, options.simulator, drawn=options.timeline is not None)
+    with as_options():
+        check_field(Cluster, "keep_free_gib", options.keep_free_gib)
+    answers = predicted(
+        options.plans,
+        options.simulator,
+        drawn=options.timeline is not None,
+        free_gib=options.keep_free_gib,
+    )
     for answer in answers:
         if answer.simulation is not None:
             from experiments.reports.drawings import draw  # noqa: PLC0415 (needs SimPy)
@@ -66,17 +75,22 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def predicted(
-    paths: Sequence[Path], simulator: str = "symbolic", *, drawn: bool = False
+    paths: Sequence[Path],
+    simulator: str = "symbolic",
+    *,
+    drawn: bool = False,
+    free_gib: float | None = None,
 ) -> list[Answer]:
     """The answers to plan files, in order; plans of one workload and cluster go through together.
 
-    Those that are to be ``drawn`` come with the iteration that was played.
+    Those that are to be ``drawn`` come with the iteration that was played. All keep ``free_gib`` of
+    every GPU free, where it is given.
     """
     answers: dict[int, Answer] = {}
     together: dict[tuple[Workload, Cluster], list[tuple[int, Job]]] = defaultdict(list)
     for place, path in enumerate(paths):
         try:
-            job = load_job(path)
+            job = keeping_free(load_job(path), free_gib)
         except InputError as error:
             answers[place] = Answer(path=path, job=None, prediction=None, error=str(error))
         else:
@@ -164,6 +178,8 @@ def _table(answer: Answer) -> str:
         f"{prediction.tokens_per_s:,.0f} tokens/s, {prediction.mfu:.0%} of the peak; "
         f"{verdict} {room} GiB"
     )
+    if job.cluster.keep_free_gib:
+        summary += f", with {job.cluster.keep_free_gib:g} GiB of every GPU kept free"
     notes = [f"note: {note}" for note in prediction.notes]
     return "\n".join([summary, *lines, *notes])
 

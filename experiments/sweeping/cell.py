@@ -33,7 +33,7 @@ SAID = (
 )
 # Numbers that a cluster may have in place of its hardware's.
 OVERRIDES = (
-    *("memory_gib", "host_memory_gib"),
+    *("memory_gib", "keep_free_gib", "host_memory_gib"),
     *("intra_node_gbytes_per_s", "inter_node_gbytes_per_s"),
 )
 

@@ -17,6 +17,7 @@ ASKED = {
     "nodes": "nodes",
     "gpus_per_node": "GPUs a node",
     "memory_gib": "GiB a GPU",
+    "keep_free_gib": "GiB kept free",
     "host_memory_gib": "GiB a host",
     "intra_node_gbytes_per_s": "GB/s in a node",
     "inter_node_gbytes_per_s": "GB/s of a node",

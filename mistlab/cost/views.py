@@ -1,4 +1,4 @@
-"""Views: predictors whose answers are changed, such as "fits only with 2 GB free".
+"""Views: predictors whose answers are changed, such as "nothing overlaps".
 
 A view changes predictions of plans and costs of stages in the same way, so that all searches see
 one machine, whichever of the two they ask for. Some views change the machine that the predictor is
@@ -11,13 +11,11 @@ Axes: C candidates, S stages.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.memory import room_at, room_of_plan
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan
@@ -39,14 +37,6 @@ class PredictorMaker(Protocol):
 
 def _same_cluster(cluster: Cluster) -> Cluster:
     return cluster
-
-
-def _same_prediction(_plan: Plan, prediction: Prediction) -> Prediction:
-    return prediction
-
-
-def _same_costs(_batch: StageBatch, costs: StageCosts) -> StageCosts:
-    return costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +80,11 @@ class View:
     """Changes of a predictor and of its answers; what is not given changes nothing.
 
     ``of_cluster`` changes the cluster that the predictor is made for, ``extras`` the times of first
-    and last passes, ``of_plan`` and ``of_stages`` the answers.
+    and last passes.
     """
 
     of_cluster: Callable[[Cluster], Cluster] = _same_cluster
     extras: Extras | None = None
-    of_plan: Callable[[Plan, Prediction], Prediction] = _same_prediction
-    of_stages: Callable[[StageBatch, StageCosts], StageCosts] = _same_costs
 
     def predictor(
         self, maker: PredictorMaker, *, workload: Workload, cluster: Cluster
@@ -111,29 +99,6 @@ def viewed(predictor: Predictor, view: View) -> Predictor:
     if isinstance(predictor, StageCostModel):
         return _ViewedStages(predictor=predictor, view=view)
     return _ViewedPlans(predictor=predictor, view=view)
-
-
-def keeping_free(cluster: Cluster, free_bytes: float) -> View:
-    """A view in which plans fit only if ``free_bytes`` of every GPU stay free."""
-    return View(
-        of_plan=partial(_plan_within, cluster, free_bytes),
-        of_stages=partial(_stages_within, cluster, free_bytes),
-    )
-
-
-def _plan_within(
-    cluster: Cluster, free_bytes: float, plan: Plan, prediction: Prediction
-) -> Prediction:
-    reserved = np.array([stage.peak_reserved_bytes for stage in prediction.stages])
-    within = (reserved <= room_of_plan(cluster, plan) - free_bytes).all()
-    return replace(prediction, fits=prediction.fits and bool(within))
-
-
-def _stages_within(
-    cluster: Cluster, free_bytes: float, batch: StageBatch, costs: StageCosts
-) -> StageCosts:
-    room = room_at(cluster, batch.first_rank) - free_bytes
-    return replace(costs, fits=costs.fits & (costs.peak_reserved_bytes <= room))
 
 
 @final
@@ -156,7 +121,7 @@ class _ViewedPlans:
             predictions = [
                 _lasting(one, plan, _by_stages(one, plan, extras), extras) for plan, one in both
             ]
-        return [self.view.of_plan(*both) for both in zip(plans, predictions, strict=True)]
+        return predictions
 
 
 @final
@@ -180,14 +145,14 @@ class _ViewedStages:
                 _lasting(one, plan, times[place], extras)
                 for place, (plan, one) in enumerate(zip(plans, predictions, strict=True))
             ]
-        return [self.view.of_plan(*both) for both in zip(plans, predictions, strict=True)]
+        return predictions
 
     def stage_costs(self, batch: StageBatch, *, engine: str = "mistlab") -> StageCosts:
         """The costs of each candidate in this view."""
         costs = self.predictor.stage_costs(batch, engine=engine)
         if (extras := self.view.extras) is not None:
             costs = replace(costs, seconds=extras.times(costs.seconds, batch.micro_batches))
-        return self.view.of_stages(batch, costs)
+        return costs
 
 
 def _lasting(prediction: Prediction, plan: Plan, times: float, extras: Extras) -> Prediction:

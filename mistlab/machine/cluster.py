@@ -22,8 +22,8 @@ class Cluster:
     cluster with several groups are those of its first group; ``of_groups`` has a cluster for each.
 
     The optional numbers replace numbers of all hardware: ``memory_gib`` is the memory of a GPU,
-    ``host_memory_gib`` that of a node, and the bandwidths are those of ``Node``. ``profile`` has
-    the peculiarities of one such cluster.
+    ``host_memory_gib`` that of a node, and the bandwidths are those of ``Node``. Of the memory of
+    every GPU plans leave ``keep_free_gib``. ``profile`` has the peculiarities of one such cluster.
     """
 
     hardware: Hardware
@@ -33,6 +33,7 @@ class Cluster:
     host_memory_gib: float | None = field(default=None, metadata=bounded(above=0))
     intra_node_gbytes_per_s: float | None = field(default=None, metadata=bounded(above=0))
     inter_node_gbytes_per_s: float | None = field(default=None, metadata=bounded(above=0))
+    keep_free_gib: float | None = field(default=None, metadata=bounded(minimum=0))
     profile: Profile | None = None
     others: tuple[NodeGroup, ...] = ()
 
@@ -52,6 +53,22 @@ class Cluster:
                     f"give at most {hardware.node.gpus}, or a hardware file with a larger node"
                 )
                 refuse("gpus_per_node", problem)
+        self._check_free()
+
+    def _check_free(self) -> None:
+        """Refuse to keep free all that torch's allocator may hold on a GPU, or more."""
+        if self.keep_free_gib is None:
+            return
+        for group in self.of_groups:
+            allocator = group.hardware.allocator
+            outside_bytes = 0.0 if allocator is None else allocator.outside_bytes
+            whole_gib = (group.whole_memory_bytes - outside_bytes) / GIB_BYTES
+            if self.keep_free_gib >= whole_gib:
+                problem = (
+                    f"{self.keep_free_gib:g} leaves plans nothing of the {whole_gib:.1f} GiB of a "
+                    f"GPU of {group.hardware.name}: give less, such as {whole_gib / 10:.1f}"
+                )
+                refuse("keep_free_gib", problem)
 
     @property
     def num_gpus(self) -> int:
@@ -113,6 +130,12 @@ class Cluster:
 
     @property
     def memory_bytes(self) -> int:
+        """Bytes of one GPU that plans may take: those that torch can use, less what they keep
+        free."""
+        return self.whole_memory_bytes - round((self.keep_free_gib or 0.0) * GIB_BYTES)
+
+    @property
+    def whole_memory_bytes(self) -> int:
         """Bytes of one GPU that torch can use."""
         if self.memory_gib is None:
             return self.hardware.gpu.memory_bytes

@@ -45,7 +45,7 @@ class Cap:
         share = 1.0
         if cluster.memory_gib is not None:
             _, whole = driver.free_and_total_bytes(device)
-            share = min(1.0, (cluster.memory_bytes - self.outside_bytes) / whole)
+            share = min(1.0, (cluster.whole_memory_bytes - self.outside_bytes) / whole)
         if share <= 0.0:
             message = (
                 f"cluster.memory_gib: {cluster.memory_gib:g} is no more than the "

@@ -4,11 +4,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from experiments import predict, tune
+from experiments import compare_searchers, predict, tune, will_it_fit
 from experiments.cli.commandline import run
 from experiments.comparing.explain import StageLimit
 from experiments.comparing.search_words import plan_words
@@ -55,6 +56,55 @@ def test_one_page_tells_the_plan_and_why(
     assert "stage 0: blocks 0 to" in page
     assert "Stage 0 is limited by" in page
     assert page.endswith(f"plan: {out}\n")
+
+
+def test_a_plan_keeps_free_what_it_was_asked_to(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The search, the plan file and whoever predicts the file heed it."""
+    out = tmp_path / "plan.yaml"
+    given = ("--keep-free-gib", "16")
+    assert tuned(out, *given) == 0
+    assert "\n16 GiB of every GPU are kept free.\n" in capsys.readouterr().out
+    job = load_job(out)
+    assert job.cluster.keep_free_gib == 16
+    assert job.cluster.memory_bytes == job.cluster.whole_memory_bytes - 16 * 2**30
+
+    def fits(*options: str) -> tuple[bool, str]:
+        assert run(predict.main, [str(out), *options, "--json"]) == 0
+        verdict = json.loads(capsys.readouterr().out)["fits"]
+        assert run(predict.main, [str(out), *options]) == 0
+        return verdict, capsys.readouterr().out
+
+    kept, words = fits()
+    assert kept
+    assert "; fits 6.0 GiB, with 16 GiB of every GPU kept free\n" in words
+    kept, words = fits("--keep-free-gib", "21.5")
+    assert not kept
+    assert "; does not fit 0.5 GiB, with 21.5 GiB of every GPU kept free\n" in words
+    assert tuned(out, "--json") == 0
+    freely = json.loads(capsys.readouterr().out)["plan"]
+    assert "keep_free_gib" not in freely["cluster"]
+
+
+def test_where_too_much_is_kept_free_it_is_said_with_how_much_less_a_plan_fits(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tuned(tmp_path / "plan.yaml", "--keep-free-gib", "21.6") == 1
+    said = capsys.readouterr().err
+    assert "10.8 GiB of every GPU kept free (--keep-free-gib 10.8)" in said
+    assert "21.6 GiB of every GPU are kept free." in said
+
+
+@pytest.mark.parametrize("command", [tune, predict, will_it_fit, compare_searchers])
+@pytest.mark.parametrize("free_gib", ["-1", "nan"])
+def test_memory_that_cannot_be_kept_free_is_refused(
+    command: ModuleType, free_gib: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command.main, ["--keep-free-gib", free_gib]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --keep-free-gib: ")
+    assert said.endswith("give a number of at least 0\n")
 
 
 # What nobody but a searcher of whole plans takes: kinds of blocks that take turns.

@@ -34,6 +34,18 @@ def test_a_plan_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert f"experiments.will_it_fit {FITS}" in (tmp_path / "README.md").read_text()
 
 
+def test_a_plan_that_fits_without_what_is_kept_free_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(capsys, FITS, "--keep-free-gib", "15", "--out", tmp_path)
+    asked, *others = found["rows"]
+    assert found["fits"] is asked["fits"] is False
+    assert all(row["fits"] == (row["reserved_bytes"] <= row["room_bytes"]) for row in others)
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "GiB too much. 15 GiB of every GPU are kept free." in page
+    assert not any(row["change"].endswith("on 4 l4-24gb") for row in others)
+
+
 @pytest.mark.parametrize(("held", "is_narrow"), [(89, False), (91, True)])
 def test_a_plan_that_just_fits_is_said_to_be_unsure(held: int, is_narrow: bool) -> None:
     bytes_of = {"reserved_bytes": held * 2**30, "room_bytes": 100 * 2**30}

@@ -1,11 +1,14 @@
 """Who may ask whom: strategies that need plans alone, predictors that give no costs of stages."""
 
+from dataclasses import replace
+
 import pytest
 
 from mistlab.cost.memory import room_bytes
-from mistlab.cost.views import View, keeping_free, viewed
+from mistlab.cost.views import View, viewed
 from mistlab.values.search import Budget, StageCostModel
 from mistlab.values.space import space_of
+from mistlab.values.units import GIB_BYTES
 from searchers.registry import SEARCHERS
 from searchers.strategy import NO_STAGE_COSTS, NeedsStageCosts, StrategySearcher
 from simulators.events import EventSimulator
@@ -43,18 +46,19 @@ def test_a_view_gives_what_its_predictor_gives() -> None:
     assert not isinstance(viewed(simulator(), View()), StageCostModel)
 
 
-@pytest.mark.parametrize("name", ["mist", "random"])
-def test_plans_found_in_a_view_keep_memory_free(name: str) -> None:
-    """Whether a search asks for costs of stages or for plans, the view holds."""
-    free_bytes = 0.2 * room_bytes(SMALL.cluster)
+@pytest.mark.parametrize(("name", "status"), [("mist", "OPTIMAL"), ("random", "BUDGET")])
+def test_plans_keep_memory_free_where_the_cluster_says_so(name: str, status: str) -> None:
+    """Whether a search asks for costs of stages, for bounds or for plans; its proof holds."""
+    free_gib = round(0.2 * room_bytes(SMALL.cluster) / GIB_BYTES, 3)
 
-    def held(view: View) -> float:
-        predictor = viewed(predictor_of(SMALL), view)
-        searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor)
-        result = searcher.search(SMALL, space_of("mist"), Budget(evaluations=300), 0)
+    def held(keep_free_gib: float | None) -> float:
+        problem = replace(SMALL, cluster=replace(SMALL.cluster, keep_free_gib=keep_free_gib))
+        searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor_of(problem))
+        result = searcher.search(problem, space_of("mist"), Budget(evaluations=300), 0)
         assert result.plan is not None
+        assert result.status == status
         stages = predictor_of(SMALL).predict(result.plan).stages
         return max(stage.peak_reserved_bytes for stage in stages)
 
-    within = room_bytes(SMALL.cluster) - free_bytes
-    assert held(keeping_free(SMALL.cluster, free_bytes)) <= within < held(View())
+    within = room_bytes(SMALL.cluster) - free_gib * GIB_BYTES
+    assert held(free_gib) <= within < held(None)
