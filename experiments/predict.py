@@ -3,7 +3,7 @@
 Bounds hold 90 % of measurements: they come from runs that the calibration did not see, and widen
 outside of what was measured. Plans that are predicted together are compared; those whose times
 differ by less than their bounds cannot be told apart. With --simulator events an iteration is
-played task by task; --timeline draws it.
+played task by task; --timeline draws it, and --variability plays many with slow parts and chance.
 """
 
 import sys
@@ -31,6 +31,13 @@ def main(arguments: Sequence[str]) -> int:
         type=Path,
         metavar="DIR",
         help="with --simulator events: a trace for Perfetto and a picture of each plan",
+    )
+    parser.add_argument(
+        "--variability",
+        metavar="NAME=NUMBER,...",
+        help="with --simulator events: what iterations take with jitter, a slow_stage by its "
+        "slow_stage_factor, a slow_links_factor or a clock_factor; samples (100) and seed say how "
+        "many are played, and which. Such as jitter=0.1,slow_stage=0,slow_stage_factor=1.2",
     )
     options = parser.parse_args(arguments)
     from experiments.reports.predictions import predict  # noqa: PLC0415 (not for --help)

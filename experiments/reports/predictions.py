@@ -4,7 +4,7 @@ import argparse
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,33 +28,35 @@ from mistlab.values.workload import Workload
 from simulators.registry import PREDICTORS
 
 if TYPE_CHECKING:
+    from experiments.reports.disturbed import Disturbed
     from simulators.events import Simulation
+    from simulators.variability import Variability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A plan file's prediction, or what is wrong with it; the iteration if it is to be drawn."""
+    """A plan file's prediction, or what is wrong with it; the iteration if it is to be drawn, and
+    what disturbs it where something does."""
 
     path: Path
     job: Job | None
     prediction: Prediction | None
     simulation: "Simulation | None" = None
+    disturbed: "Disturbed | None" = None
     error: str = ""
 
 
 def predict(options: argparse.Namespace) -> int:
     """Predict plan files, in order; a bad one does not stop the others."""
-    if options.timeline is not None and options.simulator != "events":
-        message = "--timeline needs what --simulator events plays: give both"
-        raise InputError(message)
-    with as_options():
-        check_field(Cluster, "keep_free_gib", options.keep_free_gib)
+    disturbs = _checked(options)
     answers = predicted(
         options.plans,
         options.simulator,
         drawn=options.timeline is not None,
         free_gib=options.keep_free_gib,
     )
+    if disturbs is not None:
+        answers = _disturbed(answers, *disturbs)
     for answer in answers:
         if answer.simulation is not None:
             from experiments.reports.drawings import draw  # noqa: PLC0415 (needs SimPy)
@@ -72,6 +74,38 @@ def predict(options: argparse.Namespace) -> int:
     if not options.json:
         print("".join(f"{line}\n" for line in _comparisons(answers)), end="")
     return DONE if all(answer.prediction is not None for answer in answers) else NO_ANSWER
+
+
+def _checked(options: argparse.Namespace) -> "tuple[Variability, int] | None":
+    """What disturbs the plans, and how often each is played then; refuses options that are wrong,
+    or do not go together."""
+    for name in ("timeline", "variability"):
+        if getattr(options, name) is not None and options.simulator != "events":
+            message = f"--{name} needs what --simulator events plays: give both"
+            raise InputError(message)
+    with as_options():
+        check_field(Cluster, "keep_free_gib", options.keep_free_gib)
+    if options.variability is None:
+        return None
+    from experiments.reports.disturbed import variability_of  # noqa: PLC0415 (needs SimPy)
+
+    return variability_of(options.variability)
+
+
+def _disturbed(answers: Sequence[Answer], by: "Variability", samples: int) -> list[Answer]:
+    """The answers, with what plans take while something disturbs them."""
+    from experiments.reports.disturbed import Disturbed  # noqa: PLC0415 (needs SimPy)
+
+    found = []
+    for answer in answers:
+        if answer.job is None or answer.prediction is None:
+            found.append(answer)
+            continue
+        try:
+            found.append(replace(answer, disturbed=Disturbed.of(answer.job, by, samples)))
+        except InputError as error:
+            found.append(_refused(answer.path, answer.job, error))
+    return found
 
 
 def predicted(
@@ -144,7 +178,8 @@ def _mapping(answer: Answer) -> Mapping[str, Any]:
     assert answer.job is not None
     order = answer.job.plan.order
     own = {} if order == DEFAULT_ORDER else {"order": order}
-    return {"plan": str(answer.path), **own, **to_mapping(answer.prediction)}
+    disturbed = {} if answer.disturbed is None else {"disturbed": answer.disturbed.mapping()}
+    return {"plan": str(answer.path), **own, **to_mapping(answer.prediction), **disturbed}
 
 
 def _table(answer: Answer) -> str:
@@ -181,6 +216,8 @@ def _table(answer: Answer) -> str:
     if job.cluster.keep_free_gib:
         summary += f", with {job.cluster.keep_free_gib:g} GiB of every GPU kept free"
     notes = [f"note: {note}" for note in prediction.notes]
+    if answer.disturbed is not None:
+        notes.insert(0, answer.disturbed.words(prediction.iteration_s))
     return "\n".join([summary, *lines, *notes])
 
 

@@ -1,8 +1,10 @@
 """Plan files in, predictions out: in order, as JSON and in words."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,3 +163,69 @@ def test_words_say_what_fits_and_what_the_bounds_tell_apart(
 def test_without_arguments_the_example_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(predict.main, []) == 0
     assert "gpt3-2.7b-4xl4.yaml" in capsys.readouterr().out
+
+
+def test_iterations_that_something_disturbs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path, "plan.yaml")
+
+    def played(variability: str) -> dict[str, Any]:
+        options = ("--simulator", "events", "--variability", variability, "--json")
+        assert run(predict.main, [path, *options]) == 0
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return answer
+
+    usual = played("clock_factor=1")
+    assert usual["disturbed"]["mean_s"] == usual["iteration_s"]
+    slow = played("slow_stage=1,slow_stage_factor=2")["disturbed"]
+    assert slow["by"] == {"slow_stage": 1, "slow_stage_factor": 2.0}
+    assert slow["samples"] == 1
+    assert slow["mean_s"] > 1.5 * usual["iteration_s"]
+    shaken = played("jitter=0.2,samples=20,seed=4")["disturbed"]
+    assert (shaken["samples"], shaken["seed"]) == (20, 4)
+    assert shaken["q05_s"] < shaken["q50_s"] < shaken["q95_s"]
+    assert shaken == played("jitter=0.2,samples=20,seed=4")["disturbed"]
+
+
+def test_what_disturbs_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = plan_file(tmp_path, "plan.yaml")
+
+    def told(variability: str) -> str:
+        options = ("--simulator", "events", "--variability", variability)
+        assert run(predict.main, [path, *options]) == 0
+        (line,) = re.findall("disturbed by .*", capsys.readouterr().out)
+        return str(line)
+
+    assert re.fullmatch(
+        r"disturbed by nothing: [\d.]+ s an iteration, \+0.0%", told("slow_links_factor=1")
+    )
+    assert re.fullmatch(
+        r"disturbed by jitter 0.1, slow_links_factor 2: [\d.]+ s an iteration, \+[\d.]+%; "
+        r"90 % of 9 take [\d.]+ to [\d.]+ s",
+        told("jitter=0.1,slow_links_factor=2,samples=9"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("variability", "status", "message"),
+    [
+        ("jiter=1", 2, "--variability 'jiter' is unknown: did you mean 'jitter'?"),
+        ("jitter", 2, "--variability 'jitter' is no number: write it as jitter=NUMBER"),
+        ("jitter=-1", 2, "--variability jitter: -1.0 is too small: give"),
+        ("jitter=1,samples=0", 2, "--variability samples: 0 is too small: give"),
+        ("slow_stage_factor=2", 2, "--variability slow_stage_factor: 2 is for no stage: give"),
+        ("slow_stage=9", 1, "--variability slow_stage: 9 is not a stage of the plan: give 0 to 1"),
+    ],
+)
+def test_what_cannot_disturb_is_refused(
+    variability: str, status: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--simulator", "events", "--variability", variability)
+    assert run(predict.main, [plan_file(tmp_path, "plan.yaml"), *options]) == status
+    assert message in capsys.readouterr().err
+
+
+def test_only_what_is_played_can_be_disturbed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(predict.main, ["--variability", "jitter=0.1"]) == 2
+    assert "--variability needs what --simulator events plays" in capsys.readouterr().err

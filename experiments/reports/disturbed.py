@@ -1,0 +1,70 @@
+"""What plans take where stages, links or clocks are slow and tasks differ by chance."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from mistlab.values.errors import FieldError, InputError, near_matches
+from mistlab.values.job import Job
+from mistlab.values.value import check_field, from_mapping, to_mapping
+from simulators.events import EventSimulator
+from simulators.variability import Quantiles, Variability
+
+SAMPLES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbed:
+    """What disturbs a plan, and its iterations as they are played then."""
+
+    by: Variability
+    played: Quantiles
+
+    @classmethod
+    def of(cls, job: Job, by: Variability, samples: int) -> Self:
+        """A plan's iterations, each with its own jitter. Without jitter all would be equal."""
+        simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
+        try:
+            played = simulator.monte_carlo(job.plan, by, samples if by.jitter else 1)
+        except FieldError as error:
+            raise _refused(error) from None
+        return cls(by=by, played=played)
+
+    def mapping(self) -> Mapping[str, Any]:
+        """The quantiles, beside what disturbs."""
+        return {"by": to_mapping(self.by, omit_defaults=True), **to_mapping(self.played)}
+
+    def words(self, undisturbed_s: float) -> str:
+        """How much longer iterations take than without disturbance."""
+        played, by = self.played, to_mapping(self.by, omit_defaults=True)
+        causes = ", ".join(f"{name} {value:g}" for name, value in by.items() if name != "seed")
+        spread = f"; 90 % of {played.samples} take {played.q05_s:.3f} to {played.q95_s:.3f} s"
+        return (
+            f"disturbed by {causes or 'nothing'}: {played.mean_s:.3f} s an iteration, "
+            f"{played.mean_s / undisturbed_s - 1:+.1%}{spread if played.samples > 1 else ''}"
+        )
+
+
+def variability_of(text: str) -> tuple[Variability, int]:
+    """What disturbs, and the samples, of a text such as ``jitter=0.1,slow_links_factor=2``."""
+    known = [entry.name for entry in fields(Variability)]
+    given: dict[str, float] = {"samples": SAMPLES}
+    for part in text.split(","):
+        name, _, number = (own.strip() for own in part.partition("="))
+        if name not in (*known, "samples"):
+            message = f"--variability {name!r} is unknown{near_matches(name, [*known, 'samples'])}"
+            raise InputError(message)
+        try:
+            given[name] = int(number) if number.isdecimal() else float(number)
+        except ValueError:
+            message = f"--variability {part!r} is no number: write it as {name}=NUMBER"
+            raise InputError(message) from None
+    try:
+        samples: int = check_field(Quantiles, "samples", given.pop("samples"))
+        return from_mapping(Variability, given), samples
+    except FieldError as error:
+        raise _refused(error) from None
+
+
+def _refused(error: FieldError) -> InputError:
+    return InputError(f"--variability {error}")
