@@ -22,7 +22,7 @@ def in_short(plan: Plan) -> str:
 
 def _stage(stage: StagePlan) -> str:
     words = [
-        f"{stage.layers} blocks",
+        "1 block" if stage.layers == 1 else f"{stage.layers} blocks",
         f"{stage.data_parallel} data x {stage.tensor_parallel} tensor",
         f"micro-batch {stage.micro_batch}",
         f"ZeRO-{stage.zero}",

@@ -9,9 +9,9 @@ from experiments.comparing.smallest import Smallest
 from experiments.comparing.stages_alike import limits_in_words, runs_of
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import (
-    BUILT_IN,
     DIMENSIONS,
     OFFLOADS,
+    RECOMPUTED,
     amount_words,
     counts_of_blocks,
     dimension_words,
@@ -97,12 +97,19 @@ def plan_words(plan: Plan) -> list[str]:
     first = 0
     for run in runs_of(plan.stages):
         stage = plan.stages[run[0]]
-        blocks = f"blocks {first} to {first + stage.layers - 1}"
+        blocks = _blocks_from(first, stage.layers)
         if len(run) > 1:
             blocks = f"{_count(stage.layers, 'block')} each"
         lines.append(f"{_called(run)}: {blocks}, {_stage_words(stage)}")
         first += stage.layers * len(run)
     return lines
+
+
+def _blocks_from(first: int, count: int) -> str:
+    """The blocks of a stage by their numbers."""
+    if count == 0:
+        return "no blocks"
+    return f"block {first}" if count == 1 else f"blocks {first} to {first + count - 1}"
 
 
 def _called(run: range) -> str:
@@ -122,7 +129,7 @@ def _stage_words(stage: StagePlan) -> str:
         *(dimension_words(name, stage.value(name), stage.layers) for name in _said(stage)),
     ]
     offloaded = [
-        f"{amount_words(name, stage.value(name))} of {label_of(name)}"
+        f"{amount_words(name, stage.value(name)).replace('.0%', '%')} of {label_of(name)}"
         for name in OFFLOADS
         if stage.value(name)
     ]
@@ -140,11 +147,11 @@ def _of_mesh(stage: StagePlan) -> Iterator[str]:
 
 
 def _said(stage: StagePlan) -> Iterator[str]:
-    """The dimensions besides mesh and offloading that a stage's text says: added ones if they are
-    not the default."""
-    others = dict(stage.others)
+    """The dimensions besides mesh and offloading that a stage's text says: ZeRO and recomputed
+    blocks always, others if they are not the default."""
     for name in (*names_of("savings"), *counts_of_blocks()):
-        if name not in OFFLOADS and (name in BUILT_IN or name in others):
+        is_default = stage.value(name) == DIMENSIONS[name].default
+        if name not in OFFLOADS and (name in ("zero", RECOMPUTED) or not is_default):
             yield name
 
 

@@ -189,7 +189,7 @@ def _words(plan: Plan) -> str:
 
 
 def _blocks(count: int) -> str:
-    return "1 block" if count == 1 else f"{count} blocks"
+    return "1 block" if count == 1 else f"{count or 'no'} blocks"
 
 
 def _report(rows: Sequence[Row], where: str) -> Report:

@@ -205,17 +205,30 @@ def amount_words(name: str, value: float) -> str:
 
 
 def dimension_words(name: str, value: float, layers: int) -> str:
-    """A value of a stage of so many blocks in words: "ZeRO-2", "3 of 8 blocks recomputed"."""
-    of = f"of {layers} " if name in counts_of_blocks() else ""
+    """A value of a stage of so many blocks in words: "ZeRO-2", "3 of 8 blocks recomputed", "no
+    blocks recomputed"."""
     noun = DIMENSIONS[name].noun
+    if name in counts_of_blocks():
+        return _blocks_words(int(value), layers, noun)
     if not noun and DIMENSIONS[name].amount == "{}" and not DIMENSIONS[name].words:
         noun = name.replace("_", " ")
-    return f"{amount_words(name, value)} {of}{noun}".strip()
+    return f"{amount_words(name, value)} {noun}".strip()
+
+
+def _blocks_words(count: int, layers: int, noun: str) -> str:
+    """A number of a stage's blocks in words; the noun is of many."""
+    if count == 0:
+        return f"no {noun}"
+    if layers == 1:
+        return f"its {noun.replace('blocks', 'block', 1)}"
+    return f"all {layers} {noun}" if count == layers else f"{count} of {layers} {noun}"
 
 
 def change_words(name: str, now: float, then: float) -> str:
     """A change of a dimension in words: "2 instead of 3 blocks recomputed"."""
     noun = DIMENSIONS[name].noun
+    if name in counts_of_blocks() and then == 0:
+        return f"no {noun} instead of {int(now)}"
     return f"{amount_words(name, then)} instead of {amount_words(name, now)} {noun}".rstrip()
 
 

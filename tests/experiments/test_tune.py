@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +15,9 @@ from experiments.cli.commandline import run
 from experiments.comparing.explain import StageLimit
 from experiments.comparing.search_words import plan_words
 from experiments.comparing.stages_alike import limits_in_words
+from mistlab.values.dimensions import change_words
 from mistlab.values.job import load_job
-from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.plan import Offload, Plan, StagePlan
 from searchers.registry import SEARCHERS
 
 OFFLOADED = ("weights", "gradients", "optimizer", "activations")
@@ -142,6 +144,44 @@ def test_a_precision_that_no_plan_has_is_refused_with_an_engine_that_has_it(
     options = ("--hardware", "h100-80gb", "--precision", "fp8")
     assert tuned(tmp_path / "plan.yaml", *options) == 2
     assert "fp16, bf16 or fp32, or --engine megatron-core" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layers", "treated", "words"),
+    [
+        (1, {}, "block 0, 1 data x 1 tensor parallel, micro-batch 1, ZeRO-0, no blocks recomputed"),
+        (1, {"checkpointed_layers": 1}, "ZeRO-0, its block recomputed"),
+        (3, {"checkpointed_layers": 3}, "blocks 0 to 2, *, ZeRO-0, all 3 blocks recomputed"),
+        (3, {"checkpointed_layers": 2}, "ZeRO-0, 2 of 3 blocks recomputed"),
+        (
+            3,
+            {"core_recomputed_layers": 3},
+            "no blocks recomputed, all 3 blocks with attention's core recomputed",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("offload", "offloads"),
+    [
+        (Offload(), "nothing"),
+        (Offload(weights=0.5, activations=0.125), "50% of weights, 12.5% of activations"),
+    ],
+)
+def test_a_stage_is_told_as_a_person_would(
+    layers: int, treated: dict[str, Any], words: str, offload: Offload, offloads: str
+) -> None:
+    """Nothing is said of what no block has."""
+    stage = StagePlan.of_values(
+        {"layers": layers, "data_parallel": 1, "tensor_parallel": 1, "micro_batch": 1, **treated}
+    )
+    stage = replace(stage, offload=offload)
+    (_, told) = plan_words(Plan(micro_batches=1, stages=(stage,)))
+    assert fnmatch(told, f"stage 0: *{words}, offloads {offloads}")
+
+
+def test_a_change_to_no_block_is_told_as_such() -> None:
+    assert change_words("checkpointed_layers", 1, 0) == "no blocks recomputed instead of 1"
+    assert change_words("checkpointed_layers", 3, 2) == "2 instead of 3 blocks recomputed"
 
 
 def test_stages_that_are_alike_share_a_line() -> None:
