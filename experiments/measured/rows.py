@@ -1,6 +1,7 @@
 """Rows of tables of runs, predicted in order, and printed as JSON or as a table of errors."""
 
 import argparse
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from experiments.measured.errors import error_lines
 from mistlab import catalog
 from mistlab.machine.profile import Profile
 from mistlab.runs.answers import RunAnswer, answered, nearly_fills
+from mistlab.runs.cells import text_of
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import RunJob, job_of
 from mistlab.runs.table import TableRow, rows_of_table
@@ -79,7 +81,8 @@ class RowPredictor:
             for row, one in zip(some, read, strict=True):
                 answer = one if isinstance(one, RunAnswer) else self._known[one]
                 if answer.refused and not isinstance(one, RunAnswer):
-                    answer = RunAnswer(refused=f"{row.where}: {answer.refused}")
+                    refused = _as_written(answer.refused, one, row)
+                    answer = RunAnswer(refused=f"{row.where}: {refused}")
                 yield AnsweredRow(row=row, answer=answer)
             self._tell(f"{path}: {some[-1].number} rows answered")
 
@@ -118,6 +121,14 @@ class RowPredictor:
         if instead:
             self._predict([*instead.values()])
             self._known |= {run: self._known[other] for run, other in instead.items()}
+
+
+def _as_written(refused: str, run: Configuration, row: TableRow) -> str:
+    """A refusal that names the engine as the row does, not the variant that it is predicted as."""
+    written = text_of(row.cells, "engine") or run.engine
+    return re.sub(
+        rf"\bengine {re.escape(run.engine)}(?![\w-])", lambda _: f"engine {written}", refused
+    )
 
 
 def _read(row: TableRow) -> Configuration | RunAnswer:

@@ -90,6 +90,29 @@ def test_nanotron_keeps_whole_inputs_where_memory_allows_it(
     assert said == [False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("written", "changes", "said"),
+    [
+        ("nanotron", {"zero": "3", "tp": "2"}, "3, but engine nanotron shards"),
+        ("Nanotron 0.4", {"zero": "3", "tp": "2"}, "3, but engine Nanotron 0.4 shards"),
+        ("nanotron", {"zero": "3", "tp": "1", "dp": "8"}, "3, but engine nanotron shards"),
+    ],
+)
+def test_a_refusal_names_the_engine_as_the_row_does(
+    written: str,
+    changes: dict[str, str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two rows that are predicted alike may name their engine in two ways."""
+    other = {"engine": "NANOTRON", **changes}
+    path = table(tmp_path / "a.csv", {"engine": written, **changes}, other)
+    first, second = answers(capsys, str(path))
+    assert said in first["refused"]
+    assert "engine NANOTRON " in second["refused"]
+
+
 def test_equal_rows_are_predicted_once(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", *([{}] * 10_000))
     found = [*RowPredictor().answers(path)]
