@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from runtime.boxes import Loader, UnreadableError
+from runtime.boxes import Loader, Saver, UnreadableError
 from runtime.comm.shortage import refusal_in
 
 # What reading raises if a file does not hold the bytes that were written.
@@ -76,6 +76,33 @@ class Reader(FileSystemReader):
             if not is_of_file or refusal_in(error) is not None:
                 raise
             raise UnreadableError(_reason(error)) from error
+
+
+def read_alone(reader: Reader, loader: Loader) -> None:
+    """Fill the boxes of the only process, step by step as torch does it.
+
+    ``torch.distributed.checkpoint.load`` warns a process that is alone, and warnings can only be
+    hidden from all threads of the process together.
+    """
+    reader.reset()
+    metadata = reader.metadata()
+    loader.set_up_planner({}, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    own = reader.prepare_local_plan(loader.create_local_plan())
+    (plan,) = reader.prepare_global_plan(loader.create_global_plan([own]))
+    reader.read_data(loader.finish_plan(plan), loader).wait()
+
+
+def write_alone(writer: Writer, saver: Saver) -> None:
+    """Write the boxes of the only process, step by step as torch does it."""
+    writer.reset()
+    saver.set_up_planner({}, writer.storage_meta(), is_coordinator=True)
+    writer.set_up_storage_writer(is_coordinator=True)
+    own = writer.prepare_local_plan(saver.create_local_plan())
+    plans, metadata = saver.create_global_plan([own])
+    (plan,) = writer.prepare_global_plan(plans)
+    written = writer.write_data(saver.finish_plan(plan), saver).wait()
+    writer.finish(metadata, [written])
 
 
 def _reason(error: BaseException) -> str:

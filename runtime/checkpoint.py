@@ -8,7 +8,6 @@ checkpoint's name is complete.
 """
 
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,7 +21,7 @@ from mistlab.values.datafile import read_yaml, write_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
 from mistlab.values.value import to_mapping
-from runtime.box_files import Reader, Writer
+from runtime.box_files import Reader, Writer, read_alone, write_alone
 from runtime.boxes import Box, Loader, Saver, UnlikeError, UnreadableError, boxes_of
 from runtime.checkpoint_folder import checkpoint_path, complete
 from runtime.comm.group import RankLostError
@@ -83,7 +82,10 @@ def load(executor: Executor, path: Path) -> None:
     )
     try:
         with _hearing_all_errors((UnlikeError, UnreadableError)):
-            load_state({}, storage_reader=Reader(path), planner=loader, no_dist=_is_alone())
+            if is_distributed():
+                load_state({}, storage_reader=Reader(path), planner=loader)
+            else:
+                read_alone(Reader(path), loader)
     except UnreadableError as error:
         raise DamagedError(path, str(error)) from error
     except UnlikeError as error:
@@ -123,7 +125,10 @@ def _write(executor: Executor, path: Path) -> None:
         [*boxes_of(executor, written=True), *([_counts_of(executor)] if is_first else [])]
     )
     with _hearing_all_errors(OSError):
-        save_state({}, storage_writer=Writer(unfinished), planner=saver, no_dist=_is_alone())
+        if is_distributed():
+            save_state({}, storage_writer=Writer(unfinished), planner=saver)
+        else:
+            write_alone(Writer(unfinished), saver)
     meet()
     if is_first:
         shutil.rmtree(path, ignore_errors=True)
@@ -176,14 +181,11 @@ def _hearing_all_errors(of_files: Kinds) -> Iterator[None]:
     """A context for a call that all ranks make; every rank hears of the others' errors.
 
     An error ``of_files`` is raised on all ranks. Any other error is raised on its own rank, and the
-    other ranks raise ``RankLostError``. Warnings of torch about its own calls are hidden.
+    other ranks raise ``RankLostError``.
     """
     ranks = range(distributed.get_world_size()) if is_distributed() else None
     try:
-        with (
-            warnings.catch_warnings(action="ignore"),
-            nullcontext() if ranks is None else heard_from(ranks),
-        ):
+        with nullcontext() if ranks is None else heard_from(ranks):
             yield
     except CheckpointException as error:
         failures = {rank: failure for rank, (failure, _) in sorted(error.failures.items())}
@@ -205,7 +207,3 @@ def failure_of(own: int, failures: Mapping[int, BaseException], of_files: Kinds)
     rank, failure = next(iter(others.items()))
     said = str(failure).strip().partition("\n")[0] or type(failure).__name__
     return RankLostError(f"rank {own}: rank {rank} failed at a checkpoint ({said})")
-
-
-def _is_alone() -> bool:
-    return not is_distributed()
