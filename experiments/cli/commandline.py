@@ -180,7 +180,8 @@ def run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
         return NO_ANSWER
     except OSError as error:
         # A disk that is full, a file that may not be read.
-        return _complain(error, NO_ANSWER)
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}", NO_ANSWER)
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
@@ -257,6 +258,6 @@ def _missing(error: ModuleNotFoundError) -> InputError:
     return missing(package)
 
 
-def _complain(error: Exception, status: int) -> int:
+def _complain(error: Exception | str, status: int) -> int:
     print(f"error: {error}", file=sys.stderr)
     return status

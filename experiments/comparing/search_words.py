@@ -12,10 +12,8 @@ from mistlab.values.dimensions import (
     DIMENSIONS,
     OFFLOADS,
     RECOMPUTED,
-    amount_words,
     counts_of_blocks,
     dimension_words,
-    label_of,
     names_of,
 )
 from mistlab.values.mesh import AXES, dimensions_of_axes
@@ -129,7 +127,7 @@ def _stage_words(stage: StagePlan) -> str:
         *(dimension_words(name, stage.value(name), stage.layers) for name in _said(stage)),
     ]
     offloaded = [
-        f"{amount_words(name, stage.value(name)).replace('.0%', '%')} of {label_of(name)}"
+        dimension_words(name, stage.value(name), stage.layers).removesuffix(" offloaded")
         for name in OFFLOADS
         if stage.value(name)
     ]

@@ -59,14 +59,18 @@ def _training(options: argparse.Namespace, job: Job) -> "Training":
         )
 
 
+def _gpus(gpus: int, unlike: int) -> str:
+    if gpus == 1:
+        return "1 GPU"
+    unlike_words = f"{unlike} that differ in what they do" if unlike > 1 else "all doing the same"
+    return f"{gpus} GPUs, {unlike_words}"
+
+
 def _checked(path: Path, gpus: int, sanitizer: "Sanitizer", options: argparse.Namespace) -> int:
     """Check a plan, and tell; how much was found."""
     ranks = sanitizer.ranks
     left_out = "".join(f"; {words}" for words in sanitizer.small.left_out)
-    progress(
-        f"{path}: {gpus} GPU{'s' if gpus > 1 else ''}, {len(ranks)} that differ in what they "
-        f"do{left_out}; about {sanitizer.expected_s:.0f} s"
-    )
+    progress(f"{path}: {_gpus(gpus, len(ranks))}{left_out}; about {sanitizer.expected_s:.0f} s")
     start = perf_counter()
     collectives = sanitizer.collectives()
     progress(f"{path}: collectives: {_count(len(collectives))}, {perf_counter() - start:.0f} s")

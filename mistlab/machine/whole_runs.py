@@ -53,8 +53,8 @@ class MeasuredAt:
     def ratios(self, other: "MeasuredAt") -> Mapping[str, float]:
         """The factor, at least 1, by which each of the three numbers differs."""
         pairs = {
-            "hidden": (self.hidden, other.hidden),
-            "GPUs": (self.gpus, other.gpus),
+            "hidden size": (self.hidden, other.hidden),
+            "number of GPUs": (self.gpus, other.gpus),
             "sequence length": (self.sequence_length, other.sequence_length),
         }
         return {name: max(pair) / min(pair) for name, pair in pairs.items()}

@@ -83,7 +83,7 @@ def _offloaded(symbol: str, kind: str, task: str) -> Dimension:
         default=0.0,
         label=kind,
         amount="{:.1%}",
-        noun=f"of {kind} offloaded",
+        noun=f"of {'optimizer state' if kind == 'optimizer' else kind} offloaded",
         of_tasks={task: _as_it_is},
     )
 
@@ -212,7 +212,7 @@ def dimension_words(name: str, value: float, layers: int) -> str:
         return _blocks_words(int(value), layers, noun)
     if not noun and DIMENSIONS[name].amount == "{}" and not DIMENSIONS[name].words:
         noun = name.replace("_", " ")
-    return f"{amount_words(name, value)} {noun}".strip()
+    return f"{_short_amount(name, value)} {noun}".strip()
 
 
 def _blocks_words(count: int, layers: int, noun: str) -> str:
@@ -229,7 +229,12 @@ def change_words(name: str, now: float, then: float) -> str:
     noun = DIMENSIONS[name].noun
     if name in counts_of_blocks() and then == 0:
         return f"no {noun} instead of {int(now)}"
-    return f"{amount_words(name, then)} instead of {amount_words(name, now)} {noun}".rstrip()
+    return f"{_short_amount(name, then)} instead of {_short_amount(name, now)} {noun}".rstrip()
+
+
+def _short_amount(name: str, value: float) -> str:
+    """The same as ``amount_words``, with whole numbers of percent: "50%"."""
+    return amount_words(name, value).replace(".0%", "%")
 
 
 def checked_value(name: str, value: object) -> float:

@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
     [
         (NoAnswerError("nothing fits"), 1, "error: nothing fits\n"),
         (InputError("field: value: remedy"), 2, "error: field: value: remedy\n"),
+        (PermissionError(13, "Permission denied", "a/b"), 1, "error: a/b: Permission denied\n"),
+        (OSError("odd"), 1, "error: odd\n"),
         (
             ModuleNotFoundError("no torch", name="torch"),
             2,

@@ -188,7 +188,7 @@ def test_nothing_is_lost_when_a_run_ends_early(
         assert run(run_plan.main, [str(plan), "--out", str(out), "--steps", "3"]) == NO_ANSWER
     captured = capsys.readouterr()
     assert captured.out.startswith("losses")
-    assert captured.err.endswith("error: [Errno 28] No space left on device\n")
+    assert captured.err.endswith("error: No space left on device\n")
 
     assert len((out / "rows.jsonl").read_text().splitlines()) == 3
 

@@ -165,6 +165,7 @@ def test_a_precision_that_no_plan_has_is_refused_with_an_engine_that_has_it(
     [
         (Offload(), "nothing"),
         (Offload(weights=0.5, activations=0.125), "50% of weights, 12.5% of activations"),
+        (Offload(optimizer=1.0), "100% of optimizer state"),
     ],
 )
 def test_a_stage_is_told_as_a_person_would(
@@ -182,6 +183,8 @@ def test_a_stage_is_told_as_a_person_would(
 def test_a_change_to_no_block_is_told_as_such() -> None:
     assert change_words("checkpointed_layers", 1, 0) == "no blocks recomputed instead of 1"
     assert change_words("checkpointed_layers", 3, 2) == "2 instead of 3 blocks recomputed"
+    less = change_words("offload_optimizer", 0.25, 0.125)
+    assert less == "12.5% instead of 25% of optimizer state offloaded"
 
 
 def test_stages_that_are_alike_share_a_line() -> None:

@@ -202,7 +202,9 @@ def test_bounds_widen_with_the_distance_to_what_was_measured_and_say_by_what() -
     hardware = replace(CLUSTER.hardware, engines=(far,))
     here = bounds_of(WORK, replace(CLUSTER, hardware=hardware), "mistlab")
     assert here.notes(4) == ()
-    assert here.notes(8) == ("GPUs differs by a factor of 2.0 from the nearest runs measured",)
+    assert here.notes(8) == (
+        "number of GPUs differs by a factor of 2.0 from the nearest runs measured",
+    )
     # From the one to the other over the first doubling; three reach as far as was tried.
     widths = [half_width(here, gpus) for gpus in (4, 8, 32, 64)]
     assert widths == pytest.approx([0.1, 0.25, 0.25, 0.25 * 1.5])
