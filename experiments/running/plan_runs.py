@@ -15,6 +15,7 @@ from threading import Thread
 from typing import Any
 
 from experiments.cli.commandline import WRONG_USAGE
+from experiments.running.last_words import ERROR
 from mistlab.values.errors import InputError
 
 Said = Mapping[str, Any]
@@ -84,7 +85,7 @@ class WorkerRunner:
         if answer is None:
             return None
         if answer["status"] == WRONG_USAGE:
-            message = f"{run.plan}: {answer['error']}"
+            message = f"{run.plan}: {answer['error'].removeprefix(ERROR)}"
             raise InputError(message)
         said: Said = {"error": answer["error"]} if answer["status"] else answer["said"]
         return said
