@@ -8,6 +8,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil, inf
 from typing import TypeVar, cast
 
@@ -26,6 +27,7 @@ from mistlab.values.search import (
     Status,
 )
 from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.values.stages_in_order import StagesInOrder
 
 # This many stage candidates count as one plan.
 STAGES_A_PLAN = 1000
@@ -246,14 +248,24 @@ class Ledger:
         parts = self._in_parts(bounds, least, most)
         return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
 
-    def stage_fits(self, batch: StageBatch, *, engine: str) -> NDArray[np.bool_]:
-        """Whether each candidate fits on its GPUs. Raises ``BudgetSpentError``."""
+    def stage_fits(
+        self,
+        batch: StageBatch,
+        in_order: StagesInOrder | None = None,
+        *,
+        engine: str,
+        of_others: bool = False,
+    ) -> NDArray[np.bool_]:
+        """Whether each candidate fits on its GPUs; in some orders, whether one may fit that has
+        smaller ratios or recomputes fewer blocks. Raises ``BudgetSpentError``."""
         model = cast("StageBoundModel", self.predictor)
-        return np.concatenate(
-            self._in_parts(lambda some: model.stage_fits(some, engine=engine), batch)
-        )
+        ask = partial(model.stage_fits, engine=engine, of_others=of_others)
+        batches = (batch,) if in_order is None else (batch, in_order)
+        return np.concatenate(self._in_parts(ask, *batches))
 
-    def _in_parts(self, ask: Callable[..., Answer], *batches: StageBatch) -> list[Answer]:
+    def _in_parts(
+        self, ask: Callable[..., Answer], *batches: StageBatch | StagesInOrder
+    ) -> list[Answer]:
         """The answers for rows of batches, a part of the rows at a time."""
         rows, found = len(batches[0]), []
         for some in np.array_split(np.arange(rows), -(-rows // STAGES_AT_ONCE) or 1):

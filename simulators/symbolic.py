@@ -12,7 +12,7 @@ from mistlab.cost.bounds import PredictionBounds, bounds_of, slowest_cluster
 from mistlab.cost.figures_at import in_one_group, mean_peak_flop_per_s
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
-from mistlab.cost.order_memory import unlike_bytes
+from mistlab.cost.order_memory import peaks_in_order, unlike_bytes
 from mistlab.cost.order_times import ordered_iterations_s
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import FEW_ROWS
@@ -39,6 +39,7 @@ from mistlab.values.stages import (
     StageSeconds,
     rows_of,
 )
+from mistlab.values.stages_in_order import StagesInOrder
 from mistlab.values.workload import Workload
 from simulators.known_stages import KnownStage, known_stages
 
@@ -156,9 +157,21 @@ class SymbolicPredictor:
             host_bytes=least_bytes,
         )
 
-    def stage_fits(self, batch: StageBatch, *, engine: str = "mistlab") -> NDArray[np.bool_]:
-        """Whether each candidate fits on its GPUs."""
-        peaks = self._stages(engine).peaks(batch)
+    def stage_fits(
+        self,
+        batch: StageBatch,
+        in_order: StagesInOrder | None = None,
+        *,
+        engine: str = "mistlab",
+        of_others: bool = False,
+    ) -> NDArray[np.bool_]:
+        """Whether each candidate fits on its GPUs; in some orders, whether one may fit that has
+        smaller ratios or recomputes fewer blocks."""
+        model = self._stages(engine)
+        if in_order is None:
+            peaks = model.peaks(batch)
+        else:
+            peaks = peaks_in_order(batch, in_order, model, of_others=of_others)
         reserved = reserved_bytes(peaks, batch, self.cluster, ENGINES[engine])
         return np.asarray(peaks.feasible & self._has_room(reserved, batch))
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.values.stages_in_order import StagesInOrder
 from simulators.symbolic import SymbolicPredictor
 
 Answer = TypeVar("Answer")
@@ -45,19 +46,32 @@ class Remembered:
         """Costs that no candidate between the two undercuts."""
         return self._answer(self.predictor.stage_bounds, least, most, engine=engine)
 
-    def stage_fits(self, batch: StageBatch, *, engine: str = "mistlab") -> NDArray[np.bool_]:
+    def stage_fits(
+        self,
+        batch: StageBatch,
+        in_order: StagesInOrder | None = None,
+        *,
+        engine: str = "mistlab",
+        of_others: bool = False,
+    ) -> NDArray[np.bool_]:
         """Whether each candidate fits on its GPUs."""
-        return self._answer(self.predictor.stage_fits, batch, engine=engine)
+        batches = (batch,) if in_order is None else (batch, in_order)
+        return self._answer(self.predictor.stage_fits, *batches, engine=engine, of_others=of_others)
 
-    def _answer(self, ask: Callable[..., Answer], *batches: StageBatch, engine: str) -> Answer:
-        question = ask.__name__, engine, _digest(batches)
+    def _answer(
+        self,
+        ask: Callable[..., Answer],
+        *batches: StageBatch | StagesInOrder,
+        **options: str | bool,
+    ) -> Answer:
+        question = ask.__name__, *options.items(), _digest(batches)
         if question not in self.answers:
-            self.answers[question] = ask(*batches, engine=engine)
+            self.answers[question] = ask(*batches, **options)
         found: Answer = self.answers[question]
         return found
 
 
-def _digest(batches: Sequence[StageBatch]) -> bytes:
+def _digest(batches: Sequence[StageBatch | StagesInOrder]) -> bytes:
     """A short text for all columns: the columns themselves would take more room than answers."""
     parts = []
     for batch in batches:

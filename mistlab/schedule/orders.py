@@ -159,9 +159,18 @@ def repeat_of(order: str, num_stages: int) -> int:
     return lcm(2, num_stages) if order in REPEATING else 2
 
 
+def chunks_of(order: str) -> int:
+    """Number of chunks of each stage in a named order.
+
+    >>> chunks_of("zb-h1"), chunks_of("zb-v"), chunks_of("interleaved-4")
+    (1, 2, 4)
+    """
+    return 2 if order in TURNING else INTERLEAVED.get(order, 1)
+
+
 def order_problem(order: str, num_stages: int, micro_batches: int, most_chunks: int) -> str:
     """Why a named order cannot run stages of at most so many chunks; empty if it can."""
-    chunks = 2 if order in TURNING else INTERLEAVED.get(order, 1)
+    chunks = chunks_of(order)
     if order == "dualpipe-v" and (problem := _too_few(num_stages, micro_batches)):
         return problem
     if order in INTERLEAVED and micro_batches % num_stages:

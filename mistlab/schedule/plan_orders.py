@@ -6,10 +6,10 @@ A file that is longer than any order of the plan's passes is refused by its size
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 from mistlab.schedule.checked_orders import named_order, order_of_text
+from mistlab.schedule.held_moments import HeldMoments, moments_in
 from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import (
     DEFAULT_ORDER,
@@ -75,11 +75,16 @@ def in_flight_of_plan(plan: Plan) -> Sequence[float]:
     stages, micro_batches = plan.num_stages, plan.micro_batches
     if plan.order == DEFAULT_ORDER:
         return [in_flight(stage, stages, micro_batches) for stage in range(stages)]
-    passes = passes_of_plan(shortened(plan))
-    return [
-        _most_held(of_stage, of_stage.placement.shares_of_blocks(stage.layers, number))
-        for number, (stage, of_stage) in enumerate(zip(plan.stages, passes, strict=True))
-    ]
+    moments = moments_of_plan(plan)
+    return [one.most_held(stage.layers) for one, stage in zip(moments, plan.stages, strict=True)]
+
+
+def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
+    """The fullest moments of each stage of a plan."""
+    if plan.order in ORDERS:
+        check_order(plan)
+        return moments_in(plan.order, plan.num_stages, plan.micro_batches)
+    return tuple(HeldMoments.of(own, stage) for stage, own in enumerate(passes_of_plan(plan)))
 
 
 def ends_of_plan(plan: Plan) -> tuple[int, int]:
@@ -97,42 +102,15 @@ def placement_of_plan(plan: Plan) -> Placement:
     return order_of_plan(shortened(plan)).placement
 
 
-@lru_cache(maxsize=1024)
 def least_in_flight(order: str, num_stages: int, micro_batches: int) -> tuple[int, ...]:
     """Micro-batches whose activations each stage of a named order holds at once at least, however
     its memory is divided over its chunks, and whatever passes for weights still need."""
-    fewer = fewer_micro_batches(order, num_stages, micro_batches)
-    return tuple(_least_held(one) for one in passes_of(named_order(order, num_stages, fewer)))
+    return tuple(one.least_held for one in moments_in(order, num_stages, micro_batches))
 
 
 def placement_of(order: str, num_stages: int, micro_batches: int) -> Placement:
     """Where the parts of a pipeline lie whose passes run in a named order."""
-    fewer = fewer_micro_batches(order, num_stages, micro_batches)
-    return named_order(order, num_stages, fewer).placement
-
-
-def _least_held(passes: StagePasses) -> int:
-    """The most micro-batches that every chunk of a stage holds at the same time."""
-    held, most = [0] * passes.chunks, 0
-    for one in passes:
-        held[one.chunk] += {"F": 1, "B": -1}.get(one.kind, 0)
-        most = max(most, min(held))
-    return most
-
-
-@lru_cache(maxsize=1024)
-def _most_held(passes: StagePasses, blocks: tuple[int, ...]) -> float:
-    """The most blocks of micro-batches that a stage holds at once, divided by its blocks."""
-    if len(blocks) == 1:
-        return passes.most_held
-    held = most = 0
-    for one in passes:
-        if one.kind == "F":
-            held += blocks[one.chunk]
-        elif one.kind == ("W" if passes.splits_backward else "B"):
-            held -= blocks[one.chunk]
-        most = max(most, held)
-    return most / sum(blocks)
+    return moments_in(order, num_stages, micro_batches)[0].placement
 
 
 def _check_chunks(plan: Plan, order: PipelineOrder) -> None:

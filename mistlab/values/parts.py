@@ -6,12 +6,14 @@ Axes: C candidates, S stages, P parts in order.
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mistlab.schedule.placement import Placement
 from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.values.dimensions import counts_of_blocks
 from mistlab.values.plan import Plan
 from mistlab.values.stages import Column, StageBatch
+from mistlab.values.stages_in_order import StagesInOrder
 
 
 def batch_of_parts(plans: Sequence[Plan], placement: Placement) -> StageBatch:
@@ -67,13 +69,34 @@ def parts_of_stages(batch: StageBatch, placement: Placement) -> StageBatch:
     return StageBatch.joined(parts)
 
 
-def chunk_of_stages(batch: StageBatch, chunk: int, chunks: int) -> StageBatch:
+def chunk_of_loop(batch: StageBatch, chunk: int, chunks: int) -> StageBatch:
     """One chunk of each stage (C), of ``chunks``, where parts lie in a loop."""
+    return _chunk(batch, chunk, chunks, rest_is_last=batch.has_embedding > 0)
+
+
+def chunk_in_order(batch: StageBatch, chunk: int, in_order: StagesInOrder) -> StageBatch:
+    """One chunk of each stage (C) of pipelines in an order."""
+    placement = in_order.placement
+    if placement.is_loop:
+        return chunk_of_loop(batch, chunk, placement.chunks)
+    own = _chunk(batch, chunk, placement.chunks, rest_is_last=np.zeros(len(batch), dtype=np.bool_))
+    parts = [placement.of_stage(stage)[chunk] for stage in range(in_order.num_stages)]
+    return own.with_columns(
+        comes_from=np.array([placement.comes_from(part) for part in parts])[in_order.stage],
+        goes_to=np.array([placement.goes_to(part) for part in parts])[in_order.stage],
+        shares_table=int(placement.ends_meet),
+    )
+
+
+def _chunk(
+    batch: StageBatch, chunk: int, chunks: int, *, rest_is_last: NDArray[np.bool_]
+) -> StageBatch:
+    """One chunk of each stage (C); blocks that cannot be divided evenly go to its last chunks, or
+    else to its first ones."""
     each, rest = np.divmod(batch.layers, chunks)
-    is_first = batch.has_embedding > 0
     begin, end = (
         count * each
-        + np.where(is_first, np.maximum(count - (chunks - rest), 0), np.minimum(count, rest))
+        + np.where(rest_is_last, np.maximum(count - (chunks - rest), 0), np.minimum(count, rest))
         for count in (chunk, chunk + 1)
     )
     return batch.with_columns(

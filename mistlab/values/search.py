@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mistlab.values.stages import StageBatch, StageCosts
+    from mistlab.values.stages_in_order import StagesInOrder
 
 # From so many recomputed blocks on, up to one less than all blocks of a stage, a block more adds or
 # leaves out slots of the same kinds.
@@ -142,9 +143,21 @@ class StageBoundModel(StageCostModel, Protocol):
         """
         ...
 
-    def stage_fits(self, batch: "StageBatch", *, engine: str = "mistlab") -> "NDArray[np.bool_]":
+    def stage_fits(
+        self,
+        batch: "StageBatch",
+        in_order: "StagesInOrder | None" = None,
+        *,
+        engine: str = "mistlab",
+        of_others: bool = False,
+    ) -> "NDArray[np.bool_]":
         """Whether each candidate fits on its GPUs. A candidate that recomputes a block needs no
-        more memory if it recomputes more blocks, or has larger positive ratios."""
+        more memory if it recomputes more blocks, or has larger positive ratios.
+
+        With ``in_order`` candidates hold what stages in these places hold, and the rule does not
+        always hold. So ``of_others`` asks whether a candidate may fit that has smaller positive
+        ratios, or recomputes fewer blocks.
+        """
         ...
 
 

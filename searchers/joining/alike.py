@@ -138,14 +138,13 @@ class AlikeStages:
                     break
         return np.concatenate([np.empty(0), *found])
 
-    def batch(self, candidates: Candidates, held: Sequence[int] | None = None) -> StageBatch:
-        """All candidates' first stages, then their second stages, and so on; each stage holds so
-        many micro-batches, by default those of 1F1B."""
+    def batch(self, candidates: Candidates) -> StageBatch:
+        """All candidates' first stages, then their second stages, and so on."""
         pipeline, rows = self.pipeline, len(candidates)
         stages, mesh = pipeline.num_stages, pipeline.meshes[0]
         savings, counts = np.split(candidates, [len(self.choices)], axis=1)
         layers, number = np.repeat(self.shares, rows), np.arange(stages)
-        held = held or [in_flight(stage, stages, pipeline.micro_batches) for stage in range(stages)]
+        held = [in_flight(stage, stages, pipeline.micro_batches) for stage in range(stages)]
         cluster = self.problem.cluster
         ranks = [cluster.like_rank(rank, mesh.num_gpus) for rank in pipeline.first_ranks()]
         return StageBatch(

@@ -23,6 +23,7 @@ from mistlab.values.dimensions import RECOMPUTED, counts_of_blocks, names_of
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.values.stages_in_order import StagesInOrder
 from searchers.joining.boxes import Boxes, Choices, Places
 from searchers.joining.candidate_table import Column, Options, telling_columns
 from searchers.joining.candidates import StagePosition, least_with, savings_columns
@@ -92,15 +93,15 @@ class BoxCosts:
     def _pools(
         self, asked: Sequence[Asked], rows: "_Rows", limit_s: float
     ) -> Iterator[tuple[StagePosition, Pool]]:
-        rows = rows.chosen(self._fits(rows, rows.high, rows.most))
-        rows = replace(rows, fewest=self._fewest(rows, rows.high))
+        rows = rows.chosen(self._fits(rows, rows.high, rows.most, of_others=True))
+        rows = replace(rows, fewest=self._fewest(rows, rows.high, of_others=True))
         boxes = self._bounds(rows)
         may = self._has_host(rows, boxes) & (self._least_s(rows, boxes) < limit_s)
         rows, boxes = rows.chosen(may), boxes.chosen(may)
         # Where the least ratios fit, they are a candidate.
-        fitting = np.flatnonzero(self._fits(rows, rows.low, rows.most))
+        fitting = np.flatnonzero(self._fits(rows, rows.low, rows.most, of_others=False))
         sure = rows.chosen(fitting)
-        sure = replace(sure, fewest=self._fewest(sure, sure.low))
+        sure = replace(sure, fewest=self._fewest(sure, sure.low, of_others=False))
         true, are_best = self._true(sure)
         has_host = self._has_host(sure, true)
         is_open = ~rows.are_points
@@ -129,7 +130,7 @@ class BoxCosts:
         with_most = rows.chosen(several)
         ends = rows.and_also(replace(with_most, fewest=with_most.most))
         batch = self._batch(ends, ends.low, ends.fewest)
-        true = _options(ends, self._costs(batch))
+        true = _options(ends, self._costs(batch, self._places(ends)))
         # What is not less at the most blocks is nowhere less.
         times = true.times
         # Where sends cost less, a pass that takes longer in all can be shorter in between.
@@ -152,43 +153,58 @@ class BoxCosts:
             return _nothing(rows)
         least = self._batch(rows, rows.low, rows.fewest)
         most = self._batch(rows, rows.high, rows.most)
-        return _options(rows, self._least_costs(least, most))
+        return _options(rows, self._least_costs(least, most, self._places(rows)))
 
-    def _costs(self, batch: StageBatch) -> StageCosts:
+    def _costs(self, batch: StageBatch, places: StagesInOrder | None) -> StageCosts:
         ledger, engine = self.ledger, self.space.engine
         costs = ledger.stage_costs(batch, engine=engine)
         if self.group.has_formula:
             return costs
         traits = OrderTraits.of(self.group.order, engine)
         return traits.in_order(
-            costs, batch, batch, lambda few, _: ledger.stage_costs(few, engine=engine).seconds
+            costs,
+            (batch, batch),
+            places,
+            lambda few, _: ledger.stage_costs(few, engine=engine).seconds,
         )
 
-    def _least_costs(self, least: StageBatch, most: StageBatch) -> StageCosts:
+    def _least_costs(
+        self, least: StageBatch, most: StageBatch, places: StagesInOrder | None
+    ) -> StageCosts:
         ledger, engine = self.ledger, self.space.engine
         costs = ledger.stage_bounds(least, most, engine=engine)
         if self.group.has_formula:
             return costs
         traits = OrderTraits.of(self.group.order, engine)
         return traits.in_order(
-            costs, least, most, lambda *ends: ledger.stage_bounds(*ends, engine=engine).seconds
+            costs,
+            (least, most),
+            places,
+            lambda *ends: ledger.stage_bounds(*ends, engine=engine).seconds,
         )
 
-    def _fits(self, rows: "_Rows", savings: Column, recomputed: Column) -> Mask:
+    def _fits(self, rows: "_Rows", savings: Column, recomputed: Column, *, of_others: bool) -> Mask:
         if not len(rows):
             return np.empty(0, dtype=np.bool_)
         batch = self._batch(rows, savings, recomputed)
-        return self.ledger.stage_fits(batch, engine=self.space.engine)
+        return self.ledger.stage_fits(
+            batch, self._places(rows), engine=self.space.engine, of_others=of_others
+        )
 
-    def _fewest(self, rows: "_Rows", savings: Column) -> NDArray[np.int64]:
+    def _fewest(self, rows: "_Rows", savings: Column, *, of_others: bool) -> NDArray[np.int64]:
         """The fewest recomputed blocks (R) of each box that fit, if the most do: memory never
-        grows with their number."""
+        grows with their number, or bounds of memory do not."""
         fewest, most = rows.fewest.copy(), rows.most.copy()
         batch = self._batch(rows, savings, most)
         asked = fewest.copy()
         while len(left := np.flatnonzero(fewest < most)):
             some = batch.chosen(left).with_columns(**{RECOMPUTED: asked[left]})
-            fits = self.ledger.stage_fits(some, engine=self.space.engine)
+            fits = self.ledger.stage_fits(
+                some,
+                self._places(rows.chosen(left)),
+                engine=self.space.engine,
+                of_others=of_others,
+            )
             most[left[fits]] = asked[left[fits]]
             fewest[left[~fits]] = asked[left[~fits]] + 1
             asked = (fewest + most) // 2
@@ -204,10 +220,15 @@ class BoxCosts:
         layers, in_flight = rows.of_place("layers"), rows.of_place("in_flight")
         return least_with(self.problem, self.group, self.work, options, layers, in_flight)
 
+    def _places(self, rows: "_Rows") -> StagesInOrder | None:
+        return self.group.in_order(rows.of_place("stage"))
+
     def _batch(self, rows: "_Rows", savings: Column, recomputed: Column) -> StageBatch:
+        has_head = "has_embedding" if self.group.turns else "has_head"
         counts = dict(zip(counts_of_blocks(), rows.counts.T, strict=True))
         return StageBatch(
             **{name: rows.of_place(name) for name in (*names_of("mesh"), *_POSITIONS)},
+            has_head=rows.of_place(has_head),
             **savings_columns(savings),
             **{**counts, RECOMPUTED: recomputed},
             micro_batches=self.group.micro_batches,
@@ -309,13 +330,14 @@ def _columns_of(places: Sequence[StagePosition]) -> Mapping[str, NDArray[np.int6
         "in_flight": [place.in_flight for place in places],
         "has_embedding": [place.is_first for place in places],
         "has_head": [place.is_last for place in places],
+        "stage": [place.stage for place in places],
         "first_rank": [place.place_in_node for place in places],
         "num_gpus": [place.mesh.num_gpus for place in places],
     }
     return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
 
-_POSITIONS = ("layers", "in_flight", "has_embedding", "has_head", "first_rank")
+_POSITIONS = ("layers", "in_flight", "has_embedding", "first_rank")
 
 
 def _options(rows: _Rows, costs: StageCosts) -> Options:

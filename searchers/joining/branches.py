@@ -114,10 +114,11 @@ def _without_formula_s(
 
 def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) -> bool:
     """Whether pipelines of a group may have a bound by arithmetic alone: in an order whose parts
-    lie in a V, or because they may be unable to run any order of the space."""
+    lie in a V, where they may have any number of stages; or because they may be unable to run any
+    order of the space."""
     if group.num_stages == 1:
         return False
-    if any(order in TURNING for order in space.orders):
+    if group.num_stages is None and any(order in TURNING for order in space.orders):
         return True
     if DEFAULT_ORDER in space.orders:
         return False

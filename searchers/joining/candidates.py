@@ -51,6 +51,7 @@ class StagePosition(NamedTuple):
     """A number of blocks on a mesh, at some place of a pipeline.
 
     ``place_in_node`` is the first rank from which the stage costs the same (``Cluster.like_rank``).
+    ``stage`` is the stage's number where the order of passes asks for it, else 0.
     """
 
     mesh: Mesh
@@ -59,6 +60,7 @@ class StagePosition(NamedTuple):
     in_flight: int
     is_first: bool
     is_last: bool
+    stage: int = 0
 
     @property
     def is_alone(self) -> bool:

@@ -4,10 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_problem
-from mistlab.schedule.plan_orders import least_in_flight
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.schedule.held_moments import moments_in
+from mistlab.schedule.orders import DEFAULT_ORDER, TURNING, chunks_of, order_problem
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
+from mistlab.values.stages_in_order import StagesInOrder
 from searchers.joining.least_work import LeastWork
 from searchers.meshes import Mesh, Pipeline, allows, equal_stages, meshes, micro_batch_counts
 
@@ -51,21 +55,42 @@ class Group:
     @property
     def fewest_blocks(self) -> int:
         """The fewest blocks of a stage: one for each chunk."""
-        return INTERLEAVED.get(self.order, 1)
+        return chunks_of(self.order)
 
     @property
     def steady(self) -> int:
         """As many micro-batches a stage has for certain that take as long as a steady one."""
         return self.micro_batches if self.has_formula else self.micro_batches - 1
 
-    def held(self, after: int) -> int:
-        """The micro-batches that a stage in front of so many others holds at least."""
+    @property
+    def turns(self) -> bool:
+        """Whether the first stage has the head, too."""
+        return self.order in TURNING
+
+    def held(self, after: int, layers: int) -> int:
+        """The micro-batches that a stage of some blocks holds, in front of so many others; where
+        they are no whole number, the next less."""
         if self.has_formula:
             return min(self.micro_batches, after + 1)
         if self.num_stages is None:
             return 1
-        held = least_in_flight(self.order, self.num_stages, self.micro_batches)
-        return held[self.num_stages - 1 - after]
+        moments = moments_in(self.order, self.num_stages, self.micro_batches)
+        return int(moments[self.num_stages - 1 - after].most_held(layers))
+
+    def number(self, after: int) -> int:
+        """The number of a stage in front of so many others, if its order asks for it; else 0."""
+        return 0 if self.has_formula or self.num_stages is None else self.num_stages - 1 - after
+
+    def in_order(self, stage: NDArray[np.int64]) -> StagesInOrder | None:
+        """The places of stages (C) with these numbers, if their order asks for them."""
+        if self.has_formula or self.num_stages is None:
+            return None
+        return StagesInOrder(
+            order=self.order,
+            num_stages=self.num_stages,
+            micro_batches=self.micro_batches,
+            stage=stage,
+        )
 
     def least_s(self, problem: Problem, work: Mapping[Mesh, LeastWork]) -> float:
         """The least seconds of any of these pipelines.
@@ -159,11 +184,13 @@ def groups_of(
 
 
 def groups_in_orders(problem: Problem, space: SearchSpace) -> Iterator[Group]:
-    """The groups of pipelines in each order of a space that has no formula, and whose parts lie in
-    a loop."""
-    orders = [order for order in space.orders if order != DEFAULT_ORDER and order not in TURNING]
+    """The groups of pipelines in each order of a space that has no formula; where parts lie in a V,
+    only those of a known number of stages."""
+    orders = [order for order in space.orders if order != DEFAULT_ORDER]
     for group in groups_of(problem, space):
         for order in orders:
+            if group.num_stages is None and order in TURNING:
+                continue
             if group.num_stages != 1 and _can_run(problem, group, order):
                 yield replace(group, order=order)
 

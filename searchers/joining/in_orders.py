@@ -15,8 +15,8 @@ from mistlab.cost.order_bound import order_bound_s
 from mistlab.cost.pipeline import StageTimes
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import SPLIT
-from mistlab.schedule.plan_orders import least_in_flight, placement_of
 from mistlab.values.parts import parts_of_stages, with_ends
+from mistlab.values.stages_in_order import StagesInOrder
 from searchers.joining.alike import AlikeStages, Candidates
 
 # Plans that are predicted together, with bounds below the best time before them.
@@ -54,14 +54,19 @@ class AlikeInOrder:
         """Seconds (R) that no candidate undercuts; infinite where one cannot fit."""
         own, ledger, pipeline = self.stages, self.stages.ledger, self.stages.pipeline
         engine, count = own.space.engine, pipeline.num_stages
-        held = least_in_flight(self.order, count, pipeline.micro_batches)
-        placement = placement_of(self.order, count, pipeline.micro_batches)
-        batch = with_ends(own.batch(candidates, held), placement)
-        fits = ledger.stage_fits(batch, engine=engine).reshape(count, -1).all(axis=0)
+        places = StagesInOrder(
+            order=self.order,
+            num_stages=count,
+            micro_batches=pipeline.micro_batches,
+            stage=np.repeat(np.arange(count), len(candidates)),
+        )
+        placement = places.placement
+        batch = with_ends(own.batch(candidates), placement)
+        fits = ledger.stage_fits(batch, places, engine=engine).reshape(count, -1).all(axis=0)
         found = np.full(len(candidates), np.inf)
         rows = np.flatnonzero(fits)
         if len(rows):
-            few = own.batch(candidates[rows], held)
+            few = with_ends(own.batch(candidates[rows]), placement)
             parts = parts_of_stages(few, placement)
             seconds = ledger.stage_costs(parts, engine=engine).seconds
             names = (entry.name for entry in fields(StageTimes))

@@ -7,7 +7,7 @@ numbers of a chunk are told apart, and each time is the least of all.
 Axes: C candidates.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -17,11 +17,12 @@ from mistlab.cost.chains import Chains
 from mistlab.cost.order_bound import in_front_s
 from mistlab.cost.pipeline import StageTimes, Table, prepended
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.orders import INTERLEAVED, SPLIT
-from mistlab.values.dimensions import RECOMPUTED
-from mistlab.values.parts import chunk_of_stages
+from mistlab.schedule.orders import SPLIT, chunks_of
+from mistlab.values.dimensions import RECOMPUTED, counts_of_blocks
+from mistlab.values.parts import chunk_in_order, chunk_of_loop
 from mistlab.values.search import FEWEST_ALIKE
 from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
+from mistlab.values.stages_in_order import StagesInOrder
 from searchers.joining.groups import Group
 
 Column = NDArray[np.float64]
@@ -32,6 +33,12 @@ Bounds = Callable[[StageBatch, StageBatch], StageSeconds]
 ADDED = (
     *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
     *("within_forward_s", "within_backward_s", "begin_s", "end_s", "point_to_point_s"),
+)
+
+# What chunks of a stage differ in, beside their recomputed blocks.
+_OF_CHUNKS = (
+    *("layers", "has_embedding", "has_head", "comes_from", "goes_to"),
+    *(name for name in counts_of_blocks() if name != RECOMPUTED),
 )
 
 
@@ -47,7 +54,7 @@ class OrderTraits:
     def of(cls, order: str, engine: str) -> "OrderTraits":
         """The traits of a named order."""
         return cls(
-            chunks=INTERLEAVED.get(order, 1),
+            chunks=chunks_of(order),
             splits=order in SPLIT,
             steps_apart=ENGINES[engine].steps_apart,
         )
@@ -58,11 +65,27 @@ class OrderTraits:
         return not (self.splits or self.steps_apart)
 
     def in_order(
-        self, costs: StageCosts, least: StageBatch, most: StageBatch, bounds: Bounds
+        self,
+        costs: StageCosts,
+        ends: tuple[StageBatch, StageBatch],
+        places: StagesInOrder | None,
+        bounds: Bounds,
     ) -> StageCosts:
-        """The costs of stages, with times that no stage of this order undercuts."""
+        """The costs of stages, with times that no stage of this order undercuts whose savings lie
+        between those of ``ends``; without ``places`` parts lie in a loop."""
+
+        def chunk_of(stages: StageBatch, chunk: int) -> StageBatch:
+            if places is None:
+                return chunk_of_loop(stages, chunk, self.chunks)
+            return chunk_in_order(stages, chunk, places)
+
+        least, most = (
+            StageBatch.joined([chunk_of(end, chunk) for chunk in range(self.chunks)])
+            for end in ends
+        )
+        times = _least_of(least, most, np.tile(np.arange(len(ends[0])), self.chunks), bounds)
         chunks = [
-            _least_of(chunk_of_stages(least, chunk, self.chunks), most, chunk, self.chunks, bounds)
+            {name: column.reshape(self.chunks, -1)[chunk] for name, column in times.items()}
             for chunk in range(self.chunks)
         ]
         first = chunks[0]
@@ -107,25 +130,50 @@ def chains_in_front(
 
 
 def _least_of(
-    least: StageBatch, most: StageBatch, chunk: int, chunks: int, bounds: Bounds
+    least: StageBatch, most: StageBatch, stage: NDArray[np.intp], bounds: Bounds
 ) -> dict[str, Column]:
-    """The least times of a chunk, which has the blocks of ``least``."""
-    largest = chunk_of_stages(most, chunk, chunks)
-    found = {name: np.full(len(least), np.inf) for name in ADDED}
-    for fewest, at_most in _runs(least.layers):
-        low = np.maximum(least.value(RECOMPUTED), fewest)
-        high = np.minimum(largest.value(RECOMPUTED), at_most)
-        rows = np.flatnonzero(low <= high)
-        if not len(rows):
-            continue
-        seconds = bounds(
-            least.with_columns(**{RECOMPUTED: low}).chosen(rows),
-            largest.with_columns(**{RECOMPUTED: high}).chosen(rows),
+    """The least times of chunks of stages (C) between two; ``stage`` has the number of each one's
+    stage. Chunks of a stage that are alike are asked about once."""
+    low, high, row = (
+        np.concatenate(column)
+        for column in zip(
+            *(
+                (
+                    np.maximum(least.value(RECOMPUTED), fewest),
+                    np.minimum(most.value(RECOMPUTED), at_most),
+                    np.arange(len(least)),
+                )
+                for fewest, at_most in _runs(least.layers)
+            ),
+            strict=True,
         )
-        times = StageTimes(**{e.name: getattr(seconds, e.name) for e in fields(StageTimes)})
-        for name, column in found.items():
-            column[rows] = np.minimum(column[rows], getattr(times, name))
+    )
+    asked = np.flatnonzero(low <= high)
+    low, high, row = low[asked], high[asked], row[asked]
+    told_apart = [stage[row], low, high, *(least.value(name)[row] for name in _OF_CHUNKS)]
+    first, of = _alike(told_apart)
+    low, high, chosen = low[first], high[first], row[first]
+    seconds = bounds(
+        least.chosen(chosen).with_columns(**{RECOMPUTED: low}),
+        most.chosen(chosen).with_columns(**{RECOMPUTED: high}),
+    )
+    times = StageTimes(**{e.name: getattr(seconds, e.name) for e in fields(StageTimes)})
+    found = {name: np.full(len(least), np.inf) for name in ADDED}
+    for name, column in found.items():
+        np.minimum.at(column, row, getattr(times, name)[of])
     return found
+
+
+def _alike(
+    columns: Sequence[NDArray[np.int64]],
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The first row of each kind of rows with equal whole numbers, and the kind of each row."""
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        least = column.min(initial=0)
+        codes = codes * (column.max(initial=0) - least + 1) + column - least
+    _, first, of = np.unique(codes, return_index=True, return_inverse=True)
+    return first, of
 
 
 def _runs(blocks: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

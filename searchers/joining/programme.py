@@ -65,7 +65,6 @@ class StageMenus(Protocol):
 
     def prepare(self, places: Iterable[StagePosition], limit_s: float) -> None:
         """Work out the candidates for places in pipelines that take less than a limit."""
-        ...
 
 
 # Each stage of a pipeline: its place, and the row of its candidate on the place's menu.
@@ -306,10 +305,11 @@ class _Join:
         return StagePosition(
             mesh=mesh,
             layers=layers,
-            in_flight=self.menus.group.held(after),
+            in_flight=self.menus.group.held(after, layers),
             place_in_node=self.menus.problem.cluster.like_rank(first_rank, mesh.num_gpus),
             is_first=first_rank == 0,
             is_last=after == 0,
+            stage=self.menus.group.number(after),
         )
 
     def _layer_counts(

@@ -190,7 +190,7 @@ def alone_s(menus: BoxMenus, limit_s: float) -> float:
             mesh=mesh,
             place_in_node=cluster.like_rank(0, mesh.num_gpus),
             layers=menus.problem.workload.model.layers,
-            in_flight=group.held(0),
+            in_flight=1,
             is_first=True,
             is_last=True,
         )

@@ -1,0 +1,96 @@
+"""The moments at which a stage holds most micro-batches, in any order of its passes.
+
+Axes: K moments, V chunks of a stage.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.schedule.checked_orders import named_order
+from mistlab.schedule.orders import fewer_micro_batches
+from mistlab.schedule.placement import Placement
+from mistlab.schedule.stage_passes import StagePasses, passes_of
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeldMoments:
+    """The fullest moments of stage number ``stage``: how many micro-batches each of its chunks
+    holds (K, 2 V), first between forward and backward passes, then between backward passes and
+    passes for weights. At no other moment are all of these as many or more.
+
+    ``of_whole`` are the fullest of those moments at which every chunk holds a micro-batch between
+    its forward and its backward pass.
+    """
+
+    stage: int
+    placement: Placement
+    splits_backward: bool
+    every: Counts
+    of_whole: Counts
+
+    @classmethod
+    def of(cls, passes: StagePasses, stage: int) -> "HeldMoments":
+        """The fullest moments of a stage with these passes."""
+        chunks = passes.chunks
+        held, found = [0] * (2 * chunks), set()
+        for one in passes:
+            if one.kind == "F":
+                held[one.chunk] += 1
+            elif one.kind == "W":
+                held[chunks + one.chunk] -= 1
+            else:
+                held[one.chunk] -= 1
+                held[chunks + one.chunk] += passes.splits_backward
+            found.add(tuple(held))
+        return cls(
+            stage=stage,
+            placement=passes.placement,
+            splits_backward=passes.splits_backward,
+            every=_fullest([*found]),
+            of_whole=_fullest([moment for moment in found if min(moment[:chunks]) > 0]),
+        )
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the stage."""
+        return self.placement.chunks
+
+    @property
+    def least_held(self) -> int:
+        """The most micro-batches that every chunk holds at the same time between their forward and
+        their backward passes."""
+        return int(self.every[:, : self.chunks].min(axis=1).max())
+
+    def most_held(self, blocks: int) -> float:
+        """The most micro-batches that a stage of so many blocks holds at once; a chunk of a
+        micro-batch counts as its share of the blocks."""
+        held = self.every[:, : self.chunks] + self.every[:, self.chunks :]
+        if self.chunks == 1:
+            return float(held.max())
+        shares = np.array(self.placement.shares_of_blocks(blocks, self.stage))
+        return float((held @ shares).max()) / blocks
+
+
+@lru_cache(maxsize=1024)
+def moments_in(order: str, num_stages: int, micro_batches: int) -> tuple[HeldMoments, ...]:
+    """The fullest moments of each stage of a pipeline whose passes run in a named order."""
+    fewer = fewer_micro_batches(order, num_stages, micro_batches)
+    passes = passes_of(named_order(order, num_stages, fewer))
+    return tuple(HeldMoments.of(own, stage) for stage, own in enumerate(passes))
+
+
+def _fullest(moments: Sequence[tuple[int, ...]]) -> Counts:
+    """The moments at which no other holds as much of everything; a moment comes after those that
+    hold more in all."""
+    left = np.array(sorted(moments, key=sum, reverse=True))
+    fullest = []
+    while len(left):
+        fullest.append(left[0])
+        left = left[(left > left[0]).any(axis=1)]
+    return np.array(fullest)

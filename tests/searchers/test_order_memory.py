@@ -1,0 +1,100 @@
+"""Memory of stages in orders without a formula: what searches ask about is what predictions say,
+and bounds of boxes hold."""
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.cost.order_memory import peaks_in_order
+from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, TURNING, chunks_of, order_problem
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.values.dimensions import OFFLOADS, RECOMPUTED
+from mistlab.values.stages import StageBatch
+from mistlab.values.stages_in_order import StagesInOrder
+from mistlab.values.workload import Workload
+from tests.searchers.test_orders_proven import places_of, plans_in_orders, predictor_of
+from tests.sweep import sweep
+
+# To nine digits.
+EXACT = 1e-9
+ENGINES = ("mistlab", "megatron", "zero-bubble")
+Ends = tuple[StageBatch, StageBatch]
+
+
+@pytest.mark.parametrize("seed", sweep((60, *range(1, 70, 3)), first=1))
+def test_stages_in_their_places_need_what_is_predicted(seed: int) -> None:
+    problem, plans = plans_in_orders(seed, 10)
+    predictor = predictor_of(problem)
+    for plan in plans:
+        model = StageModel.of(problem.workload, plan.engine)
+        found = peaks_in_order(StageBatch.of_plan(plan), places_of(plan), model).peak_bytes
+        stages = predictor.predict(plan).stages
+        expected = np.array([stage.peak_allocated_bytes for stage in stages])
+        assert found == pytest.approx(expected, rel=EXACT)
+
+
+def drawn_ends(seed: int, rows: int = 400) -> tuple[StageModel, StagesInOrder, Ends]:
+    """Stages in random places of a pipeline, with smaller and with larger ratios and numbers of
+    recomputed blocks."""
+    draw = np.random.default_rng(seed)
+    order = [name for name in ORDERS if name != DEFAULT_ORDER][seed % (len(ORDERS) - 1)]
+    num_stages = int(draw.integers(2, 7))
+    micro_batches = num_stages * int(draw.integers(2, 7))
+    fewest = chunks_of(order)
+    assert not order_problem(order, num_stages, micro_batches, fewest)
+    stage, layers = draw.integers(0, num_stages, rows), draw.integers(fewest, fewest + 9, rows)
+    most = draw.integers(1, layers + 1)
+    stages = StageBatch(
+        layers=layers,
+        data_parallel=4,
+        tensor_parallel=1,
+        micro_batch=2,
+        zero=draw.integers(0, 4, rows),
+        has_embedding=(stage == 0).astype(np.int64),
+        has_head=(stage == (0 if order in TURNING else num_stages - 1)).astype(np.int64),
+        micro_batches=micro_batches,
+    )
+    # Ratios in eighths, a quarter of them zero; a ratio of zero is zero in both.
+    largest = {name: draw.integers(-2, 9, rows).clip(0) for name in OFFLOADS}
+    smaller = {
+        name: np.where(own > 0, draw.integers(1, own.clip(1) + 1), 0)
+        for name, own in largest.items()
+    }
+    ends = (
+        stages.with_columns(
+            **{name: own / 8 for name, own in smaller.items()},
+            **{RECOMPUTED: draw.integers(1, most + 1)},
+        ),
+        stages.with_columns(
+            **{name: own / 8 for name, own in largest.items()}, **{RECOMPUTED: most}
+        ),
+    )
+    workload = Workload(
+        model=catalog.model(str(draw.choice(["gpt3-1.3b", "llama-7b"]))),
+        sequence_length=2048,
+        global_batch=8 * micro_batches,
+        attention=str(draw.choice(["flash", "math"])),
+        precision="fp16",
+    )
+    places = StagesInOrder(
+        order=order, num_stages=num_stages, micro_batches=micro_batches, stage=stage
+    )
+    engine = ENGINES[seed // len(ORDERS) % len(ENGINES)]
+    return StageModel.of(workload, engine), places, ends
+
+
+def undercut(seed: int, *, of_others: bool) -> float:
+    """The most by which stages with smaller savings need less than the figures of those with
+    larger ones, as a share of the former."""
+    model, places, (least, most) = drawn_ends(seed)
+    found = peaks_in_order(most, places, model, of_others=of_others).peak_bytes
+    return float((found / peaks_in_order(least, places, model).peak_bytes - 1).max())
+
+
+@pytest.mark.parametrize("seed", sweep(range(90), first=15))
+def test_no_stage_needs_less_memory_than_the_bound_of_its_box(seed: int) -> None:
+    assert undercut(seed, of_others=True) <= EXACT
+
+
+def test_what_stages_with_the_largest_savings_need_would_be_no_bound() -> None:
+    assert max(undercut(seed, of_others=False) for seed in range(45)) > EXACT
