@@ -9,7 +9,9 @@ V (``mistlab.schedule.placement``): in both, the first chunks are the first part
 Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order.
 """
 
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,12 @@ from mistlab.cost.pipeline import StageTimes
 from mistlab.schedule.placement import Placement
 
 Table = NDArray[np.float64]
+
+# The times of a chunk that a bound adds up, each of which makes no pipeline faster by being longer.
+OF_CHUNKS = (
+    *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
+    *("within_forward_s", "within_backward_s", "begin_s", "end_s"),
+)
 
 
 def order_bound_s(
@@ -34,106 +42,116 @@ def order_bound_s(
     An order ``splits`` backward passes if gradients of weights have passes of their own: together
     the two are at least as long. With ``steps_apart`` no stage waits for the beginning of another.
     """
-    own = _OfChunks(times, placement)
-    alone_s = own.all_passes_s(np.asarray(micro_batches))
-    before_s = own.begin_s[:, 0] if steps_apart else own.way_in_s()
     goes_back = not (splits or steps_apart)
-    after_s = own.way_out_s() if goes_back else own.end_s[:, 0]
-    longest = np.asarray((before_s + alone_s + after_s).max(axis=1))
+    own = _OfChunks(times, placement)
+    stages = InOrder.of(own.chunks, np.asarray(micro_batches)[..., None], goes_back=goes_back)
+    before_s = stages.begin_s if steps_apart else own.way_in_s(stages)
+    after_s = own.way_out_s(stages) if goes_back else stages.end_s
+    longest = np.asarray((before_s + stages.all_s + after_s).max(axis=1))
     return np.maximum(longest, own.there_and_back_s()) if goes_back else longest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InOrder:
+    """Seconds of stages (C), as far as bounds of an order of passes ask for them.
+
+    ``all_s`` are those of all passes, from when the input of the first pass has come. The first
+    micro-batch passes through in ``first_s``, the last gradient goes back in ``last_s``. Work of
+    ``begin_s`` comes before the first pass, work of ``end_s`` after the last one.
+    """
+
+    all_s: Table
+    first_s: Table
+    last_s: Table
+    begin_s: Table
+    end_s: Table
+
+    @classmethod
+    def of(
+        cls,
+        chunks: Sequence[Mapping[str, Table]],
+        micro_batches: Table | int,
+        *,
+        goes_back: bool,
+    ) -> Self:
+        """The stages whose chunks have these times (``OF_CHUNKS``). If no gradient ``goes_back`` in
+        the end, what comes after the last pass counts as one of the passes."""
+        first, nothing = chunks[0], np.zeros_like(chunks[0]["end_s"])
+        both_s = sum((one["forward_s"] + one["backward_s"] for one in chunks), nothing)
+        once_s = sum(
+            (one["within_forward_s"] + one["within_backward_s"] for one in chunks), nothing
+        )
+        once_s = once_s + sum((one["begin_s"] for one in chunks[1:]), nothing)
+        all_s = micro_batches * both_s + once_s + first["through_forward_s"] - first["forward_s"]
+        last_s = first["through_backward_s"] + first["within_backward_s"]
+        return cls(
+            all_s=np.asarray(all_s if goes_back else all_s + first["end_s"]),
+            first_s=first["through_forward_s"] + first["within_forward_s"],
+            last_s=last_s if goes_back else nothing,
+            begin_s=first["begin_s"],
+            end_s=first["end_s"] if goes_back else nothing,
+        )
+
+
 def in_front_s(
-    stage: StageTimes,
-    after: Chains[Table],
-    micro_batches: int,
-    *,
-    is_last: bool,
-    splits: bool = False,
-    steps_apart: bool = False,
+    stage: InOrder, sent_s: Table, after: Chains[Table], *, is_last: bool, steps_apart: bool
 ) -> Chains[Table]:
     """Bounds (C) of a stage and the stages after it, as the chains ``through`` and ``whole``; the
-    others are zero.
+    others are zero. ``sent_s`` is the time of all sends between the two.
 
-    The stage's passes are those of all its chunks, what passes through it goes through its first
-    chunk. ``through`` begins when the first micro-batch arrives. It ends when the last gradient is
-    sent back; if none is waited for, when all stages are over.
+    ``through`` begins when the first micro-batch arrives. It ends when the last gradient is sent
+    back; if none is waited for, when all stages are over.
     """
-    first_s = stage.through_forward_s + stage.within_forward_s
-    last_s = stage.through_backward_s + stage.within_backward_s
-    steady_s = (micro_batches - 1) * (stage.forward_s + stage.backward_s)
-    alone_s = steady_s + stage.backward_s - stage.through_backward_s + first_s + last_s
-    goes_back = not (splits or steps_apart)
-    if not goes_back:
-        alone_s = alone_s + stage.end_s
-    if is_last or steps_apart:
-        through_s = alone_s
-    elif goes_back:
-        passed_s = first_s + last_s + stage.point_to_point_s
-        through_s = np.maximum(alone_s, passed_s + after.through)
-    else:
-        passed_s = first_s + stage.point_to_point_s / 2
-        through_s = np.maximum(alone_s, passed_s + after.through)
-    whole_s = stage.begin_s + through_s + (stage.end_s if goes_back else 0.0)
+    through_s = stage.all_s
+    if not (is_last or steps_apart):
+        passed_s = stage.first_s + stage.last_s + sent_s
+        through_s = np.maximum(through_s, passed_s + after.through)
+    whole_s = stage.begin_s + through_s + stage.end_s
     nothing = Chains.of_nothing(np.zeros_like(whole_s))
     return replace(nothing, through=through_s, whole=np.maximum(whole_s, after.whole))
 
 
 class _OfChunks:
-    """The times of parts (C, V, S)."""
+    """The times of parts, for each chunk of all stages (C, S)."""
 
     def __init__(self, times: StageTimes, placement: Placement) -> None:
         num_stages = placement.num_stages
         assert placement.stages[:num_stages] == (*range(num_stages),), "the first parts are first"
-        shape = len(times.forward_s), -1, num_stages
-        places = sorted(enumerate(placement.places), key=lambda one: (one[1].chunk, one[1].stage))
-        parts = [part for part, _ in places]
-        of = {e.name: getattr(times, e.name)[:, parts].reshape(shape) for e in fields(times)}
-        self.through_forward_s, self.within_forward_s = (
-            of["through_forward_s"],
-            of["within_forward_s"],
-        )
-        self.through_backward_s, self.within_backward_s = (
-            of["through_backward_s"],
-            of["within_backward_s"],
-        )
-        self.forward_s, self.both_s = of["forward_s"], of["forward_s"] + of["backward_s"]
-        self.begin_s, self.end_s = (
-            one[:, parts].reshape(shape) for one in (times.begin_s, times.end_s)
-        )
-        self.crossed_s = of["point_to_point_s"] / 2 if num_stages > 1 else of["forward_s"] * 0.0
+        of = {name: getattr(times, name) for name in (*OF_CHUNKS, "point_to_point_s")}
+        self.chunks = [
+            {name: table[:, parts] for name, table in of.items()}
+            for parts in (
+                [placement.of_stage(stage)[chunk] for stage in range(num_stages)]
+                for chunk in range(placement.chunks)
+            )
+        ]
+        self.crossed_s = [
+            one["point_to_point_s"] / 2 if num_stages > 1 else one["forward_s"] * 0.0
+            for one in self.chunks
+        ]
         self.last_stage = placement.last_stage
 
-    def all_passes_s(self, micro_batches: Table) -> Table:
-        """Seconds (C, S) of all passes of a stage, with what comes once an iteration between them:
-        the first pass begins when its input has come."""
-        once_s = (self.within_forward_s + self.within_backward_s).sum(axis=1)
-        once_s = once_s + self.begin_s[:, 1:].sum(axis=1)
-        first_s = self.through_forward_s[:, 0] - self.forward_s[:, 0]
-        return np.asarray(micro_batches[..., None] * self.both_s.sum(axis=1) + once_s + first_s)
-
-    def way_in_s(self) -> Table:
+    def way_in_s(self, stages: InOrder) -> Table:
         """Seconds (C, S) until a stage's first pass can begin."""
-        ready_s = self.begin_s[:, 0].copy()
-        passed_s = self.through_forward_s[:, 0] + self.within_forward_s[:, 0]
+        ready_s = stages.begin_s.copy()
+        passed_s = stages.first_s + self.crossed_s[0]
         for stage in range(1, ready_s.shape[1]):
-            comes_s = (
-                ready_s[:, stage - 1] + passed_s[:, stage - 1] + self.crossed_s[:, 0, stage - 1]
-            )
+            comes_s = ready_s[:, stage - 1] + passed_s[:, stage - 1]
             ready_s[:, stage] = np.maximum(ready_s[:, stage], comes_s)
         return ready_s
 
-    def way_out_s(self) -> Table:
+    def way_out_s(self, stages: InOrder) -> Table:
         """Seconds (C, S) from the end of a stage's last backward pass."""
-        left_s = self.end_s[:, 0].copy()
-        passed_s = self.through_backward_s[:, 0] + self.within_backward_s[:, 0]
+        left_s = stages.end_s.copy()
+        passed_s = self.crossed_s[0] + stages.last_s
         for stage in range(1, left_s.shape[1]):
-            goes_s = self.crossed_s[:, 0, stage - 1] + passed_s[:, stage - 1] + left_s[:, stage - 1]
+            goes_s = passed_s[:, stage - 1] + left_s[:, stage - 1]
             left_s[:, stage] = np.maximum(left_s[:, stage], goes_s)
         return left_s
 
     def there_and_back_s(self) -> Table:
         """Seconds (C) of one micro-batch through all parts and back."""
-        passed_s = self.through_forward_s + self.within_forward_s + self.through_backward_s
-        sent_s = 2 * self.crossed_s.sum(axis=(1, 2)) - 2 * self.crossed_s[:, -1, self.last_stage]
-        return np.asarray(passed_s.sum(axis=(1, 2)) + sent_s)
+        names = ("through_forward_s", "within_forward_s", "through_backward_s")
+        passed_s = sum(one[name].sum(axis=1) for one in self.chunks for name in names)
+        sent_s = 2 * sum(crossed.sum(axis=1) for crossed in self.crossed_s)
+        return np.asarray(passed_s + sent_s - 2 * self.crossed_s[-1][:, self.last_stage])

@@ -160,7 +160,7 @@ class BoxCosts:
         costs = ledger.stage_costs(batch, engine=engine)
         if self.group.has_formula:
             return costs
-        traits = OrderTraits.of(self.group.order, engine)
+        traits = OrderTraits.of(self.group.order, engine, self.group.micro_batches)
         return traits.in_order(
             costs,
             (batch, batch),
@@ -175,7 +175,7 @@ class BoxCosts:
         costs = ledger.stage_bounds(least, most, engine=engine)
         if self.group.has_formula:
             return costs
-        traits = OrderTraits.of(self.group.order, engine)
+        traits = OrderTraits.of(self.group.order, engine, self.group.micro_batches)
         return traits.in_order(
             costs,
             (least, most),

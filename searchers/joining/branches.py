@@ -24,9 +24,11 @@ from searchers.strategy import OTHER_ORDERS, Ending
 
 # Up to this many ways to save memory (without recomputation), all of them are tried.
 FEW = 256
-# The share of a budget's seconds for the order that has a formula, and the seconds for others.
+# The share of a budget's seconds for the order that has a formula; the seconds for plans in others
+# before their proof; and until when the proof goes on, but at least as long as plans had.
 FORMULA_SHARE = 0.6
 OTHERS_S = 30.0
+UNTIL_S = 90.0
 
 
 def in_branches(
@@ -46,7 +48,7 @@ def in_branches(
             # Pipelines that can run none of the space's orders have the one with a formula.
             whole.show_alike()
         whole.show_in_orders(AlikeInOrder.show_coarse)
-    left_s = min(OTHERS_S, ledger.seconds_left)
+    left_s = min(max(OTHERS_S, UNTIL_S - ledger.wall_s), ledger.seconds_left)
     bounds.append(_without_formula_s(problem, space, ledger, whole, left_s))
     if ledger.evaluations_left == 0 or ledger.seconds_left == 0:
         ledger.bounded(min(bounds))

@@ -210,12 +210,14 @@ def least_with(
     """The least seconds of a pipeline that has a candidate with so many blocks and passes in
     flight. Half of its passes in flight, at most, run while the other stages compute; so does
     its work before its first pass and after its last."""
+    if not group.has_formula:
+        # All passes, and what comes before and after them.
+        own_s = group.micro_batches * options.stable_s + options.times.begin_s
+        return np.asarray(own_s + options.times.end_s)
     others_s = (problem.workload.model.layers - layers) * group.least_stages_s(work, 1)
     hidden_s = (in_flight - 1) / 2 * options.stable_s
     beside_s = options.times.begin_s + options.times.end_s
     own_s = options.once_s + group.micro_batches * options.stable_s
-    if not group.has_formula:
-        return np.asarray(own_s)
     return np.asarray(own_s + np.maximum(others_s - hidden_s - beside_s, 0.0))
 
 

@@ -58,11 +58,6 @@ class Group:
         return chunks_of(self.order)
 
     @property
-    def steady(self) -> int:
-        """As many micro-batches a stage has for certain that take as long as a steady one."""
-        return self.micro_batches if self.has_formula else self.micro_batches - 1
-
-    @property
     def turns(self) -> bool:
         """Whether the first stage has the head, too."""
         return self.order in TURNING

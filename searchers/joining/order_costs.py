@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.chains import Chains
-from mistlab.cost.order_bound import in_front_s
+from mistlab.cost.order_bound import OF_CHUNKS, InOrder, in_front_s
 from mistlab.cost.pipeline import StageTimes, Table, prepended
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import SPLIT, chunks_of
@@ -29,11 +29,8 @@ Column = NDArray[np.float64]
 # Seconds of stages whose ratios and recomputed blocks lie between those of two columns.
 Bounds = Callable[[StageBatch, StageBatch], StageSeconds]
 
-# The times of a stage that a bound adds up, each of which makes no pipeline faster by being longer.
-ADDED = (
-    *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
-    *("within_forward_s", "within_backward_s", "begin_s", "end_s", "point_to_point_s"),
-)
+# The times of a chunk of which a box has the least.
+ADDED = (*OF_CHUNKS, "point_to_point_s")
 
 # What chunks of a stage differ in, beside their recomputed blocks.
 _OF_CHUNKS = (
@@ -47,14 +44,16 @@ class OrderTraits:
     """What bounds need to know of an order on an engine."""
 
     chunks: int
+    micro_batches: int
     splits: bool
     steps_apart: bool
 
     @classmethod
-    def of(cls, order: str, engine: str) -> "OrderTraits":
-        """The traits of a named order."""
+    def of(cls, order: str, engine: str, micro_batches: int) -> "OrderTraits":
+        """The traits of a named order of so many micro-batches."""
         return cls(
             chunks=chunks_of(order),
+            micro_batches=micro_batches,
             splits=order in SPLIT,
             steps_apart=ENGINES[engine].steps_apart,
         )
@@ -83,32 +82,49 @@ class OrderTraits:
             StageBatch.joined([chunk_of(end, chunk) for chunk in range(self.chunks)])
             for end in ends
         )
-        times = _least_of(least, most, np.tile(np.arange(len(ends[0])), self.chunks), bounds)
+        rows = len(ends[0])
+        times = _least_of(least, most, np.tile(np.arange(rows), self.chunks), bounds)
         chunks = [
-            {name: column.reshape(self.chunks, -1)[chunk] for name, column in times.items()}
+            {name: column.reshape(self.chunks, rows)[chunk] for name, column in times.items()}
             for chunk in range(self.chunks)
         ]
-        first = chunks[0]
-        forward_s, backward_s = (
-            np.sum([own[name] for own in chunks], axis=0) for name in ("forward_s", "backward_s")
+        stage = InOrder.of(chunks, self.micro_batches, goes_back=self.goes_back)
+        sent_s = chunks[0]["point_to_point_s"] * (1.0 if self.goes_back else 0.5)
+        return replace(costs, seconds=self._as_times(stage, sent_s, costs.seconds))
+
+    def _as_times(self, stage: InOrder, sent_s: Column, seconds: StageSeconds) -> StageSeconds:
+        """The times of stages as those of a stage whose passes are forward passes alone."""
+        nothing = np.zeros_like(sent_s)
+        each_s = stage.all_s / self.micro_batches
+        return replace(
+            seconds,
+            forward_s=each_s,
+            backward_s=nothing,
+            through_forward_s=stage.first_s,
+            through_backward_s=stage.last_s,
+            within_forward_s=nothing,
+            within_backward_s=nothing,
+            delta_forward_s=stage.begin_s + stage.first_s - each_s,
+            delta_backward_s=stage.end_s,
+            after_first_s=nothing,
+            point_to_point_s=sent_s,
+            first_send_late_s=nothing,
         )
-        first_s = first["through_forward_s"] + first["within_forward_s"]
-        back_s = first["through_backward_s"] if self.goes_back else 0 * backward_s
-        seconds = replace(
-            costs.seconds,
-            forward_s=forward_s,
-            backward_s=backward_s,
-            through_forward_s=first["through_forward_s"],
-            through_backward_s=back_s,
-            within_forward_s=first["within_forward_s"],
-            within_backward_s=first["within_backward_s"],
-            delta_forward_s=first["begin_s"] + first_s - forward_s,
-            delta_backward_s=first["within_backward_s"] + first["end_s"],
-            after_first_s=0 * backward_s,
-            point_to_point_s=first["point_to_point_s"],
-            first_send_late_s=0 * backward_s,
+
+    def in_front_s(
+        self, times: StageTimes, behind: Chains[Table], *, is_last: bool
+    ) -> Chains[Table]:
+        """Bounds of stages with such times and of those behind them."""
+        stage = InOrder(
+            all_s=self.micro_batches * times.forward_s,
+            first_s=times.through_forward_s,
+            last_s=times.through_backward_s,
+            begin_s=times.begin_s,
+            end_s=times.end_s,
         )
-        return replace(costs, seconds=seconds)
+        return in_front_s(
+            stage, times.point_to_point_s, behind, is_last=is_last, steps_apart=self.steps_apart
+        )
 
 
 def chains_in_front(
@@ -118,15 +134,8 @@ def chains_in_front(
     in an order without a formula."""
     if group.has_formula:
         return prepended(stage, behind, group.micro_batches, after + 1)
-    traits = OrderTraits.of(group.order, engine)
-    return in_front_s(
-        stage,
-        behind,
-        group.micro_batches,
-        is_last=after == 0,
-        splits=traits.splits,
-        steps_apart=traits.steps_apart,
-    )
+    traits = OrderTraits.of(group.order, engine, group.micro_batches)
+    return traits.in_front_s(stage, behind, is_last=after == 0)
 
 
 def _least_of(

@@ -44,7 +44,8 @@ class PlaceOptions:
         """The candidates for pipelines that take less than a limit."""
         found = [menus[place] for place in places]
         rows = [
-            np.flatnonzero(menus.group.steady * options.stable_s < limit_s) for options in found
+            np.flatnonzero(menus.group.micro_batches * options.stable_s < limit_s)
+            for options in found
         ]
         counts = np.array([len(some) for some in rows], dtype=np.intp)
 

@@ -128,7 +128,7 @@ def bound_of(problem: Problem, plan: Plan) -> float:
     def seconds(some: StageBatch, _: StageBatch) -> StageSeconds:
         return predictor.stage_costs(some, engine=plan.engine).seconds
 
-    traits = OrderTraits.of(plan.order, plan.engine)
+    traits = OrderTraits.of(plan.order, plan.engine, plan.micro_batches)
     in_order = traits.in_order(costs, (batch, batch), places_of(plan), seconds)
     count = plan.num_stages
     group = Group(micro_batches=plan.micro_batches, meshes=(), num_stages=count, order=plan.order)
