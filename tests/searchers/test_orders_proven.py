@@ -13,12 +13,13 @@ from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, TURNING
 from mistlab.values.plan import Plan
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
+from mistlab.values.stages import StageBatch, StageCosts, StagePeaks, StageSeconds
 from mistlab.values.stages_in_order import StagesInOrder
 from searchers.joining.groups import Group
 from searchers.joining.in_orders import AlikeInOrder
 from searchers.joining.order_costs import OrderTraits, chains_in_front
 from searchers.strategies.exhaustive import all_plans, count_plans
+from simulators import symbolic
 from tests.searchers.drawn import NAMES, drawn_problem
 from tests.searchers.test_every_plan import (
     EXACT,
@@ -34,12 +35,13 @@ MOST = 4000
 SPACES = ("mist", "wide", "megatron-today", "everything", "+offload")
 # Parts lie in a loop in the orders of the first so many problems, and in a V in some of the others.
 LOOPS = 60
-SEEDS = range(LOOPS + 10)
+SEEDS = range(LOOPS + 30)
 # Problems with which each test of a fault can fail.
 TELLING = {
     "in whatever order": 32,
     "of alike stages in an order": 32,
     "of a stage in an order": 36,
+    "of what a stage holds in an order": 39,
 }
 
 
@@ -84,11 +86,23 @@ def longer_in_order(in_order: Any) -> Any:
     return found
 
 
+def fuller(peaks_in_order: Callable[..., StagePeaks]) -> Callable[..., StagePeaks]:
+    """A function with a planted fault: stages hold three times as much."""
+
+    def found(*arguments: Any, **options: Any) -> StagePeaks:
+        peaks = peaks_in_order(*arguments, **options)
+        both = ("forward_peak_bytes", "backward_peak_bytes")
+        return replace(peaks, **{name: 3 * getattr(peaks, name) for name in both})
+
+    return found
+
+
 # Planted faults: owners, names, and what takes their place. Arithmetic alone is far below times.
 FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "in whatever order": (Group, "least_in_any_order_s", lambda true: longer(longer(longer(true)))),
     "of alike stages in an order": (AlikeInOrder, "least_s", longer),
     "of a stage in an order": (OrderTraits, "in_order", longer_in_order),
+    "of what a stage holds in an order": (symbolic, "peaks_in_order", fuller),
 }
 
 
