@@ -1,6 +1,7 @@
 """Memory outside torch's allocator: measured once groups have connected, and left free."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,12 @@ def test_torch_may_hold_what_the_plan_gives_less_what_is_outside(gpu: Gpu) -> No
     cap.measure()
     assert gpu.shares[1:] == [pytest.approx(34 / 80)]
     assert cap.outside_bytes == 6 * GIB_BYTES
+
+
+def test_torch_may_hold_what_a_plan_keeps_free(gpu: Gpu) -> None:
+    """The memory is kept for what predictions do not know, which the run may need."""
+    Cap(replace(cluster(40.0), keep_free_gib=8.0), DEVICE)
+    assert gpu.shares == [pytest.approx(39.5 / 80)]
 
 
 def test_without_a_size_in_the_plan_torch_may_hold_all(gpu: Gpu) -> None:
