@@ -3,8 +3,8 @@
 Axes: C candidates for stages, S strategies.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +16,8 @@ from mistlab.values.dimensions import names_of
 from mistlab.values.mesh import GROUPS, axes_of, degrees, num_gpus, ranks_of
 
 Whole = NDArray[np.int64]
+# A mask of the strategies (S) whose groups have a shape, with its ranks in a node and its nodes.
+OfShape = tuple[NDArray[np.bool_], int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,6 +33,20 @@ class Shapes:
     crosses_to_next: NDArray[np.bool_]
     crosses_from_previous: NDArray[np.bool_]
     senders_of_node: Whole
+    _several: dict[str, Sequence[OfShape]] = field(default_factory=dict, init=False, repr=False)
+
+    def of_several(self, group: str) -> Sequence[OfShape]:
+        """The strategies of each shape of a group, where it has several ranks."""
+        if group not in self._several:
+            several = (one for one in self.by_shape(group) if one[1] * one[2] > 1)
+            self._several[group] = tuple(several)
+        return self._several[group]
+
+    def by_shape(self, group: str) -> Iterator[OfShape]:
+        """The strategies of each shape of a group."""
+        in_node, nodes = self.groups[group]
+        for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
+            yield (in_node == gpus) & (nodes == spanned), gpus, spanned
 
     def chosen(self, rows: NDArray[np.intp]) -> Self:
         """The shapes of the strategies in these rows."""

@@ -13,7 +13,7 @@ work (docs/decisions/0035-searches-that-prove.md).
 Axes: C cases; the four streams in the order of ``mistlab.machine.slowdowns.STREAMS``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -52,6 +52,16 @@ class SlowedBy:
         """The same factors, which may be ``lowered`` or ``raised``, for all cases."""
         first = np.zeros(cases, dtype=np.intp)
         return cls(np.ascontiguousarray(factors.T), first, len(factors))
+
+    @classmethod
+    def of_groups(cls, groups: Iterable[tuple[NDArray[np.bool_], Factors]], cases: int) -> Self:
+        """The factors of each group, for the cases of its mask (C)."""
+        tables: list[Factors] = []
+        first = np.zeros(cases, dtype=np.intp)
+        for rows, factors in groups:
+            first[rows] = len(tables) * len(factors)
+            tables.append(factors)
+        return cls(np.ascontiguousarray(np.concatenate(tables).T), first, len(tables[0]))
 
     def chosen(self, cases: NDArray[np.intp]) -> Self:
         """The factors of some of the cases."""

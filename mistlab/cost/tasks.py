@@ -7,7 +7,7 @@ share nothing else.
 Axes: S strategies, T types of layers (``mistlab.symbolic.layer_types``).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -188,7 +188,6 @@ class TaskSeconds:
         self.zero = columns["zero"]
         self.memory = states_as_changed(model.memory, columns.__getitem__)
         self.shapes = shapes_of(model.known_shapes, columns, model.cluster)
-        self._several: dict[str, Sequence[tuple[NDArray[np.bool_], int, int]]] = {}
         self.layers = figures_of_layers(model.known_layers, model.layers, model.workload, columns)
         names, blocks = model.types.names, model.types.of_blocks
         self.of_type = [self.layers[name] for name in names]
@@ -203,7 +202,7 @@ class TaskSeconds:
         self.experts = np.stack([layer.experts for layer in self.of_type])
         self.tensor_s: dict[str, Values] = {}
         self.hidden_s: Values = np.zeros_like(self.parameters)
-        exchanges = LayerExchanges(self._over, self._to_experts, self._of_several)
+        exchanges = LayerExchanges(self._over, self._to_experts, self.shapes.of_several)
         for phase in GRAPH_PHASES:
             self.tensor_s[phase] = self._tensor_parallel(phase, exchanges)
         self._found: dict[tuple[str, str], Values] = {}
@@ -319,24 +318,13 @@ class TaskSeconds:
         """Seconds of a collective over each strategy's group; with ``messages`` of so many inside
         layers."""
         seconds = np.zeros_like(size_bytes)
-        for rows, gpus, spanned in self._of_several(group):
+        for rows, gpus, spanned in self.shapes.of_several(group):
             link = self.model.collective(
                 collective, gpus_in_node=gpus, nodes=spanned, inside_layer=messages is not None
             )
             count = 1 if messages is None else messages[..., rows]
             seconds[..., rows] = link(size_bytes[..., rows], count)
         return seconds
-
-    def _of_several(self, group: str) -> Sequence[tuple[NDArray[np.bool_], int, int]]:
-        """The shapes of groups of several ranks: their strategies (S), GPUs in a node and nodes."""
-        if group not in self._several:
-            self._several[group] = [one for one in self._by_shape(group) if one[1] * one[2] > 1]
-        return self._several[group]
-
-    def _by_shape(self, group: str) -> Iterator[tuple[NDArray[np.bool_], int, int]]:
-        in_node, nodes = self.shapes.groups[group]
-        for gpus, spanned in sorted({*zip(in_node.tolist(), nodes.tolist(), strict=True)}):
-            yield (in_node == gpus) & (nodes == spanned), gpus, spanned
 
     def _tensor_parallel(self, phase: GraphPhase, exchanges: LayerExchanges) -> Values:
         """Seconds (T, S) of the collectives in one pass of a layer that nothing hides."""
@@ -361,19 +349,13 @@ class TaskSeconds:
 
     def factors(self, kept: Kept = "own") -> Iterator[tuple[NDArray[np.bool_], Factors]]:
         """For each shape of group: a mask of its strategies (S), and the streams' factors."""
-        for rows, gpus, spanned in self._by_shape("reduce"):
+        for rows, gpus, spanned in self.shapes.by_shape("reduce"):
             yield rows, self.model.factors_of_group(gpus, spanned, kept)
 
     def slowed_by(self, kept: Kept = "own") -> SlowedBy:
         """The streams' factors of each strategy."""
         if kept not in self._slowed_by:
-            tables: list[Factors] = []
-            first = np.zeros(len(self.zero), dtype=np.intp)
-            for rows, factors in self.factors(kept):
-                first[rows] = len(tables) * len(factors)
-                tables.append(factors)
-            table = np.ascontiguousarray(np.concatenate(tables).T)
-            self._slowed_by[kept] = SlowedBy(table, first, len(tables[0]))
+            self._slowed_by[kept] = SlowedBy.of_groups(self.factors(kept), len(self.zero))
         return self._slowed_by[kept]
 
     def _sends(self, crosses: NDArray[np.bool_]) -> Values:

@@ -18,6 +18,7 @@ import pytest
 from mistlab import catalog
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
+from mistlab.values.stages import StageBatch
 from searchers.joining import milp
 from searchers.joining.candidates import Menus
 from searchers.joining.groups import groups_of
@@ -83,6 +84,29 @@ def test_no_searcher_goes_on_for_long_without_a_look_at_the_clock(name: str, sha
         result = replace(searcher, clock=clock).search(LARGE, space, Budget(seconds=calls), 0)
     longer = CALLS_OF_OPTUNA if name.startswith("optuna") else 0.1 * most
     assert result.wall_s <= calls + longer
+
+
+@dataclass(slots=True)
+class CountedLooks:
+    """A clock that stands still and counts who looks."""
+
+    looks: int = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return 0.0
+
+
+@pytest.mark.parametrize("question", ["stage_costs", "stage_bounds", "stage_fits"])
+def test_the_clock_is_looked_at_while_many_stages_are_predicted(question: str) -> None:
+    rows, clock = 200_000, CountedLooks()
+    ledger = Ledger(predictor=predictor_of(SMALL), budget=Budget(seconds=8), clock=clock)
+    one = {"layers": 2, "data_parallel": 1, "tensor_parallel": 1, "micro_batch": 1}
+    batch = StageBatch(**one, checkpointed_layers=np.zeros(rows, dtype=int))
+    before = clock.looks
+    ends = (batch, batch) if question == "stage_bounds" else (batch,)
+    getattr(ledger, question)(*ends, engine="mistlab")
+    assert clock.looks - before >= rows / 20_000
 
 
 @dataclass(slots=True)
