@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_problem
+from mistlab.schedule.orders import DEFAULT_ORDER, chunks_of, order_problem
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.groups import Group, groups_in_orders
@@ -115,17 +115,12 @@ def _without_formula_s(
 
 
 def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) -> bool:
-    """Whether pipelines of a group may have a bound by arithmetic alone: in an order whose parts
-    lie in a V, where they may have any number of stages; or because they may be unable to run any
-    order of the space."""
-    if group.num_stages == 1:
-        return False
-    if group.num_stages is None and any(order in TURNING for order in space.orders):
-        return True
-    if DEFAULT_ORDER in space.orders:
+    """Whether pipelines of a group may have a bound by arithmetic alone, because they may be unable
+    to run any order of the space."""
+    if group.num_stages == 1 or DEFAULT_ORDER in space.orders:
         return False
     if group.num_stages is None:
-        return all(order in INTERLEAVED for order in space.orders)
+        return all(chunks_of(order) > 1 for order in space.orders)
     fewest = layer_counts(problem.workload.model.layers, group.num_stages, space)[0]
     count = group.num_stages, group.micro_batches
     return all(order_problem(order, *count, fewest) for order in space.orders)

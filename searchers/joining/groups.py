@@ -179,24 +179,24 @@ def groups_of(
 
 
 def groups_in_orders(problem: Problem, space: SearchSpace) -> Iterator[Group]:
-    """The groups of pipelines in each order of a space that has no formula; where parts lie in a V,
-    only those of a known number of stages."""
+    """The groups of pipelines in each order of a space that has no formula. All pipelines of a
+    group have equally many stages: what a stage holds depends on their number."""
     orders = [order for order in space.orders if order != DEFAULT_ORDER]
     for group in groups_of(problem, space):
         for order in orders:
-            if group.num_stages is None and order in TURNING:
-                continue
-            if group.num_stages != 1 and _can_run(problem, group, order):
-                yield replace(group, order=order)
+            for num_stages in _stages_in_order(problem, group, order):
+                yield replace(group, order=order, num_stages=num_stages)
 
 
-def _can_run(problem: Problem, group: Group, order: str) -> bool:
-    """Whether pipelines of a group may run an order."""
-    if group.num_stages is None:
-        return True
-    most = problem.workload.model.layers // group.num_stages
-    count = group.num_stages, group.micro_batches
-    return not order_problem(order, *count, most)
+def _stages_in_order(problem: Problem, group: Group, order: str) -> Iterator[int]:
+    """The numbers of stages with which pipelines of a group may run an order."""
+    layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
+    smallest = min(mesh.num_gpus for mesh in group.meshes)
+    most = min(layers // chunks_of(order), gpus // smallest)
+    counts = range(2, most + 1) if group.num_stages is None else (group.num_stages,)
+    for count in counts:
+        if count > 1 and not order_problem(order, count, group.micro_batches, layers // count):
+            yield count
 
 
 def _alike(space: SearchSpace, choices: list[Mesh]) -> list[tuple[Mesh, ...]]:
