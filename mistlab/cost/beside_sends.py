@@ -25,6 +25,9 @@ Values = NDArray[np.float64]
 # Phases of steady passes.
 STEADY: tuple[Phase, ...] = ("forward", "backward")
 
+# What a pass beside sends is summed up of.
+SUMS = 6
+
 COMPUTE = STREAMS.index("compute")
 _BOTH = (1 << COMPUTE) + (1 << LINK)
 _OTHERS = [place for place in range(len(STREAMS)) if place != COMPUTE]
@@ -94,6 +97,15 @@ class BesideSend:
         )
 
     @classmethod
+    def of_sums(
+        cls, computing_longer_s: Values, computing_sent_s: Values, busy: Values, *copying: Values
+    ) -> Self:
+        """A pass of slots (C) of which ``busy`` have copies or collectives. If none has, all that
+        is known is what the send does to arithmetic: often a stage waits meanwhile."""
+        beside = (np.where(busy > 0, one_s, 0.0) for one_s in copying)
+        return cls(computing_longer_s, computing_sent_s, *beside)
+
+    @classmethod
     def of_box(
         cls, ends: Sequence[Self], usual_s: Sequence[Values], longest_s: Values | float
     ) -> Self:
@@ -126,24 +138,20 @@ def _share(send_s: Values, sent_s: Values) -> Values:
 
 
 def slots_beside_sends(seconds: TaskSeconds, alone: Streams, usual_s: Values, kept: Kept) -> Values:
-    """What ``BesideSend`` sums up (P, 5, K, S), for slots (P, K, S) that usually take ``usual_s``;
-    ``alone`` (4, P, K, S) are their tasks.
-
-    Sends that only arithmetic runs beside count as no later: often a stage waits meanwhile.
-    """
+    """What ``BesideSend.of_sums`` is made of (P, 6, K, S), for slots (P, K, S) that usually take
+    ``usual_s``; ``alone`` (4, P, K, S) are their tasks."""
     computing, sending = _beside_arithmetic(seconds)
     computed_s = alone[COMPUTE] * computing
-    found = np.zeros((len(alone[0]), 5, *alone.shape[2:]))
+    found = np.zeros((len(alone[0]), SUMS, *alone.shape[2:]))
     found[:, 0], found[:, 1] = computed_s - alone[COMPUTE], computed_s / sending
-    is_busy = np.asarray((alone[_OTHERS] > 0).any(axis=(0, 2)))
-    if is_busy.any():
+    found[:, 2] = (alone[_OTHERS] > 0).any(axis=0)
+    if found[:, 2].any():
         elapsed_s, over_s = _beside_endless(seconds, alone, kept)
         longest_s = np.maximum(elapsed_s, usual_s)
         # For a bound, a pass that usually takes longer is not known to make the send later.
         until_s = longest_s if kept == "own" else elapsed_s
         late_s = np.maximum(until_s - over_s, 0.0)
-        for number, one in enumerate((longest_s - usual_s, over_s, late_s)):
-            found[:, 2 + number] = np.where(is_busy[:, None], one, 0.0)
+        found[:, 3], found[:, 4], found[:, 5] = longest_s - usual_s, over_s, late_s
     return found
 
 

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.beside_sends import STEADY, BesideSend, longest_slots
+from mistlab.cost.beside_sends import STEADY, SUMS, BesideSend, longest_slots
 from mistlab.cost.first_pass import PARTS, FirstPass
 from mistlab.cost.pass_slots import PassSlots
 from mistlab.cost.slot_lengths import HERE, Kinds, Sums, Values
@@ -93,7 +93,7 @@ class PassSums:
         # Without offloading there is nothing of the first pass to sum.
         first = FirstPass(*(islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))))
         inside_s["first_forward"] = inside_s["first_forward"] - first.unawaited
-        beside = zip(*[sums] * 5, strict=True)
+        beside = zip(*[sums] * SUMS, strict=True)
         return PassSeconds(
             inside=inside_s,
             first=first,
@@ -105,7 +105,7 @@ class PassSums:
             turn_at_first_layer=at_first_layer,
             turn_at_last_layer=at_last_layer,
             beside_sends={
-                phase: BesideSend(*one) for phase, one in zip(STEADY, beside, strict=False)
+                phase: BesideSend.of_sums(*one) for phase, one in zip(STEADY, beside, strict=False)
             },
             computing=computing,
             step_computing=step_computing,

@@ -97,7 +97,7 @@ class PassSlots:
         )
 
     def beside_sends(self) -> Values:
-        """What sends cost the slots of steady passes (2, 5, K', S), as in
+        """What sends cost the slots of steady passes (2, 6, K', S), as in
         ``slots_beside_sends``."""
         steady = self._rows_inside(_FORWARD, _BACKWARD)
         usual_s = self.inside[_FORWARD : _BACKWARD + 1]

@@ -39,10 +39,12 @@ def model_of(
     return StageTimeModel(tasks=replace(tasks, template=template))
 
 
+OFFLOADED = ("weights", "gradients", "optimizer", "activations")
+
+
 def candidates(rows: int, seed: int = 0) -> StageBatch:
     draw = np.random.default_rng(seed)
     layers = draw.integers(1, 9, rows)
-    kinds = ("weights", "gradients", "optimizer", "activations")
     return StageBatch(
         layers=layers,
         checkpointed_layers=draw.integers(0, layers + 1),
@@ -54,7 +56,7 @@ def candidates(rows: int, seed: int = 0) -> StageBatch:
         has_embedding=draw.integers(0, 2, rows),
         has_head=draw.integers(0, 2, rows),
         first_rank=np.zeros(rows, dtype=int),
-        **{f"offload_{kind}": draw.choice([0.0, 0.25, 1.0], rows) for kind in kinds},
+        **{f"offload_{kind}": draw.choice([0.0, 0.25, 1.0], rows) for kind in OFFLOADED},
     )
 
 
@@ -231,6 +233,21 @@ def test_a_candidate_does_not_depend_on_its_neighbours() -> None:
     whole = columns_of(model(batch))
     for rows in (np.arange(7), np.arange(500)[::-1], np.array([3, 3, 250])):
         assert columns_of(model(batch.chosen(rows))) == pytest.approx(whole[:, rows], rel=1e-12)
+
+
+def test_a_stage_of_one_block_does_not_depend_on_longer_ones() -> None:
+    # Where its gradients are sharded, a stage of two blocks reduces inside a pass, and this one at
+    # its end.
+    model, rows = model_of(), 60
+    kept = dict.fromkeys([f"offload_{kind}" for kind in OFFLOADED], np.zeros(rows))
+    alone = {"tensor_parallel": np.ones(rows, int), "layers": np.arange(rows) % 2 + 1}
+    batch = candidates(rows).with_columns(
+        **kept, **alone, checkpointed_layers=np.zeros(rows, int), zero=np.full(rows, 2)
+    )
+    whole = columns_of(model(batch))
+    for row in range(rows):
+        own = columns_of(model(batch.chosen(np.array([row]))))
+        assert own == pytest.approx(whole[:, [row]], rel=1e-12)
 
 
 def test_dense_and_sparse_sums_agree(monkeypatch: pytest.MonkeyPatch) -> None:
