@@ -38,6 +38,7 @@ from mistlab.values.value import to_mapping
 
 # The searcher, and the one for what it refuses: it asks for whole plans alone.
 SEARCHER, OF_WHOLE_PLANS = "mist", "aceso"
+# For each engine of the space.
 BUDGET = Budget(evaluations=100_000, seconds=60)
 QUICK = Budget(evaluations=1_000, seconds=2)
 
@@ -46,7 +47,7 @@ def tune(options: argparse.Namespace) -> int:
     """Search, write the plan, print one page about it."""
     (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
     problem, space = searched(options)
-    budget = budget_of(options, QUICK if options.quick else BUDGET)
+    budget = budget_of(options, budget_for(QUICK if options.quick else BUDGET, space))
     out = writable(options.out, "plan file")
     bench, space = Bench.of(problem, options.predictor, options.view), space_for(name, space)
     bench.warm_up(space)
@@ -68,6 +69,14 @@ def tune(options: argparse.Namespace) -> int:
         progress("interrupted: the plan is the best until then")
         return INTERRUPTED
     return DONE
+
+
+def budget_for(budget: Budget, space: SearchSpace) -> Budget:
+    """As much for each engine of a space, which share what is given."""
+    assert budget.evaluations is not None
+    assert budget.seconds is not None
+    engines = len(space.engines)
+    return Budget(evaluations=engines * budget.evaluations, seconds=engines * budget.seconds)
 
 
 def _searched(bench: Bench, name: str, space: SearchSpace, budget: Budget, seed: int) -> Entry:

@@ -12,12 +12,16 @@ import pytest
 
 from experiments import compare_searchers, predict, tune, will_it_fit
 from experiments.cli.commandline import run
+from experiments.comparing import tuning
 from experiments.comparing.explain import StageLimit
 from experiments.comparing.search_words import plan_words
 from experiments.comparing.stages_alike import limits_in_words
+from experiments.comparing.tuning import budget_for
 from mistlab.values.dimensions import change_words
 from mistlab.values.job import load_job
 from mistlab.values.plan import Offload, Plan, StagePlan
+from mistlab.values.search import Budget
+from mistlab.values.space import space_of
 from searchers.registry import SEARCHERS
 
 OFFLOADED = ("weights", "gradients", "optimizer", "activations")
@@ -298,3 +302,10 @@ def test_several_engines_are_searched_at_once(
     assert words in capsys.readouterr().out
     assert run(tune.main, [*small, "--engine", "mistlab,megatorn"]) == 2
     assert "'megatorn' is unknown: did you mean" in capsys.readouterr().err
+
+
+def test_each_engine_has_the_seconds_of_one() -> None:
+    several = space_of("mist").on("mistlab", "megatron", "deepspeed")
+    found = budget_for(tuning.BUDGET, several)
+    assert found == Budget(evaluations=300_000, seconds=180)
+    assert budget_for(tuning.BUDGET, space_of("mist")) == tuning.BUDGET
