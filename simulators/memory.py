@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.order_memory import whole_types
+from mistlab.cost.order_memory import sums_of_layers, whole_types
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.stage_chunks import StagePart, parts_of_plan
 from mistlab.symbolic.layer import sum_name
+from mistlab.symbolic.layer_types import EMBEDDING
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.parts import batch_of_parts
 from mistlab.values.plan import Plan
@@ -102,7 +103,7 @@ def memory_of(
 ) -> list[MemoryOverTime]:
     """The memory of each stage of a plan over its simulation; ``room_bytes`` of each stage."""
     batch = StageBatch.of_plan(plan)
-    figures, sums = model.figures(batch), _sums(model, batch)
+    figures, sums = model.figures(batch), sums_of_layers(model, batch)
     changes: dict[int, list[Change]] = defaultdict(list)
     stages = _stages(plan, model, figures, sums)
     graph, times = simulation.graph, simulation.times
@@ -127,16 +128,6 @@ def memory_of(
         )
         for stage in range(plan.num_stages)
     ]
-
-
-def _sums(model: StageModel, batch: StageBatch) -> Mapping[str, NDArray[np.float64]]:
-    """Sums of the layers of each stage, with what an engine's blocks keep beyond their graphs."""
-    sums, (beyond, keeping) = dict(model.layers_of(batch)), model.beyond_graphs(batch)
-    for name in model.types.of_blocks:
-        for what in ("saved_bytes", "forward_peak_bytes", "backward_peak_bytes"):
-            if what != "saved_bytes" or name in keeping:
-                sums[sum_name(name, what)] = sums[sum_name(name, what)] + beyond
-    return sums
 
 
 def _given_back_s(simulation: "Simulation", number: int) -> float:
@@ -236,7 +227,7 @@ class _Stage:
         if kind == self.steps_with or (kind == "F" and is_first):
             self.steps_until_s = max(self.steps_until_s, end_s)
         if kind == "W":
-            return [(start_s, _ACTIVATIONS, -self._whole_bytes(layer))]
+            return self._of_weights(layer, start_s, end_s)
         if kind in ("F", "B"):
             return self._computing(kind == "F", layer, start_s, end_s)
         if kind in ("O", "S"):
@@ -264,6 +255,8 @@ class _Stage:
             # All that the layer saved stays for the gradients of its weights, and all that was
             # computed again.
             saved = self._of(layer)["saved_bytes"]
+            if self.types[layer] == EMBEDDING:
+                running = 0.0
             return [
                 (start_s, _ACTIVATIONS, saved - held),
                 (start_s, _TEMPORARIES, running),
@@ -272,6 +265,18 @@ class _Stage:
             ]
         return [
             (end_s, _ACTIVATIONS, held) if is_forward else (start_s, _ACTIVATIONS, -held),
+            (start_s, _TEMPORARIES, running),
+            (end_s, _TEMPORARIES, -running),
+        ]
+
+    def _of_weights(self, layer: int, start_s: float, end_s: float) -> list[Change]:
+        whole = self._whole_bytes(layer)
+        if self.types[layer] != EMBEDDING:
+            return [(start_s, _ACTIVATIONS, -whole)]
+        # Its whole backward pass.
+        _, _, running = self._held_and_peaks(layer)
+        return [
+            (start_s, _ACTIVATIONS, -whole),
             (start_s, _TEMPORARIES, running),
             (end_s, _TEMPORARIES, -running),
         ]
@@ -292,8 +297,11 @@ class _Stage:
         return self.bytes[self.types[layer]]
 
     def _whole_bytes(self, layer: int) -> float:
-        """The bytes that a layer keeps between its backward pass and its pass for weights."""
-        return self.bytes[self.whole[self.types[layer]]]["saved_bytes"]
+        """The bytes that a layer keeps between its backward pass and its pass for weights, which
+        for the embedding makes all of its gradient."""
+        name = self.types[layer]
+        output = self.bytes[name]["output_bytes"] if name == EMBEDDING else 0.0
+        return self.bytes[self.whole[name]]["saved_bytes"] + output
 
 
 _SUMS = (

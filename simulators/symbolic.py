@@ -12,7 +12,7 @@ from mistlab.cost.bounds import PredictionBounds, bounds_of, slowest_cluster
 from mistlab.cost.figures_at import in_one_group, mean_peak_flop_per_s
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
-from mistlab.cost.order_memory import peaks_in_order, unlike_bytes
+from mistlab.cost.order_memory import figures_in_order, peaks_in_order
 from mistlab.cost.order_times import ordered_iterations_s
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage import FEW_ROWS
@@ -304,12 +304,9 @@ class SymbolicPredictor:
     def _figures(self, plans: Sequence[Plan]) -> StageFigures:
         """The memory and work of the stages of plans of one engine, with that of their order."""
         model = self._stages(plans[0].engine)
-        figures = model.figures(StageBatch.of_plans(plans))
         if all(plan.order == DEFAULT_ORDER for plan in plans):
-            return figures
-        unlike = np.concatenate([unlike_bytes(plan, model) for plan in plans])
-        names = ("activations_bytes", "forward_peak_bytes", "backward_peak_bytes")
-        return replace(figures, **{name: getattr(figures, name) + unlike for name in names})
+            return model.figures(StageBatch.of_plans(plans))
+        return figures_in_order(plans, model)
 
     def _worked_out(self, mode: EngineMode, batch: StageBatch) -> Iterator[KnownStage]:
         return self._known_of(mode, batch, self._stages(mode.engine.name).figures(batch))

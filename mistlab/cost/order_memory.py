@@ -1,55 +1,65 @@
-"""The memory of stages for micro-batches in any order of passes, beyond what the closed form
-counts.
+"""The memory of stages for micro-batches in any order of passes.
 
 The closed form counts the most micro-batches held at once, as if all blocks were equal, and the
 head's activations for one micro-batch. But chunks hold different layers, and a head may hold
-several micro-batches. Where gradients of weights have their own passes, recomputed blocks also stay
-in memory until these passes.
+several micro-batches.
+
+Where gradients of weights have passes of their own (W), recomputed and offloaded activations are on
+the GPU from the backward pass until W. Then most is held at another moment than the fullest layer
+runs. And offloaded activations come back beside a layer of their chunk, not beside any other. So
+the passes of these stages are walked (``mistlab.cost.walked_memory``). They need no less than the
+closed form says for the micro-batches that all chunks hold at once.
 
 *Bounds.* The closed form's bytes never grow with larger ratios or with more recomputed blocks, if a
-stage holds a whole micro-batch or more. What an order keeps beyond one micro-batch does not grow
-either, at each moment at which every chunk holds a micro-batch: what chunks keep between their
-forward and backward passes becomes less, and what they keep after these does not change. So the
-closed form for one micro-batch, and what is kept beyond it at the fullest of these moments, bound
-all stages with smaller ratios or fewer recomputed blocks.
+stage holds a whole micro-batch or more. What chunks keep between their forward and backward passes
+does not grow either, and what they keep after these does not change. So all stages with smaller
+ratios or fewer recomputed blocks have bounds:
+
+- where passes are walked: the closed form for the micro-batches that all chunks hold at once, and
+  what is kept at any moment, without what a layer takes while it runs;
+- else the closed form for one micro-batch, and what is kept beyond it at the fullest moment at
+  which every chunk holds a micro-batch.
 
 Axes: C candidates, V chunks of a stage, T types of layers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.walked_memory import WalkedLayers, WalkedPasses
 from mistlab.schedule.held_moments import HeldMoments
 from mistlab.schedule.placement import Placement
 from mistlab.schedule.plan_orders import moments_of_plan
 from mistlab.symbolic.layer import sum_name
-from mistlab.symbolic.layer_types import HEAD, type_of
+from mistlab.symbolic.layer_types import EMBEDDING, HEAD, type_of
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.symbolic.treatments import PLAIN
 from mistlab.values.parts import batch_of_parts, chunk_in_order
 from mistlab.values.plan import Plan
-from mistlab.values.stages import StageBatch, StagePeaks
+from mistlab.values.stages import StageBatch, StageFigures, StagePeaks
 from mistlab.values.stages_in_order import StagesInOrder
 
 Values = NDArray[np.float64]
+Rows = NDArray[np.intp]
+Sums = Mapping[str, Values]
 
 
-def unlike_bytes(plan: Plan, model: StageModel) -> list[float]:
-    """Bytes on a GPU of each stage that the closed form leaves out, or (below zero) counts too
-    many."""
-    moments = moments_of_plan(plan)
-    placement = moments[0].placement
-    batch, parts = StageBatch.of_plan(plan), batch_of_parts([plan], placement)
-    found = []
-    for stage, own in enumerate(moments):
-        chunks = [parts.chosen(np.array([part])) for part in placement.of_stage(stage)]
-        row = batch.chosen(np.array([stage]))
-        held = _Held.of(row, chunks, model, splits_backward=own.splits_backward)
-        found.append(held.beyond(own, batch.in_flight[[stage]]).item())
-    return found
+def figures_in_order(plans: Sequence[Plan], model: StageModel) -> StageFigures:
+    """The memory and work of the stages of plans, with the memory of the plans' orders."""
+    batch = StageBatch.of_plans(plans)
+    figures = model.figures(batch)
+    names = ("activations_bytes", "host_bytes", "forward_peak_bytes", "backward_peak_bytes")
+    found = {name: getattr(figures, name).copy() for name in names}
+    for rows, stages in _stages_of(plans, batch, model):
+        closed = {name: getattr(figures, name)[rows] for name in _CLOSED}
+        found["activations_bytes"][rows] += stages.kept_beyond
+        found["host_bytes"][rows] += stages.away_beyond
+        found["forward_peak_bytes"][rows], found["backward_peak_bytes"][rows] = stages.peaks(closed)
+    return replace(figures, **found)
 
 
 def peaks_in_order(
@@ -57,23 +67,40 @@ def peaks_in_order(
 ) -> StagePeaks:
     """The figures that decide whether each candidate fits in its place; ``of_others``, bounds of
     those of all candidates that have smaller ratios or recompute fewer blocks, but at least one."""
-    held = _held(batch, in_order)
-    counted = np.ones(len(batch)) if of_others else held
-    batch = batch.with_columns(in_flight=counted)
-    peaks, beyond = model.peaks(batch), np.empty(len(batch))
+    batch = batch.with_columns(in_flight=_held(batch, in_order))
+    counted = np.ones(len(batch)) if of_others else batch.in_flight
+    peaks = model.peaks(batch.with_columns(in_flight=counted))
     chunks = [chunk_in_order(batch, chunk, in_order) for chunk in range(in_order.placement.chunks)]
-    every = _Held.of(batch, chunks, model, splits_backward=in_order.splits_backward)
+    forward, backward = np.empty(len(batch)), np.empty(len(batch))
     for moments, rows in in_order.by_stage():
-        beyond[rows] = every.chosen(rows).beyond(moments, held[rows], of_others=of_others)
-    forward = peaks.forward_peak_bytes
-    if of_others and model.memory.rings:
-        # The step beside the first forward pass counts one micro-batch, however many are held.
-        forward = forward - (peaks.step_peak_bytes - peaks.held_bytes)
-    return replace(
-        peaks,
-        forward_peak_bytes=forward + beyond,
-        backward_peak_bytes=peaks.backward_peak_bytes + beyond,
-    )
+        own = [chunk.chosen(rows) for chunk in chunks]
+        stages = OrderedStages.of(moments, batch.chosen(rows), own, model)
+        closed = {name: getattr(peaks, name)[rows] for name in _CLOSED}
+        forward[rows], backward[rows] = (stages.least if of_others else stages.peaks)(closed)
+    return replace(peaks, forward_peak_bytes=forward, backward_peak_bytes=backward)
+
+
+def _stages_of(
+    plans: Sequence[Plan], batch: StageBatch, model: StageModel
+) -> Iterator[tuple[Rows, "OrderedStages"]]:
+    """The stages of plans that have the same moments together, with their rows."""
+    rows: dict[HeldMoments, list[int]] = defaultdict(list)
+    parts: dict[HeldMoments, list[list[int]]] = defaultdict(list)
+    batches: list[StageBatch] = []
+    row = part = 0
+    for plan in plans:
+        of_plan = moments_of_plan(plan)
+        placement = of_plan[0].placement
+        for stage, moments in enumerate(of_plan):
+            rows[moments].append(row + stage)
+            parts[moments].append([part + own for own in placement.of_stage(stage)])
+        batches.append(batch_of_parts([plan], placement))
+        row, part = row + plan.num_stages, part + len(placement.stages)
+    every = StageBatch.joined(batches)
+    for moments, numbers in rows.items():
+        own = np.array(numbers)
+        chunks = [every.chosen(of_chunk) for of_chunk in np.array(parts[moments]).T]
+        yield own, OrderedStages.of(moments, batch.chosen(own), chunks, model)
 
 
 def _held(batch: StageBatch, in_order: StagesInOrder) -> Values:
@@ -115,14 +142,171 @@ def _whole_types(model: StageModel) -> Mapping[str, str]:
     return found
 
 
+def sums_of_layers(model: StageModel, batch: StageBatch) -> Sums:
+    """Sums of the layers of each stage, with the bytes that an engine's blocks keep beyond their
+    graphs."""
+    sums, (beyond, keeping) = dict(model.layers_of(batch)), model.beyond_graphs(batch)
+    for name in model.types.of_blocks:
+        for what in ("saved_bytes", "forward_peak_bytes", "backward_peak_bytes"):
+            if what != "saved_bytes" or name in keeping:
+                sums[sum_name(name, what)] = sums[sum_name(name, what)] + beyond
+    return sums
+
+
+# The closed form's figures from which those of an order are worked out.
+_CLOSED = ("held_bytes", "forward_peak_bytes", "backward_peak_bytes", "step_peak_bytes")
+_Closed = Mapping[str, Values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OrderedStages:
+    """Stages (C) that have the same moments, and their chunks."""
+
+    moments: HeldMoments
+    batch: StageBatch
+    chunks: Sequence[StageBatch]
+    model: StageModel
+    held: "_Held"
+
+    @classmethod
+    def of(
+        cls,
+        moments: HeldMoments,
+        batch: StageBatch,
+        chunks: Sequence[StageBatch],
+        model: StageModel,
+    ) -> "OrderedStages":
+        """These stages, with the bytes that their chunks hold."""
+        held = _Held.of(batch, chunks, model, splits_backward=moments.splits_backward)
+        return cls(moments=moments, batch=batch, chunks=chunks, model=model, held=held)
+
+    @property
+    def kept_beyond(self) -> Values:
+        """Bytes on the GPU (C) beyond those of the closed form for as many micro-batches."""
+        return self.held.beyond(self.moments, self.batch.in_flight)
+
+    @property
+    def away_beyond(self) -> Values:
+        """Bytes on the host (C) beyond those of the closed form."""
+        counts = self.moments.every[:, : self.moments.chunks]
+        counted = self.batch.in_flight * self.held.away.sum(axis=0)
+        return np.asarray((counts @ self.held.away).max(axis=0) - counted)
+
+    @property
+    def walked(self) -> Rows:
+        """The stages whose passes are walked."""
+        return np.flatnonzero(self.moments.splits_backward | (self.batch.offload_activations > 0))
+
+    def peaks(self, closed: _Closed) -> tuple[Values, Values]:
+        """The peaks of forward and of backward passes; ``closed`` has those of the closed form."""
+        beyond, rows = self.kept_beyond, self.walked
+        forward = closed["forward_peak_bytes"] + beyond
+        backward = closed["backward_peak_bytes"] + beyond
+        if len(rows):
+            own = self._chosen(rows)
+            known = {name: column[rows] for name, column in closed.items()}
+            least, walked = own._for_all_chunks(), own._walked(known)
+            forward[rows] = np.maximum(walked.forward, least.forward_peak_bytes)
+            backward[rows] = np.maximum(walked.backward, least.backward_peak_bytes)
+        return forward, backward
+
+    def least(self, closed: _Closed) -> tuple[Values, Values]:
+        """Bounds of the peaks of all stages with smaller ratios or fewer recomputed blocks;
+        ``closed`` has those of the closed form for one micro-batch."""
+        beyond = self.held.beyond(self.moments, self.batch.in_flight, of_others=True)
+        forward = closed["forward_peak_bytes"] + beyond
+        if self.model.memory.rings:
+            # The step beside the first forward pass counts one micro-batch, however many are held.
+            forward = forward - (closed["step_peak_bytes"] - closed["held_bytes"])
+        backward = closed["backward_peak_bytes"] + beyond
+        rows = self.walked
+        if len(rows):
+            own = self._chosen(rows)
+            least = own._for_all_chunks()
+            kept = closed["held_bytes"][rows] + own.held.most(self.moments)
+            forward[rows] = least.forward_peak_bytes
+            backward[rows] = np.maximum(kept, least.backward_peak_bytes)
+        return forward, backward
+
+    def _for_all_chunks(self) -> StagePeaks:
+        """What the closed form says for the micro-batches that all chunks hold at once."""
+        return self.model.peaks(self.batch.with_columns(in_flight=self.moments.least_held))
+
+    def _chosen(self, rows: Rows) -> "OrderedStages":
+        return replace(
+            self,
+            batch=self.batch.chosen(rows),
+            chunks=[chunk.chosen(rows) for chunk in self.chunks],
+            held=self.held.chosen(rows),
+        )
+
+    def _walked(self, closed: _Closed) -> WalkedPasses:
+        """The peaks of walked passes."""
+        moments, model = self.moments, self.model
+        placement, memory = moments.placement, model.memory
+        sums = sums_of_layers(model, self.batch)
+        # As the closed form has it, the stage with the head of a loop holds nothing that it sent.
+        holds = not (placement.is_loop and moments.stage == placement.last_stage)
+        sent = sums[sum_name(model.types.of_blocks[0], "output_bytes")] / moments.chunks
+        parts = placement.of_stage(moments.stage)
+        step_buffer = closed["step_peak_bytes"] - closed["held_bytes"]
+        walked = WalkedPasses.of(
+            moments,
+            self._layers(sums),
+            [model.types.runs(chunk.columns) for chunk in self.chunks],
+            sent=[(holds and placement.sends_away(part)) * sent for part in parts],
+            step_buffer=step_buffer * memory.rings,
+        )
+        # An engine's own pipeline reduces when all passes are over.
+        reduces = (self.batch.zero >= 1) & (placement.num_stages == 1)
+        bucket = reduces * memory.gradient * memory.bucket_elements
+        return WalkedPasses(
+            forward=closed["held_bytes"] + walked.forward,
+            backward=closed["held_bytes"] + walked.backward + bucket,
+        )
+
+    def _layers(self, sums: Sums) -> WalkedLayers:
+        """The bytes of a layer of each type."""
+        types, splits = self.model.types, self.moments.splits_backward
+        none = np.zeros(len(self.batch))
+
+        def of(what: str) -> Values:
+            return np.stack([sums[sum_name(name, what)] for name in types.names])
+
+        saved, away = of("saved_bytes"), self.batch.offload_activations
+        away = np.stack([away if name in types.of_blocks else none for name in types.names])
+        whole = _whole_types(self.model)
+        left = [left_bytes(sums, whole, name) if splits else none for name in types.names]
+        logits = sums[sum_name(HEAD, "saved_bytes")] - sums[sum_name(HEAD, "input_bytes")]
+        wide = self.model.memory.wide_logits * logits
+        wide = np.stack([wide if name == HEAD else none for name in types.names])
+        return WalkedLayers(
+            keeps=(1 - away) * saved,
+            moving=away * saved,
+            left=np.stack(left),
+            forward_peak=of("forward_peak_bytes") + wide,
+            backward_peak=of("backward_peak_bytes") + wide,
+            in_w=np.array([[splits and name == EMBEDDING] for name in types.names]),
+        )
+
+
+def left_bytes(sums: Sums, whole: Mapping[str, str], name: str) -> Values:
+    """The bytes (C) that a layer of a type keeps between its backward pass and its pass for
+    weights, which for the embedding makes all of its gradient from the gradient of its output."""
+    left = sums[sum_name(whole[name], "saved_bytes")]
+    return left + sums[sum_name(name, "output_bytes")] if name == EMBEDDING else left
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Held:
     """Bytes (V, C) that chunks keep on the GPU between their forward and their backward pass, and
-    between their backward pass and their pass for weights; ``head`` (C) are the head's bytes among
-    the former, ``sent`` (C) those of what a whole stage sends on."""
+    between their backward pass and their pass for weights. Bytes that are ``away`` are on the host
+    between their forward and their backward pass. ``head`` (C) are the head's bytes among the
+    first, ``sent`` (C) those of what a whole stage sends on."""
 
     between: Values
     afterwards: Values
+    away: Values
     head: Values
     sent: Values
 
@@ -151,6 +335,7 @@ class _Held:
         }
         return cls(
             between=summed(stay),
+            away=summed({name: one - stay[name] for name, one in saved.items()}),
             afterwards=summed({name: saved[whole.get(name, name)] for name in types.names}),
             head=sum(own[types.names.index(HEAD)] for own in counts) * saved[HEAD],
             sent=sums[sum_name(types.of_blocks[0], "output_bytes")],
@@ -166,10 +351,18 @@ class _Held:
         counts = moments.of_whole if of_others else moments.every
         counted = np.ones(len(held)) if of_others else held
         known = counted * (self.between.sum(axis=0) - self.head) + self.head
-        kept = (counts @ np.concatenate([self.between, self.afterwards])).max(axis=0)
+        kept = self._most(counts)
         sends_on = moments.stage != moments.placement.last_stage
         sent = _sent_beyond(moments.placement, moments.stage) * np.maximum(0.0, held - 1)
         return np.asarray(kept - known + (sent + sends_on * (held - counted)) * self.sent)
+
+    def most(self, moments: HeldMoments) -> Values:
+        """The most bytes (C) at once, without those of what is sent on."""
+        return self._most(moments.every)
+
+    def _most(self, counts: NDArray[np.int64]) -> Values:
+        kept = counts @ np.concatenate([self.between, self.afterwards])
+        return np.asarray(kept.max(axis=0))
 
 
 def _layers_of_types(model: StageModel, chunk: StageBatch) -> Values:

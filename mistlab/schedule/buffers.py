@@ -23,14 +23,12 @@ RINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """The buffers that a task of a layer may use in a phase, with its entry in the rings and the
-    slot that holds its micro-batch's activations."""
+    """The buffers that a task of a layer may use in a phase, with its entry in the rings."""
 
     shape: StageShape
     layer: int
     entry: int
     phase: Phase
-    held: int
 
     @property
     def weights(self) -> Buffer:
@@ -64,8 +62,8 @@ class Touched:
 
     @property
     def away(self) -> Buffer:
-        """The host's buffer for offloaded activations."""
-        return ("host activations", self.layer, self.held)
+        """The host's buffers for offloaded activations, which all layers share."""
+        return ("host activations",)
 
     def kept(self, what: str) -> Buffers:
         """The buffers of a layer's own weights or gradients, on the device and on the host."""

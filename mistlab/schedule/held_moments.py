@@ -3,6 +3,7 @@
 Axes: K moments, V chunks of a stage.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,11 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.schedule.checked_orders import named_order
+from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.orders import fewer_micro_batches
 from mistlab.schedule.placement import Placement
 from mistlab.schedule.stage_passes import StagePasses, passes_of
 
 Counts = NDArray[np.int64]
+# The kind of passes, their chunk, whether layers step beside them, and the chunk that leaves.
+_Begin = tuple[PassKind, int, bool, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassMoments:
+    """The fullest moments (K, 2 V) at which passes of one kind of a chunk begin, in numbers as
+    those of ``HeldMoments``. Layers step beside passes that are ``first_forward``; activations of
+    chunk ``leaving`` are on their way to the host then, if any are."""
+
+    kind: PassKind
+    chunk: int
+    first_forward: bool
+    leaving: int | None
+    held: Counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,7 +42,7 @@ class HeldMoments:
     passes for weights. At no other moment are all of these as many or more.
 
     ``of_whole`` are the fullest of those moments at which every chunk holds a micro-batch between
-    its forward and its backward pass.
+    its forward and its backward pass, ``begins`` the fullest at which passes of each kind begin.
     """
 
     stage: int
@@ -33,13 +50,19 @@ class HeldMoments:
     splits_backward: bool
     every: Counts
     of_whole: Counts
+    begins: tuple[PassMoments, ...]
 
     @classmethod
     def of(cls, passes: StagePasses, stage: int) -> "HeldMoments":
         """The fullest moments of a stage with these passes."""
         chunks = passes.chunks
         held, found = [0] * (2 * chunks), set()
+        begins: dict[_Begin, set[tuple[int, ...]]] = defaultdict(set)
+        leaving: int | None = None
         for one in passes:
+            begins[one.kind, one.chunk, one.phase == "first_forward", leaving].add(tuple(held))
+            if one.kind != "W":
+                leaving = one.chunk if one.kind == "F" else None
             if one.kind == "F":
                 held[one.chunk] += 1
             elif one.kind == "W":
@@ -54,6 +77,16 @@ class HeldMoments:
             splits_backward=passes.splits_backward,
             every=_fullest([*found]),
             of_whole=_fullest([moment for moment in found if min(moment[:chunks]) > 0]),
+            begins=tuple(
+                PassMoments(
+                    kind=kind,
+                    chunk=chunk,
+                    first_forward=first_forward,
+                    leaving=leaving,
+                    held=_fullest([*moments]),
+                )
+                for (kind, chunk, first_forward, leaving), moments in begins.items()
+            ),
         )
 
     @property

@@ -188,7 +188,6 @@ def pass_of(shape: PassShape) -> StagePass:
         micro_batch=0,
         phase=shape.phase,
         is_first=False,
-        held=0,
         comes_from=None,
         goes_to=None,
     )

@@ -1,14 +1,12 @@
 """The passes of each stage in an iteration, with everything that follows from the order.
 
-A pass's phase, its neighbours and its slot of activations are derived only here. The event
-simulator and the runtime both use them.
+A pass's phase and its neighbours are derived only here. The event simulator and the runtime both
+use them.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappop, heappush
 
 from mistlab.schedule.order_text import (
     OrderedPass,
@@ -32,9 +30,7 @@ class StagePass:
     ``phase`` is ``first_forward`` for the first F of a chunk. It is ``last_backward`` for the
     chunk's last B, or for its last W if the stage has W (then all its B are ``backward``).
     ``is_first`` marks the first pass of its kind in its chunk, with which sums of gradients begin.
-    The micro-batch's activations take slot ``held`` of the chunk from F to the last pass that needs
-    them, and no other micro-batch of the chunk has this slot meanwhile. ``comes_from`` and
-    ``goes_to`` are None at the model's ends and for W.
+    ``comes_from`` and ``goes_to`` are None at the model's ends and for W.
     """
 
     stage: int
@@ -44,7 +40,6 @@ class StagePass:
     micro_batch: int
     phase: Phase
     is_first: bool
-    held: int
     comes_from: StageChunk | None
     goes_to: StageChunk | None
 
@@ -74,7 +69,8 @@ class StagePass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePasses:
-    """A stage's passes in order; at most ``most_held`` slots of all chunks are in use at once.
+    """A stage's passes in order; ``most_held`` is the most micro-batches of all chunks at once,
+    each from F to the last pass that needs its activations.
 
     ``placement`` says where the parts of all stages lie.
     """
@@ -139,7 +135,6 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
     for number, one in enumerate(actions):
         first.setdefault((one.kind, one.chunk), number)
         last[one.kind, one.chunk] = number
-    slots = _Slots(frees="W" if splits else "B")
     ways = {
         (one.kind, one.chunk): (order.source(stage, one), order.destination(stage, one))
         for one in (actions[number] for number in first.values())
@@ -157,7 +152,6 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
                 micro_batch=one.micro_batch,
                 phase=_phase(one.kind, is_first=is_first, is_last=is_last, splits=splits),
                 is_first=is_first,
-                held=slots.of(one),
                 comes_from=ways[key][0],
                 goes_to=ways[key][1],
             )
@@ -165,7 +159,7 @@ def _of_stage(order: PipelineOrder, stage: int) -> StagePasses:
     return StagePasses(
         passes=tuple(passes),
         placement=order.placement,
-        most_held=slots.most,
+        most_held=_most_held(actions, frees="W" if splits else "B"),
         splits_backward=splits,
     )
 
@@ -176,27 +170,11 @@ def _phase(kind: PassKind, *, is_first: bool, is_last: bool, splits: bool) -> Ph
     return "last_backward" if is_last and (kind == "W" or not splits) else "backward"
 
 
-@dataclass(slots=True, kw_only=True)
-class _Slots:
-    """Hands out each chunk's slots of activations, lowest first; a pass of kind ``frees`` frees its
-    slot. ``most`` slots were in use at once, ``made`` counts the slots of each chunk."""
-
-    frees: PassKind
-    most: int = 0
-    made: Counter[int] = field(default_factory=Counter)
-    taken: dict[tuple[int, int], int] = field(default_factory=dict)
-    free: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-
-    def of(self, one: OrderedPass) -> int:
-        """The slot of a pass, which F takes and the last pass frees."""
-        key, free = (one.chunk, one.micro_batch), self.free[one.chunk]
-        if one.kind == "F":
-            if not free:
-                heappush(free, self.made[one.chunk])
-                self.made[one.chunk] += 1
-            self.taken[key] = heappop(free)
-            self.most = max(self.most, len(self.taken))
-        held = self.taken[key]
-        if one.kind == self.frees:
-            heappush(free, self.taken.pop(key))
-        return held
+def _most_held(actions: Sequence[OrderedPass], *, frees: PassKind) -> int:
+    """The most micro-batches of all chunks that a stage holds at once, each from its F to its pass
+    of kind ``frees``."""
+    held = most = 0
+    for one in actions:
+        held += {"F": 1, frees: -1}.get(one.kind, 0)
+        most = max(most, held)
+    return most

@@ -74,12 +74,6 @@ class Op:
         return self.of is not None and self.of.is_first
 
     @property
-    def held(self) -> int:
-        """The slot in which the activations of its micro-batch are held."""
-        assert self.of is not None
-        return self.of.held
-
-    @property
     def turn(self) -> int:
         """The place of its pass in the ring of outcomes that are sent to other stages."""
         assert self.of is not None

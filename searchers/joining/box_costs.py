@@ -105,6 +105,9 @@ class BoxCosts:
         true, are_best = self._true(sure)
         has_host = self._has_host(sure, true)
         is_open = ~rows.are_points
+        if not self.group.has_formula:
+            # Memory may grow with recomputed blocks: none of several numbers is left out.
+            are_best &= rows.are_points[fitting]
         closed = fitting[has_host & are_best]
         is_open[closed] = False
         closed, open_rows = fitting[has_host], np.flatnonzero(is_open)

@@ -62,15 +62,15 @@ class Group:
         """Whether the first stage has the head, too."""
         return self.order in TURNING
 
-    def held(self, after: int, layers: int) -> int:
-        """The micro-batches that a stage of some blocks holds, in front of so many others; where
-        they are no whole number, the next less."""
+    def held(self, after: int) -> int:
+        """The micro-batches that a stage in front of so many others holds, all its chunks at once:
+        no fewer are on the host where activations are offloaded."""
         if self.has_formula:
             return min(self.micro_batches, after + 1)
         if self.num_stages is None:
             return 1
         moments = moments_in(self.order, self.num_stages, self.micro_batches)
-        return int(moments[self.num_stages - 1 - after].most_held(layers))
+        return moments[self.num_stages - 1 - after].least_held
 
     def number(self, after: int) -> int:
         """The number of a stage in front of so many others, if its order asks for it; else 0."""

@@ -305,7 +305,7 @@ class _Join:
         return StagePosition(
             mesh=mesh,
             layers=layers,
-            in_flight=self.menus.group.held(after, layers),
+            in_flight=self.menus.group.held(after),
             place_in_node=self.menus.problem.cluster.like_rank(first_rank, mesh.num_gpus),
             is_first=first_rank == 0,
             is_last=after == 0,

@@ -54,8 +54,6 @@ def test_what_is_in_flight_is_what_1f1b_holds(stages: int, micro_batches: int) -
     passes = passes_of(named_order("1f1b", stages, micro_batches))
     expected = [in_flight(stage, stages, micro_batches) for stage in range(stages)]
     assert [of_stage.most_held for of_stage in passes] == expected
-    for of_stage, held in zip(passes, expected, strict=True):
-        assert all(one.held == one.micro_batch % held for one in of_stage)
 
 
 # Two stages of two chunks each, two micro-batches.
@@ -71,17 +69,17 @@ Fm0 Bm0 Fm1 Bm1 Wm0 Fm2 Bm2 Wm1 Wm2
 
 
 def shown(one: StagePass) -> tuple[object, ...]:
-    return one.kind, one.chunk, one.micro_batch, one.phase, one.is_first, one.held
+    return one.kind, one.chunk, one.micro_batch, one.phase, one.is_first
 
 
 def test_passes_of_chunks_say_where_micro_batches_come_from_and_go_to() -> None:
     first, last = passes_of(order_of_text(CHUNKS, 2, 2))
     assert [shown(one) for one in first][:5] == [
-        ("F", 0, 0, "first_forward", True, 0),
-        ("F", 0, 1, "forward", False, 1),
-        ("F", 1, 0, "first_forward", True, 0),
-        ("F", 1, 1, "forward", False, 1),
-        ("B", 1, 0, "backward", True, 0),
+        ("F", 0, 0, "first_forward", True),
+        ("F", 0, 1, "forward", False),
+        ("F", 1, 0, "first_forward", True),
+        ("F", 1, 1, "forward", False),
+        ("B", 1, 0, "backward", True),
     ]
     assert (first.most_held, last.most_held) == (4, 3)
     ways = {(one.kind, one.chunk): (one.comes_from, one.goes_to) for one in first}
@@ -109,7 +107,6 @@ def test_phases_follow_the_order_and_not_the_numbers() -> None:
         *("first_forward", "forward", "backward", "forward", "backward", "last_backward")
     ]
     assert [one.is_first for one in passes] == [True, False, True, False, False, False]
-    assert [one.held for one in passes] == [0, 1, 0, 0, 0, 1]
 
 
 NO_CHUNK = "line 1: Fm0 names no chunk, but there are 2 (line 1 has F1m0): write F0m0"

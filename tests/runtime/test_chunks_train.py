@@ -12,15 +12,14 @@ pytest.importorskip("torch")
 
 from torch import Tensor
 
-from mistlab.cost.order_memory import unlike_bytes
+from mistlab.cost.order_memory import figures_in_order
 from mistlab.schedule import receipts
 from mistlab.schedule.orders import dualpipe_v
 from mistlab.schedule.stage_program import Op, iterations
 from mistlab.schedule.stage_shape import StageShape
 from mistlab.schedule.turning import zb_v_text
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.plan import Plan
-from mistlab.values.stages import StageBatch
+from mistlab.values.plan import NO_OFFLOAD, Offload, Plan
 from runtime import checkpoint
 from runtime.checks.collectives.findings import collective_findings, few_batches
 from runtime.checks.fake.device import device_findings
@@ -36,7 +35,7 @@ from runtime.engine.streams.simulated import SimulatedStreams
 from runtime.engine.work import optimizer
 from tests.pipeline_orders import drawn, whole_backwards
 from tests.runtime.chunk_plans import PLACEMENTS, any_plan, ordered
-from tests.runtime.test_peaks import taken_bytes
+from tests.runtime.test_peaks import SIZES, assert_predicted, memory_taken
 from tests.runtime.worlds import (
     CPU,
     MIXED,
@@ -47,6 +46,7 @@ from tests.runtime.worlds import (
     begun,
     by_plan,
     plainly,
+    ratios,
     run_step,
     stage,
     thread_groups,
@@ -205,21 +205,27 @@ def test_chunks_keep_no_host_waiting(name: str, rank: int, tmp_path: Path) -> No
     assert device_findings(work, plan, rank, replace(TRAINING, clip_norm=1.0)) == ()
 
 
-SIZED = workload("gpt", batch=8, hidden=256, ffn=1024, vocab=2048, sequence_length=128)
+SIZED = workload("gpt", layers=8, batch=8, **SIZES)
+AWAY = ratios(0, 0, 0, 1)
+# Blocks that are computed again of the four of a stage, and ratios.
+KEPT = [(1, AWAY), (0, NO_OFFLOAD), (3, AWAY), (2, NO_OFFLOAD), (0, AWAY)]
 
 
+@pytest.mark.parametrize(("again", "offload"), sweep(KEPT, first=1))
 @pytest.mark.parametrize("name", sweep(["interleaved-2", "a V"], first=1))
 def test_stages_of_chunks_take_what_is_predicted(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, again: int, offload: Offload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On the device and on the host, though one chunk keeps more than the other."""
     monkeypatch.setattr(optimizer, "CHUNK", 2**17)
-    plan = Plan(micro_batches=4, stages=(stage(2), stage(2)))
+    one = stage(4, checkpointed_layers=again, offload=offload)
+    plan = Plan(micro_batches=4, stages=(one, one))
     plan = ordered(plan, TEXTS[name], tmp_path) if name in TEXTS else replace(plan, order=name)
-    model = StageModel.of(SIZED)
-    closed = model.figures(StageBatch.of_plan(plan)).peak_bytes
-    for number, more in enumerate(unlike_bytes(plan, model)):
-        taken = taken_bytes(SIZED, plan, isolated(plan, number, CPU, 0))
-        assert taken == pytest.approx(closed[number] + more, rel=0.01)
+    predicted = figures_in_order([plan], StageModel.of(SIZED))
+    for number in range(2):
+        taken, on_host = memory_taken(SIZED, plan, isolated(plan, number, CPU, 0))
+        assert_predicted(taken, predicted.peak_bytes[number], offload)
+        assert on_host == pytest.approx(predicted.host_bytes[number], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["interleaved-2", "a V", "zb-v"])

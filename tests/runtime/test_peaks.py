@@ -57,13 +57,18 @@ def as_large_models_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def taken_bytes(work: Workload, plan: Plan, connections: Connections) -> int:
     """The most that is on the device during the second iteration."""
+    return memory_taken(work, plan, connections)[0]
+
+
+def memory_taken(work: Workload, plan: Plan, connections: Connections) -> tuple[int, int]:
+    """The most that is on the device during the second iteration, and what is on the host."""
     with Allocations() as allocations:
         executor = begun(work, plan, connections, SimulatedStreams(), TRAINING)
         run_step(executor, work, connections, 0)
         executor.streams.spans()
         allocations.most_bytes = 0
         run_step(executor, work, connections, 1)
-    return allocations.most_bytes - executor.host_bytes
+    return allocations.most_bytes - executor.host_bytes, executor.host_bytes
 
 
 def assert_predicted(taken: int, predicted: float, offload: Offload, *, rel: float = 0.01) -> None:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from mistlab import catalog
-from mistlab.cost.order_memory import unlike_bytes
+from mistlab.cost.order_memory import figures_in_order
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.placement import loop
@@ -19,8 +19,7 @@ from mistlab.schedule.stage_shape import StageShape
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
-from mistlab.values.plan import Plan
-from mistlab.values.stages import StageBatch
+from mistlab.values.plan import Offload, Plan
 from runtime.checks.collectives.calls import THEIR_GRADIENTS, calls_of
 from runtime.checks.collectives.findings import collective_findings
 from runtime.checks.fake.device import device_findings
@@ -35,7 +34,8 @@ from runtime.runnable import check_runnable
 from tests.pipeline_orders import drawn
 from tests.runtime.chunk_plans import PLACEMENTS, any_plan, ordered
 from tests.runtime.planted import plant
-from tests.runtime.test_peaks import taken_bytes
+from tests.runtime.test_chunks_train import KEPT, SIZED
+from tests.runtime.test_peaks import assert_predicted, memory_taken
 from tests.runtime.worlds import (
     CPU,
     MIXED,
@@ -161,19 +161,20 @@ def test_passes_for_weights_keep_no_host_waiting(order: str) -> None:
     assert device_findings(work, plan, 0, replace(TRAINING, clip_norm=1.0)) == ()
 
 
-SIZED = workload("gpt", batch=8, hidden=256, ffn=1024, vocab=2048, sequence_length=128)
-
-
-@pytest.mark.parametrize("order", sweep(["zb-h1", "zb-v"], first=1))
-def test_stages_take_what_is_predicted_until_w(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last stage also holds the gradient of a micro-batch's logits until W."""
+@pytest.mark.parametrize(("again", "offload"), sweep(KEPT, first=2))
+@pytest.mark.parametrize("order", sweep(["zb-2p", "zb-v", "zb-h1"], first=2))
+def test_stages_take_what_is_predicted_until_w(
+    order: str, again: int, offload: Offload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is computed again, and on the host meanwhile."""
     monkeypatch.setattr(optimizer, "CHUNK", 2**17)
-    plan = Plan(micro_batches=4, stages=(stage(2), stage(2)), order=order)
-    model = StageModel.of(SIZED)
-    closed = model.figures(StageBatch.of_plan(plan)).peak_bytes
-    for number, more in enumerate(unlike_bytes(plan, model)):
-        taken = taken_bytes(SIZED, plan, isolated(plan, number, CPU, 0))
-        assert taken == pytest.approx(closed[number] + more, rel=0.03)
+    one = stage(4, checkpointed_layers=again, offload=offload)
+    plan = Plan(micro_batches=4, stages=(one, one), order=order)
+    predicted = figures_in_order([plan], StageModel.of(SIZED))
+    for number in range(2):
+        taken, on_host = memory_taken(SIZED, plan, isolated(plan, number, CPU, 0))
+        assert_predicted(taken, predicted.peak_bytes[number], offload)
+        assert on_host == pytest.approx(predicted.host_bytes[number], rel=1e-3)
 
 
 def refused(plan: Plan, match: str, **fields: object) -> None:

@@ -190,7 +190,7 @@ class Passes:
         moves = []
         for number in saved.largest(self.carried_bytes):
             storage = saved.leave(number)
-            copy = self.host.take((layer, op.held, number), storage.numel())
+            copy = self.host.take(storage.numel())
             kept.away.append((number, copy))
             moves.append((storage, copy))
             self.carried_bytes -= storage.numel()
@@ -220,6 +220,7 @@ class Passes:
             self.streams.spoil(storage)
             saved.come_back(number, storage)
             self.held_bytes += storage.numel()
+            self.host.give_back(copy)
             moves.append((storage, copy))
         kept.away.clear()
 

@@ -41,7 +41,8 @@ class _AddingLinear(torch.autograd.Function):
     ) -> tuple[Tensor, None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         of_bias = gradient.sum(0) if ctx.has_bias else None
-        parameter = ctx.parameter
+        # Its history would keep the layer's input until the product is done.
+        parameter, x = ctx.parameter, x.detach()
         ctx.schedule(lambda: parameter.grad.addmm_(gradient.t(), x))
         return gradient.mm(weight), None, of_bias, None
 
