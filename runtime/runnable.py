@@ -1,9 +1,7 @@
 """Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
 
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.plan_orders import ends_of_plan, passes_of_plan
-from mistlab.schedule.stage_passes import StagePasses
-from mistlab.schedule.stage_shape import shares_table
+from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.values.dimensions import BUILT_IN, counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
@@ -21,7 +19,7 @@ def check_runnable(job: Job) -> None:
             f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
         )
         raise InputError(message)
-    check_order(job.plan, tied=job.workload.model.tied_embeddings)
+    check_order(job.plan)
     for number, stage in enumerate(job.plan.stages):
         for name in ("context_parallel", "state_replicas"):
             if (degree := stage.degree(name)) > 1:
@@ -50,7 +48,7 @@ def _check_tokens(plan: Plan) -> None:
             raise InputError(message)
 
 
-def check_order(plan: Plan, *, tied: bool) -> None:
+def check_order(plan: Plan) -> None:
     """Refuse an order of passes that the runtime cannot run with a stage's other choices."""
     for number, (stage, passes) in enumerate(zip(plan.stages, passes_of_plan(plan), strict=True)):
         if not passes.splits_backward:
@@ -62,25 +60,6 @@ def check_order(plan: Plan, *, tied: bool) -> None:
                 "give 0, or an order of whole backward passes"
             )
             raise InputError(message)
-        has_table = tied and shares_table(plan) and number in ends_of_plan(plan)
-        if has_table and not _ends_with_embedding(passes):
-            message = (
-                f"plan.order: {plan.order} does not begin and end the W of stage {number} with the "
-                "head's chunk and the embedding's, whose weights are one table: give their W this "
-                "order, or tied_embeddings: false"
-            )
-            raise InputError(message)
-
-
-def _ends_with_embedding(passes: StagePasses) -> bool:
-    """Whether a stage's first W is no later for the head's chunk than for the embedding's, and the
-    last W no earlier for the embedding's."""
-    chunks = [one.chunk for one in passes if one.kind == "W"]
-    embedding, head = 0, passes.chunks - 1
-    if embedding not in chunks or head not in chunks:
-        return True
-    begins = chunks.index(head) <= chunks.index(embedding)
-    return begins and chunks[::-1].index(embedding) <= chunks[::-1].index(head)
 
 
 def check_model(workload: Workload) -> None:

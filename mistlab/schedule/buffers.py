@@ -87,16 +87,19 @@ class Touched:
         returns = self.shape.offload_of(self.layer).activations > 0
         reads: Buffers = (("returned", self.entry),) if returns else ()
         reads = (self.weights, *self.borrowed("weights"), *reads)
-        return reads, (() if self.shape.passes.splits_backward else self._added())
+        if not self.shape.passes.splits_backward:
+            return reads, (*self._added(), *self.borrowed("gradients"))
+        in_b = self.shape.adds_table_in_b(self.layer)
+        return reads, (self.borrowed("gradients") if in_b else ())
 
     def of_weights(self) -> tuple[Buffers, Buffers]:
         """W: adds to gradients what the backward pass of inputs has left."""
-        return (), self._added()
+        in_b = self.shape.adds_table_in_b(self.layer)
+        return (), (*self._added(), *(() if in_b else self.borrowed("gradients")))
 
     def _added(self) -> Buffers:
-        """The buffers of gradients that compute adds to."""
-        gradients = (self.gradients, *self.borrowed("gradients"))
-        return (*gradients, *self._squares(reduced=False))
+        """The buffers of the layer's own gradients, which compute adds to."""
+        return (self.gradients, *self._squares(reduced=False))
 
     def step(self) -> tuple[Buffers, Buffers]:
         """S: reads gradients, writes weights and optimizer state."""

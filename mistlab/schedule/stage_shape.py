@@ -161,6 +161,12 @@ class StageShape:
         """Whether a layer is a head that uses the embedding's table."""
         return self.shares_table and layer == self.last_layer
 
+    def adds_table_in_b(self, layer: int) -> bool:
+        """Whether a layer is a head whose B, not its W, adds to the gradient of the embedding's
+        table: the order does not begin W with the head's chunk or end it with the embedding's."""
+        splits = self.passes.splits_backward
+        return splits and self.borrows_table(layer) and not _ends_with_embedding(self.passes)
+
     def rings_weights(self, layer: int) -> bool:
         """Whether a layer's weights come and go, so that they are whole only in a ring."""
         return self.zero >= 3 or self.offload_of(layer).weights > 0
@@ -202,6 +208,16 @@ def _chunks(plan: Plan, stage: int, passes: StagePasses) -> tuple[ChunkLayers, .
         for part in parts_of_plan(plan, passes.placement)
         if part.stage == stage
     )
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _ends_with_embedding(passes: StagePasses) -> bool:
+    """Whether a stage's first W is no later for the head's chunk than for the embedding's, and the
+    last W no earlier for the embedding's."""
+    chunks = [one.chunk for one in passes if one.kind == "W"]
+    embedding, head = 0, passes.chunks - 1
+    begins = chunks.index(head) <= chunks.index(embedding)
+    return begins and chunks[::-1].index(embedding) <= chunks[::-1].index(head)
 
 
 @lru_cache(maxsize=_MOST_KEPT)

@@ -190,11 +190,27 @@ def test_split_tokens_with_passes_for_weights_are_refused() -> None:
     refused(plan, r"plan.stages\[0\].sequence_parallel: with W")
 
 
-def test_a_table_whose_gradient_would_go_before_it_is_whole_is_refused(tmp_path: Path) -> None:
-    """The embedding's chunk ends before the head's."""
-    text = "F0m0 F1m0 B1m0 B0m0 W0m0 W1m0\n"
-    plan = ordered(Plan(micro_batches=1, stages=(stage(4, micro_batch=8),)), text, tmp_path)
-    refused(plan, "does not begin and end the W of stage 0", tied_embeddings=True)
+EMBEDDING_FIRST = "F0m0 F1m0 B1m0 F0m1 F1m1 B1m1 B0m0 W0m0 B0m1 W0m1 W1m1 W1m0\n"
+
+
+def table_of_two_chunks(folder: Path) -> Plan:
+    """The embedding's chunk begins and ends its W before the head's."""
+    one = stage(4, data_parallel=2, tensor_parallel=2, zero=1, micro_batch=2)
+    return ordered(Plan(micro_batches=2, stages=(one,)), EMBEDDING_FIRST, folder)
+
+
+def test_a_shared_table_has_the_heads_gradients_before_the_embedding_ends(tmp_path: Path) -> None:
+    plan, work = table_of_two_chunks(tmp_path), workload(tied_embeddings=True)
+    assert_alike(by_plan(work, plan), plainly(work))
+    shape = StageShape.of(plan, 0, clips=True, tied=True)
+    assert shape.adds_table_in_b(shape.last_layer)
+    assert races(list(chain.from_iterable(iterations(shape, 3)))) == []
+
+
+def test_the_heads_gradients_in_its_w_would_come_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StageShape, "adds_table_in_b", lambda *_: False)
     work = workload(tied_embeddings=True)
     with pytest.raises(AssertionError):
-        assert_alike(by_plan(work, plan), plainly(work))
+        assert_alike(by_plan(work, table_of_two_chunks(tmp_path)), plainly(work))

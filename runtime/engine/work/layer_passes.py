@@ -137,7 +137,7 @@ class Passes:
         splits = self.state.shape.passes.splits_backward
         if not splits:
             self.held_bytes -= kept.size_bytes
-            self._collect(layer, entry, begins=op.is_of_first)
+            self._collect(op)
         if kept.saved is not None:
             kept.saved.move_weights(self._places.take_weights(layer, entry))
         if splits and layer == EMBEDDING:
@@ -145,7 +145,12 @@ class Passes:
             add: list[Callable[[], object]] = [lambda: self._run_backward(layer, kept, gradient)]
             self._leave(op, add, kept)
             return None
-        if splits:
+        if splits and self.state.shape.adds_table_in_b(layer):
+            # The table is the head's one matrix.
+            self._begin_table(op)
+            self._run_backward(layer, kept, gradient)
+            self._leave(op, (), kept)
+        elif splits:
             with self.ranks.keeping() as products:
                 self._run_backward(layer, kept, gradient)
             self._leave(op, products, kept)
@@ -161,7 +166,7 @@ class Passes:
         layer = op.layer
         left = self.left.pop((layer, op.micro_batch))
         self.held_bytes -= left.size_bytes
-        self._collect(layer, op.entry, begins=op.is_of_first)
+        self._collect(op)
         with torch.no_grad():
             for add in left.add:
                 add()
@@ -271,15 +276,21 @@ class Passes:
         y: Tensor = module(x) if targets is None else module(x, targets)
         return y
 
-    def _collect(self, layer: int, entry: int, *, begins: bool) -> None:
+    def _collect(self, op: Op) -> None:
         """Connect a layer's gradients with the memory in which they add up."""
-        shape, gradients = self.state.shape, self._places.take_gradients(layer, entry)
+        layer, shape = op.layer, self.state.shape
+        gradients = self._places.take_gradients(layer, op.entry)
         adds_to_fetched = shape.zero < 2 and shape.offload_of(layer).gradients > 0
         has_begun = shape.shares_table and layer == shape.first_layer
-        if shape.zero >= 2 or (begins and not adds_to_fetched and not has_begun):
+        if shape.zero >= 2 or (op.is_of_first and not adds_to_fetched and not has_begun):
             gradients.zero_()
-        if begins and shape.borrows_table(layer):
-            # The head's gradients come first.
+        if not shape.adds_table_in_b(layer):
+            self._begin_table(op)
+
+    def _begin_table(self, op: Op) -> None:
+        """Begin the sum of gradients of a table that the head borrows: the head's come first."""
+        shape = self.state.shape
+        if op.is_of_first and shape.borrows_table(op.layer):
             self._places.take_gradients(shape.first_layer, 0).zero_()
 
 
