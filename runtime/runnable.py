@@ -1,7 +1,6 @@
 """Checks that the runtime can run a job, before it allocates memory or joins other ranks."""
 
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.values.dimensions import BUILT_IN, counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
@@ -13,13 +12,12 @@ FOLLOWED = {*BUILT_IN}
 
 
 def check_runnable(job: Job) -> None:
-    """Refuse another engine's plan, and an order or a model that the runtime does not have."""
+    """Refuse another engine's plan, and choices or a model that the runtime does not have."""
     if not ENGINES[job.plan.engine].runs_here:
         message = (
             f"plan.engine: {job.plan.engine} runs in its own framework: give mistlab to run here"
         )
         raise InputError(message)
-    check_order(job.plan)
     for number, stage in enumerate(job.plan.stages):
         for name in ("context_parallel", "state_replicas"):
             if (degree := stage.degree(name)) > 1:
@@ -44,20 +42,6 @@ def _check_tokens(plan: Plan) -> None:
                 f"plan.stages[{number}].sequence_parallel: stages whose ranks have {before} and "
                 f"{own} parts of a sequence can be predicted and not yet trained: give all stages "
                 "equal sequence_parallel and tensor_parallel"
-            )
-            raise InputError(message)
-
-
-def check_order(plan: Plan) -> None:
-    """Refuse an order of passes that the runtime cannot run with a stage's other choices."""
-    for number, (stage, passes) in enumerate(zip(plan.stages, passes_of_plan(plan), strict=True)):
-        if not passes.splits_backward:
-            continue
-        if stage.sequence_parallel and stage.tensor_parallel > 1:
-            message = (
-                f"plan.stages[{number}].sequence_parallel: with W in plan.order it can be "
-                "predicted and not yet trained, because whole sequences would be kept until W: "
-                "give 0, or an order of whole backward passes"
             )
             raise InputError(message)
 

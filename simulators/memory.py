@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.order_memory import sums_of_layers, whole_types
+from mistlab.cost.order_memory import left_bytes, sums_of_layers, whole_types
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.schedule.stage_chunks import StagePart, parts_of_plan
 from mistlab.symbolic.layer import sum_name
@@ -148,10 +148,13 @@ def _stages(
     whole = whole_types(plan, model)
     placement = passes[0].placement
     chunks = placement.chunks
-    stages = [
-        _Stage(plan, stage, model, figures, sums, whole if one.splits_backward else {}, chunks)
-        for stage, one in enumerate(passes)
-    ]
+    batch = StageBatch.of_plan(plan)
+    left = {name: left_bytes(batch, model, sums, whole, name) for name in whole}
+    stages = []
+    for stage, one in enumerate(passes):
+        splits = one.splits_backward
+        own = {name: float(of_stages[stage]) for name, of_stages in left.items() if splits}
+        stages.append(_Stage(plan, stage, model, figures, sums, own, chunks))
     types = model.types.of_stages(batch_of_parts([plan], placement).value)
     for number, (part, places) in enumerate(
         zip(parts_of_plan(plan, placement), types, strict=True)
@@ -176,7 +179,7 @@ class _Stage:
         model: StageModel,
         figures: StageFigures,
         sums: Mapping[str, NDArray[np.float64]],
-        whole: Mapping[str, str],
+        left: Mapping[str, float],
         chunks: int,
     ) -> None:
         own = plan.stages[stage]
@@ -184,9 +187,9 @@ class _Stage:
         self.types: dict[int, str] = {}
         self.sends_from: set[int] = set()
         self.chunks = chunks
-        # Where gradients of weights have passes of their own: the types of layers as which those
-        # are kept until then that were there before.
-        self.whole = whole
+        # Where gradients of weights have passes of their own: the bytes that layers keep until
+        # then, by type.
+        self.left = left
         self.head = plan.layers + 1
         self.ratios = own.offload
         self.bytes = {
@@ -251,7 +254,7 @@ class _Stage:
     ) -> list[Change]:
         held, *peaks = self._held_and_peaks(layer)
         running = peaks[0 if is_forward else 1]
-        if self.whole and not is_forward:
+        if self.left and not is_forward:
             # All that the layer saved stays for the gradients of its weights, and all that was
             # computed again.
             saved = self._of(layer)["saved_bytes"]
@@ -261,7 +264,7 @@ class _Stage:
                 (start_s, _ACTIVATIONS, saved - held),
                 (start_s, _TEMPORARIES, running),
                 (end_s, _TEMPORARIES, -running),
-                (end_s, _ACTIVATIONS, self._whole_bytes(layer) - saved),
+                (end_s, _ACTIVATIONS, self.left[self.types[layer]] - saved),
             ]
         return [
             (end_s, _ACTIVATIONS, held) if is_forward else (start_s, _ACTIVATIONS, -held),
@@ -270,13 +273,13 @@ class _Stage:
         ]
 
     def _of_weights(self, layer: int, start_s: float, end_s: float) -> list[Change]:
-        whole = self._whole_bytes(layer)
+        left = self.left[self.types[layer]]
         if self.types[layer] != EMBEDDING:
-            return [(start_s, _ACTIVATIONS, -whole)]
+            return [(start_s, _ACTIVATIONS, -left)]
         # Its whole backward pass.
         _, _, running = self._held_and_peaks(layer)
         return [
-            (start_s, _ACTIVATIONS, -whole),
+            (start_s, _ACTIVATIONS, -left),
             (start_s, _TEMPORARIES, running),
             (end_s, _TEMPORARIES, -running),
         ]
@@ -295,13 +298,6 @@ class _Stage:
 
     def _of(self, layer: int) -> Mapping[str, float]:
         return self.bytes[self.types[layer]]
-
-    def _whole_bytes(self, layer: int) -> float:
-        """The bytes that a layer keeps between its backward pass and its pass for weights, which
-        for the embedding makes all of its gradient."""
-        name = self.types[layer]
-        output = self.bytes[name]["output_bytes"] if name == EMBEDDING else 0.0
-        return self.bytes[self.whole[name]]["saved_bytes"] + output
 
 
 _SUMS = (

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.walked_memory import WalkedLayers, WalkedPasses
+from mistlab.engines.table import ENGINES
 from mistlab.schedule.held_moments import HeldMoments
 from mistlab.schedule.placement import Placement
 from mistlab.schedule.plan_orders import moments_of_plan
@@ -276,7 +277,10 @@ class OrderedStages:
         saved, away = of("saved_bytes"), self.batch.offload_activations
         away = np.stack([away if name in types.of_blocks else none for name in types.names])
         whole = _whole_types(self.model)
-        left = [left_bytes(sums, whole, name) if splits else none for name in types.names]
+        left = [
+            left_bytes(self.batch, self.model, sums, whole, name) if splits else none
+            for name in types.names
+        ]
         logits = sums[sum_name(HEAD, "saved_bytes")] - sums[sum_name(HEAD, "input_bytes")]
         wide = self.model.memory.wide_logits * logits
         wide = np.stack([wide if name == HEAD else none for name in types.names])
@@ -290,11 +294,25 @@ class OrderedStages:
         )
 
 
-def left_bytes(sums: Sums, whole: Mapping[str, str], name: str) -> Values:
+def left_bytes(
+    batch: StageBatch, model: StageModel, sums: Sums, whole: Mapping[str, str], name: str
+) -> Values:
     """The bytes (C) that a layer of a type keeps between its backward pass and its pass for
-    weights, which for the embedding makes all of its gradient from the gradient of its output."""
+    weights, in stages with these sums of layers.
+
+    W makes all of the embedding's gradient from the gradient of its output. Where ranks split
+    tokens, the gradients of a block's row-split products were gathered: in our runtime they stay
+    whole until W.
+    """
     left = sums[sum_name(whole[name], "saved_bytes")]
-    return left + sums[sum_name(name, "output_bytes")] if name == EMBEDDING else left
+    output_bytes = sums[sum_name(name, "output_bytes")]
+    if name == EMBEDDING:
+        return left + output_bytes
+    if ENGINES[model.engine].runs_here and name in model.types.of_blocks:
+        products = 1 if model.workload.model.parallel_block else 2
+        others = batch.sequence_parallel * (batch.tensor_parallel - 1)
+        left = left + products * others * output_bytes
+    return left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

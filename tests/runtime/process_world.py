@@ -130,6 +130,18 @@ CASES: dict[str, Case] = {
         ),
         TRAINING,
     ),
+    "4 ranks: 2 stages that split tokens, with W": (
+        workload("llama", batch=8, tied_embeddings=True),
+        Plan(
+            micro_batches=4,
+            stages=(
+                stage(2, tensor_parallel=2, sequence_parallel=1, checkpointed_layers=1),
+                stage(2, tensor_parallel=2, sequence_parallel=1, offload=MIXED),
+            ),
+            order="zb-v",
+        ),
+        TRAINING,
+    ),
     "2 ranks: tensor parallel, tokens split": (
         workload("gpt", biases=True),
         one_stage(tensor_parallel=2, micro_batch=4, sequence_parallel=1),

@@ -9,16 +9,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mistlab import catalog
+import torch
+from torch import Tensor
+
 from mistlab.cost.order_memory import figures_in_order
-from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import ORDERS
 from mistlab.schedule.placement import loop
 from mistlab.schedule.stage_program import iterations
 from mistlab.schedule.stage_shape import StageShape
 from mistlab.symbolic.stage_model import StageModel
-from mistlab.values.errors import InputError
-from mistlab.values.job import Job
 from mistlab.values.plan import Offload, Plan
 from runtime.checks.collectives.calls import THEIR_GRADIENTS, calls_of
 from runtime.checks.collectives.findings import collective_findings
@@ -27,15 +26,17 @@ from runtime.checks.races.judge import Judge
 from runtime.checks.races.one_rank import trace_of
 from runtime.checks.unlike import unlike_ranks
 from runtime.comm.isolated import isolated
+from runtime.comm.threads import Meeting, run_threads
+from runtime.comm.topology import connected
 from runtime.engine.streams.races import path, races, unallocated, without_wait
+from runtime.engine.streams.ranks import StreamedRanks
 from runtime.engine.work import optimizer
 from runtime.engine.work.layer_passes import Passes
-from runtime.runnable import check_runnable
 from tests.pipeline_orders import drawn
 from tests.runtime.chunk_plans import PLACEMENTS, any_plan, ordered
 from tests.runtime.planted import plant
 from tests.runtime.test_chunks_train import KEPT, SIZED
-from tests.runtime.test_peaks import assert_predicted, memory_taken
+from tests.runtime.test_peaks import assert_predicted, memory_taken, taken_bytes
 from tests.runtime.worlds import (
     CPU,
     MIXED,
@@ -45,6 +46,7 @@ from tests.runtime.worlds import (
     by_plan,
     plainly,
     stage,
+    thread_groups,
     workload,
 )
 from tests.sweep import sweep
@@ -177,17 +179,43 @@ def test_stages_take_what_is_predicted_until_w(
         assert on_host == pytest.approx(predicted.host_bytes[number], rel=1e-3)
 
 
-def refused(plan: Plan, match: str, **fields: object) -> None:
-    cluster = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
-    job = Job(workload=workload(**fields), cluster=cluster, plan=plan)
-    with pytest.raises(InputError, match=match):
-        check_runnable(job)
+SPLIT = stage(2, tensor_parallel=2, sequence_parallel=1, checkpointed_layers=1, offload=MIXED)
 
 
-def test_split_tokens_with_passes_for_weights_are_refused() -> None:
-    one = stage(2, tensor_parallel=2, sequence_parallel=1)
-    plan = Plan(micro_batches=4, stages=(one, one), order="zb-h1")
-    refused(plan, r"plan.stages\[0\].sequence_parallel: with W")
+@pytest.mark.parametrize(
+    ("family", "order"), sweep([("gpt", "zb-h1"), ("falcon", "zb-v"), ("llama", "zb-2p")], first=2)
+)
+def test_ranks_that_split_tokens_gather_them_in_w(family: str, order: str) -> None:
+    plan = Plan(micro_batches=4, stages=(SPLIT, SPLIT), order=order)
+    work = workload(family, tied_embeddings=order == "zb-v")
+    assert_alike(by_plan(work, plan), plainly(work))
+
+
+def test_tokens_of_one_rank_alone_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = StreamedRanks.gather_tokens
+
+    def gathered(self: StreamedRanks, tensor: Tensor, *, again: bool = False) -> Tensor:
+        whole = right(self, tensor)
+        return torch.cat([tensor] * self.size, 1) if again else whole
+
+    monkeypatch.setattr(StreamedRanks, "gather_tokens", gathered)
+    plan, work = Plan(micro_batches=4, stages=(SPLIT, SPLIT), order="zb-h1"), workload("gpt")
+    with pytest.raises(AssertionError):
+        assert_alike(by_plan(work, plan), plainly(work))
+
+
+def test_ranks_that_split_tokens_take_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of row-split products stay whole until W."""
+    monkeypatch.setattr(optimizer, "CHUNK", 2**17)
+    one = stage(4, tensor_parallel=2, sequence_parallel=1)
+    plan = Plan(micro_batches=4, stages=(one, one), order="zb-2p")
+
+    def rank_of(rank: int, meeting: Meeting) -> int:
+        return taken_bytes(SIZED, plan, connected(plan, rank, thread_groups(meeting, rank)))
+
+    predicted = figures_in_order([plan], StageModel.of(SIZED)).peak_bytes
+    for rank, taken in enumerate(run_threads(plan.num_gpus, rank_of)):
+        assert taken == pytest.approx(predicted[rank // 2], rel=0.02)
 
 
 EMBEDDING_FIRST = "F0m0 F1m0 B1m0 F0m1 F1m1 B1m1 B0m0 W0m0 B0m1 W0m1 W1m1 W1m0\n"

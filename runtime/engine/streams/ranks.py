@@ -35,6 +35,11 @@ class StreamedRanks:
         finally:
             self._kept = None
 
+    @property
+    def keeps_products(self) -> bool:
+        """Whether products are kept for a pass of their own."""
+        return self._kept is not None
+
     def put_off(self, product: Callable[[], object]) -> None:
         """Do a product beside the next reduction; do it now if there is only one rank."""
         if self.size > 1 and self._kept is None:

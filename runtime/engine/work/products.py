@@ -5,7 +5,9 @@ over the weight's bytes. Here the product that makes the gradient adds it to the
 place before the backward pass begins (``runtime.engine.storage.places``). If the gradient of a
 layer's input is summed over tensor-parallel ranks, products for weights' gradients are put off, to
 run while this sum is under way. A stage whose gradients of weights have passes of their own keeps
-the products for these passes; by then the sum of gradients may be elsewhere.
+the products for these passes; by then the sum of gradients may be elsewhere. If ranks split tokens,
+such a pass gathers the sequences that each rank keeps a part of; gradients that were gathered stay
+whole until then.
 """
 
 from collections.abc import Callable
@@ -16,8 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from runtime.engine.streams.ranks import StreamedRanks
-from runtime.models.parallel import ColumnLinear, RowLinear, shared_parameters
-from runtime.models.ranks import TensorParallel
+from runtime.models.parallel import (
+    ColumnLinear,
+    MultiplyGathered,
+    RowLinear,
+    shared_parameters,
+)
 
 # Takes work, and does it now or later in the same backward pass of the layer.
 RunBeside = Callable[[Callable[[], object]], None]
@@ -56,32 +62,39 @@ class _AddingGatheredLinear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        ranks: TensorParallel,
-        schedule: RunBeside,
+        ranks: StreamedRanks,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.parameter, ctx.has_bias = weight, bias is not None
-        ctx.ranks, ctx.schedule = ranks, schedule
+        ctx.parameter, ctx.has_bias, ctx.ranks = weight, bias is not None, ranks
         return nn.functional.linear(ranks.gather_tokens(x).flatten(0, 1), weight, bias)
 
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Tensor
-    ) -> tuple[Tensor, None, Tensor | None, None, None]:
+    ) -> tuple[Tensor, None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         of_bias = gradient.sum(0) if ctx.has_bias else None
-        whole = ctx.ranks.gather_tokens(x, again=True)
-        flat, parameter = whole.flatten(0, 1), ctx.parameter
-        of_whole = gradient.mm(weight).view(whole.shape)
-        ctx.schedule(lambda: parameter.grad.addmm_(gradient.t(), flat))
-        return ctx.ranks.scatter_tokens(of_whole, of_input=True), None, of_bias, None, None
+        ranks, parameter, x = ctx.ranks, ctx.parameter, x.detach()
+
+        def gathered() -> Tensor:
+            whole: Tensor = ranks.gather_tokens(x, again=True)
+            return whole.flatten(0, 1)
+
+        if ranks.keeps_products:
+            ranks.do(lambda: parameter.grad.addmm_(gradient.t(), gathered()))
+        else:
+            flat = gathered()
+            ranks.put_off(lambda: parameter.grad.addmm_(gradient.t(), flat))
+        batch, tokens, width = x.shape
+        of_whole = gradient.mm(weight).view(batch, ranks.size * tokens, width)
+        return ranks.scatter_tokens(of_whole, of_input=True), None, of_bias, None
 
 
 def adding_up_gathered(
-    x: Tensor, weight: Tensor, bias: Tensor | None, ranks: TensorParallel, schedule: RunBeside
+    x: Tensor, weight: Tensor, bias: Tensor | None, ranks: StreamedRanks
 ) -> Tensor:
     """``adding_up`` over the tokens of all ranks, where ``x`` has this rank's."""
-    made: Tensor = _AddingGatheredLinear.apply(x, weight, bias, ranks, schedule)
+    made: Tensor = _AddingGatheredLinear.apply(x, weight, bias, ranks)
     return made
 
 
@@ -89,6 +102,11 @@ def adding_up(x: Tensor, weight: Tensor, bias: Tensor | None, schedule: RunBesid
     """torch's ``linear``, but its backward pass adds to ``weight.grad``, which must exist."""
     made: Tensor = _AddingLinear.apply(x, weight, bias, schedule)
     return made
+
+
+def _gathered_by(ranks: StreamedRanks) -> MultiplyGathered:
+    """``adding_up_gathered`` by these ranks, whatever ranks the layer has."""
+    return lambda x, weight, bias, _: adding_up_gathered(x, weight, bias, ranks)
 
 
 def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
@@ -100,7 +118,7 @@ def add_up_inside(module: nn.Module, ranks: StreamedRanks) -> None:
     for one in module.modules():
         if isinstance(one, ColumnLinear):
             one.multiply = partial(adding_up, schedule=ranks.put_off)
-            one.multiply_gathered = partial(adding_up_gathered, schedule=ranks.put_off)
+            one.multiply_gathered = _gathered_by(ranks)
         elif isinstance(one, RowLinear):
             one.multiply = partial(adding_up, schedule=ranks.do)
 
