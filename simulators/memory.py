@@ -254,22 +254,14 @@ class _Stage:
     ) -> list[Change]:
         held, *peaks = self._held_and_peaks(layer)
         running = peaks[0 if is_forward else 1]
-        if self.left and not is_forward:
-            # All that the layer saved stays for the gradients of its weights, and all that was
-            # computed again.
-            saved = self._of(layer)["saved_bytes"]
-            if self.types[layer] == EMBEDDING:
-                running = 0.0
-            return [
-                (start_s, _ACTIVATIONS, saved - held),
-                (start_s, _TEMPORARIES, running),
-                (end_s, _TEMPORARIES, -running),
-                (end_s, _ACTIVATIONS, self.left[self.types[layer]] - saved),
-            ]
+        is_in_w = bool(self.left) and not is_forward and self.types[layer] == EMBEDDING
+        left = 0.0 if is_forward or not self.left else self.left[self.types[layer]]
+        running = 0.0 if is_in_w else running
         return [
             (end_s, _ACTIVATIONS, held) if is_forward else (start_s, _ACTIVATIONS, -held),
             (start_s, _TEMPORARIES, running),
             (end_s, _TEMPORARIES, -running),
+            (end_s, _ACTIVATIONS, left),
         ]
 
     def _of_weights(self, layer: int, start_s: float, end_s: float) -> list[Change]:

@@ -63,7 +63,7 @@ def test_what_is_played_is_near(order: str, engine: str, cluster: Cluster) -> No
     room = np.full(4, np.inf)
     held = memory_of(simulation, plan, StageModel.of(WORK, engine), room)
     for one, other in zip(closed.stages, held, strict=True):
-        assert one.peak_allocated_bytes == pytest.approx(other.peak_bytes, rel=0.02)
+        assert one.peak_allocated_bytes == pytest.approx(other.peak_bytes, rel=0.01)
 
 
 def test_parts_of_one_stage_send_nothing_and_every_pass_is_played_once() -> None:
