@@ -23,12 +23,14 @@ RINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """The buffers that a task of a layer may use in a phase, with its entry in the rings."""
+    """The buffers that a task of a layer may use in a phase of a micro-batch, with its entry in the
+    rings."""
 
     shape: StageShape
     layer: int
     entry: int
     phase: Phase
+    micro_batch: int
 
     @property
     def weights(self) -> Buffer:

@@ -87,7 +87,9 @@ class PassTasks:
         shape, name = self.shape, name or row.name
         layer = shape.layer_at(position, one)
         entry = shape.entry_at(position, one, self.template.depth)
-        touched = Touched(shape=shape, layer=layer, entry=entry, phase=one.phase)
+        touched = Touched(
+            shape=shape, layer=layer, entry=entry, phase=one.phase, micro_batch=one.micro_batch
+        )
         reads, writes = self.touches[name](touched)
         if row.kind in ("F", "B"):
             more = self._at_the_ends(position, layer, one)

@@ -7,7 +7,7 @@ do so. In the runtime some of these tasks share a buffer and wait for one anothe
 
 from collections.abc import Mapping
 
-from mistlab.schedule.buffers import TOUCHES, Buffers, Touched, Touches
+from mistlab.schedule.buffers import TOUCHES, Buffer, Buffers, Touched, Touches
 
 
 def _forward(touched: Touched) -> tuple[Buffers, Buffers]:
@@ -43,9 +43,18 @@ def _evict_weights(touched: Touched) -> tuple[Buffers, Buffers]:
     return (("stepped weights", touched.entry),), touched.kept("weights")
 
 
+def _evict_activations(touched: Touched) -> tuple[Buffers, Buffers]:
+    """A> copies into a buffer on the host that no other layer and micro-batch shares."""
+    return (("leaving", touched.entry),), (_away(touched),)
+
+
 def _fetch_activations(touched: Touched) -> tuple[Buffers, Buffers]:
     """A< takes the memory from which activations left; the runtime frees both together."""
-    return (touched.away,), (("returned", touched.entry), ("leaving", touched.entry))
+    return (_away(touched),), (("returned", touched.entry), ("leaving", touched.entry))
+
+
+def _away(touched: Touched) -> Buffer:
+    return (*touched.away, touched.layer, touched.micro_batch)
 
 
 def _fetched_gradients(touched: Touched) -> Buffers:
@@ -60,6 +69,7 @@ PLAYED: Mapping[str, Touches] = {
     "S": _step,
     "G<": _fetch_gradients,
     "P>": _evict_weights,
+    "A>": _evict_activations,
     "A<": _fetch_activations,
 }
 # Tasks of memory that the runtime has and that are not played.
