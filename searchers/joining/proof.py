@@ -31,9 +31,9 @@ from searchers.meshes import Mesh
 AT_ONCE = 8
 # Where to begin with telling partial pipelines apart, and how much finer to go on where the boxes
 # are points.
-GRAIN, FINER = 0.25, 4.0
+GRAIN, FINER = 0.25, 2.0
 # In an order without a formula a group has ended with so fine a share, as its bounds are no times.
-FINEST = GRAIN / FINER
+FINEST = 0.0625
 # The gaps that are reached one after another where meshes have unequal sizes: the larger the gap,
 # the fewer stages must be looked at.
 GAPS = (0.2, 0.175, 0.15, 0.1, 0.045, 0.018, 0.01, 0.005)
