@@ -9,7 +9,7 @@ Axes: C candidates, S distinct strategies, K kinds of slots, P phases; the four 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,17 @@ from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_table import Phase
 
 Values = NDArray[np.float64]
+# Rows of strategies.
+Chosen = NDArray[np.intp] | slice
 
+# What runs beside sends: steady passes, and turns that share a slot with the first layer. A send
+# begins in the turn.
+Pass = Phase | Literal["turn"]
+TURN: Pass = "turn"
 # Phases of steady passes.
 STEADY: tuple[Phase, ...] = ("forward", "backward")
 
-# What a pass beside sends is summed up of.
+# What a pass beside sends is summed up of, beside its usual time.
 SUMS = 6
 
 COMPUTE = STREAMS.index("compute")
@@ -35,7 +41,7 @@ _OTHERS = [place for place in range(len(STREAMS)) if place != COMPUTE]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BesideSend:
-    """A steady pass (C) beside a send that goes on all through it.
+    """A steady pass (C) beside a send that goes on all through it; it usually takes ``usual_s``.
 
     If the pass did nothing but compute, it would take ``computing_longer_s`` more, and
     ``computing_sent_s`` of the send would be over at its end. With its copies and collectives it
@@ -45,6 +51,7 @@ class BesideSend:
     longer. In no pass of the box more than ``most_sent_s`` are over; None for a single candidate.
     """
 
+    usual_s: Values
     computing_longer_s: Values
     computing_sent_s: Values
     longer_s: Values
@@ -67,6 +74,11 @@ class BesideSend:
             longest_s = self.longer_s + self.most_sent_s - self.sent_s
             lost_s = np.minimum(lost_s, longest_s * _share(send_s, self.most_sent_s))
         return np.asarray(np.maximum(computing_s, lost_s))
+
+    def left_s(self, send_s: Values) -> Values:
+        """Seconds (C) of sends of ``send_s`` that are left when the pass is over."""
+        most_s = self.sent_s if self.most_sent_s is None else self.most_sent_s
+        return np.asarray(np.maximum(send_s - most_s, 0.0))
 
     def later_s(self, send_s: Values) -> Values:
         """Seconds (C) by which sends of ``send_s`` take longer beside passes."""
@@ -91,6 +103,7 @@ class BesideSend:
         sent_s = self.sent_s + longer_s - hidden_s
         return replace(
             self,
+            usual_s=self.usual_s + longer_s,
             longer_s=self.longer_s - hidden_s,
             sent_s=sent_s,
             most_sent_s=np.maximum(self.most_sent_s, sent_s),
@@ -98,31 +111,35 @@ class BesideSend:
 
     @classmethod
     def of_sums(
-        cls, computing_longer_s: Values, computing_sent_s: Values, busy: Values, *copying: Values
+        cls,
+        usual_s: Values,
+        computing_longer_s: Values,
+        computing_sent_s: Values,
+        busy: Values,
+        *copying: Values,
     ) -> Self:
         """A pass of slots (C) of which ``busy`` have copies or collectives. If none has, all that
         is known is what the send does to arithmetic: often a stage waits meanwhile."""
         beside = (np.where(busy > 0, one_s, 0.0) for one_s in copying)
-        return cls(computing_longer_s, computing_sent_s, *beside)
+        return cls(usual_s, computing_longer_s, computing_sent_s, *beside)
 
     @classmethod
-    def of_box(
-        cls, ends: Sequence[Self], usual_s: Sequence[Values], longest_s: Values | float
-    ) -> Self:
+    def of_box(cls, ends: Sequence[Self], longest_s: Values | float) -> Self:
         """What no candidate of a box undercuts, from the passes at both ends of its recomputed
-        blocks, with the least ratios. They usually take ``usual_s``; no pass of the box with
-        copies takes more than ``longest_s`` beside a send that goes on all through it."""
+        blocks, with the least ratios. No pass of the box with copies takes more than ``longest_s``
+        beside a send that goes on all through it."""
         computing_longer_s, computing_sent_s, late_s = (
             np.minimum(*(getattr(end, name) for end in ends))
             for name in ("computing_longer_s", "computing_sent_s", "late_s")
         )
-        least_s = np.minimum(*usual_s)
-        own, other = (one_s + end.longer_s for one_s, end in zip(usual_s, ends, strict=True))
+        least_s = np.minimum(*(end.usual_s for end in ends))
+        own, other = (end.usual_s + end.longer_s for end in ends)
         elapsed_s = np.minimum(own, other)
         sent_s = elapsed_s - late_s
         # Without copies no ratio makes a pass longer.
         most_s = np.maximum(np.maximum(own, other), longest_s)
         return cls(
+            usual_s=least_s,
             computing_longer_s=computing_longer_s,
             computing_sent_s=computing_sent_s,
             longer_s=elapsed_s - least_s,
@@ -137,16 +154,23 @@ def _share(send_s: Values, sent_s: Values) -> Values:
     return np.asarray(np.minimum(send_s / np.where(sent_s > 0, sent_s, np.inf), 1.0))
 
 
-def slots_beside_sends(seconds: TaskSeconds, alone: Streams, usual_s: Values, kept: Kept) -> Values:
-    """What ``BesideSend.of_sums`` is made of (P, 6, K, S), for slots (P, K, S) that usually take
-    ``usual_s``; ``alone`` (4, P, K, S) are their tasks."""
-    computing, sending = _beside_arithmetic(seconds)
+def slots_beside_sends(
+    seconds: TaskSeconds,
+    alone: Streams,
+    usual_s: Values,
+    kept: Kept,
+    chosen: Chosen = slice(None),
+) -> Values:
+    """What ``BesideSend.of_sums`` is made of beside usual times (P, 6, K, S), for slots (P, K, S)
+    of the ``chosen`` strategies that usually take ``usual_s``; ``alone`` (4, P, K, S) are their
+    tasks."""
+    computing, sending = (one[chosen] for one in _beside_arithmetic(seconds))
     computed_s = alone[COMPUTE] * computing
     found = np.zeros((len(alone[0]), SUMS, *alone.shape[2:]))
     found[:, 0], found[:, 1] = computed_s - alone[COMPUTE], computed_s / sending
     found[:, 2] = (alone[_OTHERS] > 0).any(axis=0)
     if found[:, 2].any():
-        elapsed_s, over_s = _beside_endless(seconds, alone, kept)
+        elapsed_s, over_s = _beside_endless(seconds, alone, kept, chosen)
         longest_s = np.maximum(elapsed_s, usual_s)
         # For a bound, a pass that usually takes longer is not known to make the send later.
         until_s = longest_s if kept == "own" else elapsed_s
@@ -160,23 +184,25 @@ def sends_beside_arithmetic(seconds: TaskSeconds) -> Values:
     return _beside_arithmetic(seconds)[1]
 
 
-def longest_slots(seconds: TaskSeconds, alone: Streams) -> Values:
-    """Seconds of slots (P, K, S) beside an endless send, which no lesser work of ``alone``
-    (4, P, K, S) exceeds."""
-    return _beside_endless(seconds, alone, "most")[0]
+def longest_slots(seconds: TaskSeconds, alone: Streams, chosen: Chosen = slice(None)) -> Values:
+    """Seconds of slots (P, K, S) of the ``chosen`` strategies beside an endless send, which no
+    lesser work of ``alone`` (4, P, K, S) exceeds."""
+    return _beside_endless(seconds, alone, "most", chosen)[0]
 
 
-def _beside_endless(seconds: TaskSeconds, alone: Streams, kept: Kept) -> tuple[Values, Values]:
+def _beside_endless(
+    seconds: TaskSeconds, alone: Streams, kept: Kept, chosen: Chosen
+) -> tuple[Values, Values]:
     """Seconds (P, K, S) of slots beside an endless send, and those of the send that are over."""
     collective_s = alone[LINK]
     if seconds.model.template.depth == 0:
         # If tasks run one after another, no factor depends on other copies.
-        computing, sending = _beside_arithmetic(seconds)
+        computing, sending = (one[chosen] for one in _beside_arithmetic(seconds))
         computed_s = alone[COMPUTE] * computing
         copied_s = alone.sum(axis=0) - alone[COMPUTE] - collective_s
         elapsed_s = computed_s + copied_s + 2 * collective_s
         return elapsed_s, computed_s / sending + copied_s + collective_s
-    slowed = in_slots(_slowed_by(seconds, kept), alone)
+    slowed = in_slots(_slowed_by(seconds, kept), alone, chosen)
     flat = endless(alone.reshape(len(STREAMS), -1), slowed)
     elapsed_s, done_s = (one.reshape(collective_s.shape) for one in flat)
     # Until collectives are over, half of what the link does is theirs.

@@ -13,13 +13,14 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.beside_sends import STEADY, SUMS, BesideSend, longest_slots
+from mistlab.cost.beside_sends import STEADY, SUMS, TURN, BesideSend, Pass, longest_slots
 from mistlab.cost.first_pass import PARTS, FirstPass
 from mistlab.cost.pass_slots import PassSlots
-from mistlab.cost.slot_lengths import HERE, Kinds, Sums, Values
+from mistlab.cost.slot_lengths import HERE, UPPER, Kinds, Sums, Values
 from mistlab.cost.slot_work import SlotWork
 from mistlab.cost.split_slots import split_slots
 from mistlab.cost.tasks import Kept, TaskSeconds
+from mistlab.cost.turns import shared_turns
 from mistlab.schedule.slot_kinds import NOTHING
 from mistlab.schedule.slot_table import PHASES, SHARDED_GRADIENTS, Phase
 
@@ -33,8 +34,9 @@ class PassSeconds:
     ``through`` is the time inside steady passes of a micro-batch for which its stage was idle.
     ``last_computed`` is the time inside the last backward pass without reductions, which go on
     after it. ``opening`` comes before a steady forward pass by itself, ``first_opening`` before the
-    first forward, ``last_closing`` after the last backward. ``beside_sends`` says what sends cost
-    steady passes; it is empty if no stage sends beside its passes.
+    first forward, ``last_closing`` after the last backward. By ``turn_at_first_layer`` a forward
+    pass is longer that follows a backward pass. ``beside_sends`` says what sends cost steady passes
+    and shared turns; it is empty if no stage sends beside its passes.
 
     ``computing`` and ``step_computing`` are the times of arithmetic alone, in steady passes and in
     the step.
@@ -49,7 +51,7 @@ class PassSeconds:
     last_closing: Values
     turn_at_first_layer: Values
     turn_at_last_layer: Values
-    beside_sends: Mapping[Phase, BesideSend]
+    beside_sends: Mapping[Pass, BesideSend]
     computing: Values
     step_computing: Values
 
@@ -93,7 +95,6 @@ class PassSums:
         # Without offloading there is nothing of the first pass to sum.
         first = FirstPass(*(islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))))
         inside_s["first_forward"] = inside_s["first_forward"] - first.unawaited
-        beside = zip(*[sums] * SUMS, strict=True)
         return PassSeconds(
             inside=inside_s,
             first=first,
@@ -104,9 +105,7 @@ class PassSums:
             last_closing=last_closing,
             turn_at_first_layer=at_first_layer,
             turn_at_last_layer=at_last_layer,
-            beside_sends={
-                phase: BesideSend.of_sums(*one) for phase, one in zip(STEADY, beside, strict=False)
-            },
+            beside_sends=_beside_sends(inside_s, [*sums]),
             computing=computing,
             step_computing=step_computing,
         )
@@ -122,12 +121,28 @@ def pass_sums(
     steps = slots.of_steps()
     inside = [slots.last_computed()[None], slots.arithmetic(), slots.inside, steps]
     inside += [*slots.beside_sends()] if sends else []
-    lengths = (
+    lengths = [
         (slots.below, slots.is_below),
         (slots.above, slots.is_above),
         (np.concatenate(inside), slots.is_inside),
-    )
+    ]
+    if sends and slots.share_turns:
+        lengths.append((slots.turns_beside_sends(), slots.is_below))
     return PassSums(summed(lengths), len(steps) > 0)
+
+
+def _beside_sends(
+    usual_s: Mapping[Phase, Values], sums: Sequence[Values]
+) -> Mapping[Pass, BesideSend]:
+    """Steady passes, and shared turns if there are any, beside sends, from their sums."""
+    if not sums:
+        return {}
+    forward, backward, turn = sums[:SUMS], sums[SUMS : 2 * SUMS], sums[2 * SUMS :]
+    beside: dict[Pass, BesideSend] = {
+        "forward": BesideSend.of_sums(usual_s["forward"], *forward),
+        "backward": BesideSend.of_sums(usual_s["backward"], *backward),
+    }
+    return {**beside, TURN: BesideSend.of_sums(*turn)} if turn else beside
 
 
 def split_pass_seconds(
@@ -146,18 +161,21 @@ def split_pass_seconds(
     return np.maximum(weights_s, less_s + waits_s), less_s
 
 
-def longest_beside_sends(
-    seconds: TaskSeconds, kinds: Kinds, summed: Sums
-) -> Mapping[Phase, Values]:
-    """Seconds (C) of steady passes beside a send that goes on all through them, which no lesser
-    work exceeds."""
+def longest_beside_sends(seconds: TaskSeconds, kinds: Kinds, summed: Sums) -> Mapping[Pass, Values]:
+    """Seconds (C) of steady passes and shared turns beside a send that goes on all through them,
+    which no lesser work exceeds."""
     is_inside = kinds[:, HERE] != NOTHING
-    alone = SlotWork(seconds, kinds[is_inside]).alone(STEADY)
-    longest_s = summed([(longest_slots(seconds, alone), is_inside)])
-    return dict(zip(STEADY, longest_s, strict=True))
+    is_below = ~is_inside & (kinds[:, UPPER] != NOTHING)
+    alone = SlotWork(seconds, kinds).alone(STEADY)
+    longest = [(longest_slots(seconds, alone[:, :, is_inside]), is_inside)]
+    turns = shared_turns(seconds, kinds[is_below], alone[:, :, is_below].sum(axis=1))
+    if turns is not None:
+        longest_s = longest_slots(seconds, turns.alone[:, None], turns.rows)
+        longest.append((turns.of_all(longest_s), is_below))
+    return dict(zip((*STEADY, TURN), summed(longest), strict=False))
 
 
-def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Phase, Values]) -> PassSeconds:
+def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Values]) -> PassSeconds:
     """The times that no passes of a box undercut, from those at both ends of its recomputed blocks
     with the least ratios; ``longest_s`` are those of its ``longest_beside_sends``.
 
@@ -177,7 +195,6 @@ def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Phase, Values])
         beside_sends={
             phase: BesideSend.of_box(
                 [end.beside_sends[phase] for end in ends],
-                [end.inside[phase] for end in ends],
                 longest_s.get(phase, 0.0),
             )
             for phase in ends[0].beside_sends

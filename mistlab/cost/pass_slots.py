@@ -2,7 +2,8 @@
 
 Inside a pass a layer computes in every slot. Below and above its layers nothing computes, but
 layers are still fetched or evicted. There the evictions of one pass and the fetches of the next run
-side by side: a stage turns round.
+side by side: a stage turns round. Some turns share the slot of the first layer
+(``mistlab.cost.turns``).
 
 Axes: S distinct strategies, K kinds of slots, P phases, N slots; the four streams first.
 """
@@ -16,6 +17,7 @@ from mistlab.cost.side_by_side import Streams, until
 from mistlab.cost.slot_lengths import HERE, UPPER, Kinds, Values, slot_ends
 from mistlab.cost.slot_work import SlotWork
 from mistlab.cost.tasks import Kept, TaskSeconds
+from mistlab.cost.turns import shared_turns
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_kinds import NOTHING
 from mistlab.schedule.slot_table import PHASES
@@ -31,9 +33,11 @@ _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 class PassSlots:
     """Seconds of slots: ``inside`` a pass (P, K', S) in each phase; ``below`` it (4, K', S) in the
     forward, first forward and last backward pass and where the stage turns round; and ``above`` it
-    (1, K', S), where the stage turns round.
+    (1, K', S), where the stage turns round. A turn that shares the slot of the first layer has the
+    seconds by which the slot is longer.
 
-    ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of their kinds.
+    ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of their kinds. ``share_turns`` says
+    whether any strategy shares turns.
     """
 
     def __init__(self, seconds: TaskSeconds, kinds: Kinds, kept: Kept = "own") -> None:
@@ -55,11 +59,21 @@ class PassSlots:
         rows = np.concatenate([one.ravel() for one in places])
         # Small tables take as long as large ones, so all slots are worked out together.
         self._alone, self._fetched_s = self._tasks(rows)
+        first, last = np.cumsum([one.size for one in places[:-1]])
+        turn = slice(last - len(places[1][-1]), last)
+        self._turns = shared_turns(seconds, kinds[self.is_below], self._alone[:, turn])
+        self.share_turns = self._turns is not None
+        if self._turns is not None:
+            self._alone[:, turn][:, :, self._turns.rows] = self._turns.alone
         self._ends = slot_ends(seconds, self._alone, kept == "least")
         lasting = np.maximum(until(STREAMS, self._ends, self._alone), self._fetched_s)
         if kept == "own" and len(self.work.evicts):
             self._wait_for_gradients(lasting, rows // len(kinds))
-        first, last = np.cumsum([one.size for one in places[:-1]])
+        if self._turns is not None:
+            shared = self._turns.rows
+            self._turns_s = lasting[turn][:, shared]
+            longer_s = np.maximum(self._turns_s - self._turns.layer_s, 0.0)
+            lasting[turn][:, shared] = longer_s
         self.inside, self.below, self.above = (
             part.reshape(*one.shape, lasting.shape[1])
             for part, one in zip(np.split(lasting, [first, last]), places, strict=True)
@@ -103,6 +117,15 @@ class PassSlots:
         usual_s = self.inside[_FORWARD : _BACKWARD + 1]
         alone = self._alone[:, steady].reshape(len(STREAMS), *usual_s.shape)
         return slots_beside_sends(self._seconds, alone, usual_s, self._kept)
+
+    def turns_beside_sends(self) -> Values:
+        """The usual seconds of shared turns, and what sends cost them (7, K', S), as in
+        ``slots_beside_sends``; zero for strategies that share none."""
+        assert self._turns is not None, "only where strategies share turns"
+        usual_s, alone = self._turns_s[None], self._turns.alone[:, None]
+        rows = self._turns.rows
+        (lost,) = slots_beside_sends(self._seconds, alone, usual_s, self._kept, rows)
+        return self._turns.of_all(np.concatenate([usual_s, lost]))
 
     def _tasks(self, rows: NDArray[np.intp]) -> tuple[Streams, Values]:
         """The tasks alone (4, N, S) of slots with numbers among those of all phases, and the time

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.beside_sends import STEADY, sends_beside_arithmetic
+from mistlab.cost.beside_sends import STEADY, TURN, Pass, sends_beside_arithmetic
 from mistlab.cost.host_waits import least_with_host, with_host
 from mistlab.cost.pass_seconds import (
     PassSeconds,
@@ -31,7 +31,7 @@ from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.schedule import placement
 from mistlab.schedule.slot_kinds import slot_counts
-from mistlab.schedule.slot_table import IN_TURN, Phase
+from mistlab.schedule.slot_table import IN_TURN
 from mistlab.symbolic.distinct import Distinct, distinct_rows
 from mistlab.values.dimensions import OFFLOADS, RECOMPUTED
 from mistlab.values.stages import StageBatch, StageSeconds
@@ -99,14 +99,14 @@ class StageTimeModel:
 
     def _longest_s(
         self, most: StageBatch, least: StageBatch, chosen: NDArray[np.bool_]
-    ) -> Mapping[Phase, Values]:
+    ) -> Mapping[Pass, Values]:
         """Seconds (C) of steady passes beside a send that goes on all through them, which none
         between two candidates exceeds; zero for those that are not chosen."""
         rows, recomputed = np.flatnonzero(chosen), RECOMPUTED
         differ = np.flatnonzero(chosen & (least.value(recomputed) != most.value(recomputed)))
         both = StageBatch.joined([most.chosen(rows), _recomputing(most, least, differ)])
         found = StageSlots.of(self.tasks, both).longest_beside_sends()
-        longest = {phase: np.zeros(len(most)) for phase in found}
+        longest: dict[Pass, Values] = {phase: np.zeros(len(most)) for phase in found}
         for phase, longest_s in found.items():
             longest[phase][rows] = longest_s[: len(rows)]
             other_s = longest_s[len(rows) :]
@@ -226,7 +226,7 @@ class StageSlots:
         """The sums of passes, which may be beside ``sends``."""
         return pass_sums(self.seconds, self.kinds, self.summed, sends=sends, kept=kept)
 
-    def longest_beside_sends(self) -> Mapping[Phase, Values]:
+    def longest_beside_sends(self) -> Mapping[Pass, Values]:
         """Seconds (C) of steady passes that no lesser work exceeds, beside sends without an end."""
         return longest_beside_sends(self.seconds, self.kinds, self.summed)
 
@@ -345,6 +345,10 @@ def _beside_sends(
     sent, received, in_place = outside.sent_s, outside.received_s, outside.in_place
     forward, backward = (passes.beside_sends[phase] for phase in STEADY)
     lost_s, lost_back_s = forward.lost_s(received), backward.lost_s(sent)
+    if TURN in passes.beside_sends:
+        # A send begins in the turn, and what is left of it then goes on beside the pass.
+        turn = passes.beside_sends[TURN]
+        lost_s = turn.lost_s(received) + forward.lost_s(turn.left_s(received))
     within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
     if backward.is_of_box:
         # The send and the reductions of a box may be apart. A backward pass that usually takes as

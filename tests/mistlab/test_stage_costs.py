@@ -130,13 +130,34 @@ def lost_beside(
     run."""
     computing_s = sum(alone[0, 0] for alone, _ in slots)
     least = min(send_s * factors[3, 1] / factors[3, 0], computing_s) * (factors[3, 0] - 1)
+    longer_s, sent_s = beside_endless_send(slots, factors)
+    return max(least, longer_s * min(1, send_s / sent_s))
+
+
+def beside_endless_send(
+    slots: Sequence[tuple[np.ndarray, float]], factors: np.ndarray
+) -> tuple[float, float]:
+    """How much longer a pass takes beside a send without an end, and what is sent by its end."""
     longer_s = sent_s = 0.0
     for alone, fetched_s in slots:
         usual_s = max(float(overlapped(alone, factors)[0]), fetched_s)
         (elapsed_s, done_s), collective_s = endless(alone, factors), alone[0, 1]
         longer_s += max(elapsed_s + max(2 * collective_s - done_s, 0), usual_s) - usual_s
         sent_s += max(done_s - collective_s, collective_s)
-    return max(least, longer_s * min(1, send_s / sent_s))
+    return longer_s, sent_s
+
+
+def shared_turn(
+    batch: StageBatch, row: int, forward: SlotTimes, backward: SlotTimes
+) -> np.ndarray | None:
+    """What the streams hold while the first layer computes beside what is left of a backward pass;
+    None if the layer waits for it."""
+    fetches = batch.zero[row] == 3 or batch.offload_weights[row] > 0
+    left = forward[-1][0] + backward[-1][0]
+    if fetches or (batch.zero[row] == 2) == (batch.offload_gradients[row] > 0) or not left.any():
+        return None
+    left[0, 0] += forward[0][0][0, 0]
+    return left
 
 
 # The streams of a slot without copies to the host.
@@ -179,7 +200,11 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         inside, below = range(layers), range(-depth, 0)
         above = range(layers, layers + depth)
         # Between a backward pass and a forward one, and the other way round.
-        turns = lasting((*below, *above), forward, backward)
+        at_first = lasting(below, forward, backward)
+        shared = shared_turn(batch, row, forward, backward) if depth == 1 else None
+        if shared is not None:
+            at_first = float(overlapped(shared, factors)[0]) - forward[0][0][0, 0]
+        turns = at_first + lasting(above, forward, backward)
         if batch.offload_gradients[row] > 0:
             # A layer's passes wait until the gradients before have left; reductions go on.
             backward, last = (
@@ -196,14 +221,19 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         sent_s = 0 if batch.has_head[row] else seconds.send_s[0]
         received_s = 0 if batch.has_embedding[row] else seconds.receive_s[0]
         forwards = lost_beside([backward[slot] for slot in inside], factors, sent_s)
-        gradients = lost_beside([forward[slot] for slot in inside], factors, received_s)
+        left_s = received_s
+        if shared is not None:
+            left_s = max(received_s - beside_endless_send([(shared, 0.0)], factors)[1], 0.0)
+        gradients = lost_beside([forward[slot] for slot in inside], factors, left_s)
+        if shared is not None:
+            gradients += lost_beside([(shared, 0.0)], factors, received_s)
         beside = forwards + gradients
         assert found.stable_s[row] == pytest.approx(sum(once) + turns + beside, rel=1e-9)
         # Three micro-batches of a single stage, from its first slot to its last.
         whole = (
             lasting((*below, *inside), first)
             + 2 * sum(once)
-            + 2 * lasting(below, forward, backward)
+            + 2 * at_first
             + 3 * lasting(above, forward, backward)
             + lasting((*inside, *below), last)
             + 3 * forwards

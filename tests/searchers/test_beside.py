@@ -53,9 +53,8 @@ def test_no_greater_work_ends_before_lesser_beside_a_send_without_an_end(seed: i
     assert (true_s > beside_endless(more, factors)[0] * (1 + 1e-3)).any()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_pass_of_a_box_loses_less_beside_sends_than_its_bound(seed: int) -> None:
-    draw, rows = np.random.default_rng(seed), 2000
+def drawn_box(draw: np.random.Generator, rows: int) -> tuple[BesideSend, BesideSend]:
+    """Passes inside random boxes, and their bounds."""
     # At each end of the recomputed blocks: usual times, those beside an endless send, and how much
     # later the send is then.
     usual_s = draw.uniform(0.1, 1, (2, rows))
@@ -69,17 +68,36 @@ def test_no_pass_of_a_box_loses_less_beside_sends_than_its_bound(seed: int) -> N
     )
     elapsed = np.maximum(elapsed, np.maximum(usual, late * 1.01))
     ends = [beside(*of_end) for of_end in zip(usual_s, elapsed_s, late_s, strict=True)]
-    box = BesideSend.of_box(ends, [*usual_s], np.where(has_copies, elapsed, 0.0))
-    inside, sends = beside(usual, elapsed, late), draw.uniform(0, 2, rows)
-    bound_s = np.minimum(*usual_s) + box.lost_s(sends)
-    assert (bound_s <= (usual + inside.lost_s(sends)) * (1 + 1e-9)).all()
+    box = BesideSend.of_box(ends, np.where(has_copies, elapsed, 0.0))
+    return beside(usual, elapsed, late), box
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_pass_of_a_box_loses_less_beside_sends_than_its_bound(seed: int) -> None:
+    draw, rows = np.random.default_rng(seed), 2000
+    inside, box = drawn_box(draw, rows)
+    sends = draw.uniform(0, 2, rows)
+    bound_s = box.usual_s + box.lost_s(sends)
+    assert (bound_s <= (inside.usual_s + inside.lost_s(sends)) * (1 + 1e-9)).all()
     assert (box.later_s(sends) <= inside.later_s(sends) * (1 + 1e-9)).all()
     # Nor is the whole of the last pass longer, which may take longer than others.
     more_s = draw.uniform(0, 0.5, rows)
-    last_s = np.minimum(*usual_s) + more_s + draw.exponential(0.1, rows)
-    least_s = np.minimum(*usual_s) + more_s + box.if_usually_longer(more_s).lost_s(sends)
-    true_s = np.maximum(usual, last_s) + inside.lost_s(sends)
+    last_s = box.usual_s + more_s + draw.exponential(0.1, rows)
+    least_s = box.usual_s + more_s + box.if_usually_longer(more_s).lost_s(sends)
+    true_s = np.maximum(inside.usual_s, last_s) + inside.lost_s(sends)
     assert (least_s <= true_s * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_turn_and_pass_of_a_box_lose_less_beside_a_send_than_their_bound(seed: int) -> None:
+    draw, rows = np.random.default_rng(seed), 2000
+    turns, passes = drawn_box(draw, rows), drawn_box(draw, rows)
+    sends = draw.uniform(0, 3, rows)
+    true_s, bound_s = (
+        turn.usual_s + one.usual_s + turn.lost_s(sends) + one.lost_s(turn.left_s(sends))
+        for turn, one in zip(turns, passes, strict=True)
+    )
+    assert (bound_s <= true_s * (1 + 1e-9)).all()
 
 
 def beside(
@@ -87,4 +105,4 @@ def beside(
 ) -> BesideSend:
     """Passes that take so long beside an endless send, which is so late then."""
     none = np.zeros_like(usual_s)
-    return BesideSend(none, none, elapsed_s - usual_s, elapsed_s - late_s, late_s)
+    return BesideSend(usual_s, none, none, elapsed_s - usual_s, elapsed_s - late_s, late_s)

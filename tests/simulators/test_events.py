@@ -107,20 +107,6 @@ def test_one_stage_a_node_is_near_the_closed_form(engine: str, nodes: int, tenso
     assert closed_s == pytest.approx(played_s, rel=0.03)
 
 
-@pytest.mark.parametrize("hardware", ["l4-24gb", "h100-80gb"])
-def test_the_first_send_is_slowed_by_the_next_forward_pass(hardware: str) -> None:
-    """Nothing else in these plans runs beside a pass that anyone waits for."""
-    cluster = replace(cluster_of(hardware), nodes=2)
-    half = replace(PLAIN, layers=12, data_parallel=8, micro_batch=2)
-    closed_s, played_s = (
-        predictor(workload=WORK, cluster=cluster)
-        .predict(plan_of(half, half, micro_batches=2, engine="deepspeed"))
-        .iteration_s
-        for predictor in (SymbolicPredictor, EventSimulator)
-    )
-    assert closed_s == pytest.approx(played_s, rel=1e-9)
-
-
 BLOCKING = replace(ENGINES["mistlab"], sends="blocking")
 
 
