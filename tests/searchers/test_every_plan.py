@@ -136,7 +136,7 @@ def longer(method: Any) -> Any:
 
 def of_least_savings(fits: Any) -> Any:
     """A method with a planted fault: of a box only the ratios that save least may fit."""
-    return lambda costs, rows, _savings, recomputed: fits(costs, rows, rows.low, recomputed)
+    return lambda costs, rows, _, recomputed, **of: fits(costs, rows, rows.low, recomputed, **of)
 
 
 # Planted faults: predictors, and methods in place of others.
