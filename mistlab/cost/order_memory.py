@@ -32,9 +32,8 @@ from numpy.typing import NDArray
 
 from mistlab.cost.walked_memory import WalkedLayers, WalkedPasses
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.held_moments import HeldMoments
+from mistlab.schedule.held_moments import HeldMoments, moments_of_plan
 from mistlab.schedule.placement import Placement
-from mistlab.schedule.plan_orders import moments_of_plan
 from mistlab.symbolic.layer import sum_name
 from mistlab.symbolic.layer_types import EMBEDDING, HEAD, type_of
 from mistlab.symbolic.stage_model import StageModel

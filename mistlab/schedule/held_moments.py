@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from mistlab.schedule.checked_orders import named_order
 from mistlab.schedule.order_text import PassKind
-from mistlab.schedule.orders import fewer_micro_batches
+from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, fewer_micro_batches, in_flight
 from mistlab.schedule.placement import Placement
+from mistlab.schedule.plan_orders import check_order, passes_of_plan
 from mistlab.schedule.stage_passes import StagePasses, passes_of
+from mistlab.values.plan import Plan
 
 Counts = NDArray[np.int64]
 # The kind of passes, their chunk, whether layers step beside them, and the chunk that leaves.
@@ -116,6 +118,26 @@ def moments_in(order: str, num_stages: int, micro_batches: int) -> tuple[HeldMom
     fewer = fewer_micro_batches(order, num_stages, micro_batches)
     passes = passes_of(named_order(order, num_stages, fewer))
     return tuple(HeldMoments.of(own, stage) for stage, own in enumerate(passes))
+
+
+def in_flight_of_plan(plan: Plan) -> Sequence[float]:
+    """The micro-batches whose activations each stage holds at once, at most.
+
+    A chunk of a micro-batch counts as its share of the stage's blocks.
+    """
+    stages, micro_batches = plan.num_stages, plan.micro_batches
+    if plan.order == DEFAULT_ORDER:
+        return [in_flight(stage, stages, micro_batches) for stage in range(stages)]
+    moments = moments_of_plan(plan)
+    return [one.most_held(stage.layers) for one, stage in zip(moments, plan.stages, strict=True)]
+
+
+def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
+    """The fullest moments of each stage of a plan."""
+    if plan.order in ORDERS:
+        check_order(plan)
+        return moments_in(plan.order, plan.num_stages, plan.micro_batches)
+    return tuple(HeldMoments.of(own, stage) for stage, own in enumerate(passes_of_plan(plan)))
 
 
 def _fullest(moments: Sequence[tuple[int, ...]]) -> Counts:

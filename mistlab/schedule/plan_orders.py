@@ -4,19 +4,16 @@ A file that is longer than any order of the plan's passes is refused by its size
 """
 
 from codecs import BOM_UTF8
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mistlab.schedule.checked_orders import named_order, order_of_text
-from mistlab.schedule.held_moments import HeldMoments, moments_in
 from mistlab.schedule.order_text import PipelineOrder
 from mistlab.schedule.orders import (
     DEFAULT_ORDER,
     ORDERS,
     TURNING,
     fewer_micro_batches,
-    in_flight,
     order_problem,
 )
 from mistlab.schedule.placement import Placement, loop, most_chunks
@@ -67,26 +64,6 @@ def shortened(plan: Plan) -> Plan:
     return plan if fewer == plan.micro_batches else replace(plan, micro_batches=fewer)
 
 
-def in_flight_of_plan(plan: Plan) -> Sequence[float]:
-    """The micro-batches whose activations each stage holds at once, at most.
-
-    A chunk of a micro-batch counts as its share of the stage's blocks.
-    """
-    stages, micro_batches = plan.num_stages, plan.micro_batches
-    if plan.order == DEFAULT_ORDER:
-        return [in_flight(stage, stages, micro_batches) for stage in range(stages)]
-    moments = moments_of_plan(plan)
-    return [one.most_held(stage.layers) for one, stage in zip(moments, plan.stages, strict=True)]
-
-
-def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
-    """The fullest moments of each stage of a plan."""
-    if plan.order in ORDERS:
-        check_order(plan)
-        return moments_in(plan.order, plan.num_stages, plan.micro_batches)
-    return tuple(HeldMoments.of(own, stage) for stage, own in enumerate(passes_of_plan(plan)))
-
-
 def ends_of_plan(plan: Plan) -> tuple[int, int]:
     """The stages of a plan that have the embedding and the head."""
     if plan.order == DEFAULT_ORDER:
@@ -100,17 +77,6 @@ def placement_of_plan(plan: Plan) -> Placement:
     if plan.order == DEFAULT_ORDER:
         return loop(plan.num_stages)
     return order_of_plan(shortened(plan)).placement
-
-
-def least_in_flight(order: str, num_stages: int, micro_batches: int) -> tuple[int, ...]:
-    """Micro-batches whose activations each stage of a named order holds at once at least, however
-    its memory is divided over its chunks, and whatever passes for weights still need."""
-    return tuple(one.least_held for one in moments_in(order, num_stages, micro_batches))
-
-
-def placement_of(order: str, num_stages: int, micro_batches: int) -> Placement:
-    """Where the parts of a pipeline lie whose passes run in a named order."""
-    return moments_in(order, num_stages, micro_batches)[0].placement
 
 
 def _check_chunks(plan: Plan, order: PipelineOrder) -> None:

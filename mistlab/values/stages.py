@@ -11,8 +11,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.schedule.held_moments import in_flight_of_plan
 from mistlab.schedule.placement import NEXT, PREVIOUS
-from mistlab.schedule.plan_orders import ends_of_plan, in_flight_of_plan
+from mistlab.schedule.plan_orders import ends_of_plan
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.plan import Plan, reader_of_degrees, reader_of_values
 

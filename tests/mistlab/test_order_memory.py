@@ -7,9 +7,8 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.order_memory import figures_in_order
-from mistlab.schedule.held_moments import HeldMoments
+from mistlab.schedule.held_moments import HeldMoments, moments_of_plan
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, order_problem
-from mistlab.schedule.plan_orders import least_in_flight
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.stages import StageBatch, StageFigures
@@ -62,8 +61,8 @@ def drawn_plans(order: str, count: int) -> list[Plan]:
 
 def least(plan: Plan, model: StageModel) -> StageFigures:
     """What searches count at least for a plan's stages."""
-    held = least_in_flight(plan.order, plan.num_stages, plan.micro_batches)
-    return model.figures(StageBatch.of_plan(plan).with_columns(in_flight=np.array(held)))
+    held = np.array([moments.least_held for moments in moments_of_plan(plan)])
+    return model.figures(StageBatch.of_plan(plan).with_columns(in_flight=held))
 
 
 def beyond(plan: Plan, model: StageModel, bound: StageFigures) -> np.ndarray:

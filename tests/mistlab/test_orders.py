@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mistlab.schedule.checked_orders import named_order, order_of_text
+from mistlab.schedule.held_moments import in_flight_of_plan
 from mistlab.schedule.orders import (
     ORDERS,
     in_flight,
@@ -19,7 +20,7 @@ from mistlab.schedule.orders import (
     zero_bubble,
 )
 from mistlab.schedule.placement import StageChunk, loop, most_chunks
-from mistlab.schedule.plan_orders import in_flight_of_plan, order_of_plan
+from mistlab.schedule.plan_orders import order_of_plan
 from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.schedule.stage_passes import StagePass, passes_of
 from mistlab.values.errors import FieldError, InputError

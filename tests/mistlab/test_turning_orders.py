@@ -11,9 +11,10 @@ import pytest
 from mistlab.cost.order_bound import order_bound_s
 from mistlab.cost.order_path import SplitTimes, order_iteration_s
 from mistlab.schedule.checked_orders import named_order, order_of_text
+from mistlab.schedule.held_moments import in_flight_of_plan
 from mistlab.schedule.orders import TURNING, order_problem
 from mistlab.schedule.placement import Placement, StageChunk, loop, most_chunks, turning
-from mistlab.schedule.plan_orders import in_flight_of_plan, order_of_plan
+from mistlab.schedule.plan_orders import order_of_plan
 from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.schedule.stage_passes import passes_of
 from mistlab.values.errors import InputError
