@@ -15,7 +15,7 @@ from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
 from mistlab.cost.order_memory import figures_in_order, peaks_in_order
 from mistlab.cost.order_times import ordered_iterations_s
 from mistlab.cost.pipeline import StageTimes, iteration_s
-from mistlab.cost.stage import FEW_ROWS
+from mistlab.cost.slot_sums import FEW_ROWS
 from mistlab.cost.tasks import TaskModel
 from mistlab.cost.unlike_nodes import StagesOnGroups, task_models
 from mistlab.engines.engine import Engine

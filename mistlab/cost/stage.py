@@ -27,6 +27,7 @@ from mistlab.cost.pass_seconds import (
     split_pass_seconds,
 )
 from mistlab.cost.slot_lengths import Kinds, Lengths
+from mistlab.cost.slot_sums import FEW_ROWS, ROWS_AT_ONCE, summed_slots
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.schedule import placement
@@ -37,13 +38,6 @@ from mistlab.values.dimensions import OFFLOADS, RECOMPUTED
 from mistlab.values.stages import StageBatch, StageSeconds
 
 Values = NDArray[np.float64]
-
-# With more products of strategies and layers for each candidate than this, candidates are summed
-# one by one.
-DENSE = 8
-ROWS_AT_ONCE = 8192
-# Up to so many candidates, as in plans, a candidate's sum does not depend on the others.
-FEW_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,15 +255,7 @@ class StageSlots:
 
     def summed(self, lengths: Sequence[Lengths]) -> Values:
         """Seconds (L, C) of each of some lengths of slots."""
-        strategies, stages = self.strategies, self.stages
-        if len(self.batch) <= FEW_ROWS:
-            return _summed_alike(lengths, self.counts, strategies, stages)
-        found = np.empty((sum(len(of_kinds) for of_kinds, _ in lengths), len(strategies.index)))
-        sums = iter(found)
-        for of_kinds, where in lengths:
-            for one in of_kinds:
-                _sum_up(next(sums), one, self.counts[where], strategies, stages)
-        return found
+        return summed_slots(lengths, self.counts, self.strategies, self.stages)
 
 
 def _recomputing(batch: StageBatch, other: StageBatch, rows: NDArray[np.intp]) -> StageBatch:
@@ -373,35 +359,3 @@ def _beside_sends(
         # A single forward pass has no other after it.
         "first_send_late_s": np.where(in_flight > 1, first_late_s, 0.0),
     }
-
-
-def _summed_alike(
-    lengths: Sequence[Lengths], counts: Values, strategies: Distinct, stages: Distinct
-) -> Values:
-    """Seconds (L, C) of each sum, added one kind of slot after another.
-
-    So a sum is the same to the last digit, whatever other candidates and kinds of slots there are.
-    """
-    ends = np.cumsum([len(of_kinds) for of_kinds, _ in lengths])
-    every = np.zeros((len(counts), ends[-1], len(strategies.columns[0])))
-    for end, (of_kinds, where) in zip(ends.tolist(), lengths, strict=True):
-        every[where, end - len(of_kinds) : end] = of_kinds.swapaxes(0, 1)
-    terms = every.take(strategies.index, axis=2)
-    terms *= counts[:, None, stages.index]
-    return np.asarray(terms.sum(axis=0))
-
-
-def _sum_up(
-    found: Values, lengths: Values, counts: Values, strategies: Distinct, stages: Distinct
-) -> None:
-    """Fill in seconds (C) from lengths of slots (K, S) and their counts (K, J)."""
-    rows = len(strategies.index)
-    if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
-        table = lengths.T @ counts
-        found[:] = table.take(strategies.index * counts.shape[1] + stages.index)
-        return
-    lengths, counts = np.ascontiguousarray(lengths.T), np.ascontiguousarray(counts.T)
-    for start in range(0, rows, ROWS_AT_ONCE):
-        block = slice(start, start + ROWS_AT_ONCE)
-        of_block = lengths[strategies.index[block]] * counts[stages.index[block]]
-        found[block] = of_block.sum(axis=1)

@@ -283,7 +283,7 @@ def test_a_stage_of_one_block_does_not_depend_on_longer_ones() -> None:
 def test_dense_and_sparse_sums_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = model_of(), candidates(500)
     sparse = columns_of(model(batch))
-    monkeypatch.setattr("mistlab.cost.stage.DENSE", 10**9)
+    monkeypatch.setattr("mistlab.cost.slot_sums.DENSE", 10**9)
     assert columns_of(model(batch)) == pytest.approx(sparse, rel=1e-12)
 
 
