@@ -103,6 +103,10 @@ class Ledger:
         nothing is known of that."""
         return max(0.0, 1 - self.bound_s / self.best_s) if self.bound_s and self.best else None
 
+    def best_of(self, engine: str) -> list[Plan]:
+        """The plans of an engine among the fastest few."""
+        return [one.plan for one in self.nearest if one.plan.engine == engine]
+
     def bounded(self, bound_s: float) -> None:
         """Hear that no plan of the space beats a time."""
         if self.said is None:

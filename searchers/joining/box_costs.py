@@ -130,6 +130,9 @@ class BoxCosts:
             return _nothing(rows), np.empty(0, dtype=np.bool_)
         best = rows.are_alike
         several = np.flatnonzero(best & (rows.fewest < rows.most))
+        if not self._are_lines:
+            best[several] = False
+            several = several[:0]
         with_most = rows.chosen(several)
         ends = rows.and_also(replace(with_most, fewest=with_most.most))
         batch = self._batch(ends, ends.low, ends.fewest)
@@ -145,10 +148,13 @@ class BoxCosts:
         best[several] = np.logical_and.reduce(
             [column[several] <= column[len(rows) :] for column in columns]
         )
-        # Passes in an order without a formula, or under a host, are no lines between both ends.
-        if not self.group.has_formula or ENGINES[self.space.engine].host is not None:
-            best[several] = False
         return true.chosen(np.arange(len(rows))), best
+
+    @property
+    def _are_lines(self) -> bool:
+        """Whether times lie between those at both ends of a box's recomputed blocks. Those of
+        passes in an order without a formula, or under a host, need not."""
+        return self.group.has_formula and ENGINES[self.space.engine].host is None
 
     def _bounds(self, rows: "_Rows") -> Options:
         """Candidates that nothing in the boxes is better than."""

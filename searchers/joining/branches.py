@@ -129,7 +129,7 @@ def _has_arithmetic_alone(problem: Problem, space: SearchSpace, group: Group) ->
 def _reorder(problem: Problem, space: SearchSpace, ledger: Ledger) -> None:
     """Show the ledger its best plans in the other orders that they can run."""
     count = problem.workload.model.layers
-    for plan in [rival.plan for rival in ledger.nearest if rival.plan.engine == space.engine]:
+    for plan in ledger.best_of(space.engine):
         fewest = min((stage.layers for stage in plan.stages), default=count)
         orders = orders_of(space, plan.num_stages, plan.micro_batches, fewest)
         ledger.predict([replace(plan, order=order) for order in orders if order != plan.order])

@@ -127,7 +127,7 @@ class Hierarchy:
         """Look for the best plan whose stages save memory alike: with even blocks first, then with
         unequal blocks for the ways to save that were best."""
         self.most_alike()
-        plans = [one.plan for one in self.ledger.nearest if one.plan.engine == self.space.engine]
+        plans = self.ledger.best_of(self.space.engine)
         near = [(_shape_of(plan), way_of(plan)) for plan in plans]
         for group in self.least_s:
             mesh = group.meshes[0]
