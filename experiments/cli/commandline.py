@@ -45,7 +45,10 @@ OBJECTS_A_SEARCH = 20_000
 NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "--model": {"help": "catalogue name, or path of a traced model's JSON or of a model's YAML"},
+    "--model": {
+        "help": "catalogue name, or path of a Hugging Face config.json, of a model's YAML or of a "
+        "traced model's JSON"
+    },
     "--hardware": {
         "help": "catalogue name, or path of a hardware file; for a search also several with their "
         "nodes, such as l4-24gb:1,a100-40gb:2"

@@ -20,6 +20,7 @@ from mistlab.schedule.orders import is_order_path
 from mistlab.values.datafile import read_json, read_yaml
 from mistlab.values.errors import FieldError, InputError, refuse, within
 from mistlab.values.field_checks import shown
+from mistlab.values.huggingface import KIND, model_of_config
 from mistlab.values.model import ModelSpec
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.value import from_mapping, to_mapping
@@ -27,6 +28,7 @@ from mistlab.values.value import from_mapping, to_mapping
 MODEL = "workload.model"
 HARDWARE = "cluster.hardware"
 ORDER = "plan.order"
+CONFIG = "config.json"
 # The key of a space's mapping for the named space whose other choices it keeps.
 LIKE = "like"
 
@@ -46,7 +48,7 @@ def model_from(plain: object, folder: Path) -> ModelSpec:
     if plain.endswith((".yaml", ".yml")):
         return _model_file(_joined(folder, plain))
     if _is_path(plain, (".json",)):
-        return _traced_model(_joined(folder, plain))
+        return _json_model(_joined(folder, plain))
     with within("workload"):
         return catalog.model(plain)
 
@@ -152,11 +154,22 @@ def _model_file(path: str) -> ModelSpec:
         return model_from(read_yaml(Path(path)), Path(path).parent)
 
 
+def _json_model(path: str) -> ModelSpec:
+    """A traced model, or the one of a Hugging Face configuration; its folder will do."""
+    file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
+    with _in_file(MODEL, str(file)):
+        content = read_json(file)
+        if KIND in content:
+            return model_of_config(content, file.absolute().parent.name)
+    return _traced_model(str(file))
+
+
 def _traced_model(path: str) -> ModelSpec:
     with _in_file(MODEL, path):
         content = read_json(Path(path))
         if "spec" not in content:
-            refuse("spec", "missing: give the JSON that tracing a model writes")
+            problem = "missing: give the JSON that tracing a model writes"
+            refuse("spec", f"{problem}, or a Hugging Face {CONFIG}, which has a {KIND}")
         return replace(ModelSpec.from_mapping(content["spec"], "spec"), graph_file=path)
 
 

@@ -1,0 +1,163 @@
+"""A Hugging Face configuration, read as a model: the catalogue's of the same name."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mistlab import catalog
+from mistlab.values.errors import InputError
+from mistlab.values.huggingface import model_of_config
+from mistlab.values.job import dump_job, load_job
+from mistlab.values.references import model_from
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+QWEN = {
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+    "sliding_window": None,
+    "use_sliding_window": False,
+}
+QWEN_EXPERTS = {
+    **QWEN,
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+MIXTRAL = {
+    "model_type": "mixtral",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
+OSS = {
+    "model_type": "gpt_oss",
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "rope_theta": 150000,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+}
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_nextn_predict_layers": 1,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "vocab_size": 129280,
+    "rope_theta": 10000,
+}
+CONFIGS = {
+    "llama3-70b": LLAMA,
+    "qwen3-4b": QWEN,
+    "qwen3-30b-a3b": QWEN_EXPERTS,
+    "mixtral-8x7b": MIXTRAL,
+    "gpt-oss-120b": OSS,
+    "deepseek-v3": DEEPSEEK,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_released_configuration_is_the_model_of_the_catalogue(name: str) -> None:
+    assert model_of_config(CONFIGS[name], name) == catalog.model(name)
+
+
+def test_a_file_or_its_folder_names_a_model_and_comes_back_from_a_plan_file(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 32}))
+    model = replace(catalog.model("llama3-70b"), name="mine", layers=32)
+    assert model_from("mine/config.json", tmp_path) == model
+    assert model_from("./mine", tmp_path) == model
+
+    example = load_job(Path(__file__).parents[2] / "examples" / "plans" / "gpt3-2.7b-4xl4.yaml")
+    job = replace(example, workload=replace(example.workload, model=model))
+    dump_job(job, tmp_path / "plan.yaml")
+    assert load_job(tmp_path / "plan.yaml") == job
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"model_type": "gemma3"}, r"model_type: 'gemma3' is not read here, only llama, .*trace"),
+        ({"hidden_act": "gelu"}, r"hidden_act: 'gelu' is not read here"),
+        ({"hidden_size": None}, r"hidden_size: None is not a whole number"),
+        ({"sliding_window": 4096}, r"sliding_window: 4096 in every block is not read here"),
+        ({"num_attention_heads": 63}, r"heads: 63 does not divide hidden 8192"),
+        ({"mlp_only_layers": [0]}, r"decoder_sparse_step: blocks with and without experts"),
+    ],
+)
+def test_what_a_model_cannot_say_is_refused_with_the_file(
+    change: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **change}))
+    with pytest.raises(InputError, match=rf"config\.json: {problem}"):
+        model_from("config.json", tmp_path)
+
+
+def test_queries_without_a_latent_vector_are_refused_with_what_costs_the_same() -> None:
+    with pytest.raises(InputError, match=r"q_lora_rank: null, .*: 5549 takes as many parameters"):
+        model_of_config({**DEEPSEEK, "q_lora_rank": None}, "lite")
+    assert pytest.approx(5549 * (7168 + 128 * 192), rel=1e-3) == 7168 * 128 * 192
