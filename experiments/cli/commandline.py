@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from mistlab.engines.table import names_for_plans
-from mistlab.values.errors import FieldError, InputError
+from mistlab.values.errors import FieldError, InputError, near_matches
 from mistlab.values.workload import Precision
 
 DONE, NO_ANSWER, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -70,7 +70,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "choices": names_for_plans(),
         "help": "engine that runs the plans, in place of the space's own; mistlab alone offloads",
     },
-    "--seed": {"type": int, "help": "seed of everything drawn at random"},
+    "--seed": {"type": "seed", "help": "seed of everything drawn at random"},
     "--out": {"type": Path, "metavar": "DIR", "help": "folder for results"},
     "--json": {"action": "store_true", "help": "one JSON object on standard output, nothing else"},
     "--quick": {"action": "store_true", "help": "a small version, for a first look"},
@@ -107,7 +107,23 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         problem = message.removeprefix("argument ").replace(": expected", " expects")
+        problem += self._meant(message)
         self.exit(WRONG_USAGE, f"error: {problem} ({self.prog} --help explains the options)\n")
+
+    def _meant(self, message: str) -> str:
+        """Options near to the first unknown one that a message names, if there are any."""
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        meant = near_matches(unknown.partition(" ")[0], known) if unknown.startswith("--") else ""
+        return meant if "did you mean" in meant else ""
+
+
+def _seed(text: str) -> int:
+    seed = _whole_number(text)
+    if seed < 0:
+        message = f"{seed} is too small: give a whole number of at least 0"
+        raise argparse.ArgumentTypeError(message)
+    return seed
 
 
 def _whole_number(text: str) -> int:
@@ -137,6 +153,7 @@ def parser_of(command: str, description: str | None, **defaults: Any) -> argpars
     # The names by which argparse looks up types: every option of a type is read alike.
     parser.register("type", int, _whole_number)
     parser.register("type", float, _number)
+    parser.register("type", "seed", _seed)
     for name, default in defaults.items():
         option = f"--{name.replace('_', '-')}"
         about = dict(OPTIONS[option])

@@ -161,7 +161,7 @@ def _text(
     if best is not None and best.answer is not None and why is not None:
         plan, prediction = best.answer
         yield f"\nThe best plan, by {best.searcher}:"
-        yield f"  {prediction_words(prediction, best.simulated_s)}"
+        yield f"  {prediction_words(plan, prediction, best.simulated_s)}"
         yield from (f"  {line}" for line in free_words(comparison.bench.problem.cluster))
         yield from (f"  {line}" for line in plan_words(plan))
         yield "\nWhy:"

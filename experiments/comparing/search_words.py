@@ -7,6 +7,7 @@ from experiments.comparing.bench import TOLD_APART, Entry
 from experiments.comparing.explain import Loser, Rejected, Why
 from experiments.comparing.smallest import Smallest
 from experiments.comparing.stages_alike import limits_in_words, runs_of
+from experiments.frame.rates import rate_words
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import (
     DIMENSIONS,
@@ -153,14 +154,10 @@ def _said(stage: StagePlan) -> Iterator[str]:
             yield name
 
 
-def prediction_words(prediction: Prediction, simulated_s: float | None) -> str:
+def prediction_words(plan: Plan, prediction: Prediction, simulated_s: float | None) -> str:
     """What an iteration takes, as predicted and as played."""
     played = "too many tasks to play" if simulated_s is None else f"{simulated_s:.3f} s"
-    return (
-        f"{prediction.iteration_s:.3f} s an iteration ({prediction.iteration_s_low:.3f} to "
-        f"{prediction.iteration_s_high:.3f}), {prediction.tokens_per_s:,.0f} tokens/s, "
-        f"{prediction.mfu:.0%} of the peak; event simulator: {played}"
-    )
+    return f"{rate_words(plan, prediction)}; event simulator: {played}"
 
 
 def proof_words(entry: Entry) -> list[str]:

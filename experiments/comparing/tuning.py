@@ -102,7 +102,7 @@ def _no_answer(entry: Entry, bench: Bench) -> int:
 def _page(entry: Entry, why: Why, bench: Bench) -> Iterator[str]:
     assert entry.answer is not None
     plan, prediction = entry.answer
-    yield prediction_words(prediction, entry.answer_simulated_s)
+    yield prediction_words(plan, prediction, entry.answer_simulated_s)
     yield from free_words(bench.problem.cluster)
     yield from plan_words(plan)
     yield from proof_words(entry)

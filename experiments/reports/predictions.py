@@ -17,6 +17,7 @@ from experiments.cli.commandline import (
     writable,
 )
 from experiments.cli.problem import keeping_free
+from experiments.frame.rates import rate_words
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.errors import InputError
@@ -186,16 +187,17 @@ def _table(answer: Answer) -> str:
     job, prediction = answer.job, answer.prediction
     assert job is not None
     assert prediction is not None
-    head = ["", "blocks", "steady s", "first s", "last s", "allocated", "reserved", "host GiB"]
+    times = ["steady s", "first s", "last s"]
+    head = ["", "blocks", *times, *(f"{kind} GiB" for kind in ("allocated", "reserved", "host"))]
     rows = [head]
     for index, (stage, found) in enumerate(zip(job.plan.stages, prediction.stages, strict=True)):
-        times = (found.stable_s, found.delta_forward_s, found.delta_backward_s)
+        seconds = (found.stable_s, found.delta_forward_s, found.delta_backward_s)
         sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.host_bytes)
         rows.append(
             [
                 f"stage {index}",
                 str(stage.layers),
-                *(f"{seconds:z.3f}" for seconds in times),
+                *(f"{value:z.3f}" for value in seconds),
                 *(f"{size / GIB_BYTES:.2f}" for size in sizes),
             ]
         )
@@ -207,12 +209,7 @@ def _table(answer: Answer) -> str:
     groups = job.cluster.of_groups
     room = " and ".join(f"{one.memory_bytes / GIB_BYTES:.1f}" for one in groups)
     verdict = "fits" if prediction.fits else "does not fit"
-    summary = (
-        f"{answer.path}\n{prediction.iteration_s:.3f} s an iteration "
-        f"({prediction.iteration_s_low:.3f} to {prediction.iteration_s_high:.3f}), "
-        f"{prediction.tokens_per_s:,.0f} tokens/s, {prediction.mfu:.0%} of the peak; "
-        f"{verdict} {room} GiB"
-    )
+    summary = f"{answer.path}\n{rate_words(job.plan, prediction)}; {verdict} {room} GiB"
     if job.cluster.keep_free_gib:
         summary += f", with {job.cluster.keep_free_gib:g} GiB of every GPU kept free"
     notes = [f"note: {note}" for note in prediction.notes]

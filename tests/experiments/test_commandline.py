@@ -54,13 +54,15 @@ def test_what_ends_a_command(
         (["--nodes"], "--nodes expects one argument"),
         (["--share", "a half"], "--share: 'a half' is not a number: write it such as 0.5"),
         (["--precision", "fp17"], "--precision: invalid choice: 'fp17' (choose from"),
-        (["--node", "1"], "unrecognized arguments: --node 1"),
+        (["--node", "1"], "unrecognized arguments: --node 1: did you mean '--nodes'?"),
+        (["--zzz", "1"], "unrecognized arguments: --zzz 1 ("),
+        (["--seed", "-1"], "--seed: -1 is too small: give a whole number of at least 0"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = parser_of("some", None, nodes=1, precision="fp16")
+    parser = parser_of("some", None, nodes=1, precision="fp16", seed=0)
     parser.add_argument("--share", type=float)
     with pytest.raises(SystemExit) as ended:
         parser.parse_args(words)

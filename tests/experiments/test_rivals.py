@@ -153,7 +153,7 @@ def test_a_best_plan_of_very_many_tasks_is_not_played(
     entry = played(shown_plans, -0.5)
     assert entry.simulated_s is None
     assert entry.answer is not None
-    words = prediction_words(entry.answer[1], entry.answer_simulated_s)
+    words = prediction_words(*entry.answer, entry.answer_simulated_s)
     assert words.endswith("event simulator: too many tasks to play")
     (row,) = rows_of([entry], Bench.of(ROOMY, "symbolic", "full"))
     assert row["simulated_s"] is None

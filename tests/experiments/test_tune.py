@@ -1,6 +1,7 @@
 """One searcher's plan, as a file that other commands take."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -58,7 +59,10 @@ def test_one_page_tells_the_plan_and_why(
     out = tmp_path / "plan.yaml"
     assert tuned(out) == 0
     page = capsys.readouterr().out
-    assert "s an iteration (" in page
+    rate = re.search(r"s an iteration \(.* ([\d,]+) tokens/s, ([\d,]+) a GPU, MFU \d+%;", page)
+    assert rate
+    whole, each = (int(number.replace(",", "")) for number in rate.groups())
+    assert each == pytest.approx(whole / load_job(out).cluster.num_gpus, abs=1)
     assert "stage 0: blocks 0 to" in page
     assert "Stage 0 is limited by" in page
     assert page.endswith(f"plan: {out}\n")

@@ -1,0 +1,14 @@
+"""What an iteration of a plan takes, in the words that all commands share."""
+
+from mistlab.values.plan import Plan
+from mistlab.values.prediction import Prediction
+
+
+def rate_words(plan: Plan, prediction: Prediction) -> str:
+    """The time of an iteration with its bounds, tokens a second of all GPUs and of one, and MFU."""
+    tokens = prediction.tokens_per_s
+    return (
+        f"{prediction.iteration_s:.3f} s an iteration (90 % of measurements: "
+        f"{prediction.iteration_s_low:.3f} to {prediction.iteration_s_high:.3f}), "
+        f"{tokens:,.0f} tokens/s, {tokens / plan.num_gpus:,.0f} a GPU, MFU {prediction.mfu:.0%}"
+    )
