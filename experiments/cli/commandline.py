@@ -65,6 +65,18 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "memory of every GPU that a plan must leave free to count as one that fits: peaks "
         "are predicted wrongly by up to a tenth or so (default: none)",
     },
+    "--intra-node-gbytes-per-s": {
+        "type": float,
+        "metavar": "GB/S",
+        "help": "from a GPU to the others of its node, in place of the hardware's: without NVLink "
+        "those of PCIe, 63 (5.0) or 31.5 (4.0) (default: the hardware's)",
+    },
+    "--inter-node-gbytes-per-s": {
+        "type": float,
+        "metavar": "GB/S",
+        "help": "from a node to others, all its network cards together, in place of the "
+        "hardware's: 8 cards of 400 Gb/s are 400 (default: the hardware's)",
+    },
     "--space": {"help": "which plans may be chosen: 3d, mist, wide, ..., or a file"},
     "--engine": {
         "choices": names_for_plans(),

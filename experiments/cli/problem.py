@@ -18,6 +18,8 @@ EQUAL_NODES = (
     "this command takes equal nodes alone: give one hardware, or ask tune, compare_searchers or "
     "predict"
 )
+# Numbers of the cluster for which some commands have options, in place of the hardware's.
+OF_CLUSTER = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
 
 
 def load_equal(path: Path) -> Job:
@@ -60,7 +62,7 @@ def problem_of(
         cluster = Cluster(
             **_nodes_of(options, takes_groups=takes_groups),
             gpus_per_node=options.gpus_per_node,
-            keep_free_gib=getattr(options, "keep_free_gib", None),
+            **{name: getattr(options, name, None) for name in OF_CLUSTER},
         )
         for group in cluster.of_groups:
             group.peak_flop_per_s(workload.precision)

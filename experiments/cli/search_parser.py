@@ -33,6 +33,8 @@ def search_parser(
         description,
         **PROBLEM,
         keep_free_gib=None,
+        intra_node_gbytes_per_s=None,
+        inter_node_gbytes_per_s=None,
         space="mist",
         seed=0,
         **defaults,

@@ -24,6 +24,7 @@ from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.search import Budget
 from mistlab.values.space import space_of
 from searchers.registry import SEARCHERS
+from simulators.symbolic import SymbolicPredictor
 
 OFFLOADED = ("weights", "gradients", "optimizer", "activations")
 Tune = Callable[..., int]
@@ -104,6 +105,31 @@ def test_where_too_much_is_kept_free_it_is_said_with_how_much_less_a_plan_fits(
     said = capsys.readouterr().err
     assert "10.8 GiB of every GPU kept free (--keep-free-gib 10.8)" in said
     assert "21.6 GiB of every GPU are kept free." in said
+
+
+def test_links_may_be_other_than_the_hardware_s(tuned: Tune, tmp_path: Path) -> None:
+    """The plan file says so, and its prediction knows."""
+
+    def seconds(rate: str) -> float:
+        out = tmp_path / f"{rate}.yaml"
+        assert tuned(out, "--intra-node-gbytes-per-s", rate) == 0
+        job = load_job(out)
+        assert job.cluster.intra_node_gbytes_per_s == float(rate)
+        predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+        return predictor.predict(job.plan).iteration_s
+
+    assert seconds("0.5") > seconds("31.5")
+
+
+@pytest.mark.parametrize("option", ["--intra-node-gbytes-per-s", "--inter-node-gbytes-per-s"])
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf"])
+def test_links_without_a_rate_are_refused(
+    option: str, rate: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tune.main, [option, rate]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {option}: ")
+    assert said.endswith("give a number above 0\n")
 
 
 @pytest.mark.parametrize("command", [tune, predict, will_it_fit, compare_searchers])
