@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.commandline import PLANS, parser_of, run
+from mistlab.engines.table import names_for_plans
 
 EXAMPLE = PLANS / "pretrain-gpt3-2.7b.sh"
 FORMATS = ("megatron", "deepspeed", "torchtitan", "accelerate")
@@ -32,6 +33,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("file", metavar="FILE", nargs="?", type=Path, default=EXAMPLE)
     parser.add_argument("--micro-batch", type=int, help="sequences of a replica in a micro-batch")
+    parser.add_argument(
+        "--engine",
+        choices=names_for_plans(),
+        metavar="ENGINE",
+        help="engine that stands for the framework in predictions, such as megatron-core (default: "
+        "megatron, deepspeed or fsdp)",
+    )
     parser.add_argument(
         "--format", choices=FORMATS, help="whose file it is (default: by its ending)"
     )

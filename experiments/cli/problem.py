@@ -51,6 +51,7 @@ def problem_of(
 ) -> tuple[Workload, Cluster]:
     """The workload and the cluster that the common options describe. A cluster with several groups
     of nodes is refused unless the command ``takes_groups``."""
+    numbers: dict[str, Any] = {name: getattr(options, name, None) for name in OF_CLUSTER}
     with as_options():
         workload = Workload(
             model=model_from(options.model, Path()),
@@ -62,7 +63,7 @@ def problem_of(
         cluster = Cluster(
             **_nodes_of(options, takes_groups=takes_groups),
             gpus_per_node=options.gpus_per_node,
-            **{name: getattr(options, name, None) for name in OF_CLUSTER},
+            **numbers,
         )
         for group in cluster.of_groups:
             group.peak_flop_per_s(workload.precision)

@@ -28,6 +28,7 @@ def import_plan(options: argparse.Namespace) -> int:
     for remark in found.remarks:
         progress(str(remark))
     _tell_of_hardware(options, target)
+    _tell_of_engine(options, target)
     return DONE
 
 
@@ -48,6 +49,7 @@ def _given(options: argparse.Namespace) -> Given:
             micro_batch=options.micro_batch,
             attention=options.attention,
             precision=options.precision,
+            engine=options.engine,
         )
 
 
@@ -55,6 +57,13 @@ def _tell_of_hardware(options: argparse.Namespace, target: Target) -> None:
     if options.hardware == "l4-24gb":
         text = f"no file of {target.title} says it: --hardware, l4-24gb unless it is given"
         progress(f"assumed: hardware: {text}")
+
+
+def _tell_of_engine(options: argparse.Namespace, target: Target) -> None:
+    others = [name for name in target.own_engines.values() if name not in target.engines]
+    if options.engine is None and others:
+        text = f"{target.engines[0]}, as it was measured on L4 and A100: --engine {others[0]} for"
+        progress(f"assumed: engine: {text} runs of today on later GPUs")
 
 
 def text_of(path: Path) -> str:

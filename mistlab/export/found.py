@@ -83,7 +83,8 @@ class Found:
             self.remark("ignored", words, "plans have no such choice; the prediction is without it")
 
     def job(self, given: Given, engines: Sequence[str]) -> Imported:
-        """The job, under the first of some engines that can run its plan."""
+        """The job, under the first engine that can run its plan; the given one comes first."""
+        engines = engines if given.engine is None else (given.engine, *engines)
         model = self._model(given)
         cluster = self._cluster(given)
         data = self._data_parallel(cluster)

@@ -25,6 +25,7 @@ class Given:
     micro_batch: int | None = None
     attention: Attention | None = None
     precision: Precision | None = None
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

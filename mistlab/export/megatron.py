@@ -38,6 +38,7 @@ from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.job import Job
 
 MOST_CHUNKS = 64
+_OF_BRIDGE = tuple(f"megatron-bridge{variant}" for variant in ("", "-alltoall", "-eager", "-graph"))
 _INTERLEAVED = {order_of_chunks(chunks): chunks for chunks in range(2, MOST_CHUNKS)}
 
 
@@ -227,4 +228,9 @@ MEGATRON = Target(
     write=write,
     read=read,
     notes=_notes,
+    own_engines={
+        **{name: name for name in ("megatron-core", "megatron-core-fused-loss", "megatron-fsdp")},
+        **dict.fromkeys(_OF_BRIDGE, "megatron-core"),
+    },
+    words_for_8_bits="--fp8-format hybrid",
 )

@@ -36,6 +36,7 @@ def nearest(job: Job, target: Target) -> Nearest:
     remarks: list[Remark] = []
     changed = _without_8_bits(job)
     remarks += changes(job, changed, f"the export to {target.title} has no row for it")
+    remarks += _8_bits_remark(wanted, target)
     job = canonical(under_any_engine(changed))
     named = with_plan(job, order=DEFAULT_ORDER) if is_order_path(job.plan.order) else job
     remarks += changes(job, named, f"{target.title} takes no order from a file")
@@ -46,7 +47,7 @@ def nearest(job: Job, target: Target) -> Nearest:
         remarks += changes(job, changed, f"{target.title} {row.because}")
         job = changed
     overlaps = wanted.plan.overlap_communication or target.always_overlaps
-    job = with_engine(job, target.engines, overlaps=overlaps)
+    job = with_engine(job, target.engines_for(wanted.plan.engine), overlaps=overlaps)
     remarks += _overlap_remark(wanted, job, target)
     remarks += _engine_remark(wanted, job, target)
     remarks += [Remark(kind="noted", choice=target.name, text=note) for note in target.notes(job)]
@@ -60,8 +61,9 @@ def under_any_engine(job: Job) -> Job:
 
 
 def _without_8_bits(job: Job) -> Job:
-    """The job with 16-bit products, and with moments of 32 bits."""
-    precision = "bf16" if job.workload.precision == "fp8" else job.workload.precision
+    """The job with products of 16 bits at least, and with moments of 32 bits."""
+    given = job.workload.precision
+    precision = "bf16" if given in ("fp8", "fp4") else given
     return with_workload(job, precision=precision, optimizer="adamw")
 
 
@@ -102,6 +104,12 @@ def without(job: Job, names: Sequence[str]) -> Job:
     return replace(job, plan=replace(job.plan, stages=tuple(stages)))
 
 
+def _8_bits_remark(wanted: Job, target: Target) -> Iterator[Remark]:
+    if wanted.workload.precision == "fp8" and target.words_for_8_bits:
+        text = f"add {target.words_for_8_bits} for 8-bit products: the plan itself has their cost"
+        yield Remark(kind="noted", choice="precision", text=text)
+
+
 def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
     was, now = wanted.plan.overlap_communication, job.plan.overlap_communication
     if was != now:
@@ -114,8 +122,8 @@ def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
 
 
 def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
-    engine = job.plan.engine
-    if engine not in target.engines[:1]:
+    engine, wished = job.plan.engine, target.engines_for(wanted.plan.engine)
+    if engine not in wished[:1]:
         text = f"predictions are those of {engine}, which comes closest to {target.title} here"
         yield Remark(kind="noted", choice="engine", text=text)
     elif engine != wanted.plan.engine:

@@ -1,7 +1,7 @@
 """An export target: a framework, which choices of a plan it can say, and the text of its file."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from mistlab.export.given import Given, Imported
 from mistlab.values.job import Job
@@ -29,7 +29,9 @@ class Target:
     engines that may stand for the framework when its plans are predicted, the best first. ``write``
     makes the text of a job that needs no row any more, ``read`` the job of a text. ``notes`` tells
     what a user must know about the text. ``package`` is the pinned distribution. With
-    ``always_overlaps`` communication cannot be left to the end of an iteration.
+    ``always_overlaps`` communication cannot be left to the end of an iteration. ``own_engines`` are
+    engines of which the framework runs plans as they are: for each, the one that stands for the
+    framework then. ``words_for_8_bits`` are to be added to the text for 8-bit products.
     """
 
     name: str
@@ -41,6 +43,13 @@ class Target:
     read: Callable[[str, Given], Imported]
     notes: Callable[[Job], Iterator[str]]
     always_overlaps: bool = False
+    own_engines: Mapping[str, str] = field(default_factory=dict)
+    words_for_8_bits: str = ""
+
+    def engines_for(self, engine: str) -> tuple[str, ...]:
+        """The engines that may stand for the framework where a plan of ``engine`` is exported."""
+        own = self.own_engines.get(engine)
+        return self.engines if own is None else (own, *self.engines)
 
     @property
     def said(self) -> frozenset[str]:

@@ -13,7 +13,7 @@ from mistlab.export.nearest import Nearest, canonical, nearest
 from mistlab.export.table import TARGETS
 from mistlab.values.dimensions import DIMENSIONS, Dimension
 from mistlab.values.errors import InputError
-from mistlab.values.job import Job, job_from_mapping
+from mistlab.values.job import Job, job_from_mapping, job_to_mapping
 from tests.mistlab.drawn_plans import drawn_jobs
 
 # The last one has nothing that any target could not say.
@@ -224,3 +224,40 @@ def test_a_model_with_experts_is_refused_by_those_that_build_models(
         nearest(job, TARGETS["megatron"])
     with pytest.raises(InputError, match=r"workload\.model: has experts"):
         nearest(job, TARGETS["torchtitan"])
+
+
+def of_engine(engine: str, precision: str) -> Job:
+    """The plain plan with ZeRO-1 on B200, under an engine."""
+    mapping = job_to_mapping(PLAIN)
+    mapping["workload"]["precision"] = precision
+    mapping["cluster"]["hardware"] = "b200-180gb"
+    mapping["plan"]["engine"] = engine
+    mapping["plan"]["stages"][0]["zero"] = 1
+    return job_from_mapping(mapping)
+
+
+@pytest.mark.parametrize(
+    ("engine", "standing"),
+    [
+        ("megatron-core", "megatron-core"),
+        ("megatron-core-fused-loss", "megatron-core-fused-loss"),
+        ("megatron-bridge", "megatron-core"),
+        ("mistlab", "megatron"),
+        ("fsdp", "megatron"),
+    ],
+)
+def test_megatron_runs_plans_of_its_own_engines_as_they_are(engine: str, standing: str) -> None:
+    found = nearest(of_engine(engine, "bf16"), TARGETS["megatron"])
+    assert found.job.plan.engine == standing
+    told = [remark.text for remark in found.remarks if remark.choice == "engine"]
+    assert len(told) == (engine != standing)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("precision", ["fp8", "fp4"])
+def test_products_of_few_bits_become_16_bit_ones(name: str, precision: str) -> None:
+    found = nearest(of_engine("megatron-core", precision), TARGETS[name])
+    assert found.job.workload.precision == "bf16"
+    assert not found.is_exact
+    told = " ".join(map(str, found.remarks))
+    assert ("--fp8-format hybrid" in told) == (name == "megatron" and precision == "fp8")

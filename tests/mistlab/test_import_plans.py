@@ -136,6 +136,15 @@ def test_what_is_given_wins() -> None:
     assert found.job.cluster.num_gpus == 4
 
 
+def test_an_engine_may_be_given_for_predictions() -> None:
+    assert imported().job.plan.engine == "megatron"
+    assert imported(engine="megatron-core").job.plan.engine == "megatron-core"
+    # Aceso's runtime shards nothing, so the launch line's own engine takes its place.
+    sharded = imported("--use-distributed-optimizer", engine="aceso")
+    assert sharded.job.plan.engine == "megatron"
+    assert "aceso has no row for some choices" in said(sharded, "assumed")["engine"]
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
