@@ -1,5 +1,6 @@
 """How far a search is, on standard error: one line, written over on a terminal."""
 
+import math
 import sys
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -7,8 +8,9 @@ from time import perf_counter
 from searchers.ledger import STAGES_A_PLAN, Ledger
 
 REFRESH_S = 0.25
-# Of a file or a pipe every line stays.
+# Of a file or a pipe every line stays: fewer where nothing better was found.
 LINE_EVERY_S = 2.0
+NOTHING_NEW_EVERY_S = 10.0
 
 
 def _is_terminal() -> bool:
@@ -23,18 +25,25 @@ class Live:
     searcher: str
     is_terminal: bool = field(default_factory=_is_terminal)
     _told_s: float = field(default_factory=perf_counter, init=False)
+    _best_s: float = field(default=math.inf, init=False)
 
     def __call__(self, ledger: Ledger) -> None:
         """Hear of a search; tell of it if it is time."""
         now_s = perf_counter()
-        if now_s - self._told_s < (REFRESH_S if self.is_terminal else LINE_EVERY_S):
+        if now_s - self._told_s < self._wait_s(ledger):
             return
-        self._told_s = now_s
+        self._told_s, self._best_s = now_s, ledger.best_s
         self._tell(self._state(ledger), stays=not self.is_terminal)
 
     def end(self, text: str) -> None:
         """Tell how the search ended, in a line that stays."""
         self._tell(f"{self.searcher}: {text}", stays=True)
+
+    def _wait_s(self, ledger: Ledger) -> float:
+        """Seconds from a line to the next one."""
+        if self.is_terminal:
+            return REFRESH_S
+        return LINE_EVERY_S if ledger.best_s < self._best_s else NOTHING_NEW_EVERY_S
 
     def _state(self, ledger: Ledger) -> str:
         done = ledger.plan_evaluations + ledger.stage_evaluations / STAGES_A_PLAN

@@ -41,6 +41,25 @@ def test_the_gap_stands_beside_the_best_time(capsys: pytest.CaptureFixture[str])
     assert f"best {ledger.best_s:.3f} s, gap 25.0%" in told(ledger, capsys)
 
 
+def test_a_file_has_few_lines_where_nothing_better_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("experiments.cli.live.perf_counter", lambda: now[0])
+    ledger = Ledger(predictor=predictor_of(SMALL), budget=PLENTY, clock=perf_counter)
+    ledger.predict([searched(space="3d").plan])
+    live = Live(searcher="mist", is_terminal=False)
+    live._told_s = 0.0
+
+    def lines(seconds: range) -> int:
+        for now[0] in seconds:
+            live(ledger)
+        return capsys.readouterr().err.count("\n")
+
+    assert lines(range(1, 3)) == 1
+    assert lines(range(3, 33)) == 3
+
+
 def searched(space: str, budget: Budget = PLENTY, name: str = "mist") -> SearchResult:
     searcher = StrategySearcher(strategy=SEARCHERS[name], predictor=predictor_of(SMALL))
     return searcher.search(SMALL, space_of(space), budget, 0)
