@@ -3,7 +3,8 @@
 A row tells of one run: model, GPUs, degrees, batch (docs/reference/measured-runs.md lists the
 columns). Cells may be empty; what is assumed instead is a note of the answer. A row that cannot be
 predicted is refused with the reason. Nothing that was measured is read but to hold it against the
-prediction: without --json the errors by table, model, GPUs and degrees are printed.
+prediction: without --json the errors by table, model, GPUs and degrees are printed, and of a few
+runs each beside its prediction.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The errors of predicted runs as a table for people: by table, model, GPUs and degrees."""
+"""The errors of predicted runs as tables for people: by table, model, GPUs and degrees, by row."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,21 +9,54 @@ from mistlab.runs.table import TableRow
 
 HEAD = ("", "rows", "refused", "mean", "median", "bias", "in bounds", "memory")
 COLUMNS = ("model", "gpus", "tp", "pp")
+# More runs than these are told by their groups alone.
+MOST_ROWS = 40
+ROW_HEAD = (
+    *("row", "model", "gpus", "tp", "pp", "measured s", "predicted s", "90 % within", "error"),
+    *("measured GiB", "predicted GiB", "fits"),
+)
 
 
 def error_lines(rows: Sequence[tuple[TableRow, RunAnswer]]) -> list[str]:
     """The lines of the table, and why rows were refused."""
     every = [judged(row, answer) for row, answer in rows]
-    lines = [HEAD, *(_cells(one) for one in _groups(every))]
+    lines = _aligned([HEAD, *(_cells(one) for one in _groups(every))])
+    predicted = [one for one in every if one.answer.prediction is not None]
+    if 0 < len(predicted) <= MOST_ROWS:
+        lines += ["", *_aligned([ROW_HEAD, *map(_row_cells, predicted)])]
+    return [*lines, *_refusals(every)]
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = [
+    return [
         "  ".join(
             cell.ljust(width) if place == 0 else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     ]
-    return [*table, *_refusals(every)]
+
+
+def _row_cells(one: Judged) -> tuple[str, ...]:
+    """A run's measurements beside its prediction."""
+    found = one.answer.prediction
+    assert found is not None
+    return (
+        str(one.row.number),
+        *(one.row.cells.get(column, "") for column in COLUMNS),
+        _number(one.measured_s, ".3f"),
+        _number(one.predicted_s, ".3f"),
+        f"{found.iteration_s_low:.3f} to {found.iteration_s_high:.3f}",
+        _percent(one.time_error, "+.1%"),
+        _number(one.measured_gib, ".1f"),
+        _number(one.predicted_gib, ".1f"),
+        "yes" if found.fits else "no",
+    )
+
+
+def _number(value: float | None, how: str) -> str:
+    return "" if value is None else format(value, how)
 
 
 def _groups(every: Sequence[Judged]) -> Iterator[GroupErrors]:

@@ -149,6 +149,30 @@ def test_without_json_the_errors_stand_in_a_table(
     assert out[-1].startswith(f"refused: {path}, line 5: dp: ")
 
 
+def test_a_few_runs_stand_beside_their_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = table(tmp_path / "few.csv", {}, {"step_s": ""}, {"tp": "two"})
+    (_, answer, _) = answers(capsys, str(few))
+    predict_runs.main([str(few)])
+    out = capsys.readouterr().out.splitlines()
+    start = next(place for place, line in enumerate(out) if line.startswith("row "))
+    first, second = (line.split() for line in out[start + 1 : start + 3])
+    assert first[:6] == ["1", "llama-like", "8", "2", "1", "2.000"]
+    seconds = answer["iteration_s"]
+    assert first[6:10] == [
+        f"{seconds:.3f}",
+        f"{answer['iteration_s_low']:.3f}",
+        "to",
+        f"{answer['iteration_s_high']:.3f}",
+    ]
+    assert first[10] == f"{seconds / 2 - 1:+.1%}"
+    assert second[5] == f"{seconds:.3f}"
+
+    predict_runs.main([str(table(tmp_path / "many.csv", *[{}] * 41))])
+    assert not any(line.startswith("row ") for line in capsys.readouterr().out.splitlines())
+
+
 def test_the_page_of_one_table_has_parts_of_nanotron_s_runs(tmp_path: Path) -> None:
     path = table(tmp_path / "own.csv", {}, {"tp": "8", "dp": "1"}, {"gpus": "256", "dp": "128"})
     assert report_runs.main([str(path), "--out", str(tmp_path)]) == 0
