@@ -46,10 +46,11 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     given = dict(map(_pair, options.set))
     _known([*given, *options.fit], setting)
     setting = with_values(setting, given)
-    runs = [one for path in options.tables for one in _runs(path, options)]
+    every = [one for path in options.tables for one in _runs(path)]
+    runs = [one for one in every if _is_wanted(one, options)]
     if not runs:
         message = f"no runs of engine {options.engine} on {hardware.name} in these tables"
-        raise InputError(message)
+        raise InputError(message + _others(every))
     for column in options.leave_out:
         for value, inside, outside in _folds(runs, column):
             found = _fit(setting, inside, options)
@@ -91,8 +92,8 @@ def _known(names: Sequence[str], setting: Setting) -> None:
             raise InputError(message)
 
 
-def _runs(path: Path, options: argparse.Namespace) -> Iterator[MeasuredRun]:
-    """The runs of a table that are fitted to; rows that cannot be said are left out."""
+def _runs(path: Path) -> Iterator[MeasuredRun]:
+    """The runs of a table; rows that cannot be said are left out."""
     for row in rows_of_table(path):
         try:
             seconds = number_of(row.cells, "step_s")
@@ -102,13 +103,24 @@ def _runs(path: Path, options: argparse.Namespace) -> Iterator[MeasuredRun]:
             job = job_of(replace(run, engine=run.otherwise or run.engine)).job
         except InputError:
             continue
-        in_pipeline = job.plan.num_stages > 1
-        most_tp = options.most_tp_in_pipelines if in_pipeline else options.most_tp
-        most = {"gpus": options.most_gpus, "tp": most_tp, "pp": options.most_pp}
-        is_small = all((count_of(row.cells, name) or 1) <= limit for name, limit in most.items())
-        is_own = job.plan.engine == options.engine
-        if is_small and is_own and job.cluster.hardware.name == options.hardware:
-            yield MeasuredRun(row=row, job=job, seconds=seconds)
+        yield MeasuredRun(row=row, job=job, seconds=seconds)
+
+
+def _is_wanted(run: MeasuredRun, options: argparse.Namespace) -> bool:
+    """Whether a run is one of those that are fitted to."""
+    in_pipeline = run.job.plan.num_stages > 1
+    most_tp = options.most_tp_in_pipelines if in_pipeline else options.most_tp
+    most = {"gpus": options.most_gpus, "tp": most_tp, "pp": options.most_pp}
+    is_small = all((count_of(run.row.cells, name) or 1) <= limit for name, limit in most.items())
+    is_own = run.job.plan.engine == options.engine
+    return is_small and is_own and run.job.cluster.hardware.name == options.hardware
+
+
+def _others(runs: Sequence[MeasuredRun]) -> str:
+    """Which runs tables have, for who asked for others."""
+    kinds = {(run.job.plan.engine, run.job.cluster.hardware.name) for run in runs}
+    words = [f"--engine {engine} --hardware {hardware}" for engine, hardware in sorted(kinds)]
+    return f": they have those of {', of '.join(words)}" if words else ", nor any others"
 
 
 def _folds(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments import predict_runs, report_runs
+from experiments import calibrate_runs, predict_runs, report_runs
+from experiments.cli.commandline import run
 from experiments.measured.rows import RowPredictor
 
 ROW = {
@@ -199,3 +200,14 @@ def test_the_page_counts_bad_runs_among_those_predicted_best(tmp_path: Path) -> 
     assert found in page
     assert f"1 took more than 1.3 times the measured best ({where})." in page
     assert "meets at least one such run in 75% of all cases" in page
+
+
+def test_who_fits_to_runs_that_no_table_has_is_told_which_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(table(tmp_path / "own.csv", {}))
+    options = ["--engine", "megatron-core", "--fit", "sustained"]
+    assert run(calibrate_runs.main, [path, *options]) == 2
+    said = capsys.readouterr().err
+    assert "no runs of engine megatron-core on h100-80gb" in said
+    assert "they have those of --engine nanotron --hardware h100-80gb" in said
