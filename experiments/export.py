@@ -20,7 +20,9 @@ def main(arguments: Sequence[str]) -> int:
     """Export a plan file."""
     parser = parser_of("export", __doc__, json=False)
     parser.add_argument("plan", metavar="PLAN.yaml", nargs="?", type=Path, default=EXAMPLE)
-    parser.add_argument("--to", choices=TARGETS, default="megatron", help="(default: %(default)s)")
+    parser.add_argument(
+        "--to", choices=TARGETS, help="(default: that of the plan's engine, or megatron)"
+    )
     parser.add_argument(
         "--strict", action="store_true", help="exit status 1 if anything is lost or approximated"
     )

@@ -60,10 +60,15 @@ TAKING_TURNS = (
     "asks for costs of single stages wherever they begin, and this model has blocks of several "
     "kinds: ask a searcher of whole plans, such as aceso or optuna"
 )
-# The reason to refuse a search of a space with other orders than the one that has a formula.
-OTHER_ORDERS = (
+# Reasons to refuse a search of a space with other orders than the one that has a formula: of a
+# strategy that never looks at them, and of one that does where it has bounds for them.
+NO_ORDERS = (
     f"joins stages of pipelines of {DEFAULT_ORDER}, and this space has other orders: ask mist, or "
     "a searcher of whole plans, such as aceso or optuna"
+)
+OTHER_ORDERS = (
+    f"joins stages of pipelines of {DEFAULT_ORDER}, and has no bounds for the other orders of this "
+    "space and engine: ask a searcher of whole plans, such as aceso or optuna"
 )
 
 
@@ -114,7 +119,7 @@ class StrategySearcher:
             if len(graph_of(problem.workload).pattern) > 1:
                 return ledger.result("REFUSED", seed, reason=TAKING_TURNS)
             if space.orders != (DEFAULT_ORDER,) and not self.strategy.takes_orders:
-                return ledger.result("REFUSED", seed, reason=OTHER_ORDERS)
+                return ledger.result("REFUSED", seed, reason=NO_ORDERS)
         try:
             if reason := why_empty(problem, space):
                 return ledger.result("INFEASIBLE", seed, reason=reason)

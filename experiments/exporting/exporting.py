@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, progress
 from mistlab.export.nearest import Nearest, nearest
-from mistlab.export.table import TARGETS
+from mistlab.export.table import TARGETS, target_for
 from mistlab.export.target import Target
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, load_job
@@ -18,7 +18,8 @@ from simulators.symbolic import SymbolicPredictor
 
 def export(options: argparse.Namespace) -> int:
     """Export a plan file."""
-    target, job = TARGETS[options.to], load_job(options.plan)
+    job = load_job(options.plan)
+    target = TARGETS[options.to] if options.to else target_for(job.plan.engine)
     with about(options.plan):
         found = nearest(job, target)
         text = target.write(found.job)

@@ -9,3 +9,9 @@ from mistlab.export.torchtitan import TORCHTITAN
 TARGETS: dict[str, Target] = {
     row.name: row for row in (MEGATRON, DEEPSPEED, TORCHTITAN, ACCELERATE)
 }
+
+
+def target_for(engine: str) -> Target:
+    """The framework that stands behind an engine; Megatron-LM for engines that have none."""
+    own = (row for row in TARGETS.values() if engine in (row.engines[0], *row.own_engines))
+    return next(own, MEGATRON)

@@ -11,6 +11,7 @@ from experiments.calibrating.whole_runs import predicted_s
 from experiments.cli.commandline import PLANS, run
 from experiments.exporting.launched_runs import launched_runs
 from experiments.exporting.single_changes import single_changes
+from mistlab.export.table import target_for
 from mistlab.values.errors import InputError
 from mistlab.values.job import load_job
 from tests.experiments.test_predict import plan_file
@@ -30,6 +31,20 @@ def test_the_nearest_form_is_printed_and_its_cost_told(
     given, near = [line for line in err.splitlines() if line.startswith("cost: ")]
     assert given.startswith("cost: the plan itself ")
     assert near.startswith("cost: its nearest form under engine deepspeed ")
+
+
+@pytest.mark.parametrize(
+    ("engine", "target"),
+    [
+        ("fsdp", "torchtitan"),
+        ("deepspeed", "deepspeed"),
+        ("megatron-core", "megatron"),
+        ("mistlab", "megatron"),
+        ("nanotron", "megatron"),
+    ],
+)
+def test_a_plan_goes_to_the_framework_of_its_engine(engine: str, target: str) -> None:
+    assert target_for(engine).name == target
 
 
 def test_strictly_what_is_lost_is_status_1(
