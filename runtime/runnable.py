@@ -52,10 +52,10 @@ def check_model(workload: Workload) -> None:
     if model.family == "custom":
         message = "workload.model: a traced model cannot be run: give a family of the catalogue"
         raise InputError(message)
-    if model.experts is not None or model.latent is not None or model.window is not None:
+    if model.experts or model.latent or model.window or model.pattern:
         message = (
             f"workload.model: blocks of {model.name or 'this model'} can be predicted and not yet "
-            "trained: give a model without experts, latent attention and windows"
+            "trained: give a model without experts, latent attention, windows and a pattern"
         )
         raise InputError(message)
     if model.qk_norm or model.sinks:
@@ -77,7 +77,10 @@ def check_model(workload: Workload) -> None:
         )
         raise InputError(message)
     if workload.precision in ("fp8", "fp4"):
-        message = "workload.precision: fp8 can be predicted and not yet trained: give bf16"
+        message = (
+            f"workload.precision: {workload.precision} can be predicted and not yet trained: "
+            "give bf16"
+        )
         raise InputError(message)
     if model.dropout:
         message = f"workload.model: dropout {model.dropout:g} cannot be run: give dropout: 0"

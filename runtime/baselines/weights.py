@@ -13,12 +13,14 @@ from mistlab.values.model import ModelSpec
 from mistlab.values.workload import Workload
 from runtime.engine.work.modules import initial_tensor
 from runtime.models.families import model_of
+from runtime.runnable import check_model
 
 
 class FirstWeights:
-    """The first weights of a model by their names in this package."""
+    """The first weights of a model by their names in this package, which must have the model."""
 
     def __init__(self, workload: Workload, seed: int) -> None:
+        check_model(workload)
         with torch.device("meta"):
             named = model_of(workload).named_parameters()
             self.shapes = {name: tuple(parameter.shape) for name, parameter in named}

@@ -1,0 +1,42 @@
+"""Models and precisions that only predictions know are refused, and not trained as others."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from mistlab import catalog
+from mistlab.values.errors import InputError
+from mistlab.values.model import ModelSpec
+from mistlab.values.workload import Workload
+from runtime.baselines.weights import FirstWeights
+from runtime.runnable import check_model
+
+
+def workload(model: ModelSpec) -> Workload:
+    return Workload(
+        model=model, sequence_length=128, global_batch=8, attention="flash", precision="bf16"
+    )
+
+
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_models_of_plain_blocks_are_trained_and_all_others_refused(name: str) -> None:
+    work = workload(catalog.model(name))
+    if work.model.has_plain_blocks:
+        check_model(work)
+        return
+    with pytest.raises(InputError, match="can be predicted and not yet trained: "):
+        check_model(work)
+
+
+def test_a_precision_that_cannot_be_trained_is_named() -> None:
+    work = workload(catalog.model("llama-7b"))
+    for precision in ("fp8", "fp4"):
+        with pytest.raises(InputError, match=f"precision: {precision} can be predicted"):
+            check_model(replace(work, precision=precision))
+
+
+def test_other_systems_train_no_plain_blocks_in_the_place_of_others() -> None:
+    with pytest.raises(InputError, match="blocks of mixtral-8x7b can be predicted"):
+        FirstWeights(workload(catalog.model("mixtral-8x7b")), seed=0)
