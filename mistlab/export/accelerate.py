@@ -4,7 +4,7 @@ There are no pipelines. Batch sizes are the training script's, so the file says 
 alone. FSDP2 recomputes all blocks or none, and can take their kept inputs to the host.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mistlab.export.found import Found, checked_whole
@@ -25,6 +25,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.datafile import format_yaml, parse_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
+from mistlab.values.workload import Precision
 
 HARMLESS = names_in(
     """
@@ -35,6 +36,8 @@ HARMLESS = names_in(
     fsdp_use_orig_params fsdp_backward_prefetch fsdp_forward_prefetch fsdp_min_num_params
     """
 )
+# The precision of a run for each word for mixed precision.
+PRECISIONS: Mapping[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 
 
 def _zero(job: Job) -> Job:
@@ -48,7 +51,7 @@ def _zero(job: Job) -> Job:
 ROWS = (
     Row(
         choices=("order",),
-        nearest=among_orders(lambda order: order == DEFAULT_ORDER),
+        nearest=among_orders((DEFAULT_ORDER,)),
         because="has no pipelines",
     ),
     Row(
@@ -132,8 +135,7 @@ def read(text: str, given: Given) -> Imported:
         )
         raise InputError(message)
     found.nodes, found.gpus_per_node = machines, processes // machines
-    precision = top.get("mixed_precision", "no")
-    found.precision = "bf16" if precision == "bf16" else "fp16" if precision == "fp16" else "fp32"
+    found.precision = _precision(top, found)
     fsdp, degrees = top.section("fsdp_config"), top.section("parallelism_config")
     found.values["tensor_parallel"] = degrees.whole("parallelism_config_tp_size") or 1
     for name in ("dp_shard", "dp_replicate", "cp"):
@@ -144,6 +146,16 @@ def read(text: str, given: Given) -> Imported:
         _read_fsdp(fsdp, found, given.model.layers if given.model else 0)
     top.tell_of_rest(HARMLESS)
     return found.job(given, ENGINES)
+
+
+def _precision(section: Section, found: Found) -> Precision:
+    said = section.get("mixed_precision", "no")
+    if said not in PRECISIONS:
+        message = f"mixed_precision: {said!r} is unknown: give {', '.join(PRECISIONS)}"
+        raise InputError(message)
+    if said == "fp8":
+        found.remark("ignored", "mixed_precision", "fp8: products are taken in 16 bits")
+    return PRECISIONS[said]
 
 
 def _read_fsdp(section: Section, found: Found, layers: int) -> None:

@@ -90,7 +90,7 @@ def _can_shard_weights(job: Job) -> bool:
 ROWS = (
     Row(
         choices=("order",),
-        nearest=among_orders(lambda order: order == DEFAULT_ORDER),
+        nearest=among_orders((DEFAULT_ORDER,)),
         because="runs 1F1B",
     ),
     Row(

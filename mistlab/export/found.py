@@ -9,12 +9,10 @@ from mistlab.engines.table import names_for_plans
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import canonical, with_engine
 from mistlab.export.remarks import Kind, Remark
-from mistlab.export.rules import (
-    shares,
-)
+from mistlab.export.rules import shares
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.dimensions import DIMENSIONS
+from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.mesh import dimensions_of_axes
@@ -163,7 +161,7 @@ class Found:
 
     def _plan(self, model: ModelSpec, data: int, micro_batch: int, batch: int) -> Plan:
         layers = self.layers or shares(model.layers, self.num_stages)
-        counts = {name for name, row in DIMENSIONS.items() if row.part == "layers"}
+        counts = counts_of_blocks()
         stages = []
         for count in layers:
             values = {

@@ -8,9 +8,7 @@ them.
 
 import math
 
-from mistlab.export.rules import (
-    highest,
-)
+from mistlab.export.rules import highest
 from mistlab.export.with_parts import with_values
 from mistlab.values.job import Job
 

@@ -16,7 +16,6 @@ from mistlab.export.megatron_read import (
     EXCHANGES,
     STRATEGIES,
     SWITCHES,
-    order_of_chunks,
     read,
 )
 from mistlab.export.rules import (
@@ -33,13 +32,11 @@ from mistlab.export.rules import (
 )
 from mistlab.export.target import Row, Target
 from mistlab.export.with_parts import with_values
-from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.job import Job
 
-MOST_CHUNKS = 64
 _OF_BRIDGE = tuple(f"megatron-bridge{variant}" for variant in ("", "-alltoall", "-eager", "-graph"))
-_INTERLEAVED = {order_of_chunks(chunks): chunks for chunks in range(2, MOST_CHUNKS)}
 
 
 def _zero(job: Job) -> Job:
@@ -80,7 +77,7 @@ ROWS = (
     Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
     Row(
         choices=("order",),
-        nearest=among_orders(lambda order: order == DEFAULT_ORDER or order in _INTERLEAVED),
+        nearest=among_orders((DEFAULT_ORDER, *INTERLEAVED)),
         because="runs 1F1B, plain or interleaved",
     ),
     Row(
@@ -155,7 +152,7 @@ def _degrees(job: Job) -> Iterator[str]:
     for name, option in SWITCHES.items():
         if name in DIMENSIONS and first.value(name):
             yield option
-    chunks = _INTERLEAVED.get(plan.order, 1)
+    chunks = INTERLEAVED.get(plan.order, 1)
     parts = [shares(stage.layers, chunks) for stage in plan.stages]
     sizes = [parts[stage][chunk] for chunk in range(chunks) for stage in range(plan.num_stages)]
     if len(set(sizes)) > 1:

@@ -31,7 +31,7 @@ def sayable_model(job: Job) -> Job:
             "the catalogue, or of a mapping"
         )
         refuse("workload.model", problem)
-    for name in ("experts", "latent", "window", "sinks", "further_tokens"):
+    for name in ("experts", "latent", "window", "sinks", "pattern", "further_tokens"):
         if getattr(model, name):
             refuse(f"workload.model.{name}", "has no row in this export: leave it out")
     if model.parallel_block:

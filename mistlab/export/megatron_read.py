@@ -8,7 +8,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.export.megatron_flags import HARMLESS, TELLING, UNSAID, Options
 from mistlab.export.megatron_model import model_of
 from mistlab.export.shell import Launch, launch_of
-from mistlab.schedule.orders import ORDERS
+from mistlab.schedule.orders import INTERLEAVED, order_of_chunks
 from mistlab.values.context_ways import GATHER, HEADS, RING
 from mistlab.values.errors import InputError, near_matches
 
@@ -135,7 +135,7 @@ def _stages(options: Options, found: Found, layers: int) -> None:
         raise InputError(message)
     if chunks > 1:
         order = order_of_chunks(chunks)
-        if order in ORDERS:
+        if order in INTERLEAVED:
             found.order = order
         else:
             text = f"{chunks} chunks a stage: no order is named {order}; taken as 1f1b"
@@ -146,7 +146,14 @@ def _chunks(options: Options, found: Found, layers: int) -> int:
     chunks = options.whole("--num-virtual-stages-per-pipeline-rank")
     each = options.whole("--num-layers-per-virtual-pipeline-stage")
     if each is not None and chunks is None:
-        chunks = max(1, layers // found.num_stages // each)
+        chunks, rest = divmod(layers, found.num_stages * each)
+        if rest:
+            message = (
+                f"--num-layers-per-virtual-pipeline-stage {each}: {layers} blocks on "
+                f"{found.num_stages} stages are no chunks of {each}: Megatron-LM refuses this; "
+                "give a divisor of the blocks of a stage"
+            )
+            raise InputError(message)
     return chunks or 1
 
 
@@ -164,11 +171,6 @@ def _with_ends(
         raise InputError(message)
     middle = [left // inner] * inner if inner else []
     return [*([first] if first else []), *middle, *([last] if last else [])]
-
-
-def order_of_chunks(chunks: int) -> str:
-    """The name of the interleaved order of so many chunks a stage."""
-    return f"interleaved-{chunks}"
 
 
 def parts_of_layout(layout: str) -> list[int]:

@@ -5,7 +5,7 @@ another, the nearest job saves the most on all, so that whatever fitted still fi
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +57,10 @@ def equal_blocks(name: str) -> Rule:
 
     def rule(job: Job) -> Job:
         most = highest(job, name)
-        stages = [stage.with_values({name: min(most, stage.layers)}) for stage in job.plan.stages]
+        stages = [
+            stage.with_values(_within({**_counts(stage), name: most}, stage.layers))
+            for stage in job.plan.stages
+        ]
         return with_stages(job, stages)
 
     return rule
@@ -77,13 +80,17 @@ def none_or_all_blocks(name: str) -> Rule:
 
 
 def even_layers(job: Job) -> Job:
-    """Stages have equal numbers of blocks; the first stages take the rest."""
-    layers = shares(job.plan.layers, job.plan.num_stages)
+    """Stages have equal numbers of blocks; the first stages take the rest. A stage that treated all
+    of its blocks in one way treats all of them again."""
     stages = []
-    for count, stage in zip(layers, job.plan.stages, strict=True):
-        values: dict[str, Any] = {"layers": count}
-        values |= _counts_within(stage, count)
-        stages.append(stage.with_values(values))
+    for layers, stage in zip(
+        shares(job.plan.layers, job.plan.num_stages), job.plan.stages, strict=True
+    ):
+        wanted = {
+            name: layers if count == stage.layers else count
+            for name, count in _counts(stage).items()
+        }
+        stages.append(stage.with_values({"layers": layers, **_within(wanted, layers)}))
     return with_stages(job, stages)
 
 
@@ -97,13 +104,17 @@ def shares(whole: int, parts: int) -> list[int]:
     return [each + (part < rest) for part in range(parts)]
 
 
-def _counts_within(stage: StagePlan, layers: int) -> dict[str, int]:
-    """Numbers of treated blocks that a stage of so many blocks can have: whoever treated all
-    blocks treats all of them again."""
+def _counts(stage: StagePlan) -> dict[str, float]:
+    """The stage's number of blocks with each treatment, by dimension."""
+    return {name: stage.degree(name) for name in counts_of_blocks()}
+
+
+def _within(counts: Mapping[str, float], layers: int) -> dict[str, int]:
+    """Numbers of treated blocks, made so small that ``layers`` blocks suffice: the last ones
+    first."""
     left, found = layers, {}
     for name in counts_of_blocks():
-        count = stage.degree(name)
-        found[name] = left if count == stage.layers else min(count, left)
+        found[name] = min(int(counts[name]), left)
         left -= found[name]
     return found
 
@@ -129,7 +140,23 @@ def equal_meshes(job: Job) -> Job:
     ]
     data, tensor = min(meshes, key=lambda mesh: _distance(mesh, gpus, stages))
     values = {"data_parallel": data, "tensor_parallel": tensor, "micro_batch": sequences // data}
-    return with_values(job, {**fixed, **values})
+    return _on_mesh(job, {**fixed, **values})
+
+
+def _on_mesh(job: Job, values: Mapping[str, Any]) -> Job:
+    """The job with other degrees, and as many of its replicas of states as divide them."""
+    return with_stages(
+        job,
+        [
+            stage.with_values(
+                {
+                    **values,
+                    "state_replicas": math.gcd(stage.state_replicas, values["data_parallel"]),
+                }
+            )
+            for stage in job.plan.stages
+        ],
+    )
 
 
 def equal_nodes(job: Job) -> Job:
@@ -146,7 +173,7 @@ def equal_nodes(job: Job) -> Job:
                 continue
             if data != first.data_parallel:
                 values = {"data_parallel": data, "micro_batch": sequences // data}
-                job = with_values(job, values)
+                job = _on_mesh(job, values)
             job = _of_fewer_stages(job, stages)
             in_node = job.plan.num_gpus // nodes
             return replace(job, cluster=replace(cluster, nodes=nodes, gpus_per_node=in_node))
@@ -170,15 +197,11 @@ def _of_fewer_stages(job: Job, num_stages: int) -> Job:
     if num_stages == job.plan.num_stages:
         return job
     values = {name: highest(job, name) for name in DIMENSIONS}
-    counts = counts_of_blocks()
-    stages = []
-    for layers in shares(job.plan.layers, num_stages):
-        left, own = layers, dict(values, layers=layers)
-        for name in counts:
-            own[name] = min(own[name], left)
-            left -= int(own[name])
-        stages.append(job.plan.stages[0].with_values(own))
-    return with_stages(job, stages)
+    first, layers = job.plan.stages[0], shares(job.plan.layers, num_stages)
+    return with_stages(
+        job,
+        [first.with_values({**values, "layers": own, **_within(values, own)}) for own in layers],
+    )
 
 
 def _distance(
@@ -216,11 +239,11 @@ def one_stage(job: Job) -> Job:
     return replace(job, plan=one)
 
 
-def among_orders(names: Callable[[str], bool]) -> Rule:
+def among_orders(known: Collection[str]) -> Rule:
     """The order of passes becomes 1F1B if the framework does not know it, or without a pipeline."""
 
     def rule(job: Job) -> Job:
-        is_known = job.plan.num_stages > 1 and names(job.plan.order)
+        is_known = job.plan.num_stages > 1 and job.plan.order in known
         return job if is_known else with_plan(job, order=DEFAULT_ORDER)
 
     return rule

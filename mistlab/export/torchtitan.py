@@ -19,12 +19,7 @@ from mistlab.export.fsdp import (
     states_offloaded,
 )
 from mistlab.export.given import Given, Imported
-from mistlab.export.rules import (
-    among_orders,
-    dropped,
-    equal_meshes,
-    equal_nodes,
-)
+from mistlab.export.rules import among_orders, dropped, equal_meshes, equal_nodes
 from mistlab.export.sections import Section
 from mistlab.export.target import Row, Target
 from mistlab.export.torchtitan_pipeline import SCHEDULES, pipeline_settings, read_stages
@@ -122,7 +117,7 @@ ROWS = (
     Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
     Row(
         choices=("order",),
-        nearest=among_orders(lambda order: order in SCHEDULES),
+        nearest=among_orders(SCHEDULES),
         because="runs 1F1B, GPipe, ZBVZeroBubble and DualPipeV",
     ),
     Row(
@@ -221,23 +216,23 @@ def read(text: str, given: Given) -> Imported:
         raise InputError(message) from None
     found = Found()
     top = Section(content, "", found)
-    model = given.model or _model(top.section("model"), found)
-    found.model = None if given.model else model
-    top.section("model").get("name")
-    top.section("model").get("flavor")
+    found.model = _model(top.section("model"), given)
     training, parallelism = top.section("training"), top.section("parallelism")
-    layers = model.layers
-    _read_degrees(parallelism, found, layers)
+    _read_degrees(parallelism, found, found.model.layers)
     _read_batch(training, parallelism, found)
-    _read_recomputed(top.section("activation_checkpoint"), found, layers)
+    _read_recomputed(top.section("activation_checkpoint"), found, found.model.layers)
     if training.switch("enable_cpu_offload"):
         found.values |= dict.fromkeys(STATES, 1.0)
     top.tell_of_rest(HARMLESS)
     return found.job(given, ENGINES)
 
 
-def _model(section: Section, found: Found) -> ModelSpec:
+def _model(section: Section, given: Given) -> ModelSpec:
+    """The given model, else the one of the section's flavour."""
+    section.get("name")
     flavour = str(section.get("flavor", "debugmodel"))
+    if given.model is not None:
+        return given.model
     name = FLAVOURS.get(flavour, flavour)
     if name not in catalog.model_names():
         message = f"model.flavor: {flavour!r} is no model of the catalogue: give --model"
@@ -268,7 +263,7 @@ def _read_degrees(section: Section, found: Found, layers: int) -> None:
     reshards = keeps == "always" or (keeps == "default" and found.num_stages == 1)
     whole = shards == 1 and found.values.get("context_parallel", 1) == 1
     found.values["zero"] = 0 if whole else 3 if reshards else 2
-    if replicas > 1 and shards != 1:
+    if replicas > 1 and not whole:
         found.set_dimension(
             "state_replicas", replicas, f"data_parallel_replicate_degree {replicas}"
         )
@@ -320,8 +315,9 @@ def _notes(job: Job) -> Iterator[str]:
             f"n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}, "
             f"vocab_size={model.vocab}, feed-forward width {model.ffn}"
         )
-    if model.family != "llama":
-        yield f"its models are Llama's; a {model.family} model needs a specification of its own"
+    if model.family != "llama" or not model.has_plain_blocks:
+        kind = f"a {model.family} model" if model.family != "llama" else "this one"
+        yield f"its models are Llama's; {kind} needs a specification of its own"
 
 
 TORCHTITAN = Target(

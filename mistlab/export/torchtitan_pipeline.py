@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from mistlab.export.found import Found
-from mistlab.export.megatron_read import order_of_chunks
 from mistlab.export.sections import Section
-from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, TURNING
+from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, TURNING, order_of_chunks
 from mistlab.schedule.placement import Placement, loop, turning
 from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.values.errors import InputError
@@ -58,7 +57,7 @@ def read_stages(section: Section, found: Found, layers: int) -> None:
     else:
         chunks = len(parts) // found.num_stages if parts else 2
         order = order_of_chunks(chunks)
-        if schedule == "Interleaved1F1B" and order in ORDERS:
+        if schedule == "Interleaved1F1B" and order in INTERLEAVED:
             found.order = order
         else:
             text = f"{schedule}: no order of plans: taken as {DEFAULT_ORDER}"

@@ -64,7 +64,7 @@ def interleaved(num_stages: int, micro_batches: int, chunks: int) -> str:
     """
     if micro_batches % num_stages:
         problem = (
-            f"interleaved-{chunks} takes as many micro-batches in turn as there are stages, "
+            f"{order_of_chunks(chunks)} takes as many micro-batches in turn as there are stages, "
             f"{num_stages}, but there are {micro_batches}: give a multiple of {num_stages}"
         )
         refuse("plan.order", problem)
@@ -114,8 +114,13 @@ def _too_few(num_stages: int, micro_batches: int) -> str:
     )
 
 
+def order_of_chunks(chunks: int) -> str:
+    """The name of the interleaved order with so many chunks a stage; not every number has one."""
+    return f"interleaved-{chunks}"
+
+
 # The numbers of chunks of interleaved orders, by name.
-INTERLEAVED: Mapping[str, int] = {f"interleaved-{chunks}": chunks for chunks in (2, 3, 4, 5, 6, 8)}
+INTERLEAVED: Mapping[str, int] = {order_of_chunks(chunks): chunks for chunks in (2, 3, 4, 5, 6, 8)}
 
 # By name: the function that writes an order's text for numbers of stages and micro-batches.
 ORDERS: dict[str, Callable[[int, int], str]] = {

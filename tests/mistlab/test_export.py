@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mistlab import catalog
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import Nearest, canonical, nearest
 from mistlab.export.table import TARGETS
@@ -195,6 +196,55 @@ def test_an_order_of_a_file_is_lost(plan_file: dict[str, Any], tmp_path: Path) -
         assert any(remark.choice == "order" for remark in found.remarks)
 
 
+def with_stages(*stages: dict[str, Any], **plan: Any) -> Job:
+    """A job of Llama 7B on as many nodes of eight as it needs, with one sequence a micro-batch of
+    each replica."""
+    made = [{"tensor_parallel": 1, "micro_batch": 1, **stage} for stage in stages]
+    return job_from_mapping(
+        {
+            "workload": {
+                "model": "llama-7b",
+                "sequence_length": 2048,
+                "global_batch": 4 * made[0]["data_parallel"] * made[0]["micro_batch"],
+                "attention": "flash",
+                "precision": "bf16",
+            },
+            "cluster": {"hardware": "a100-80gb", "nodes": 2, "gpus_per_node": 8},
+            "plan": {"micro_batches": 4, "stages": made, **plan},
+        }
+    )
+
+
+def test_replicas_of_states_that_only_ranks_of_sequences_shard_come_back() -> None:
+    job = with_stages(
+        {"layers": 32, "data_parallel": 2, "context_parallel": 2, "zero": 3, "state_replicas": 2}
+    )
+    found = nearest(job, TARGETS["torchtitan"])
+    assert found.is_exact
+    assert read_back("torchtitan", found.job).job == found.job
+    assert found.job.plan.stages[0].state_replicas == 2
+
+
+def test_replicas_of_states_divide_the_replicas_that_all_stages_get() -> None:
+    other = {"data_parallel": 2, "tensor_parallel": 2, "micro_batch": 2, "zero": 3}
+    job = with_stages(
+        {"layers": 12, "data_parallel": 4, "zero": 3, "state_replicas": 4},
+        *({"layers": 10, **other} for _ in range(2)),
+    )
+    stages = nearest(job, TARGETS["torchtitan"]).job.plan.stages
+    assert [(stage.data_parallel, stage.state_replicas) for stage in stages] == [(2, 1)] * 3
+
+
+def test_blocks_recomputed_on_all_stages_leave_room_for_no_other_treatment() -> None:
+    job = with_stages(
+        {"layers": 16, "data_parallel": 1, "checkpointed_layers": 12},
+        {"layers": 16, "data_parallel": 1, "core_recomputed_layers": 16},
+    )
+    stages = nearest(job, TARGETS["megatron"]).job.plan.stages
+    assert [stage.checkpointed_layers for stage in stages] == [12, 12]
+    assert [stage.value("core_recomputed_layers") for stage in stages] == [0, 0]
+
+
 def test_a_traced_model_is_refused_by_those_that_build_models(plan_file: dict[str, Any]) -> None:
     job = job_from_mapping(plan_file)
     model = replace(job.workload.model, family="custom", graph_file="x.json")
@@ -261,3 +311,22 @@ def test_products_of_few_bits_become_16_bit_ones(name: str, precision: str) -> N
     assert not found.is_exact
     told = " ".join(map(str, found.remarks))
     assert ("--fp8-format hybrid" in told) == (name == "megatron" and precision == "fp8")
+
+
+def test_a_hybrid_model_is_no_model_of_megatron() -> None:
+    job = replace(PLAIN, workload=replace(PLAIN.workload, model=catalog.model("llama-7b")))
+    hybrid = replace(
+        job.workload.model,
+        pattern="M-M*" * 8,
+        state_space=catalog.model("nemotron-h-56b").state_space,
+    )
+    job = replace(job, workload=replace(job.workload, model=hybrid))
+    with pytest.raises(InputError, match=r"workload\.model\.pattern: has no row in this export"):
+        nearest(job, TARGETS["megatron"])
+
+
+def test_torchtitan_says_that_a_model_with_parts_of_its_own_is_no_llama() -> None:
+    model = replace(PLAIN.workload.model, qk_norm=True)
+    job = replace(PLAIN, workload=replace(PLAIN.workload, model=model))
+    notes = [remark.text for remark in nearest(job, TARGETS["torchtitan"]).remarks]
+    assert "its models are Llama's; this one needs a specification of its own" in notes

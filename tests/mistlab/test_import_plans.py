@@ -165,6 +165,10 @@ def test_an_engine_may_be_given_for_predictions() -> None:
             "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 6",
             "26 blocks are left for 3 stages",
         ),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 5",
+            "32 blocks on 2 stages are no chunks of 5: Megatron-LM refuses this",
+        ),
     ],
 )
 def test_what_no_plan_can_be_is_refused(more: str, words: str) -> None:
@@ -298,6 +302,35 @@ def test_a_broken_toml_is_refused(old: str, new: str, words: str) -> None:
     given = Given(hardware=catalog.hardware("h100-80gb"), nodes=2, gpus_per_node=8)
     with pytest.raises(InputError, match=words):
         TARGETS["torchtitan"].read(TOML.replace(old, new), given)
+
+
+YAML = """
+distributed_type: FSDP
+mixed_precision: {precision}
+num_processes: 8
+fsdp_config:
+  fsdp_version: 2
+"""
+
+
+def of_accelerate(precision: str) -> Imported:
+    given = Given(
+        hardware=L4,
+        model=catalog.model("gpt3-1.3b"),
+        sequence_length=2048,
+        global_batch=16,
+        micro_batch=1,
+    )
+    return TARGETS["accelerate"].read(YAML.format(precision=precision), given)
+
+
+def test_precisions_of_accelerate_are_read_or_named() -> None:
+    for precision, read in (("fp16", "fp16"), ("bf16", "bf16"), ("'no'", "fp32"), ("fp8", "bf16")):
+        assert of_accelerate(precision).job.workload.precision == read
+    ignored = said(of_accelerate("fp8"), "ignored")
+    assert ignored["mixed_precision"] == "fp8: products are taken in 16 bits"
+    with pytest.raises(InputError, match="mixed_precision: 'fp4' is unknown: give no, bf16"):
+        of_accelerate("fp4")
 
 
 # Hand-made lines of published runs: what their plans must be, row by row.
