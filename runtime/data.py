@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mistlab.values.errors import InputError
+from mistlab.values.job import Job
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_TYPES: dict[int, np.dtype[Any]] = {
@@ -53,10 +54,12 @@ class TokenFile:
         epoch, place = divmod(number, self.count)
         begin = int(_shuffled(self.count, self.seed, epoch)[place]) * self.length
         found = self.tokens[begin : begin + self.length + 1].astype(np.int64)
-        if found.max() >= self.vocab or found.min() < 0:
+        outside = np.flatnonzero((found < 0) | (found >= self.vocab))
+        if len(outside):
             message = (
-                f"--data {self.path}: token {found.max()} after {begin} is outside the vocabulary "
-                f"of {self.vocab}: give the model's vocab, or a file of its tokenizer"
+                f"--data {self.path}: token {found[outside[0]]} at {begin + outside[0]} is outside "
+                f"the vocabulary of {self.vocab}: give the model's vocab, or a file of its "
+                "tokenizer"
             )
             raise InputError(message)
         return found
@@ -104,6 +107,23 @@ def batch_of(sequences: Sequences, first: int, count: int) -> tuple[Tensor, Tens
     """Tokens and targets (count, length) of ``count`` sequences from number ``first`` on."""
     whole = torch.from_numpy(np.stack([sequences(first + one) for one in range(count)]))
     return whole[:, :-1], whole[:, 1:]
+
+
+def batches_of(
+    sequences: Sequences, job: Job, *, step: int, replica: int, stage: int = 0
+) -> list[tuple[Tensor, Tensor]]:
+    """Tokens and targets of each micro-batch of one replica of a stage in a step.
+
+    In a micro-batch the replicas of a stage take neighbouring sequences, in order. So the sequences
+    of a step depend on nothing but its number.
+    """
+    own = job.plan.stages[stage]
+    first = step * job.workload.global_batch + replica * own.micro_batch
+    apart = own.data_parallel * own.micro_batch
+    return [
+        batch_of(sequences, first + number * apart, own.micro_batch)
+        for number in range(job.plan.micro_batches)
+    ]
 
 
 @lru_cache(maxsize=2)

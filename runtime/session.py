@@ -29,7 +29,7 @@ from runtime.comm.processes import (
 )
 from runtime.comm.shortage import Shortage, ShortageError, refusals
 from runtime.comm.topology import Connections, Topology, connected
-from runtime.data import Sequences, Synthetic, batch_of, open_tokens
+from runtime.data import Sequences, Synthetic, batches_of, open_tokens
 from runtime.devices.driver import DevicePeaks
 from runtime.devices.outside import Cap, outside_bytes
 from runtime.devices.table import driver_of
@@ -276,16 +276,12 @@ class Session:
 
         Later the copy would make the host wait for the device, because the memory is not pinned.
         """
-        place, plan = self._executor.connections.place, self.job.plan
-        stage = plan.stages[place.stage]
-        if place.stage not in ends_of_plan(plan):
+        place = self._executor.connections.place
+        if place.stage not in ends_of_plan(self.job.plan):
             return []
-        first = step * self.job.workload.global_batch + place.data * stage.micro_batch
-        apart = stage.data_parallel * stage.micro_batch
-        pairs = [
-            batch_of(self._sequences, first + number * apart, stage.micro_batch)
-            for number in range(plan.micro_batches)
-        ]
+        pairs = batches_of(
+            self._sequences, self.job, step=step, replica=place.data, stage=place.stage
+        )
         return [(tokens.to(self.device), targets.to(self.device)) for tokens, targets in pairs]
 
     def _own_memory(self) -> RankMemory:

@@ -13,9 +13,10 @@ from torch import nn
 from mistlab.export.table import TARGETS
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
-from runtime.baselines.run import BaselineSettings, batches_of, sequences_of
+from runtime.baselines.run import BaselineSettings, sequences_of
 from runtime.baselines.weights import FirstWeights
 from runtime.comm.processes import world_of_launcher
+from runtime.data import batches_of
 from runtime.models.families import model_of
 from runtime.models.recomputed import Recomputed
 
@@ -48,7 +49,8 @@ class DeepSpeedRun:
     def step(self, number: int) -> float:
         """Train a step; return its loss, the mean over the whole batch."""
         device, losses = self._engine.device, []
-        for tokens, targets in batches_of(self._job, self._sequences, number, self._world.rank):
+        batches = batches_of(self._sequences, self._job, step=number, replica=self._world.rank)
+        for tokens, targets in batches:
             loss = self._engine(tokens.to(device), targets.to(device))
             self._engine.backward(loss)
             self._engine.step()

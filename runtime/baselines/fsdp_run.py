@@ -15,9 +15,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
-from runtime.baselines.run import BaselineSettings, batches_of, sequences_of
+from runtime.baselines.run import BaselineSettings, sequences_of
 from runtime.baselines.weights import FirstWeights
 from runtime.comm.processes import world_of_launcher
+from runtime.data import batches_of
 from runtime.models.config import TYPE_OF_PRECISION
 from runtime.models.families import model_of
 from runtime.models.recomputed import Recomputed
@@ -57,7 +58,7 @@ class FsdpRun:
 
     def step(self, number: int) -> float:
         """Train a step; return its loss, the mean over the whole batch."""
-        batches = batches_of(self._job, self._sequences, number, self._world.rank)
+        batches = batches_of(self._sequences, self._job, step=number, replica=self._world.rank)
         total = torch.zeros((), device=self._device)
         for tokens, targets in batches:
             loss = self._model(tokens.to(self._device), targets.to(self._device)) / len(batches)

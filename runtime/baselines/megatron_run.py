@@ -26,9 +26,10 @@ from mistlab.export.table import TARGETS
 from mistlab.values.job import Job
 from runtime.baselines.megatron_configs import MegatronConfigs, configs_of
 from runtime.baselines.on_cpu import on_cpu
-from runtime.baselines.run import BaselineSettings, batches_of, sequences_of
+from runtime.baselines.run import BaselineSettings, sequences_of
 from runtime.baselines.weights import FirstWeights, megatron_weights
 from runtime.comm.processes import world_of_launcher
+from runtime.data import batches_of
 
 Batch = tuple[Tensor, Tensor]
 
@@ -140,7 +141,7 @@ class MegatronRun:
         self._model.zero_grad_buffer()
         self._optimizer.zero_grad()
         replica = parallel_state.get_data_parallel_rank()
-        batches = batches_of(self._job, self._sequences, number, replica)
+        batches = batches_of(self._sequences, self._job, step=number, replica=replica)
         losses = get_forward_backward_func()(
             forward_step_func=self._forward,
             data_iterator=iter(batches),

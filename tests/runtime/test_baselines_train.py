@@ -13,8 +13,9 @@ import torch
 
 from mistlab.export.table import TARGETS
 from mistlab.values.job import Job, dump_job, job_from_mapping
-from runtime.baselines.run import BaselineSettings, batches_of, sequences_of
+from runtime.baselines.run import BaselineSettings, sequences_of
 from runtime.baselines.weights import FirstWeights, megatron_weights
+from runtime.data import batches_of
 from runtime.models.families import model_of
 from tests.runtime.test_accepted_exports import needs
 
@@ -69,7 +70,7 @@ def plain_losses(family: str) -> tuple[float, ...]:
     )
     losses = []
     for step in range(STEPS):
-        batches = batches_of(job, sequences_of(job, settings.seed), step, 0)
+        batches = batches_of(sequences_of(job, settings.seed), job, step=step, replica=0)
         total = 0.0
         for tokens, targets in batches:
             loss = model(tokens, targets) / len(batches)

@@ -83,5 +83,12 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
     sequences = open_tokens(tokens_file(tmp_path), length=LENGTH, vocab=20, seed=0)
-    with pytest.raises(InputError, match="outside the vocabulary"):
+    with pytest.raises(InputError, match=r"token \d+ at \d+ is outside the vocabulary of 20"):
         batch_of(sequences, 0, 10)
+
+
+def test_a_token_below_zero_is_named_at_its_place(tmp_path: Path) -> None:
+    path = megatron(tmp_path, [9])
+    np.array([3, 1, 2, -7, 5, 1, 1, 1, 1], dtype="<i4").tofile(path)
+    with pytest.raises(InputError, match="token -7 at 3 is outside"):
+        open_tokens(path, length=LENGTH, vocab=20, seed=0)(0)
