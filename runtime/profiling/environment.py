@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ from mistlab.values.measurement import Environment
 from runtime.devices import outside
 from runtime.devices.table import DRIVERS, driver_of
 from runtime.profiling.device import Devices
+from runtime.profiling.nvidia_smi import answers_of
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -24,7 +24,7 @@ def environment_of(devices: Devices, revision: str) -> Environment:
         python=platform.python_version(),
         torch=str(torch.__version__),
         cuda=driver.version if driver else "",
-        driver=_smi("driver_version") if driver else "",
+        driver=answers_of(["driver_version"], "0")[0] if driver else "",
         revision=revision,
     )
 
@@ -58,13 +58,3 @@ def _cpu() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"CPU {names[0] if names else platform.machine()} with {os.cpu_count()} cores"
-
-
-def _smi(name: str) -> str:
-    """A property of the first GPU from nvidia-smi; empty if it does not answer."""
-    command = ["nvidia-smi", f"--query-gpu={name}", "--format=csv,noheader", "--id=0"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

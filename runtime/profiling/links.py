@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, distributed
 
-from runtime.comm.group import Pending
+from runtime.comm.group import Pending, finished
 from runtime.comm.processes import ProcessGroup
 from runtime.profiling.rank import Rank
 from runtime.profiling.timing import TimedWork, Timing
@@ -75,7 +75,7 @@ def collective(kind: Collective, size_bytes: int, rank: Rank, gpus: int) -> Time
         "reduce_scatter": lambda: group.reduce_scatter(whole),
         "all_reduce": lambda: group.all_reduce(whole),
     }
-    return lambda: _settled(start[kind]())
+    return lambda: finished(start[kind]())
 
 
 def copy(kind: Copy, size_bytes: int, rank: Rank) -> TimedWork:
@@ -90,12 +90,3 @@ def _values(size_bytes: int, rank: Rank, divisor: int = 1) -> Tensor:
     """Random 32-bit values; their number is a multiple of ``divisor``."""
     count = size_bytes // 4 // divisor * divisor
     return torch.randn(count, device=rank.clock.device)
-
-
-def _settled(pending: Pending | None) -> None:
-    """Wait for a collective as the executor does where nothing else is left to do."""
-    if pending is None:
-        return
-    while not pending.is_ready():
-        pending.wait_a_moment()
-    pending.finish()
