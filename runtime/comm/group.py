@@ -4,7 +4,7 @@ Starting a collective returns a ``Pending`` if somebody has to wait for it. It r
 collective is done already, or if the CUDA stream that it was started on keeps the order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -81,6 +81,21 @@ class Alone:
         """Refuse any message: there is nobody to send to."""
         assert not sends
         assert not receives
+
+
+# Makes the group of a name and its ranks; None for a group that the calling rank is not in.
+GroupMaker = Callable[[str, Sequence[int]], Group | None]
+
+
+def own_groups(rank: int, join: Callable[[str, Sequence[int]], Group]) -> GroupMaker:
+    """A function that makes the groups of one rank; ``join`` makes those that have other ranks."""
+
+    def make(name: str, ranks: Sequence[int]) -> Group | None:
+        if rank not in ranks:
+            return None
+        return Alone() if len(ranks) == 1 else join(name, ranks)
+
+    return make
 
 
 def own_part(whole: Tensor, group: Group) -> Tensor:

@@ -6,7 +6,7 @@ NCCL connects GPUs, gloo connects CPUs.
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from mistlab.values.errors import InputError
 from runtime.comm.attempt import attempt_store
-from runtime.comm.group import Alone, Group, Pending, RankLostError, own_part, then
+from runtime.comm.group import Alone, Group, GroupMaker, Pending, RankLostError, own_part, then
 from runtime.comm.shortage import refusal_in
 from runtime.devices.table import driver_of
 
@@ -112,7 +112,7 @@ def meet() -> None:
             distributed.barrier()
 
 
-def maker(world: World, timeout_s: float) -> Callable[[str, Sequence[int]], Group | None]:
+def maker(world: World, timeout_s: float) -> GroupMaker:
     """A function that makes groups; all processes must make the same groups in one order."""
 
     def make(name: str, ranks: Sequence[int]) -> Group | None:

@@ -5,7 +5,7 @@ go to data-parallel ranks in order. So ranks of stages with different degrees ex
 that both have.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ from mistlab.schedule.stage_shape import shares_table
 from mistlab.values.mesh import GROUPS, groups_of, position_of, rank_of
 from mistlab.values.plan import Plan
 from runtime.comm.connecting import enter, greet
-from runtime.comm.group import Alone, Channel, Group
+from runtime.comm.group import Alone, Channel, Group, GroupMaker
 
 CPU = torch.device("cpu")
 # The runtime has all experts on each rank and one replica of states, so it needs no groups of
@@ -200,7 +200,7 @@ class Connections:
 def connected(
     plan: Plan,
     rank: int,
-    make: Callable[[str, Sequence[int]], Group | None],
+    make: GroupMaker,
     *,
     tied: bool = True,
     device: torch.device = CPU,

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from torch import distributed
 
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
-from runtime.comm.group import Group
+from runtime.comm.group import GroupMaker
 from runtime.comm.processes import World, maker
 from runtime.comm.topology import connected
 from runtime.engine.streams.simulated import SimulatedStreams
@@ -32,7 +31,6 @@ from tests.runtime.worlds import (
 
 CLIPPING = Training(learning_rate=LEARNING_RATE, epsilon=1e-6, clip_norm=0.3)
 Case = tuple[Workload, Plan, Training]
-Make = Callable[[str, Sequence[int]], Group | None]
 
 
 def one_stage(**fields: object) -> Plan:
@@ -178,7 +176,7 @@ def main() -> None:
     distributed.destroy_process_group()
 
 
-def train(rank: int, size: int, folder: Path, make: Make) -> None:
+def train(rank: int, size: int, folder: Path, make: GroupMaker) -> None:
     """All cases of a number of ranks in turn; what they came to goes to the folder."""
     for number, (work, plan, training) in enumerate(cases_of(size).values()):
         connections = connected(plan, rank, make, tied=work.model.tied_embeddings)

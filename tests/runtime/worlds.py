@@ -13,7 +13,7 @@ from torch import Tensor
 from mistlab.values.model import ModelSpec
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
-from runtime.comm.group import Alone, Group
+from runtime.comm.group import Alone, GroupMaker, own_groups
 from runtime.comm.threads import Meeting, ThreadGroup, run_threads
 from runtime.comm.topology import Connections, connected
 from runtime.engine.executor import Executor, Report
@@ -175,13 +175,8 @@ def begun(
     return executor
 
 
-def thread_groups(meeting: Meeting, rank: int) -> Any:
-    def make(name: str, ranks: Sequence[int]) -> Group | None:
-        if rank not in ranks:
-            return None
-        return ThreadGroup(meeting, name, ranks, rank) if len(ranks) > 1 else Alone()
-
-    return make
+def thread_groups(meeting: Meeting, rank: int) -> GroupMaker:
+    return own_groups(rank, lambda name, ranks: ThreadGroup(meeting, name, ranks, rank))
 
 
 def run_step(executor: Executor, work: Workload, connections: Connections, step: int) -> Report:

@@ -16,7 +16,7 @@ from mistlab.schedule.stage_program import Op, iterations
 from mistlab.schedule.stage_shape import EMBEDDING, StageShape
 from mistlab.values.plan import Plan
 from mistlab.values.workload import Workload
-from runtime.comm.group import Alone, Group
+from runtime.comm.group import own_groups
 from runtime.comm.topology import Topology, connected
 from runtime.engine.storage.boundary import link_of_message
 from runtime.engine.work.layer_passes import LAYER_RUNS, layer_treatments
@@ -124,14 +124,10 @@ class _ConnectingCalls:
 
     def of(self, plan: Plan, *, tied: bool) -> RankCalls:
         """Let the rank connect as in a run, and return its calls."""
-        connected(plan, self.rank, self._make, tied=tied)
+        make = own_groups(self.rank, lambda name, ranks: _NotingGroup(name, ranks, self))
+        connected(plan, self.rank, make, tied=tied)
         steps = tuple(Step(task="connecting", calls=(call,)) for call in self.calls)
         return RankCalls(rank=self.rank, steps=steps, sends=self.sends, receives=self.receives)
-
-    def _make(self, name: str, ranks: Sequence[int]) -> Group | None:
-        if self.rank not in ranks:
-            return None
-        return Alone() if len(ranks) == 1 else _NotingGroup(name, ranks, self)
 
 
 class _NotingGroup:

@@ -121,15 +121,15 @@ class _LaidProgram:
         self._moments, self._rank = moments, rank
         self._of_lane: dict[str, int] = {}
         self._of_group: dict[str, int] = {}
-        self._exchanging_with: list[int] = []
+        self._ends_of_tasks: list[int] = []
         # When the host goes on after the last call that held it.
         self._host: int | None = None
         self._at = 0
 
     def begin(self, step: Step, queue: int) -> None:
         """A task begins: after its lane, its queue, its host and the tasks it waits for."""
-        number = len(self._exchanging_with)
-        named = [self._exchanging_with[number - wait] for wait in step.waits if wait <= number]
+        number = len(self._ends_of_tasks)
+        named = [self._ends_of_tasks[number - wait] for wait in step.waits if wait <= number]
         before = self._of_lane.get(step.lane), self.of_queue.get(queue), self._host
         self._at = self.of_queue[queue] = self._new(step, None, *before, *named)
 
@@ -151,7 +151,7 @@ class _LaidProgram:
 
     def end(self, step: Step) -> None:
         """A task ends with its last call."""
-        self._exchanging_with.append(self._at)
+        self._ends_of_tasks.append(self._at)
         self._of_lane[step.lane] = self._at
 
     def _new(self, step: Step, call: Call | None, *before: int | None) -> int:

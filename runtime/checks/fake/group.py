@@ -4,13 +4,12 @@ A collective is in the order of the current stream, so nobody waits for it. It l
 they are, because tensors without memory have no values.
 """
 
-from collections.abc import Callable, Sequence
 from typing import final
 
 from torch import Tensor
 
 from runtime.checks.fake.watch import Watch
-from runtime.comm.group import Alone, Group
+from runtime.comm.group import GroupMaker, own_groups
 
 
 @final
@@ -55,12 +54,6 @@ class FakeGroup:
             self._watch.note("collective", name, said)
 
 
-def fake_maker(rank: int, watch: Watch) -> Callable[[str, Sequence[int]], Group | None]:
+def fake_maker(rank: int, watch: Watch) -> GroupMaker:
     """A function that makes the groups of one rank."""
-
-    def make(_name: str, ranks: Sequence[int]) -> Group | None:
-        if rank not in ranks:
-            return None
-        return Alone() if len(ranks) == 1 else FakeGroup(len(ranks), list(ranks).index(rank), watch)
-
-    return make
+    return own_groups(rank, lambda _, ranks: FakeGroup(len(ranks), ranks.index(rank), watch))

@@ -3,11 +3,9 @@
 As with NCCL, a collective is in the order of the current stream, so nobody waits for it.
 """
 
-from collections.abc import Callable, Sequence
-
 from torch import Tensor
 
-from runtime.comm.group import Alone, Group, own_part
+from runtime.comm.group import GroupMaker, own_groups, own_part
 
 
 class LoopGroup:
@@ -44,12 +42,6 @@ class LoopGroup:
             tensor.normal_(std=0.02)
 
 
-def loops(rank: int) -> Callable[[str, Sequence[int]], Group | None]:
+def loops(rank: int) -> GroupMaker:
     """A function that makes the groups of one rank."""
-
-    def make(_name: str, ranks: Sequence[int]) -> Group | None:
-        if rank not in ranks:
-            return None
-        return Alone() if len(ranks) == 1 else LoopGroup(len(ranks), ranks.index(rank))
-
-    return make
+    return own_groups(rank, lambda _, ranks: LoopGroup(len(ranks), ranks.index(rank)))
