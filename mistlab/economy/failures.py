@@ -14,6 +14,7 @@ checkpoint, which takes R together and begins again if another GPU fails meanwhi
 import math
 from dataclasses import dataclass, field
 
+from mistlab.economy.bill import gpu_hours_of
 from mistlab.values.value import bounded, check_fields
 
 # Steps of Newton's method; it doubles its digits with each.
@@ -112,7 +113,7 @@ def intervals_in(reliability: Reliability, interval_s: float, seconds: float) ->
 
 def lost_gpu_hours(reliability: Reliability, shares: Shares, seconds: float) -> float:
     """GPU hours of so many seconds that were no work that stays."""
-    return shares.lost * reliability.gpus * seconds / 3600
+    return shares.lost * gpu_hours_of(reliability.gpus, seconds)
 
 
 def failures_in(reliability: Reliability, seconds: float) -> float:

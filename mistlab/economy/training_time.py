@@ -30,13 +30,14 @@ def utilisation_of(
     *, tokens: float, parameters: float, gpus: int, peak_flop_per_s: float, seconds: float
 ) -> float:
     """The share U of the peak at which the formula gives these seconds."""
-    return training_s(
+    at_peak_s = training_s(
         tokens=tokens,
         parameters=parameters,
         gpus=gpus,
         peak_flop_per_s=peak_flop_per_s,
         utilisation=1.0,
-    ) / (seconds)
+    )
+    return at_peak_s / seconds
 
 
 def chinchilla_tokens(parameters: float) -> float:
@@ -45,8 +46,8 @@ def chinchilla_tokens(parameters: float) -> float:
 
 
 def batch_of(batch_tokens: float, sequence_length: int) -> int:
-    """Sequences of a step of about so many tokens: a number that many degrees divide, which is a
-    multiple of half the largest power of two in it.
+    """Sequences of a step of about so many tokens, rounded so that many degrees divide them: to a
+    multiple of half the largest power of two that is not above their number.
 
     >>> batch_of(3.2e6, 2048), batch_of(4e6, 2048), batch_of(0.5e6, 2048)
     (1536, 2048, 256)

@@ -18,7 +18,8 @@ from runtime.engine.storage.arena import Arena, Rehearsal, Room
 from runtime.engine.storage.layout import Layout, kept_elements
 from runtime.engine.storage.staging import Staging
 
-MOMENTS = 3
+# Master weights and two moments.
+OPTIMIZER_VECTORS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -192,7 +193,7 @@ def _staging(shape: StageShape, layers: Mapping[int, LayerState], device: torch.
     staged = [layer for layer in layers if shape.stages_tail(layer)]
     return Staging(
         entries=[shape.entry_at_step(layer) for layer in staged],
-        kinds=MOMENTS,
+        kinds=OPTIMIZER_VECTORS,
         numel=max((layers[layer].optimizer[0].tail.numel() for layer in staged), default=0),
         device=device,
     )
@@ -206,7 +207,8 @@ def _layer(
     gradients = part if shape.zero >= 2 else whole
     stepped = part if shape.zero >= 1 else whole
     optimizer = tuple(
-        Split.of(stepped, offload.optimizer, torch.float32, device, host) for _ in range(MOMENTS)
+        Split.of(stepped, offload.optimizer, torch.float32, device, host)
+        for _ in range(OPTIMIZER_VECTORS)
     )
     exchanged = optimizer[0].tail.numel() if shape.steps_tail(layer) else 0
     return LayerState(
