@@ -1,15 +1,19 @@
-"""The space of what Megatron-LM's users have today, searched by searchers of whole plans."""
+"""The spaces of what Megatron-LM's users have today, and of what its launch lines say exactly."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.export.nearest import nearest
+from mistlab.export.table import TARGETS
 from mistlab.machine.cluster import Cluster
 from mistlab.values.job import Job
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
 from mistlab.values.workload import Workload
+from searchers.choices import Chooser, chosen_plan
 from searchers.membership import contains
 from searchers.meshes import meshes
 from searchers.registry import SEARCHERS
@@ -51,3 +55,24 @@ def test_it_has_the_plans_of_before_and_more() -> None:
     # Eight ranks take sixteen parts, which do not divide this sequence.
     assert {mesh.value("context_parallel") for mesh in now} == {1, 2, 4, 8, 16}
     assert {mesh.value("context_parallel") for mesh in fewer} == {1, 2, 4}
+
+
+def test_launch_lines_say_every_plan_of_its_part_for_megatron_core() -> None:
+    draw = np.random.default_rng(5)
+    chooser = Chooser(lambda _, options: int(draw.integers(options)))
+    for _ in range(60):
+        plan = chosen_plan(PROBLEM, space_of("megatron-core"), chooser)
+        if plan is not None:
+            job = Job(workload=PROBLEM.workload, cluster=PROBLEM.cluster, plan=plan)
+            found = nearest(job, TARGETS["megatron"])
+            assert found.is_exact, found.remarks
+            assert found.job.plan.engine == "megatron-core"
+
+
+def test_a_search_proves_the_plan_for_megatron_core() -> None:
+    predictor = SymbolicPredictor(workload=PROBLEM.workload, cluster=PROBLEM.cluster)
+    searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor)
+    found = searcher.search(PROBLEM, space_of("megatron-core"), Budget(evaluations=20_000), 1)
+    assert found.status == "OPTIMAL"
+    assert found.plan is not None
+    assert contains(PROBLEM, space_of("megatron-core"), found.plan)
