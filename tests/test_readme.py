@@ -13,6 +13,8 @@ from experiments import survey
 from experiments.cli.problem import problem_of
 from experiments.reports.survey import EIGHTHS
 from mistlab.cost.survey import candidates_of, meshes
+from mistlab.values.job import job_from_mapping
+from simulators.symbolic import SymbolicPredictor
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -47,6 +49,33 @@ def test_every_target_is_in_the_makefile(target: str) -> None:
 )
 def test_every_command_exists(command: str) -> None:
     assert importlib.util.find_spec(command) is not None
+
+
+def test_the_first_answer_is_what_its_plan_is_predicted_to_take() -> None:
+    """To 2 %: a predictor that changes more changes the page."""
+    promised = re.search(r"([\d.]+) s an iteration .* ([\d,]+) a GPU, MFU (\d+)%\n", README)
+    assert promised
+    assert "20 blocks each, 2 data x 2 context x 4 tensor parallel, micro-batch 1" in README
+    degrees = {"data_parallel": 2, "tensor_parallel": 4, "context_parallel": 2}
+    stage = {"layers": 20, "micro_batch": 1, "sequence_parallel": 1, "zero": 1, **degrees}
+    job = job_from_mapping(
+        {
+            "workload": {
+                "model": "llama3-70b",
+                "sequence_length": 8192,
+                "global_batch": 512,
+                "attention": "flash",
+                "precision": "bf16",
+            },
+            "cluster": {"hardware": "h100-80gb", "nodes": 8, "gpus_per_node": 8},
+            "plan": {"engine": "megatron-core", "micro_batches": 256, "stages": [stage] * 4},
+        }
+    )
+    found = SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
+    assert float(promised[1]) == pytest.approx(found.iteration_s, rel=0.02)
+    tokens = float(promised[2].replace(",", ""))
+    assert tokens == pytest.approx(found.tokens_per_s / job.cluster.num_gpus, rel=0.02)
+    assert float(promised[3]) == pytest.approx(100 * found.mfu, abs=1.5)
 
 
 def test_the_default_survey_has_the_candidates_that_are_promised() -> None:

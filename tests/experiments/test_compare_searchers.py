@@ -3,9 +3,11 @@
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from html.parser import HTMLParser
@@ -35,7 +37,8 @@ Compare = Callable[..., int]
 Answers = list[tuple[Path, dict[str, Any]]]
 
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "json-output.md"
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference" / "json-output.md"
 
 
 class Page(HTMLParser):
@@ -338,3 +341,25 @@ def test_when_nothing_fits_it_says_what_would(
     assert any("--nodes" in remedy for remedy in smallest["remedies"])
     assert "What would make a plan fit:" in captured.err
     assert "No plan of space 3d fits" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_searcher_of_a_file_of_its_own_stands_beside_the_others(tmp_path: Path) -> None:
+    """The two programs of the page of the searchers, as one file that is no part of the package."""
+    page = (ROOT / "docs" / "reference" / "searchers.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    climb, start = (
+        next(one for one in blocks if word in one) for word in ("def climb", "sys.exit")
+    )
+    own = tmp_path / "climb.py"
+    own.write_text(climb + start, encoding="utf-8")
+    options = ["--searchers", "climb,megatron", "--quick", "--json", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, str(own), *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = json.loads(done.stdout)["rows"]
+    assert {row["searcher"] for row in rows} == {"climb", "megatron"}
+    assert all(row["plan_evaluations"] > 0 for row in rows)
