@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from experiments import calibrate_runs, predict_runs, report_runs
 from experiments.cli.commandline import run
+from experiments.measured.picture import draw, look
 from experiments.measured.rows import RowPredictor
 
 ROW = {
@@ -200,6 +202,15 @@ def test_the_page_counts_bad_runs_among_those_predicted_best(tmp_path: Path) -> 
     assert found in page
     assert f"1 took more than 1.3 times the measured best ({where})." in page
     assert "meets at least one such run in 75% of all cases" in page
+
+
+def test_each_of_many_tables_has_a_look_of_its_own_and_none_is_no_reason_to_warn(
+    tmp_path: Path,
+) -> None:
+    assert len({look(number) for number in range(40)}) == 40
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw([("none", [])], tmp_path / "none.svg")
 
 
 def test_who_fits_to_runs_that_no_table_has_is_told_which_it_has(
