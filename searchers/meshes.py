@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from math import isqrt
 from typing import NamedTuple
 
 from mistlab.machine.cluster import Cluster
@@ -99,7 +100,8 @@ def only(pipeline: Pipeline, space: SearchSpace) -> SearchSpace:
 
 def divisors(number: int) -> list[int]:
     """All divisors of a number, in order."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def micro_batch_counts(problem: Problem, space: SearchSpace) -> list[int]:

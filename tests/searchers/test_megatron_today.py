@@ -15,7 +15,7 @@ from mistlab.values.space import space_of
 from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
 from searchers.membership import contains
-from searchers.meshes import meshes
+from searchers.meshes import divisors, meshes
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
@@ -76,3 +76,9 @@ def test_a_search_proves_the_plan_for_megatron_core() -> None:
     assert found.status == "OPTIMAL"
     assert found.plan is not None
     assert contains(PROBLEM, space_of("megatron-core"), found.plan)
+
+
+def test_divisors_of_small_and_of_huge_batches_are_found() -> None:
+    for number in range(1, 200):
+        assert divisors(number) == [one for one in range(1, number + 1) if number % one == 0]
+    assert divisors(10**12)[-2:] == [5 * 10**11, 10**12]
