@@ -23,6 +23,8 @@ from runtime.models.wide_attention import WideAttention
 # Computes attention (B, S, H, D) of queries, keys and values (B, S, H + 2 K, D). A model has a
 # function of its own; the executor of a plan may put another in its place.
 Attend = Callable[[Tensor, "Attention"], Tensor]
+# Sizes of a tensor by heads: B, S, its number of heads, D.
+HeadsShape = tuple[Size, Size, Size, Size]
 
 
 class RotaryTables(nn.Module):
@@ -68,18 +70,27 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Attend; input and output are (B, S, hidden), the input with this rank's tokens alone if
         the ranks split tokens."""
+        qkv, shape = self._projected(x)
+        qkv = self._rotated(qkv, shape, self.heads + self.kv_heads)
+        mixed = self.attend(qkv.view(shape), self)
+        return self.output(mixed.reshape(*shape[:2], self.heads * self.config.head_dim))
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, HeadsShape]:
+        """Queries, keys and values of all tokens by one product, and their shape by heads."""
         batch, sequence, _ = x.shape
         if self.ranks.splits_tokens:
             sequence = sequence * self.ranks.size
-        heads, kv_heads, channels = self.heads, self.kv_heads, self.config.head_dim
         # For flat tokens the product is no view of another tensor, so it can be rotated in place.
         qkv = self.qkv(x if self.ranks.splits_tokens else x.flatten(0, 1))
-        shape = (batch, sequence, heads + 2 * kv_heads, channels)
-        if self.rotary is not None:
-            tables = self.rotary.cosine[:sequence], self.rotary.sine[:sequence]
-            qkv = Rotary.apply(qkv, *tables, shape, heads + kv_heads)
-        mixed = self.attend(qkv.view(shape), self)
-        return self.output(mixed.reshape(batch, sequence, heads * channels))
+        return qkv, (batch, sequence, self.heads + 2 * self.kv_heads, self.config.head_dim)
+
+    def _rotated(self, x: Tensor, shape: HeadsShape, heads: Size) -> Tensor:
+        """``x`` with the first ``heads`` of its heads rotated, in place, if positions rotate."""
+        if self.rotary is None:
+            return x
+        tables = self.rotary.cosine[: shape[1]], self.rotary.sine[: shape[1]]
+        turned: Tensor = Rotary.apply(x, *tables, shape, heads)
+        return turned
 
 
 class PartedAttention(Attention):
@@ -106,30 +117,19 @@ class PartedAttention(Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend, as ``Attention``."""
-        batch, sequence, _ = x.shape
-        if self.ranks.splits_tokens:
-            sequence = sequence * self.ranks.size
-        channels, heads = self.config.head_dim, (self.heads, self.kv_heads, self.kv_heads)
-        qkv = self.qkv(x if self.ranks.splits_tokens else x.flatten(0, 1))
+        qkv, shape = self._projected(x)
+        batch, sequence, _, channels = shape
         if self.query_norm is None:
-            qkv = self._rotated(qkv, batch, sequence, self.heads + 2 * self.kv_heads)
-        shape = (batch, sequence, self.heads + 2 * self.kv_heads, channels)
-        query, key, value = qkv.view(shape).split(heads, dim=2)
+            qkv = self._rotated(qkv, shape, self.heads + self.kv_heads)
+        parts = (self.heads, self.kv_heads, self.kv_heads)
+        query, key, value = qkv.view(shape).split(parts, dim=2)
         if self.query_norm is not None and self.key_norm is not None:
-            query = self._rotated(self.query_norm(query), batch, sequence, self.heads)
-            key = self._rotated(self.key_norm(key), batch, sequence, self.kv_heads)
+            of_query = (batch, sequence, self.heads, channels)
+            of_key = (batch, sequence, self.kv_heads, channels)
+            query = self._rotated(self.query_norm(query), of_query, self.heads)
+            key = self._rotated(self.key_norm(key), of_key, self.kv_heads)
         mixed = self._mixed(query, key, value)
         return self.output(mixed.reshape(batch, sequence, self.heads * channels))
-
-    def _rotated(self, x: Tensor, batch: Size, sequence: Size, heads: Size) -> Tensor:
-        """Rotate heads in place; the last ones are values where ``x`` has all three."""
-        if self.rotary is None:
-            return x
-        tables = self.rotary.cosine[:sequence], self.rotary.sine[:sequence]
-        values = self.kv_heads if self.query_norm is None else 0
-        shape = (batch, sequence, heads, self.config.head_dim)
-        turned: Tensor = Rotary.apply(x, *tables, shape, heads - values)
-        return turned
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if self.sinks is None and not self.sees_window:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.config import ExpertRanks, ModelConfig, Structure, shard
+from runtime.models.counted import counted
 from runtime.models.expert_operators import (
     AddByGroup,
     GroupedProduct,
@@ -203,39 +204,21 @@ def summed_parts(x: Tensor, ranks: ExpertRanks) -> Tensor:
     return own
 
 
-def _never_run(ranks: int) -> None:
-    message = f"a counted rank cannot exchange with {ranks}: experts run on one rank alone here"
-    raise RuntimeError(message)
+_REMEDY = "experts run on one rank alone here"
 
 
-@torch.library.custom_op("mistlab::all_to_all", mutates_args=())
-def _all_to_all(x: Tensor, rows: int, ranks: int) -> Tensor:
-    _never_run(ranks)
-    return x
-
-
-@_all_to_all.register_fake
-def _(x: Tensor, rows: int, ranks: int) -> Tensor:
+def _sent(x: Tensor, rows: int, ranks: int) -> Tensor:
     return x.new_empty((rows, *x.shape[1:]))
 
 
-@torch.library.custom_op("mistlab::gather_rows", mutates_args=())
-def _gather_rows(x: Tensor, ranks: int) -> Tensor:
-    _never_run(ranks)
-    return x
-
-
-@_gather_rows.register_fake
-def _(x: Tensor, ranks: int) -> Tensor:
+def _gathered(x: Tensor, ranks: int) -> Tensor:
     return x.new_empty((x.shape[0] * ranks, *x.shape[1:]))
 
 
-@torch.library.custom_op("mistlab::scatter_rows", mutates_args=())
-def _scatter_rows(x: Tensor, ranks: int) -> Tensor:
-    _never_run(ranks)
-    return x
-
-
-@_scatter_rows.register_fake
-def _(x: Tensor, ranks: int) -> Tensor:
+def _scattered(x: Tensor, ranks: int) -> Tensor:
     return x.new_empty((x.shape[0] // ranks, *x.shape[1:]))
+
+
+_all_to_all = counted("all_to_all", _sent, _REMEDY)
+_gather_rows = counted("gather_rows", _gathered, _REMEDY)
+_scatter_rows = counted("scatter_rows", _scattered, _REMEDY)

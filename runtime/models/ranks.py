@@ -1,11 +1,11 @@
 """Tensor-parallel ranks as a model sees them: a process group, one rank, or counted ranks."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor, distributed
 
+from runtime.models.counted import counted
 from runtime.models.sizes import Size
 
 
@@ -129,32 +129,16 @@ class CountedRanks:
         return scattered
 
 
-@torch.library.custom_op("mistlab::all_reduce_", mutates_args=("tensor",))
-def _all_reduce_(tensor: Tensor, operation: str) -> None:
-    message = f"a counted rank cannot run all_reduce ({operation}): give the model a process group"
-    raise RuntimeError(message)
+_REMEDY = "give the model a process group"
 
 
-@_all_reduce_.register_fake
-def _(tensor: Tensor, operation: str) -> None:
+def _reduced(tensor: Tensor, operation: str) -> None:
     return None
 
 
-@torch.library.custom_op("mistlab::all_gather", mutates_args=())
-def _all_gather(tensor: Tensor, ranks: int) -> Tensor:
-    message = f"a counted rank cannot gather from {ranks}: give the model a process group"
-    raise RuntimeError(message)
-
-
-@_all_gather.register_fake
-def _(tensor: Tensor, ranks: int) -> Tensor:
+def _concatenated(tensor: Tensor, ranks: int) -> Tensor:
     *leading, last = tensor.shape
     return tensor.new_empty((*leading, last * ranks))
-
-
-def _never_run(tensor: Tensor, ranks: int) -> Tensor:
-    message = f"a counted rank cannot exchange with {ranks}: give the model a process group"
-    raise RuntimeError(message)
 
 
 def _gathered(tensor: Tensor, ranks: int) -> Tensor:
@@ -167,14 +151,9 @@ def _scattered(tensor: Tensor, ranks: int) -> Tensor:
     return tensor.new_empty(batch, tokens // ranks, width)
 
 
-def _counted(name: str, result: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    """An operator that is recorded and never run, whose result is like that of ``result``."""
-    made = torch.library.custom_op(f"mistlab::{name}", _never_run, mutates_args=())
-    made.register_fake(result)
-    return made
-
-
-_gather_tokens = _counted("gather_tokens", _gathered)
-_gather_again = _counted("gather_again", _gathered)
-_scatter_tokens = _counted("scatter_tokens", _scattered)
-_scatter_gradient = _counted("scatter_gradient", _scattered)
+_all_reduce_ = counted("all_reduce_", _reduced, _REMEDY, changes=["tensor"])
+_all_gather = counted("all_gather", _concatenated, _REMEDY)
+_gather_tokens = counted("gather_tokens", _gathered, _REMEDY)
+_gather_again = counted("gather_again", _gathered, _REMEDY)
+_scatter_tokens = counted("scatter_tokens", _scattered, _REMEDY)
+_scatter_gradient = counted("scatter_gradient", _scattered, _REMEDY)

@@ -97,11 +97,10 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each added to the residual: one after the other or side by side.
 
-    In place of attention there may be a state-space mixer. Hybrid models have blocks with a mixer
-    alone, and blocks with a network alone.
-
-    Side by side, attention and MLP share one normalisation and one sum over ranks. In place of the
-    MLP there may be experts, with or without an MLP for all tokens beside them.
+    Side by side, attention and MLP share one normalisation and one sum over ranks. In place of
+    attention there may be a state-space mixer. In place of the MLP there may be experts, with or
+    without an MLP for all tokens beside them. Hybrid models have blocks with a mixer alone, and
+    blocks with a network alone.
     """
 
     def __init__(
@@ -122,14 +121,13 @@ class Block(nn.Module):
         if structure.mixes:
             self.attention_norm = norm(config.hidden, config.dtype)
             self.attention = _mixer(config, structure, ranks, rotary)
-        if structure.has_network and not structure.parallel_block:
-            self.mlp_norm = norm(config.hidden, config.dtype)
-        if not structure.has_network:
-            pass
-        elif structure.experts:
-            self.experts = Experts(config, structure, ranks)
-        else:
-            self.mlp = MLP(config, structure, ranks)
+        if structure.has_network:
+            if not structure.parallel_block:
+                self.mlp_norm = norm(config.hidden, config.dtype)
+            if structure.experts:
+                self.experts = Experts(config, structure, ranks)
+            else:
+                self.mlp = MLP(config, structure, ranks)
         if structure.shared_experts:
             self.shared = MLP(dataclasses.replace(config, ffn=config.shared_ffn), structure, ranks)
         self.dropout = Dropout(config.dropout)

@@ -5,8 +5,7 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.tracing.operators import IDLE, Call, flop_of, read_bytes, written_bytes
-from runtime.tracing.recorder import key_of
+from runtime.tracing.operators import Call, flop_of, read_bytes, written_bytes
 
 
 class WorkCounter(TorchDispatchMode):
@@ -27,9 +26,7 @@ class WorkCounter(TorchDispatchMode):
         """Run the operator, and count it unless it only makes a view."""
         result = operator(*args, **(kwargs or {}))
         call = Call(operator, args, kwargs or {}, result)
-        given = {key_of(tensor) for tensor in call.inputs}
-        is_view = not call.changed and all(key_of(tensor) in given for tensor in call.outputs)
-        if not is_view and call.name not in IDLE:
+        if call.works:
             self.flop += flop_of(call)
             self.moved_bytes += read_bytes(call) + written_bytes(call)
         return result

@@ -199,6 +199,18 @@ class Call:
         ]
         return tensors_in([self.argument(name) for name in names])
 
+    @property
+    def works(self) -> bool:
+        """Whether the operator computes or moves anything, and does not only make views."""
+        given = {key_of(tensor) for tensor in self.inputs}
+        is_view = not self.changed and all(key_of(tensor) in given for tensor in self.outputs)
+        return not is_view and self.name not in IDLE
+
+
+def key_of(tensor: Tensor) -> int:
+    """A key that is the same for all tensors on one storage."""
+    return tensor.untyped_storage()._cdata
+
 
 def kind_of(call: Call) -> Kind:
     """The kind of kernel that computes the operator."""

@@ -20,7 +20,7 @@ from runtime.models.sizes import Size
 from runtime.sizes import SizeSpace
 from runtime.tracing.errors import refusal, running_place
 from runtime.tracing.modules import ModulePaths
-from runtime.tracing.operators import IDLE, Call, flop_of, kind_of, read_bytes, written_bytes
+from runtime.tracing.operators import Call, flop_of, key_of, kind_of, read_bytes, written_bytes
 
 
 @dataclass(slots=True)
@@ -115,11 +115,9 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _record(self, call: Call, module: str) -> None:
-        given = {key_of(tensor) for tensor in call.inputs}
-        is_view = not call.changed and all(key_of(x) in given for x in call.outputs)
         for tensor in call.outputs:
             self._note(tensor)
-        if is_view or call.name in IDLE:
+        if not call.works:
             return
         dtypes = [tensor.dtype for tensor in (*call.outputs, *call.inputs)]
         self.steps.append(
@@ -167,8 +165,3 @@ class Recorder(TorchDispatchMode):
                 dtype=tensor.dtype,
             )
         return self.storages[key]
-
-
-def key_of(tensor: Tensor) -> int:
-    """A key that is the same for all tensors on one storage."""
-    return tensor.untyped_storage()._cdata

@@ -49,17 +49,18 @@ def trace(
         run.forward_and_backward(lambda: loss_of(model))
     space.refuse_fixed("the model's own code")
 
-    def layer(layer: str) -> LayerGraph:
-        parameters = _parameters_of(model, path, recorder)[layer]
-        return layer_graph(layer, recorder, parameters, run.handed_on[layer])
+    parameters = _parameters_of(model, path, recorder)
+
+    def graph_of(layer: str) -> LayerGraph:
+        return layer_graph(layer, recorder, parameters[layer], run.handed_on[layer])
 
     return ModelGraph(
         name=name,
         attention=attention,
         precision=precision,
-        embedding=layer(EMBEDDING),
-        block=layer(BLOCK),
-        head=layer(HEAD),
+        embedding=graph_of(EMBEDDING),
+        block=graph_of(BLOCK),
+        head=graph_of(HEAD),
         conditions=tuple(Condition(size=s, divisor=d) for s, d in conditions_of(space)),
         assumptions=tuple(assumptions_of(space)),
     )
