@@ -11,6 +11,43 @@ from mistlab.values.workload import Workload
 FOLLOWED = {*BUILT_IN}
 
 
+def check_started(job: Job, stage: int | None, started: int) -> None:
+    """Refuse a job that the runtime, or the number of ranks that were started, cannot run.
+
+    With a ``stage`` this stage alone is to run.
+    """
+    check_runnable(job)
+    ranks = job.plan.num_gpus
+    if stage is not None:
+        _check_alone(job.plan, stage, started)
+    elif started != ranks:
+        were = "1 was" if started == 1 else f"{started} were"
+        message = (
+            f"the plan takes {ranks} rank{'s' if ranks > 1 else ''}, {were} started: "
+            f"torchrun --nproc-per-node {ranks} -m experiments.run_plan ... (fewer on each of "
+            "several nodes)"
+        )
+        raise InputError(message)
+
+
+def _check_alone(plan: Plan, stage: int, started: int) -> None:
+    """Refuse a stage that the plan does not have, or that needs more than one rank."""
+    if not 0 <= stage < plan.num_stages:
+        alone, several = "stage 0 alone: give 0", f"stages 0 to {plan.num_stages - 1}: give one"
+        message = f"--stage {stage}: the plan has {alone if plan.num_stages == 1 else several}"
+        raise InputError(message)
+    gpus = plan.stages[stage].num_gpus
+    if gpus > 1:
+        message = (
+            f"--stage {stage}: it takes {gpus} GPUs, by itself a stage runs on one: give "
+            f"plan.stages[{stage}] data_parallel: 1 and tensor_parallel: 1, or leave --stage out"
+        )
+        raise InputError(message)
+    if started > 1:
+        message = f"--stage takes 1 rank, {started} were started: start it without torchrun"
+        raise InputError(message)
+
+
 def check_runnable(job: Job) -> None:
     """Refuse another engine's plan, and choices or a model that the runtime does not have."""
     if not ENGINES[job.plan.engine].runs_here:

@@ -13,7 +13,6 @@ import torch
 
 from mistlab.schedule.plan_orders import ends_of_plan
 from mistlab.schedule.slot_table import Action
-from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.measurement import Clocks, Environment
 from runtime.checkpoint_folder import latest
@@ -40,7 +39,7 @@ from runtime.export import export
 from runtime.failure import let_go
 from runtime.models.attention_kernel import AttentionKernel, check_kernel, settle_kernel
 from runtime.profiling.clocks import clocks_of
-from runtime.runnable import check_runnable
+from runtime.runnable import check_started
 from runtime.threads import with_share
 
 KIBIBYTE = 1024
@@ -126,7 +125,7 @@ class Session:
     def started(cls, job: Job, settings: Settings) -> Iterator[Self]:
         """Join the other processes, and part from them at the end, also after an error."""
         world = world_of_launcher()
-        _check(job, settings.stage, world)
+        check_started(job, settings.stage, world.size)
         check_kernel(
             settings.kernel,
             device=settings.device,
@@ -341,37 +340,3 @@ def _shortage(
         reason=str(error),
     )
     return ShortageError(shortage)
-
-
-def _check(job: Job, stage: int | None, world: World) -> None:
-    """Refuse a job that this runtime, or this number of processes, cannot run."""
-    check_runnable(job)
-    ranks = job.plan.num_gpus
-    if stage is not None:
-        _check_stage(job, stage, world)
-    elif world.size != ranks:
-        started = "1 was" if world.size == 1 else f"{world.size} were"
-        message = (
-            f"the plan takes {ranks} rank{'s' if ranks > 1 else ''}, {started} started: "
-            f"torchrun --nproc-per-node {ranks} -m experiments.run_plan ... (fewer on each of "
-            "several nodes)"
-        )
-        raise InputError(message)
-
-
-def _check_stage(job: Job, stage: int, world: World) -> None:
-    stages = job.plan.stages
-    if not 0 <= stage < len(stages):
-        alone, several = "stage 0 alone: give 0", f"stages 0 to {len(stages) - 1}: give one"
-        message = f"--stage {stage}: the plan has {alone if len(stages) == 1 else several}"
-        raise InputError(message)
-    if stages[stage].num_gpus > 1:
-        message = (
-            f"--stage {stage}: it takes {stages[stage].num_gpus} GPUs, by itself a stage runs on "
-            f"one: give plan.stages[{stage}] data_parallel: 1 and tensor_parallel: 1, or leave "
-            "--stage out"
-        )
-        raise InputError(message)
-    if world.size > 1:
-        message = f"--stage takes 1 rank, {world.size} were started: start it without torchrun"
-        raise InputError(message)

@@ -32,10 +32,10 @@ Extra = Literal["tied", "drop table", "report"] | Memory
 class Op:
     """A task as the host issues it.
 
-    It is part of a pass, ``of`` which stage; those after the passes are of none. ``entry`` is its
-    entry of the layers' rings, ``room`` where the input of its pass waits that another stage sends.
-    ``waits`` are the tasks on other lanes whose ends it waits for, counted back from itself: 1 is
-    the task issued just before.
+    ``of`` is the pass that the task is part of; tasks after the last pass are part of none.
+    ``entry`` is the task's entry of the layers' rings, ``room`` the room in which the input of its
+    pass waits if another stage sends it. ``waits`` are the tasks on other lanes whose ends the task
+    waits for, counted back from itself: 1 is the task issued just before.
     """
 
     task: Action | Extra

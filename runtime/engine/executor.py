@@ -105,24 +105,7 @@ class Executor:
         tokens = workload.sequence_length // (ranks.size if ranks.splits_tokens else 1)
         micro_batch = (self.own.micro_batch, tokens, workload.model.hidden)
         self.boundary = Boundary(connections, micro_batch, dtype, device, streams, self.shape.rooms)
-        self._works: Mapping[str, Callable[[Op], LaneWork]] = {
-            **self.swaps.works,
-            "F": lambda op: lambda: self._forward(op),
-            "B": lambda op: lambda: self._backward(op),
-            "W": lambda op: lambda: self._of_weights(op),
-            "S": self.stepper.step,
-            "host step": self.stepper.step_on_host,
-            "open": lambda op: self.state.staging.open,
-            "close": lambda op: lambda: self.state.staging.close(streams),
-            "A>": self.passes.leave,
-            "A<": lambda op: self.passes.come_back(op.layer, op.micro_batch),
-            "let go": lambda op: self.passes.let_go,
-            "X": self.boundary.send,
-            "Y": self.boundary.receive,
-            "tied": lambda op: self.parameters.add_up(self.squares),
-            "drop table": lambda op: self.parameters.drop_table,
-            "report": lambda op: self._report,
-        }
+        self._works = self._work_of_each_task()
         self.steps = 0
         self._events: list[Event] = []
         self._flow: Tensor | None = None
@@ -216,6 +199,27 @@ class Executor:
         """The most bytes of states, rings and saved activations so far, without temporaries of
         layers."""
         return self.state.device.size_bytes + self.passes.peak_bytes
+
+    def _work_of_each_task(self) -> Mapping[str, Callable[[Op], LaneWork]]:
+        """By the names of tasks: functions that make a task's work when the task is issued."""
+        return {
+            **self.swaps.works,
+            "F": lambda op: lambda: self._forward(op),
+            "B": lambda op: lambda: self._backward(op),
+            "W": lambda op: lambda: self._of_weights(op),
+            "S": self.stepper.step,
+            "host step": self.stepper.step_on_host,
+            "open": lambda op: self.state.staging.open,
+            "close": lambda op: lambda: self.state.staging.close(self.streams),
+            "A>": self.passes.leave,
+            "A<": lambda op: self.passes.come_back(op.layer, op.micro_batch),
+            "let go": lambda op: self.passes.let_go,
+            "X": self.boundary.send,
+            "Y": self.boundary.receive,
+            "tied": lambda op: self.parameters.add_up(self.squares),
+            "drop table": lambda op: self.parameters.drop_table,
+            "report": lambda op: self._report,
+        }
 
     def _issue(self, program: list[Op]) -> None:
         for op in program:
