@@ -1,1 +1,1 @@
-"""Collectives between ranks: processes of torch.distributed, or threads of one process."""
+"""Collectives between ranks, which are processes of torch.distributed."""

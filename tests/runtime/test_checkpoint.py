@@ -25,11 +25,11 @@ from runtime import boxes, checkpoint  # noqa: E402
 from runtime.checkpoint_folder import latest  # noqa: E402
 from runtime.comm.group import RankLostError  # noqa: E402
 from runtime.comm.shortage import refusals  # noqa: E402
-from runtime.comm.threads import Meeting, run_threads  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.executor import Executor  # noqa: E402
 from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
 from runtime.export import export  # noqa: E402
+from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,
     ON_HOST,

@@ -27,15 +27,15 @@ from runtime.checks.races.judge import Judge
 from runtime.checks.races.one_rank import trace_of
 from runtime.checks.unlike import unlike_ranks
 from runtime.comm.isolated import isolated
-from runtime.comm.threads import Meeting, run_threads
 from runtime.comm.topology import connected
 from runtime.engine.storage.boundary import Boundary
-from runtime.engine.streams.races import path, races, unallocated, without_wait
 from runtime.engine.streams.simulated import SimulatedStreams
 from runtime.engine.work import optimizer
 from tests.pipeline_orders import drawn, whole_backwards
 from tests.runtime.chunk_plans import PLACEMENTS, any_plan, ordered
+from tests.runtime.program_races import path, races, unallocated, without_wait
 from tests.runtime.test_peaks import SIZES, assert_predicted, memory_taken
+from tests.runtime.thread_ranks import Meeting, run_threads
 from tests.runtime.worlds import (
     CPU,
     MIXED,

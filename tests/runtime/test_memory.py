@@ -13,10 +13,10 @@ from mistlab.symbolic.stage_model import StageModel  # noqa: E402
 from mistlab.values.plan import Offload, Plan  # noqa: E402
 from mistlab.values.stages import StageBatch  # noqa: E402
 from runtime.comm.group import Alone  # noqa: E402
-from runtime.comm.threads import Meeting, run_threads  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.storage.state import LayerState, Split, StageState  # noqa: E402
 from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
+from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     TRAINING,
     begun,

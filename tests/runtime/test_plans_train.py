@@ -15,13 +15,13 @@ from mistlab.values.errors import InputError  # noqa: E402
 from mistlab.values.job import Job  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
 from mistlab.values.workload import Workload  # noqa: E402
-from runtime.engine.streams.races import without_wait  # noqa: E402
 from runtime.engine.streams.ranks import StreamedRanks  # noqa: E402
 from runtime.engine.streams.simulated import Progress  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
 from runtime.engine.work.modules import initial_tensor  # noqa: E402
 from runtime.runnable import check_runnable  # noqa: E402
 from tests.runtime import worlds  # noqa: E402
+from tests.runtime.program_races import without_wait  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     LEARNING_RATE,
     MIXED,

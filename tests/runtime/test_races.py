@@ -13,10 +13,10 @@ from mistlab.schedule.stage_program import Op, iterations
 from mistlab.schedule.stage_shape import StageShape
 from mistlab.schedule.turning import zb_v_text
 from mistlab.values.plan import Plan
-from runtime.engine.streams.races import path, races, unallocated, without_wait
 from simulators.build import build_graph
 from simulators.pass_pattern import StageTasks
 from tests.pipeline_orders import whole_backwards
+from tests.runtime.program_races import path, races, unallocated, without_wait
 from tests.runtime.worlds import MIXED, random_plan, stage
 from tests.sweep import sweep
 

@@ -19,9 +19,9 @@ from runtime.checks.collectives.calls import (  # noqa: E402
     calls_of,
 )
 from runtime.comm.group import Group, Pending  # noqa: E402
-from runtime.comm.threads import Meeting, run_threads  # noqa: E402
 from runtime.comm.topology import Topology, connected  # noqa: E402
 from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
+from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     MIXED,
     TRAINING,

@@ -26,17 +26,17 @@ from runtime.checks.races.judge import Judge
 from runtime.checks.races.one_rank import trace_of
 from runtime.checks.unlike import unlike_ranks
 from runtime.comm.isolated import isolated
-from runtime.comm.threads import Meeting, run_threads
 from runtime.comm.topology import connected
-from runtime.engine.streams.races import path, races, unallocated, without_wait
 from runtime.engine.streams.ranks import StreamedRanks
 from runtime.engine.work import optimizer
 from runtime.engine.work.layer_passes import Passes
 from tests.pipeline_orders import drawn
 from tests.runtime.chunk_plans import PLACEMENTS, any_plan, ordered
 from tests.runtime.planted import plant
+from tests.runtime.program_races import path, races, unallocated, without_wait
 from tests.runtime.test_chunks_train import KEPT, SIZED
 from tests.runtime.test_peaks import assert_predicted, memory_taken, taken_bytes
+from tests.runtime.thread_ranks import Meeting, run_threads
 from tests.runtime.worlds import (
     CPU,
     MIXED,

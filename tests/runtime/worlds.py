@@ -14,13 +14,13 @@ from mistlab.values.model import ModelSpec
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from runtime.comm.group import Alone, GroupMaker, own_groups
-from runtime.comm.threads import Meeting, ThreadGroup, run_threads
 from runtime.comm.topology import Connections, connected
 from runtime.engine.executor import Executor, Report
 from runtime.engine.streams.simulated import Progress, SimulatedStreams
 from runtime.engine.training import Training
 from runtime.engine.work.modules import INITIAL_STD, TABLE, TIED, initial_tensor
 from runtime.models.families import model_of
+from tests.runtime.thread_ranks import Meeting, ThreadGroup, run_threads
 
 # A parameter before training, by name and shape, and whether embeddings are tied.
 Start = Callable[..., Tensor]

@@ -17,10 +17,10 @@ from mistlab.schedule.slot_table import Phase
 from mistlab.schedule.stage_program import Op
 from mistlab.schedule.stage_shape import StageShape
 from mistlab.values.plan import Offload, Plan, StagePlan
-from runtime.engine.streams.races import races
 from simulators.build import build_graph
 from simulators.graph import TaskGraph
 from simulators.part_tasks import tasks_of_parts
+from tests.runtime.program_races import races
 from tests.simulators.test_ranks import CLUSTER, WORK
 
 EVERYTHING = Offload(weights=0.5, gradients=1.0, optimizer=1.0, activations=0.5)

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, so that tests can run any plan without a launcher.
+"""Ranks that are threads of one process, so that any plan runs without a launcher.
 
 A rank leaves a copy of its tensor for the others, and takes all copies when every rank has left
 one. No rank holds a lock while it waits.
