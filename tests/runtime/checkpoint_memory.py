@@ -25,7 +25,6 @@ from tests.runtime.worlds import TRAINING, begun, ratios, run_step, stage, workl
 
 # 15 million parameters: 180 MB of masters and moments, the largest tensor of 6 MB.
 SIZES = {"hidden": 640, "ffn": 2560, "layers": 3}
-STATE_BYTES_OF_PARAMETER = 12
 # Of glibc's malloc.h.
 M_ARENA_MAX = -8
 

@@ -50,6 +50,22 @@ def unallocated(ops: Sequence[Op]) -> list[int]:
     return found
 
 
+def needless(ops: Sequence[Op], begin: int = 0) -> list[tuple[int, int]]:
+    """The waits, of tasks from number ``begin`` on, without which nothing would be wrong."""
+    return [
+        (number, wait)
+        for number in range(begin, len(ops))
+        for wait in ops[number].waits
+        if not _is_needed(ops, number, wait)
+    ]
+
+
+def _is_needed(ops: Sequence[Op], number: int, wait: int) -> bool:
+    changed = without_wait(ops, number, wait)
+    is_ordered = bool(path(changed, number - wait, number))
+    return not is_ordered and bool(races(changed) or unallocated(changed))
+
+
 def without_wait(ops: Sequence[Op], number: int, wait: int) -> list[Op]:
     """The program without one wait of one task."""
     changed = list(ops)

@@ -2,20 +2,19 @@
 
 import os
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch.utils import deterministic  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from mistlab.values.errors import InputError  # noqa: E402
 from mistlab.values.plan import Plan  # noqa: E402
 from mistlab.values.workload import Workload  # noqa: E402
 from runtime.determinism import FIXED_WORKSPACE, WORKSPACE, strictly_deterministic  # noqa: E402
 from runtime.engine.training import Training  # noqa: E402
+from tests.runtime.ran import Ran  # noqa: E402
 from tests.runtime.worlds import MIXED, alone, by_plan, run_step, stage, workload  # noqa: E402
 
 # torch.use_deterministic_algorithms lists these as raising, on some device: their names in ATen,
@@ -30,18 +29,6 @@ PLAN = Plan(micro_batches=2, stages=(stage(offload=MIXED, checkpointed_layers=2,
 CLIPPING = Training(learning_rate=1e-4, epsilon=1e-6, clip_norm=0.3)
 
 
-class Names(TorchDispatchMode):
-    """Notes which operators run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(str(func).removeprefix("aten."))
-        return func(*args, **(kwargs or {}))
-
-
 def cases() -> list[Workload]:
     plain = [workload(family, batch=4, kv_heads=2) for family in ("gpt", "llama", "falcon")]
     return [
@@ -54,12 +41,13 @@ def cases() -> list[Workload]:
 @pytest.mark.parametrize("work", cases(), ids=lambda work: f"{work.model.family} {work.attention}")
 def test_no_operator_is_one_that_is_refused(work: Workload) -> None:
     executor = alone(work, PLAN, "random", CLIPPING)
-    with Names() as seen:
+    with Ran() as seen:
         for step in range(2):
             run_step(executor, work, executor.connections, step)
+    names = {str(one).removeprefix("aten.") for one in seen.operators}
     # Something of the forward, of the backward and of the step was seen.
-    assert {"embedding_dense_backward.default", "_fused_adamw_.default"} <= seen.names
-    assert not [name for name in seen.names if name.startswith(RAISING)]
+    assert {"embedding_dense_backward.default", "_fused_adamw_.default"} <= names
+    assert not [name for name in names if name.startswith(RAISING)]
 
 
 def test_strict_runs_have_the_losses_of_others() -> None:

@@ -12,13 +12,14 @@ from torch import Tensor  # noqa: E402
 from mistlab.symbolic.stage_model import StageModel  # noqa: E402
 from mistlab.values.plan import Offload, Plan  # noqa: E402
 from mistlab.values.stages import StageBatch  # noqa: E402
-from runtime.comm.group import Alone  # noqa: E402
+from mistlab.values.workload import Workload  # noqa: E402
 from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.storage.state import LayerState, Split, StageState  # noqa: E402
 from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
 from tests.runtime.thread_ranks import Meeting, run_threads  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     TRAINING,
+    alone,
     begun,
     ratios,
     run_step,
@@ -36,6 +37,16 @@ def splits(state: LayerState) -> list[Split]:
     return [state.weights, state.gradients, *state.optimizer]
 
 
+def states_of(work: Workload, plan: Plan) -> list[StageState]:
+    """The states of all ranks before they train."""
+
+    def state_of(rank: int, meeting: Meeting) -> StageState:
+        connections = connected(plan, rank, thread_groups(meeting, rank))
+        return begun(work, plan, connections, SimulatedStreams(), TRAINING).state
+
+    return run_threads(plan.num_gpus, state_of)
+
+
 @pytest.mark.parametrize("offload", [ratios(0, 0, 0, 0), ratios(0.5, 0.25, 0.75, 0)])
 @pytest.mark.parametrize("zero", range(4))
 @pytest.mark.parametrize("vocab", [128, 4096])
@@ -47,12 +58,7 @@ def test_states_take_what_is_predicted(vocab: int, zero: int, offload: Offload) 
     other = stage(1, data_parallel=data, zero=zero, offload=offload)
     plan = Plan(micro_batches=2, stages=(one, other))
     figures = StageModel.of(work).figures(StageBatch.of_plan(plan))
-
-    def state_of(rank: int, meeting: Meeting) -> StageState:
-        connections = connected(plan, rank, thread_groups(meeting, rank))
-        return begun(work, plan, connections, SimulatedStreams(), TRAINING).state
-
-    states = run_threads(plan.num_gpus, state_of)
+    states = states_of(work, plan)
     for place, state in ((0, states[0]), (1, states[-1])):
         layers = state.layers.values()
         taken = {
@@ -71,13 +77,8 @@ def test_embedding_and_head_of_one_stage_share_a_table(zero: int) -> None:
     one = stage(data_parallel=2, zero=zero)
     plan = Plan(micro_batches=2, stages=(one,))
     figures = StageModel.of(work).figures(StageBatch.of_plan(plan))
-
-    def held_by(rank: int, meeting: Meeting) -> dict[str, int]:
-        connections = connected(plan, rank, thread_groups(meeting, rank))
-        streams = SimulatedStreams()
-        return begun(work, plan, connections, streams, TRAINING).state.held_bytes()
-
-    for held in run_threads(2, held_by):
+    for state in states_of(work, plan):
+        held = state.held_bytes()
         assert held == {name: getattr(figures, f"{name}_bytes")[0] for name in held}
 
 
@@ -85,13 +86,7 @@ def test_full_precision_keeps_masters_beside_weights_as_is_predicted() -> None:
     work = workload(hidden=128, ffn=512, vocab=128, precision="fp32")
     plan = Plan(micro_batches=2, stages=(stage(4),))
     figures = StageModel.of(work).figures(StageBatch.of_plan(plan))
-
-    def held_by(rank: int, meeting: Meeting) -> dict[str, int]:
-        connections = connected(plan, rank, thread_groups(meeting, rank))
-        streams = SimulatedStreams()
-        return begun(work, plan, connections, streams, TRAINING).state.held_bytes()
-
-    (held,) = run_threads(1, held_by)
+    held = alone(work, plan, "eager").state.held_bytes()
     assert held["weights"] == figures.weights_bytes[0]
     assert held["optimizer"] == figures.optimizer_bytes[0] == 3 * held["weights"]
 
@@ -105,13 +100,12 @@ def test_whatever_is_kept_is_let_go_of_and_every_iteration_keeps_as_much(
     plan = Plan(
         micro_batches=2, stages=(stage(micro_batch=4, checkpointed_layers=again, offload=offload),)
     )
-    connections = connected(plan, 0, lambda _name, _ranks: Alone())
-    executor = begun(work, plan, connections, SimulatedStreams(), TRAINING)
+    executor = alone(work, plan, "eager")
     peaks = []
     for step in range(2):
         # Layers of which nothing moves are taken apart in the first forward pass only.
         executor.passes.peak_bytes = 0
-        run_step(executor, work, connections, step)
+        run_step(executor, work, executor.connections, step)
         assert executor.passes.held_bytes == 0
         peaks.append(executor.passes.peak_bytes)
     assert peaks[0] == peaks[1] > 0

@@ -11,9 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._ops import OpOverload  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
 from mistlab.calibration.operators import CLASS_OF_OPERATOR, OPERATORS_OF_CLASS, OPTIONAL  # noqa: E402
 from mistlab.cost.layers import work_of  # noqa: E402
 from mistlab.engines.table import ENGINES  # noqa: E402
@@ -42,23 +39,9 @@ from runtime.profiling.side_by_side import (  # noqa: E402
 )
 from runtime.profiling.timing import WARM_UPS, HostClock, Timing  # noqa: E402
 from runtime.profiling.world import World  # noqa: E402
+from tests.runtime.ran import Ran  # noqa: E402
 
 BLOCK = BlockSizes(hidden=32, ffn=96, heads=4, sequence_length=16, vocab=64, micro_batch=3)
-
-
-class StepRecorder(TorchDispatchMode):
-    """Notes the names of operators that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, operator: OpOverload, types: object, args: Any = (), kwargs: Any = None
-    ) -> object:
-        """Note the operator and run it."""
-        self.names.append(operator.name())
-        return operator(*args, **(kwargs or {}))
 
 
 CPU = Devices(kind="cpu", count=2, threads=1)
@@ -116,9 +99,9 @@ def test_a_cpu_drops_nothing() -> None:
 
 
 def test_a_step_rounds_masters_to_weights() -> None:
-    with StepRecorder() as recorder:
+    with Ran() as ran:
         assert optimizer_step(4096, "bf16", HostClock(), 1).median_s > 0
-    assert recorder.names[-2:] == ["aten::_fused_adamw_", "aten::copy_"]
+    assert ran.names[-2:] == ["aten::_fused_adamw_", "aten::copy_"]
 
 
 def test_more_kernels_are_counted_where_attention_is_written_out() -> None:

@@ -10,18 +10,8 @@ from torch import Tensor  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from mistlab.values.plan import Offload, Plan  # noqa: E402
-from runtime.comm.group import Alone  # noqa: E402
-from runtime.comm.topology import connected  # noqa: E402
 from runtime.engine.storage.saved import Saved, storage_of  # noqa: E402
-from runtime.engine.streams.simulated import SimulatedStreams  # noqa: E402
-from tests.runtime.worlds import (  # noqa: E402
-    TRAINING,
-    begun,
-    ratios,
-    run_step,
-    stage,
-    workload,
-)
+from tests.runtime.worlds import alone, ratios, run_step, stage, workload  # noqa: E402
 
 BLOCKS = 3
 ROWS, WIDTH = 4, 8
@@ -128,12 +118,11 @@ def test_only_layers_of_which_something_moves_are_taken_apart_again_and_again(
     monkeypatch.setattr(Saved, "hooks", noted)
     work = workload(layers=BLOCKS)
     plan = Plan(micro_batches=2, stages=(stage(BLOCKS, micro_batch=4, offload=offload),))
-    connections = connected(plan, 0, lambda _name, _ranks: Alone())
-    executor = begun(work, plan, connections, SimulatedStreams(), TRAINING)
+    executor = alone(work, plan, "eager")
     counts = []
     for step in range(2):
         taken.clear()
-        run_step(executor, work, connections, step)
+        run_step(executor, work, executor.connections, step)
         counts.append(len(taken))
     # Embedding and head stay; every layer is counted once.
     assert counts == [BLOCKS + 2 + each_time, 2 * each_time]

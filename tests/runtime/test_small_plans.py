@@ -24,7 +24,7 @@ LARGE = Plan(
     stages=(
         StagePlan(layers=33, data_parallel=8, tensor_parallel=4, micro_batch=2, zero=2),
         StagePlan(
-            layers=63,
+            layers=47,
             data_parallel=4,
             tensor_parallel=8,
             micro_batch=4,
@@ -33,34 +33,13 @@ LARGE = Plan(
         ),
     ),
 )
-
-
-def large() -> tuple[Workload, Plan]:
-    work = Workload(
-        model=catalog.model("llama3-70b"),
-        sequence_length=8192,
-        global_batch=16 * 65,
-        attention="flash",
-        precision="bf16",
-    )
-    layers = work.model.layers
-    first, second = LARGE.stages
-    plan = Plan(
-        micro_batches=65,
-        stages=(first, _with_layers(second, layers - first.layers)),
-    )
-    return work, plan
-
-
-def _with_layers(stage: StagePlan, layers: int) -> StagePlan:
-    return StagePlan(
-        layers=layers,
-        data_parallel=stage.data_parallel,
-        tensor_parallel=stage.tensor_parallel,
-        micro_batch=stage.micro_batch,
-        checkpointed_layers=20,
-        offload=stage.offload,
-    )
+WORK = Workload(
+    model=catalog.model("llama3-70b"),
+    sequence_length=8192,
+    global_batch=16 * 65,
+    attention="flash",
+    precision="bf16",
+)
 
 
 def kinds(plan: Plan) -> list[set[tuple[str, str, str]]]:
@@ -106,9 +85,8 @@ def assert_stands_for(made: SmallPlan, work: Workload, plan: Plan) -> None:
 
 
 def test_a_large_plan_becomes_small_and_keeps_its_structure() -> None:
-    work, plan = large()
-    made = small(work, plan)
-    assert_stands_for(made, work, plan)
+    made = small(WORK, LARGE)
+    assert_stands_for(made, WORK, LARGE)
     assert max(stage.layers for stage in made.plan.stages) <= MOST_BLOCKS
     assert made.workload.model.hidden < 300
     assert "6 micro" in " ".join(made.left_out) or "5 micro" in " ".join(made.left_out)
@@ -116,9 +94,8 @@ def test_a_large_plan_becomes_small_and_keeps_its_structure() -> None:
 
 @pytest.mark.parametrize("order", ["interleaved-2", "interleaved-4"])
 def test_a_large_plan_of_chunks_keeps_its_structure(order: str) -> None:
-    work, plan = large()
-    plan = replace(plan, micro_batches=66, order=order)
-    work = replace(work, global_batch=16 * 66)
+    plan = replace(LARGE, micro_batches=66, order=order)
+    work = replace(WORK, global_batch=16 * 66)
     made = small(work, plan)
     assert_stands_for(made, work, plan)
     assert made.plan.micro_batches <= 6

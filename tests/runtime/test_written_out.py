@@ -1,17 +1,15 @@
 """Written-out attention of the executor computes what that of models does, and copies nothing."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
 from mistlab.values.plan import Plan  # noqa: E402
 from runtime.engine.work.written_out import _InPlace  # noqa: E402
 from runtime.models.attention import written_out  # noqa: E402
+from tests.runtime.ran import Ran  # noqa: E402
 from tests.runtime.worlds import (  # noqa: E402
     alone,
     assert_alike,
@@ -25,20 +23,6 @@ from tests.runtime.worlds import (  # noqa: E402
 COPIES = {"aten::clone", "aten::copy_", "aten::cat", "aten::contiguous"}
 
 
-class Operators(TorchDispatchMode):
-    """Notes which operators run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.names.append(operator._schema.name)
-        return operator(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("sizes", [(1, 16, 2, 4), (3, 24, 4, 8), (2, 13, 3, 5)])
 def test_it_computes_what_models_do(sizes: tuple[int, int, int, int]) -> None:
     batch, sequence, heads, channels = sizes
@@ -47,7 +31,7 @@ def test_it_computes_what_models_do(sizes: tuple[int, int, int, int]) -> None:
     qkv = torch.randn(*shape, dtype=torch.float64, generator=generator)
     gradient = torch.randn(*shape[:2], heads, channels, dtype=torch.float64, generator=generator)
     ours, theirs = (qkv.clone().requires_grad_() for _ in range(2))
-    operators = Operators()
+    operators = Ran()
     with operators:
         mixed = _InPlace.apply(ours)
         mixed.backward(gradient)
@@ -72,7 +56,7 @@ def test_a_plan_trains_as_a_plain_run_does(family: str, kv_heads: int) -> None:
 def test_heads_that_share_keys_are_copied(kv_heads: int) -> None:
     work = replace(workload("gpt", layers=1, batch=2, kv_heads=kv_heads), attention="math")
     executor = alone(work, Plan(micro_batches=1, stages=(stage(1),)), "eager")
-    operators = Operators()
+    operators = Ran()
     with operators:
         whole = sequences(work, 0)
         executor.iterate([(whole[:, :-1], whole[:, 1:])])
