@@ -2,13 +2,13 @@
 
 Blocks of hidden size 64 on 8 tokens. A round times, one after the other, a forward and a backward
 pass of a block by the executor and of a plain one: ``block(x).backward(g)``, or torch's own
-checkpointing of it where blocks are computed again. Both are differences between models of eight
-blocks and of four, as ``runtime.profiling.launches`` has it: what is around blocks is in both
-models, and a block finds as little of its own in a CPU's caches as it does in any model. Seconds
-are the process's own, without those that other processes took. ``extra_info`` has the ratio of the
-medians, and the quartiles of the rounds' ratios. Streams are simulated ones, or the real
-``CudaStreams`` on a driver that does nothing: what CUDA itself takes to record and wait for events
-comes on top of both. Run on one core: ``taskset -c 0 make benchmark``.
+checkpointing of it where blocks are computed again. Both times are differences between models of
+eight blocks and of four, as in ``runtime.profiling.launches``: embedding and head are in both
+models and drop out, and a block finds a CPU's caches as cold as in any model. Seconds are CPU
+seconds of this process. ``extra_info`` has the ratio of the medians, and the quartiles of the
+rounds' ratios. Streams are simulated, or are the real ``CudaStreams`` on a driver that does
+nothing: the time in which CUDA itself records events and waits for them comes on top. Run on one
+core: ``taskset -c 0 make benchmark``.
 """
 
 from collections.abc import Callable

@@ -26,9 +26,11 @@ _Begin = tuple[PassKind, int, bool, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassMoments:
-    """The fullest moments (K, 2 V) at which passes of one kind of a chunk begin, in numbers as
-    those of ``HeldMoments``. Layers step beside passes that are ``first_forward``; activations of
-    chunk ``leaving`` are on their way to the host then, if any are."""
+    """The fullest moments (K, 2 V) at which passes of one kind of a chunk begin.
+
+    ``held`` counts micro-batches as ``HeldMoments`` does. Layers step beside passes that are
+    ``first_forward``. Activations of chunk ``leaving``, if any, are on their way to the host.
+    """
 
     kind: PassKind
     chunk: int
@@ -39,12 +41,16 @@ class PassMoments:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldMoments:
-    """The fullest moments of stage number ``stage``: how many micro-batches each of its chunks
-    holds (K, 2 V), first between forward and backward passes, then between backward passes and
-    passes for weights. At no other moment are all of these as many or more.
+    """The fullest moments of stage number ``stage``, and how many micro-batches it holds then.
 
-    ``of_whole`` are the fullest of those moments at which every chunk holds a micro-batch between
-    its forward and its backward pass, ``begins`` the fullest at which passes of each kind begin.
+    A moment (a row of K) has two numbers for each chunk (2 V): first, for all chunks, micro-batches
+    between their forward and their backward pass, then micro-batches between their backward pass
+    and their pass for weights. The fullest moments are a Pareto frontier: at no other moment are
+    all numbers as large.
+
+    ``every`` is the frontier of all moments; ``of_whole`` that of the moments at which every chunk
+    holds a micro-batch between its forward and its backward pass; ``begins`` those of the moments
+    at which passes of each kind begin.
     """
 
     stage: int
@@ -141,8 +147,7 @@ def moments_of_plan(plan: Plan) -> tuple[HeldMoments, ...]:
 
 
 def _fullest(moments: Sequence[tuple[int, ...]]) -> Counts:
-    """The moments at which no other holds as much of everything; a moment comes after those that
-    hold more in all."""
+    """The Pareto frontier of moments, those with the largest sums first."""
     left = np.array(sorted(moments, key=sum, reverse=True))
     fullest = []
     while len(left):

@@ -82,7 +82,9 @@ def _deepspeed(text: str, job: Job) -> None:
     content = json.loads(text)
     content["train_batch_size"] //= stage.data_parallel
     config = DeepSpeedConfig(content)
-    _same("ZeRO level", int(config.zero_config.stage) in (stage.zero, 1, 3), True)
+    if not (stage.offload.optimizer or stage.offload.weights):
+        # What offloads states is sharded, also on a single rank.
+        _same("ZeRO level", int(config.zero_config.stage), stage.zero)
     offload = config.zero_config.offload_optimizer
     ratio = 0.0 if offload is None else offload.ratio
     _same("offloaded share of the optimizer", ratio, stage.offload.optimizer)

@@ -166,7 +166,7 @@ def trace_sizes(
 def run_sizes(variant: Variant, sizes: Sizes, space: SizeSpace, blocks: int) -> None:
     """Run a training step of a variant with all its blocks, on tensors without contents.
 
-    Nothing is recorded: so long takes any analysis at least that runs a whole model.
+    Nothing is recorded: any analysis that runs a whole model takes at least this long.
     """
     with space.fake_mode, AsOnGPU():
         model = _model(variant, sizes, structure_with(variant), blocks=blocks)

@@ -1,8 +1,8 @@
 """The cost of scans over a sequence: of their products, and of the states that chunks pass on.
 
-Kernels take a sequence in chunks (Dao and Gu 2024, section 6). In a chunk of Q tokens, scores of
-keys and queries are products of each group, what values make of them of each head, and a state is
-written and asked by each head. A chunk sees no later tokens, so half of its squares is counted.
+Kernels take a sequence in chunks (Dao and Gu 2024, section 6). In a chunk of Q tokens each group
+multiplies its keys with its queries, each head multiplies these scores with its values, and each
+head writes to a state and asks it. A token sees no later ones, so half of the scores is counted.
 
 The gated delta rule (Yang et al. 2024, section 3.3) adds, for each head, the products that take
 back what a state says already: of keys with keys, and of their inverse with keys and values.

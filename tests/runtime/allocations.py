@@ -1,5 +1,7 @@
-"""Bytes that tensors take at their most, by what operators return: as an allocator on a device sees
-it, since what kernels take for themselves on a CPU stays out."""
+"""Counts the bytes of tensors from the results of operators, as an allocator on a device would.
+
+Memory that kernels on a CPU take for themselves is not counted.
+"""
 
 import weakref
 from collections.abc import Mapping, Sequence

@@ -48,9 +48,9 @@ REMEDIES: Mapping[Kind, str] = {
     "failure": "it cannot run, or cannot be judged",
 }
 
-# Findings that are right in the first iteration.
+# These are no findings in the first iteration, which makes the memory that lasts.
 _ONCE: tuple[Kind, ...] = ("work on the CPU", "memory pinned")
-# Findings that end a run, whatever the lane.
+# These end a run on any lane, the host's too.
 _ENDINGS: tuple[Kind, ...] = ("wrong device", "collective", "failure")
 MOST_SAID = 160
 _ROOT = Path(runtime.__file__).parent
