@@ -21,6 +21,12 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     assert [link for link in relative if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_names_a_path_of_a_machine(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"(?<![\w.:/])/(?:tmp|home|root|work|mnt|Users)/\S*", text) == []
+
+
 def test_every_page_of_results_is_listed() -> None:
     folder = ROOT / "docs" / "results"
     listed = re.findall(r"\]\(([^)]+)\)", (folder / "README.md").read_text(encoding="utf-8"))
