@@ -109,6 +109,7 @@ _LISTED = (
         "expert_parallel",
         "expert_tensor_parallel",
     ),
-    *("state_replicas", "zero", "orders", "core_recomputed_layers"),
+    *("state_replicas", "zero", "orders"),
+    *("core_recomputed_layers", "products_recomputed_layers"),
 )
 _FLAGS = ("unequal_stages", "unequal_meshes")

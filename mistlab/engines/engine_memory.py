@@ -17,7 +17,8 @@ class EngineMemory:
     gradients that are kept. Blocks keep ``kept_gates`` tensors of the feed-forward network's width
     more than their graphs do. Where ranks split tokens, a block keeps ``whole_tensors`` tensors of
     all tokens until the GPU is done with them; the host is ahead of it by at most ``blocks_ahead``
-    blocks. Workspaces and buckets take ``fixed_mib`` whatever the plan.
+    blocks. ``kept_by`` says what blocks keep where their operators are not the graph's (``eager``,
+    ``compiled``). Workspaces and buckets take ``fixed_mib`` whatever the plan.
     """
 
     weight: int
@@ -31,6 +32,7 @@ class EngineMemory:
     kept_gates: int = 0
     whole_tensors: int = 0
     blocks_ahead: int = 0
+    kept_by: str = ""
     fixed_mib: int = 0
     wide_logits: int = 0
 

@@ -1,10 +1,11 @@
-"""The engine ``fsdp``: torch's fully sharded data parallelism, as torchtitan runs it.
+"""The engine ``fsdp``: torch's fully sharded data parallelism, of models with fused kernels.
 
 A rank keeps its shard of 32-bit weights, of gradients and of two moments: 16 bytes a parameter.
 Each pass gathers the 16-bit weights of a block ahead and frees them after the block; each backward
 pass reduces and scatters gradients while the next block computes.
 
-``fsdp-rowwise`` is the same with 8-bit products that are scaled row by row.
+``fsdp-rowwise`` is the same with 8-bit products that are scaled row by row. Models without kernels
+of their own are those of ``mistlab.engines.fsdp_of_torch``.
 """
 
 from dataclasses import replace
@@ -17,9 +18,7 @@ from mistlab.values.context_ways import GATHER, RING
 
 # torchtitan computes the loss of the logits as 32-bit numbers, operator by operator: beside 16-bit
 # logits there are logarithms of shares, their gradient and that of the logits, 14 bytes a logit.
-# Workspaces are cuBLAS's, of torch's two threads. Eager blocks keep more than the graph, by up to
-# 12 tensors of the model's width; but half of the blocks recomputed, which stand for its selective
-# recomputation, keep as much as that does without them.
+# Workspaces are cuBLAS's, of torch's two threads.
 _MEMORY = EngineMemory(weight=2, gradient=4, optimizer=10, wide_logits=5, fixed_mib=64)
 
 FSDP = Engine(
@@ -45,7 +44,7 @@ FSDP = Engine(
     shares_on={"h100-80gb": (0.88, 0.416, 1.11)},
     # B200's 8-bit rate is Transformer Engine's; torchao's products are 1.7 times as fast as 16-bit
     # ones.
-    eight_bit_on={"b200-180gb": 0.81},
+    eight_bit_on={"b200-180gb": 0.81, "gb200-186gb": 0.81},
     host=HostTime(
         forward_s=1.6e-3, backward_s=2.4e-3, end_s=0.5e-3, step_s=2e-3, sharded_step_s=1e-3
     ),
@@ -55,9 +54,5 @@ FSDP = Engine(
 # scales are of whole tensors. Of seven runs of torchtitan on H100 with both, those scaled by rows
 # take 1.14 to 1.37 times as long: their products keep up two thirds.
 _OF_ROWS = 0.66
-FSDP_ROWWISE = replace(
-    FSDP,
-    name="fsdp-rowwise",
-    eight_bit_on={"h100-80gb": _OF_ROWS, "h200-141gb": _OF_ROWS, "b200-180gb": 0.81 * _OF_ROWS},
-    measured_as="fsdp",
-)
+ROWWISE = {"h100-80gb": _OF_ROWS, "h200-141gb": _OF_ROWS, "b200-180gb": 0.81 * _OF_ROWS}
+FSDP_ROWWISE = replace(FSDP, name="fsdp-rowwise", eight_bit_on=ROWWISE, measured_as="fsdp")

@@ -3,7 +3,7 @@
 Nothing that was measured is read. From the column ``notes`` only these phrases are: "tied
 embeddings" and "untie-embeddings", "dropout on", "first and last stage have one layer less",
 "unfused attention" and "attention-backend=unfused", "swiglu=1", "non-overlap launch", "tokendrop",
-"schedule ZBV",
+"schedule ZBV", "torch.compile",
 those about parts of models (``mistlab.runs.parts``), and the network, as "1600 Gbps node-node" or
 "400 Gb/s RDMA a GPU".
 """
@@ -31,6 +31,7 @@ from mistlab.runs.words import (
     dispatcher_of,
     engine_of,
     exchange_of,
+    fsdp_of,
     gpus_of,
     network_of,
     order_of,
@@ -136,7 +137,7 @@ def configuration_of(row: TableRow) -> Configuration:
     num_gpus, data = _ranks(cells, degrees, experts * parts, remarks, notes)
     experts = _divisor(experts, degrees["tp"] * degrees["cp"] * data, parts, notes)
     micro_batch, sequence_length = _sequences(cells, notes)
-    recompute = _recompute(cells, notes)
+    recompute = _recompute(cells, engine, notes)
     gpus_per_node = count_of(cells, "gpus_per_node")
     replicas, note = replicas_of(zero_text, data, degrees["cp"], gpus_per_node or GPUS_OF_A_NODE)
     notes.append(note)
@@ -176,8 +177,10 @@ def configuration_of(row: TableRow) -> Configuration:
 
 def _variant(engine: str, cells: Mapping[str, str], remarks: str) -> str:
     """The variant of an engine that a row's precision and remarks ask for."""
-    if engine == "fsdp" and "rowwise" in text_of(cells, "precision").casefold():
-        return "fsdp-rowwise"
+    if engine == "fsdp":
+        by_torch = fsdp_of(text_of(cells, "engine"), remarks, text_of(cells, "date"))
+        rowwise = "-rowwise" if "rowwise" in text_of(cells, "precision").casefold() else ""
+        engine = f"{by_torch}{rowwise}"
     if engine == "megatron-core" and fuses_loss(remarks):
         return "megatron-core-fused-loss"
     adapters = f"{engine}-adapters"
@@ -213,13 +216,20 @@ def _kind(
     )
 
 
-def _recompute(cells: Mapping[str, str], notes: list[str]) -> str:
+def _recompute(cells: Mapping[str, str], engine: str, notes: list[str]) -> str:
     """What a row says about recomputation; empty if it says nothing."""
     words = text_of(cells, "recompute").casefold()
-    if words and not words.startswith(("not stated", "none (not stated")):
+    if words and not words.startswith(("not stated", "none (not stated", "?")):
         return words
+    if engine.startswith(("fsdp-eager", "fsdp-compiled")):
+        notes.append(f"recompute is not said: {OF_TORCHTITAN} assumed, as recipes have it")
+        return OF_TORCHTITAN
     notes.append("recompute is not said: none assumed")
     return ""
+
+
+# What torchtitan's own recipes recompute (``train_configs/llama3_8b.toml``).
+OF_TORCHTITAN = "selective op"
 
 
 def _at_first(engine: str, degrees: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ from mistlab.machine.profile import Profile
 from mistlab.runs.ahead import host_is_ahead
 from mistlab.runs.configuration import GPUS_OF_A_NODE, Configuration
 from mistlab.runs.partition import blocks_of_stages, unrunnable
-from mistlab.runs.recomputed import recomputed, recomputes_alternate
+from mistlab.runs.recomputed import recomputed
 from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.placement import most_chunks
@@ -49,8 +49,6 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
     )
     blocks = blocks_of_stages(run, notes)
     order = _order(run, blocks, notes)
-    if recomputes_alternate(run):
-        notes.append("every second product recomputed is predicted as every second block")
     mesh = {
         "data_parallel": run.data_parallel,
         "tensor_parallel": run.tensor_parallel,

@@ -6,10 +6,10 @@ from mistlab.runs.configuration import Configuration
 from mistlab.values.errors import FieldError
 from mistlab.values.field_checks import shown
 
-# What torchtitan calls recomputing each second block, and each second product of all blocks (with
-# everything but attention between products).
+# What torchtitan calls recomputing each second product of all blocks (with everything but attention
+# between products), and each second block.
 ALTERNATE = "selective op"
-HALF_OF_BLOCKS = ("selective layer", "selective every 2nd layer", ALTERNATE)
+HALF_OF_BLOCKS = ("selective layer", "selective every 2nd layer")
 # Words that alone say that nothing is recomputed, or all blocks.
 _NOTHING = ("no", "0", "false", "off")
 _EVERYTHING = (
@@ -27,6 +27,8 @@ def recomputed(run: Configuration, layers: int) -> dict[str, int]:
     words = run.recompute
     if words in _NOTHING or words.startswith(("none", "no activation")):
         return {}
+    if words.startswith(ALTERNATE) or _is_torch_s_selective(run):
+        return {"products_recomputed_layers": layers}
     if (whole := _whole_blocks(run, layers)) is not None:
         return {"checkpointed_layers": whole}
     recipe_s_core = words.startswith("selective (recipe") and run.attention == "math"
@@ -38,11 +40,6 @@ def recomputed(run: Configuration, layers: int) -> dict[str, int]:
         return {}
     column = "recompute"
     raise FieldError(column, f"{shown(words)} cannot be said: give none, full or core_attn")
-
-
-def recomputes_alternate(run: Configuration) -> bool:
-    """Whether a run recomputes every second product, which no treatment says."""
-    return run.recompute.startswith(ALTERNATE) or _is_torch_s_selective(run)
 
 
 def _is_torch_s_selective(run: Configuration) -> bool:
@@ -57,7 +54,7 @@ def _whole_blocks(run: Configuration, layers: int) -> int | None:
         return min(layers, int(found[1]) * run.chunks)
     if words in _EVERYTHING or words.startswith("full"):
         return layers
-    if words.startswith(HALF_OF_BLOCKS) or _is_torch_s_selective(run):
+    if words.startswith(HALF_OF_BLOCKS):
         return layers // 2
     if words.startswith("selective:") and "moe" in re.split(r"[:+]", words):
         return _blocks_of_experts(run, layers)

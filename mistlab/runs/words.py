@@ -107,6 +107,7 @@ GPUS_BY_WORD: Mapping[str, Gpus] = {
     ),
     "h200": Gpus(hardware="h200-141gb"),
     "b200": Gpus(hardware="b200-180gb"),
+    "b200class184gib": Gpus(hardware="gb200-186gb", note="184 GiB are those of a GB200"),
     "gb200": Gpus(hardware="gb200-186gb"),
     "b300": Gpus(hardware="b300-288gb"),
     "gb300": Gpus(hardware="gb300-288gb"),
@@ -181,6 +182,20 @@ def order_of(text: str, engine: str, remarks: str) -> tuple[str, str, str]:
 def _named_order(text: str) -> str:
     words = text.casefold()
     return next((order for word, order in ORDERS_BY_WORD.items() if word in words), "")
+
+
+# The first month in which torchtitan compiled its loss with its blocks.
+LOSS_COMPILED = "2025-04"
+
+
+def fsdp_of(text: str, remarks: str, date: str) -> str:
+    """The engine of FSDP by who makes its kernels: torchtitan's models are torch's own operators,
+    eager or compiled as remarks say; others bring kernels."""
+    if "torchtitan" not in text.casefold():
+        return "fsdp"
+    if "torch.compile" in remarks:
+        return "fsdp-compiled-blocks" if date and date < LOSS_COMPILED else "fsdp-compiled"
+    return "fsdp-eager"
 
 
 def dispatcher_of(model: str) -> str:

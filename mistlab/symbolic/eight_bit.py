@@ -28,11 +28,11 @@ _GRADIENT_OF_WEIGHT = "mistlab.grouped_product_of_weight"
 Plain = Mapping[str, Any]
 
 
-def in_precision(stored: StoredGraph, precision: str) -> StoredGraph:
-    """The graph of a model in a precision."""
+def in_precision(stored: StoredGraph, precision: str, *, keeps_wide: bool = False) -> StoredGraph:
+    """The graph of a model in a precision, which may keep inputs of products in 16 bits."""
     if precision not in ("fp8", "fp4"):
         return stored
-    made = eight_bit(stored)
+    made = eight_bit(stored, keeps_wide=keeps_wide)
     made = four_bit(made) if precision == "fp4" else made
     # Equal graphs are made once; models whose kinds take turns otherwise have equal graphs.
     return replace(made, turns=stored.turns)
@@ -66,15 +66,20 @@ def _four_bit_block(block: Plain) -> Plain:
 
 
 @cache
-def eight_bit(stored: StoredGraph) -> StoredGraph:
-    """The graph of a model with 8-bit products in its blocks."""
+def eight_bit(stored: StoredGraph, *, keeps_wide: bool = False) -> StoredGraph:
+    """The graph of a model with 8-bit products in its blocks, which may keep inputs in 16 bits."""
+    block_of = _block_with_wide_inputs if keeps_wide else _block
     graph = stored.mapping
-    further = [_block(block) for block in graph.get("further_blocks", ())]
-    mapping = {**graph, "block": _block(graph["block"])}
+    further = [block_of(block) for block in graph.get("further_blocks", ())]
+    mapping = {**graph, "block": block_of(graph["block"])}
     if further:
         mapping["further_blocks"] = further
     made = StoredGraph.of(mapping, stored.where)
     return replace(made, turns=stored.turns)
+
+
+def _block_with_wide_inputs(block: Plain) -> Plain:
+    return {**block, "operators": [*_operators(block["operators"])]}
 
 
 def _block(block: Plain) -> Plain:

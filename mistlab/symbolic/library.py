@@ -12,6 +12,7 @@ from mistlab.symbolic.eight_bit import in_precision
 from mistlab.symbolic.feasible import broken_at
 from mistlab.symbolic.further_tokens import with_further_tokens
 from mistlab.symbolic.graph import ModelGraph
+from mistlab.symbolic.kept_by_torch import kept_by_torch
 from mistlab.symbolic.made_variants import with_dropout, with_scores
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.values.datafile import read_json
@@ -123,26 +124,35 @@ def _stored(variant: Variant) -> StoredGraph:
     return StoredGraph.of(json.loads(text), variant.name)
 
 
-def graph_of(workload: Workload) -> StoredGraph:
-    """The graph of a workload: a shipped graph, or the graph of its traced model."""
+def graph_of(workload: Workload, kept_by: str = "") -> StoredGraph:
+    """The graph of a workload: a shipped graph, or the graph of its traced model. ``kept_by`` says
+    whose kernels keep tensors, if not the graph's own (``mistlab.symbolic.kept_by_torch``)."""
     model = workload.model
     precision = "single" if workload.precision == "fp32" else "half"
     if model.family == "custom":
         traced = _traced(workload, precision)
-        return in_precision(traced, workload.precision)
-    return _of_family(workload, precision, sequence_parallel=False)
+        return _kept_by(traced, workload, kept_by)
+    return _of_family(workload, precision, sequence_parallel=False, kept_by=kept_by)
 
 
-def sequence_graph_of(workload: Workload) -> StoredGraph | None:
+def sequence_graph_of(workload: Workload, kept_by: str = "") -> StoredGraph | None:
     """The graph of a workload with sequence parallelism; None if its model was traced without."""
     if workload.model.family == "custom":
         return None
     precision = "single" if workload.precision == "fp32" else "half"
-    return _of_family(workload, precision, sequence_parallel=True)
+    return _of_family(workload, precision, sequence_parallel=True, kept_by=kept_by)
+
+
+def _kept_by(found: StoredGraph, workload: Workload, kept_by: str) -> StoredGraph:
+    """A graph in a workload's precision, keeping what these kernels keep."""
+    made = in_precision(found, workload.precision, keeps_wide=bool(kept_by))
+    return kept_by_torch(made, kept_by) if kept_by else made
 
 
 @cache
-def _of_family(workload: Workload, precision: str, *, sequence_parallel: bool) -> StoredGraph:
+def _of_family(
+    workload: Workload, precision: str, *, sequence_parallel: bool, kept_by: str
+) -> StoredGraph:
     """The graph of a model of a family, with all kinds of its blocks."""
     model = workload.model
     kinds = kinds_of(model)
@@ -168,7 +178,7 @@ def _of_family(workload: Workload, precision: str, *, sequence_parallel: bool) -
         found = _known(of_kinds[BLOCK])
     else:
         found = replace(_with_kinds(tuple(of_kinds.items())), turns=kinds.pattern)
-    made = in_precision(found, workload.precision)
+    made = _kept_by(found, workload, kept_by)
     return with_further_tokens(made, model.further_tokens, tied=model.tied_embeddings)
 
 

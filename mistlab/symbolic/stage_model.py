@@ -70,7 +70,9 @@ class StageModel:
     @classmethod
     def of(cls, workload: Workload, engine: str = "mistlab") -> Self:
         """The model for a workload's graph; compiles the graph's layers."""
-        graph, split = graph_of(workload), sequence_graph_of(workload)
+        kept_by = ENGINES[engine].memory_in(workload.precision, workload.optimizer).kept_by
+        graph = graph_of(workload, kept_by)
+        split = sequence_graph_of(workload, kept_by)
         treatments, names = tuple(TREATMENTS.items()), size_names()
         return cls(
             workload=workload,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from mistlab.symbolic.every_second_product import products_recomputed
 from mistlab.symbolic.graph import LayerGraph, Operator, Peak, SavedTensor
 from mistlab.symbolic.maximum import expanded, factors_of
 from mistlab.symbolic.sums import names_in, total
@@ -113,4 +114,7 @@ OF_CORE = frozenset(
 TREATMENTS: dict[str, Treatment] = {
     "recomputed": Treatment(dimension="checkpointed_layers", graph=recomputed, peaks_as_plain=True),
     "core_recomputed": Treatment(dimension="core_recomputed_layers", graph=core_recomputed),
+    "products_recomputed": Treatment(
+        dimension="products_recomputed_layers", graph=products_recomputed, peaks_as_plain=True
+    ),
 }

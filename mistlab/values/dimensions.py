@@ -160,6 +160,13 @@ DIMENSIONS: dict[str, Dimension] = {
         label="core recomputed",
         noun="blocks with attention's core recomputed",
     ),
+    "products_recomputed_layers": Dimension(
+        part="layers",
+        symbol="ca",
+        default=0,
+        label="products recomputed",
+        noun="blocks with every second product recomputed",
+    ),
     "offload_weights": _offloaded("ww", "weights", "P"),
     "offload_gradients": _offloaded("wg", "gradients", "G"),
     "offload_optimizer": _offloaded("wo", "optimizer", "O"),

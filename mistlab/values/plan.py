@@ -54,8 +54,9 @@ class StagePlan:
     both are neighbours among the stage's GPUs, whatever the other degrees. ``zero`` shards
     optimizer state (1), also gradients (2), also weights (3). It does so over all data-parallel
     ranks, or with ``state_replicas`` over each of so many equal parts of them. The last
-    ``core_recomputed_layers`` blocks recompute attention's core, and ``checkpointed_layers`` before
-    them all activations. ``others`` has values of dimensions that were added to
+    ``products_recomputed_layers`` blocks recompute every second product,
+    ``core_recomputed_layers`` before them attention's core, and ``checkpointed_layers`` before
+    those all activations. ``others`` has values of dimensions that were added to
     ``mistlab.values.dimensions.DIMENSIONS``, without default values.
     """
 
@@ -75,6 +76,9 @@ class StagePlan:
     checkpointed_layers: int = field(default=0, metadata=DIMENSIONS["checkpointed_layers"].numbers)
     core_recomputed_layers: int = field(
         default=0, metadata=DIMENSIONS["core_recomputed_layers"].numbers
+    )
+    products_recomputed_layers: int = field(
+        default=0, metadata=DIMENSIONS["products_recomputed_layers"].numbers
     )
     offload: Offload = NO_OFFLOAD
     others: tuple[tuple[str, float], ...] = field(default=(), metadata=further_keys(added))

@@ -44,8 +44,9 @@ class SearchSpace:
 
     A plan takes all GPUs, and each of its stages lies inside one node or fills whole nodes. Its
     passes have one of the ``orders`` that its numbers allow. ``recomputation`` says how many of its
-    blocks a stage may recompute, or recompute attention's core of, as far as
-    ``core_recomputed_layers`` allows the latter (None: always). Without ``unequal_stages`` all
+    blocks a stage may recompute, or recompute attention's core or every second product of, as far
+    as ``core_recomputed_layers`` and ``products_recomputed_layers`` allow these (None: always).
+    Without ``unequal_stages`` all
     stages have the same ZeRO level, ratios and number of recomputed blocks (or all blocks, if they
     have fewer); with it, each stage chooses for itself. Whether stages may have unequal numbers of
     blocks is said apart: up to ``layers_off_balance`` fewer or more than an even share, or any
@@ -75,6 +76,9 @@ class SearchSpace:
     orders: tuple[str, ...] = (DEFAULT_ORDER,)
     recomputation: Recomputation = "none_or_all"
     core_recomputed_layers: tuple[int, ...] | None = field(
+        default=(0,), metadata=bounded(minimum=0)
+    )
+    products_recomputed_layers: tuple[int, ...] | None = field(
         default=(0,), metadata=bounded(minimum=0)
     )
     unequal_stages: bool = False

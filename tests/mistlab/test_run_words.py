@@ -58,7 +58,7 @@ def test_a_zero_says_that_there_is_none(column: str) -> None:
         ("Megatron-Core", "full block 3 layers per stage", {"checkpointed_layers": 3}),
         ("Megatron-Core", "block 3", {"checkpointed_layers": 3}),
         ("Megatron-Core", "selective", {"core_recomputed_layers": 8}),
-        ("torchtitan", "selective", {"checkpointed_layers": 4}),
+        ("torchtitan", "selective", {"products_recomputed_layers": 8}),
         ("torchtitan", "activation checkpointing", {"checkpointed_layers": 8}),
         ("Megatron-Core", "selective:layernorm", {}),
         ("Megatron-Core", "none (flash attention)", {}),
@@ -68,7 +68,10 @@ def test_words_for_recomputation_are_blocks(
     engine: str, words: str, treated: dict[str, int]
 ) -> None:
     (stage,) = job_of(run(engine=engine, recompute=words)).job.plan.stages
-    names = ("checkpointed_layers", "core_recomputed_layers")
+    names = (
+        *("checkpointed_layers", "core_recomputed_layers"),
+        "products_recomputed_layers",
+    )
     assert {name: value for name in names if (value := stage.value(name))} == treated
 
 

@@ -1,0 +1,98 @@
+"""Blocks that recompute every second product: torchtitan's selective recomputation ``op``.
+
+A block keeps its input, what attention gives, and the results of its first product, its third, and
+so on. Before its backward pass it runs everything else again: the other products, norms, rotations,
+gates, and gathers of tokens; what ranks sum or scatter is kept
+(``torchtitan/distributed/activation_checkpoint.py``). Nothing needs the result of the last product.
+
+A product of a graph may be several of torch's side by side: those of queries, keys and values, of
+which the keys' is the second, or those of gate and network, one of which is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from mistlab.symbolic.graph import LayerGraph, Operator, Peak, SavedTensor
+from mistlab.symbolic.lazily import sympy
+from mistlab.symbolic.maximum import expanded, factors_of
+from mistlab.symbolic.sums import Sum, names_in, total
+
+# Collectives that run again.
+_GATHERS = frozenset(("mistlab.gather_tokens", "mistlab.gather_again"))
+_JOINT, _GATE = "qkv", "mistlab.swiglu"
+# The share that runs again of terms with a size; of terms with none of them, all.
+_Shares = Mapping[str, Fraction]
+_KEYS: _Shares = {"k": Fraction(1, 2), "n": Fraction(0)}
+_NETWORK: _Shares = {"f": Fraction(1, 2), "j": Fraction(1, 2)}
+
+
+def products_recomputed(block: LayerGraph) -> LayerGraph:
+    """The block that keeps every second product, and runs the others again."""
+    kept, again = [block.input_bytes], []
+    for operator, part in _parts(block):
+        if part is None:
+            kept.append(operator.written_bytes)
+        elif operator.kind == "collective" and operator.name not in _GATHERS:
+            continue
+        else:
+            again.append(part)
+            kept.append(operator.written_bytes - part.written_bytes)
+    size = expanded(total(kept, like=block.input_bytes))
+    saved = SavedTensor(module="", shape=(), dtype="", size_bytes=size, is_input=True)
+    peaks = (
+        Peak(phase="backward", operator=p.operator, size_bytes=p.size_bytes + block.output_bytes)
+        for p in block.peaks
+        if p.phase == "forward"
+    )
+    return replace(block, saved=(saved,), again=tuple(again), peaks=(*block.peaks, *peaks))
+
+
+def _parts(block: LayerGraph) -> Iterator[tuple[Operator, Operator | None]]:
+    """The operators of a block's forward pass, each with the part of it that runs again; None if
+    its result is kept."""
+    forward = block.of_phase("forward")
+    last = [one for one in forward if one.kind == "matmul"][-1:]
+    gates = {one.module for one in forward if one.name == _GATE}
+    count = 0
+    for operator in forward:
+        if operator.kind == "attention":
+            yield operator, None
+        elif operator.kind != "matmul":
+            yield operator, operator
+        elif operator.module.endswith(_JOINT):
+            count += 3
+            yield operator, _part(operator, _KEYS)
+        elif operator.module.rpartition(".")[0] in gates and operator not in last:
+            count += 2
+            yield operator, _part(operator, _NETWORK)
+        else:
+            count += 1
+            if count % 2 == 0:
+                yield operator, operator
+            elif operator not in last:
+                yield operator, None
+
+
+def _part(operator: Operator, shares: _Shares) -> Operator:
+    """The part of a product that runs again."""
+    return replace(
+        operator,
+        flop=_scaled(operator.flop, shares),
+        read_bytes=_scaled(operator.read_bytes, shares),
+        written_bytes=_scaled(operator.written_bytes, shares),
+    )
+
+
+def _scaled(size: Any, shares: _Shares) -> Any:
+    """A size whose terms are multiplied by the share of the first size that they have."""
+    found = []
+    for term, factor in factors_of(expanded(size)).items():
+        one = Sum({term: factor}) if isinstance(size, Sum) else term * sympy.sympify(factor)
+        names = names_in(one)
+        share = next((share for name, share in shares.items() if name in names), Fraction(1))
+        found.append(one * (share if isinstance(size, Sum) else sympy.sympify(share)))
+    return total(found, like=size)

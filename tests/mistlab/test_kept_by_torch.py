@@ -1,0 +1,135 @@
+"""What torch keeps of blocks without kernels of their own: counted by hand from its operators."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.symbolic.library import graph_of, sequence_graph_of
+from mistlab.symbolic.stage_model import StageModel
+from mistlab.symbolic.treatments import TREATMENTS
+from mistlab.values.stages import StageBatch
+from mistlab.values.workload import Workload
+
+LLAMA = Workload(
+    model=catalog.model("llama3-8b"),
+    sequence_length=4096,
+    global_batch=8,
+    attention="flash",
+    precision="bf16",
+)
+# Of a Llama block in units of its width: network, and heads of keys over those of queries.
+F, K = 14336 / 4096, 8 / 32
+SIZES = {"b": 1, "s": 1, "h": 4096, "n": 32, "k": 8, "d": 128, "r": 128, "f": 14336, "tp": 1}
+# Bytes for each token and channel. The graph keeps inputs of the norms and of three products, of
+# attention queries, keys, values and result, and gate, network and their product.
+OF_GRAPH = 2 * (4 + 1 + 2 * K + 1 + 3 * F)
+COPIES = 2 * 2 * (1 - K)
+# Two norms, each on a 32-bit input (4) in place of its 16-bit one, and with a result before its
+# weights; and the activation.
+OF_EAGER = 2 * (4 - 2 + 2) + 2 * F
+
+
+def bytes_of(expression: object) -> float:
+    """An expression's bytes for each token and channel, without sums of attention and norms."""
+    return float(eval(str(expression), {"__builtins__": {}}, SIZES)) / SIZES["h"]
+
+
+@pytest.mark.parametrize(
+    ("kept_by", "kept"),
+    [
+        ("", OF_GRAPH),
+        ("compiled", OF_GRAPH + COPIES),
+        ("eager", OF_GRAPH + COPIES + OF_EAGER),
+    ],
+)
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_block_keeps_what_its_operators_keep(kept_by: str, kept: float, precision: str) -> None:
+    work = replace(LLAMA, precision=precision)
+    found = bytes_of(graph_of(work, kept_by).counts.block.saved_bytes)
+    if precision == "fp8" and not kept_by:
+        # Inputs of products are kept in 8 bits, if nothing else keeps them in 16.
+        assert found < kept - 4
+    else:
+        # Sums of attention, and deviations of norms: 34 numbers of 4 bytes a token.
+        assert found == pytest.approx(kept, abs=34.1 * 4 / SIZES["h"])
+
+
+def test_its_fullest_moments_have_these_bytes_too() -> None:
+    plain, eager = (graph_of(LLAMA, kept_by).counts.block for kept_by in ("", "eager"))
+    for one, other in zip(plain.peaks, eager.peaks, strict=True):
+        more = bytes_of(other.size_bytes) - bytes_of(one.size_bytes)
+        assert more == pytest.approx(COPIES + OF_EAGER)
+
+
+def test_ranks_that_split_tokens_have_their_part_of_norms() -> None:
+    whole, split = (
+        find(LLAMA, "eager").counts.block.saved  # type: ignore[union-attr]
+        for find in (graph_of, sequence_graph_of)
+    )
+    of_norms = [
+        [str(one.size_bytes) for one in saved if one.module == "mlp_norm"][-1]
+        for saved in (whole, split)
+    ]
+    assert of_norms == ["4*b*h*s", "4*b*h*s/tp"]
+
+
+def test_every_second_product_is_kept() -> None:
+    """Queries and values, attention's result, and the gate; nobody needs what the last product
+    gives. Keys, the output's product and the network run again."""
+    block = graph_of(LLAMA, "eager").counts.block
+    made = TREATMENTS["products_recomputed"].graph(block)
+    kept = 2 * (1 + 1 + K + 1 + F)
+    assert bytes_of(made.saved_bytes) == pytest.approx(kept, abs=33 * 4 / SIZES["h"])
+    again = [one for one in made.again if one.kind == "matmul"]
+    assert [one.module for one in again] == ["attention.qkv", "attention.output", "mlp.up"]
+    flop = sum(bytes_of(one.flop) for one in again) / SIZES["h"]
+    assert flop == pytest.approx(2 * (K + 1 + F))
+    read = bytes_of(again[0].read_bytes)
+    assert read == pytest.approx(2 + 2 * K * SIZES["h"])
+    assert not any(one.kind == "attention" for one in made.again)
+
+
+def test_what_ranks_scatter_is_kept_and_what_they_gather_runs_again() -> None:
+    split = sequence_graph_of(LLAMA)
+    assert split is not None
+    made = TREATMENTS["products_recomputed"].graph(split.counts.block)
+    collectives = {one.name for one in made.again if one.kind == "collective"}
+    assert collectives == {"mistlab.gather_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "kept", "logits"),
+    [
+        ("fsdp", OF_GRAPH, 14),
+        ("fsdp-eager", OF_GRAPH + COPIES + OF_EAGER, 14),
+        ("fsdp-compiled-blocks", OF_GRAPH + COPIES, 14),
+        ("fsdp-compiled", OF_GRAPH + COPIES, 4),
+    ],
+)
+def test_engines_have_these_bytes_of_blocks_and_logits(
+    engine: str, kept: float, logits: float
+) -> None:
+    """The peak is that of the loss, when all blocks are kept; from one number of blocks and tokens
+    to another."""
+    tokens, width = LLAMA.sequence_length, LLAMA.model.hidden
+    few, many, longer = peaks(engine, layers=[16, 32, 32], micro_batch=[1, 1, 2])
+    assert (many - few) / (16 * tokens * width) == pytest.approx(kept, rel=0.005)
+    of_logits = longer - many - 32 * tokens * width * kept
+    assert of_logits / (tokens * LLAMA.model.vocab) == pytest.approx(logits, rel=0.05)
+
+
+def peaks(engine: str, *, layers: list[int], micro_batch: list[int]) -> list[float]:
+    """The peaks of stages with both ends, without states."""
+    batch = StageBatch(
+        layers=np.array(layers),
+        micro_batch=np.array(micro_batch),
+        data_parallel=8,
+        tensor_parallel=1,
+        has_embedding=1,
+        has_head=1,
+        zero=3,
+    )
+    found = StageModel.of(LLAMA, engine).figures(batch)
+    return list(found.peak_bytes - found.held_bytes)
