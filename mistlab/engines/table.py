@@ -5,7 +5,8 @@ from mistlab.engines.adapters import with_adapters
 from mistlab.engines.deepspeed import DEEPSPEED
 from mistlab.engines.engine import Engine
 from mistlab.engines.fsdp import FSDP, FSDP_ROWWISE
-from mistlab.engines.fsdp_of_torch import OF_TORCH
+from mistlab.engines.fsdp_of_torch import FSDP_EAGER, OF_TORCH
+from mistlab.engines.fsdp_te import FSDP_TE
 from mistlab.engines.megatron import MEGATRON
 from mistlab.engines.megatron_core import (
     MEGATRON_BRIDGE,
@@ -27,8 +28,18 @@ ENGINES: dict[str, Engine] = {
         *(MISTLAB, MEGATRON, MEGATRON_CORE, MEGATRON_CORE_FUSED_LOSS, MEGATRON_FSDP),
         *(MEGATRON_BRIDGE, MEGATRON_BRIDGE_ALLTOALL, MEGATRON_BRIDGE_EAGER),
         *(MEGATRON_BRIDGE_GRAPH, ZERO_BUBBLE, ZERO_BUBBLE_WAITING),
-        *(DEEPSPEED, ACESO, NANOTRON, NANOTRON_WHOLE_INPUTS, FSDP, FSDP_ROWWISE, *OF_TORCH, MIST),
-        *(with_adapters(row) for row in (MEGATRON_CORE, MEGATRON_BRIDGE, FSDP)),
+        *(
+            DEEPSPEED,
+            ACESO,
+            NANOTRON,
+            NANOTRON_WHOLE_INPUTS,
+            FSDP,
+            FSDP_ROWWISE,
+            FSDP_TE,
+            *OF_TORCH,
+            MIST,
+        ),
+        *(with_adapters(row) for row in (MEGATRON_CORE, MEGATRON_BRIDGE, FSDP, FSDP_EAGER)),
     )
 }
 

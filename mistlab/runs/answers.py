@@ -60,6 +60,9 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
     """The answer with the prediction of a run; a GPU that is nearly full is a note."""
     workload, cluster, engine = found.job.workload, found.job.cluster, found.job.plan.engine
     notes, more = found.notes, list[str]()
+    if found.times > 1:
+        prediction = _repeated(prediction, found.times)
+        more.append(f"the pipeline fills and drains {found.times} times a step")
     gpus = found.job.plan.num_gpus
     _, above = bounds_of(workload, cluster, engine).around(gpus, prediction.mfu)
     around = Range.of(prediction, above, found.kind.way(prediction.mfu))
@@ -95,6 +98,16 @@ def nearly_fills(prediction: Prediction, found: RunJob) -> bool:
     """Whether a run would nearly fill a GPU, or more."""
     peak = max(stage.peak_allocated_bytes for stage in prediction.stages)
     return not prediction.fits or peak > NEARLY_FULL * found.job.cluster.memory_bytes
+
+
+def _repeated(prediction: Prediction, times: int) -> Prediction:
+    """A prediction of a step that is one prediction's iteration several times."""
+    return replace(
+        prediction,
+        iteration_s=prediction.iteration_s * times,
+        iteration_s_low=prediction.iteration_s_low * times,
+        iteration_s_high=prediction.iteration_s_high * times,
+    )
 
 
 def _capped(prediction: Prediction, room: int) -> Prediction:

@@ -3,7 +3,7 @@
 Nothing that was measured is read. From the column ``notes`` only these phrases are: "tied
 embeddings" and "untie-embeddings", "dropout on", "first and last stage have one layer less",
 "unfused attention" and "attention-backend=unfused", "swiglu=1", "non-overlap launch", "tokendrop",
-"schedule ZBV", "torch.compile",
+"schedule ZBV", "torch.compile", "kernels TE", "LBS N",
 those about parts of models (``mistlab.runs.parts``), and the network, as "1600 Gbps node-node" or
 "400 Gb/s RDMA a GPU".
 """
@@ -22,6 +22,7 @@ from mistlab.runs.megatron_arguments import (
     fuses_loss,
     writes_attention_out,
 )
+from mistlab.runs.of_torch import batches_at_once, fsdp_of, recompute_of
 from mistlab.runs.shapes import Shape, replicated, shape_of
 from mistlab.runs.table import TableRow
 from mistlab.runs.words import (
@@ -31,7 +32,6 @@ from mistlab.runs.words import (
     dispatcher_of,
     engine_of,
     exchange_of,
-    fsdp_of,
     gpus_of,
     network_of,
     order_of,
@@ -55,7 +55,8 @@ class Configuration:
     """One run's configuration; equal configurations are predicted once.
 
     ``otherwise`` is the engine that takes the place of ``engine`` where memory is short or no
-    host gets ahead of its GPU; empty for none. ``recompute`` is what a row says; with
+    host gets ahead of its GPU; empty for none. A step fills and drains its pipeline ``fillings``
+    times, each with ``micro_batches``. ``recompute`` is what a row says; with
     ``saves_unsaid`` it says nothing. ``notes`` are the assumptions.
     """
 
@@ -68,6 +69,7 @@ class Configuration:
     sequence_length: int
     micro_batch: int
     micro_batches: int
+    fillings: int
     data_parallel: int
     tensor_parallel: int
     pipeline_parallel: int
@@ -92,7 +94,7 @@ class Configuration:
 
     @property
     def global_batch(self) -> int:
-        """Sequences of a step."""
+        """Sequences for which a pipeline fills."""
         return self.micro_batch * self.micro_batches * self.data_parallel
 
 
@@ -137,7 +139,9 @@ def configuration_of(row: TableRow) -> Configuration:
     num_gpus, data = _ranks(cells, degrees, experts * parts, remarks, notes)
     experts = _divisor(experts, degrees["tp"] * degrees["cp"] * data, parts, notes)
     micro_batch, sequence_length = _sequences(cells, notes)
-    recompute = _recompute(cells, engine, notes)
+    of_step = _micro_batches(cells, micro_batch, data, notes)
+    at_once = batches_at_once(cells, remarks, micro_batch, of_step, degrees["pp"])
+    recompute = recompute_of(cells, shape.model, notes)
     gpus_per_node = count_of(cells, "gpus_per_node")
     replicas, note = replicas_of(zero_text, data, degrees["cp"], gpus_per_node or GPUS_OF_A_NODE)
     notes.append(note)
@@ -150,7 +154,8 @@ def configuration_of(row: TableRow) -> Configuration:
         gpus_per_node=gpus_per_node or 0,
         sequence_length=sequence_length,
         micro_batch=micro_batch,
-        micro_batches=_micro_batches(cells, micro_batch, data, notes),
+        micro_batches=at_once,
+        fillings=of_step // at_once,
         data_parallel=data,
         tensor_parallel=degrees["tp"],
         pipeline_parallel=degrees["pp"],
@@ -178,9 +183,8 @@ def configuration_of(row: TableRow) -> Configuration:
 def _variant(engine: str, cells: Mapping[str, str], remarks: str) -> str:
     """The variant of an engine that a row's precision and remarks ask for."""
     if engine == "fsdp":
-        by_torch = fsdp_of(text_of(cells, "engine"), remarks, text_of(cells, "date"))
         rowwise = "-rowwise" if "rowwise" in text_of(cells, "precision").casefold() else ""
-        engine = f"{by_torch}{rowwise}"
+        engine = f"{fsdp_of(cells, remarks)}{rowwise}"
     if engine == "megatron-core" and fuses_loss(remarks):
         return "megatron-core-fused-loss"
     adapters = f"{engine}-adapters"
@@ -214,22 +218,6 @@ def _kind(
         bits=BITS[precision],
         is_benchmark="phase " not in remarks,
     )
-
-
-def _recompute(cells: Mapping[str, str], engine: str, notes: list[str]) -> str:
-    """What a row says about recomputation; empty if it says nothing."""
-    words = text_of(cells, "recompute").casefold()
-    if words and not words.startswith(("not stated", "none (not stated", "?")):
-        return words
-    if engine.startswith(("fsdp-eager", "fsdp-compiled")):
-        notes.append(f"recompute is not said: {OF_TORCHTITAN} assumed, as recipes have it")
-        return OF_TORCHTITAN
-    notes.append("recompute is not said: none assumed")
-    return ""
-
-
-# What torchtitan's own recipes recompute (``train_configs/llama3_8b.toml``).
-OF_TORCHTITAN = "selective op"
 
 
 def _at_first(engine: str, degrees: Mapping[str, int]) -> str:

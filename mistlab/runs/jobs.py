@@ -31,12 +31,14 @@ MOST_IN_BOX, RACK = 16, 64
 class RunJob:
     """A run's job, the assumptions with which it was made, and why it cannot run, if so.
 
-    With ``saves_unsaid`` nothing tells what the run recomputes. Bounds depend on its ``kind``.
+    A step runs the job ``times``. With ``saves_unsaid`` nothing tells what the run recomputes.
+    Bounds depend on its ``kind``.
     """
 
     job: Job
     notes: tuple[str, ...]
     kind: RunKind
+    times: int = 1
     unrunnable: str = ""
     saves_unsaid: bool = False
 
@@ -74,6 +76,7 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
         job=Job(workload=workload, cluster=cluster, plan=plan),
         notes=tuple(notes),
         kind=run.kind,
+        times=run.fillings,
         unrunnable=unrunnable(run, blocks),
         saves_unsaid=run.saves_unsaid,
     )

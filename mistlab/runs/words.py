@@ -31,6 +31,11 @@ ENGINES_BY_WORD: Mapping[str, str] = {
 }
 
 
+# Unknown engines that shard weights, and whose kernels are not torch's: MaxText has XLA's, and
+# cuDNN's attention by Transformer Engine (``cudnn_flash_te``).
+AS_FSDP: Mapping[str, str] = {"maxtext": "fsdp-te"}
+
+
 # What software's name an engine's text contains, where it is no engine's; the first match counts.
 OTHER_SOFTWARE = ("simumax", "paxml", "maxtext", "sailor")
 
@@ -154,7 +159,8 @@ def engine_of(text: str, zero: str) -> tuple[str, str]:
         return found, ""
     # Sharded weights, and gradients, are FSDP's, whatever runs it.
     shards = "fsdp" in zero.casefold() or (not found and (_level_of(zero.casefold()) or 0) > 1)
-    assumed = "fsdp" if shards else "megatron"
+    as_fsdp = next((name for word, name in AS_FSDP.items() if word in words), "fsdp")
+    assumed = as_fsdp if shards else "megatron"
     if found:
         return assumed, f"zero {zero} is sharded as by engine {assumed}"
     what = f"engine {shown(text)} is unknown" if text else "engine is empty"
@@ -182,20 +188,6 @@ def order_of(text: str, engine: str, remarks: str) -> tuple[str, str, str]:
 def _named_order(text: str) -> str:
     words = text.casefold()
     return next((order for word, order in ORDERS_BY_WORD.items() if word in words), "")
-
-
-# The first month in which torchtitan compiled its loss with its blocks.
-LOSS_COMPILED = "2025-04"
-
-
-def fsdp_of(text: str, remarks: str, date: str) -> str:
-    """The engine of FSDP by who makes its kernels: torchtitan's models are torch's own operators,
-    eager or compiled as remarks say; others bring kernels."""
-    if "torchtitan" not in text.casefold():
-        return "fsdp"
-    if "torch.compile" in remarks:
-        return "fsdp-compiled-blocks" if date and date < LOSS_COMPILED else "fsdp-compiled"
-    return "fsdp-eager"
 
 
 def dispatcher_of(model: str) -> str:
