@@ -40,8 +40,10 @@ class Judged:
             return None
         kind = self.row.cells.get("memory_kind", "")
         stage = stage_of(self.answer.prediction, kind)
-        is_reserved = "reserved" in kind and "allocated" not in kind
-        peak = stage.peak_reserved_bytes if is_reserved else stage.peak_allocated_bytes
+        is_reserved = "reserved" in kind or _logs_reserved(self.row)
+        peak = stage.peak_allocated_bytes
+        if is_reserved and "allocated" not in kind:
+            peak = stage.peak_reserved_bytes
         return peak / GIB_BYTES
 
     @property
@@ -66,6 +68,12 @@ class Judged:
     def failed(self) -> bool:
         """Whether the row tells of a run that failed."""
         return text_of(self.row.cells, "status").casefold().startswith("failed")
+
+
+def _logs_reserved(row: TableRow) -> bool:
+    """Whether the software of a row logs the allocator's peak, and no other: torchtitan does
+    (``max_reserved_gib`` in ``components/metrics.py``)."""
+    return "torchtitan" in text_of(row.cells, "engine").casefold()
 
 
 def _error(predicted: float | None, measured: float | None) -> float | None:
