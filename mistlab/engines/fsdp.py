@@ -44,7 +44,7 @@ FSDP = Engine(
     shares_on={"h100-80gb": (0.88, 0.416, 1.11)},
     # B200's 8-bit rate is Transformer Engine's; torchao's products are 1.7 times as fast as 16-bit
     # ones.
-    eight_bit_on={"b200-180gb": 0.81, "gb200-186gb": 0.81},
+    eight_bit_on={"b200-180gb": 0.81},
     host=HostTime(
         forward_s=1.6e-3, backward_s=2.4e-3, end_s=0.5e-3, step_s=2e-3, sharded_step_s=1e-3
     ),

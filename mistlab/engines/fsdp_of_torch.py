@@ -80,6 +80,8 @@ FSDP_EAGER = replace(
         # The files of MI300X and MI325X are H100's by datasheet.
         **dict.fromkeys(("h100-80gb", "mi300x-192gb", "mi325x-256gb"), FSDP.shares_on["h100-80gb"]),
     },
+    # Torchao's products on GB200 are those on B200.
+    eight_bit_on={**FSDP.eight_bit_on, "gb200-186gb": FSDP.eight_bit_on["b200-180gb"]},
     measured_as="fsdp",
 )
 FSDP_COMPILED = replace(
