@@ -1,12 +1,13 @@
 """Plans as the TOML configuration of torchtitan 0.2.
 
 Any division of blocks can be said, by module names. States are sharded by FSDP2. Recomputed are
-all blocks of a stage, or every n-th. Models are chosen by a flavour; one that torchtitan does not
-bring has to be added to its table under the plan's name.
+all blocks of a stage, or every n-th, or every second product of all. Models are chosen by a
+flavour; one that torchtitan does not bring has to be added to its table under the plan's name.
 """
 
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from mistlab import catalog
 from mistlab.export.found import Found
@@ -60,8 +61,17 @@ def _workload(job: Job) -> Job:
 
 
 def _recomputed(job: Job) -> Job:
-    """All blocks, none, or every n-th: the rarest that recomputes as many as every stage wants."""
+    """All blocks, none, or every n-th: the rarest that recomputes as many as every stage wants. Or
+    every second product of all blocks, if a stage recomputes products."""
     stages = job.plan.stages
+    if _second_products(job):
+        return with_stages(
+            job,
+            [
+                replace(stage, checkpointed_layers=0, products_recomputed_layers=stage.layers)
+                for stage in stages
+            ],
+        )
     every = _every(job)
     if not every:
         return job
@@ -69,6 +79,11 @@ def _recomputed(job: Job) -> Job:
         job,
         [stage.with_values({"checkpointed_layers": stage.layers // every}) for stage in stages],
     )
+
+
+def _second_products(job: Job) -> bool:
+    """Whether blocks recompute every second product."""
+    return any(stage.products_recomputed_layers for stage in job.plan.stages)
 
 
 def _every(job: Job) -> int:
@@ -136,9 +151,9 @@ ROWS = (
         because="cuts all stages into as many replicas, where it shards",
     ),
     Row(
-        choices=("layers", "checkpointed_layers"),
+        choices=("layers", "checkpointed_layers", "products_recomputed_layers"),
         nearest=_recomputed,
-        because="recomputes all blocks, or every n-th",
+        because="recomputes all blocks, or every n-th, or every second product of all",
     ),
     Row(
         choices=STATES,
@@ -161,6 +176,7 @@ def write(job: Job) -> str:
     dtype = "float32" if workload.precision == "fp32" else "bfloat16"
     batches = plan.micro_batches if plan.num_stages > 1 else 1
     every = _every(job)
+    option = "op" if _second_products(job) else str(every) if every > 1 else ""
     sections: dict[str, dict[str, object]] = {
         "model": {"name": "llama3", "flavor": flavour},
         "training": {
@@ -172,8 +188,8 @@ def write(job: Job) -> str:
         },
         "parallelism": {**_degrees(job), **pipeline_settings(job)},
         "activation_checkpoint": {
-            "mode": "selective" if every > 1 else "full" if every else "none",
-            **({"selective_ac_option": str(every)} if every > 1 else {}),
+            "mode": "selective" if option else "full" if every else "none",
+            **({"selective_ac_option": option} if option else {}),
         },
     }
     return "\n".join(
@@ -302,6 +318,8 @@ def _read_recomputed(section: Section, found: Found, layers: int) -> None:
         found.values["checkpointed_layers"] = layers
     elif mode == "selective" and option.isdigit() and int(option):
         found.recomputed_every = int(option)
+    elif mode == "selective" and option == "op":
+        found.values["products_recomputed_layers"] = layers
     elif mode != "none":
         text = f"{mode} {option if mode == 'selective' else ''}".strip()
         found.remark("ignored", "checkpointed_layers", f"{text}: taken as nothing recomputed")
