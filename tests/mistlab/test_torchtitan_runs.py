@@ -1,8 +1,15 @@
 """Rows of torchtitan's runs: who makes its kernels, and what it recomputes."""
 
+from dataclasses import replace
+
 import pytest
 
+from mistlab.runs.answers import RunAnswer
 from mistlab.runs.jobs import job_of
+from mistlab.runs.judged import judged
+from mistlab.runs.table import TableRow
+from mistlab.values.units import GIB_BYTES
+from tests.mistlab.test_run_judging import prediction
 from tests.mistlab.test_runs import run
 
 
@@ -49,3 +56,23 @@ def test_four_gpus_with_184_gib_are_gb200() -> None:
     found = run(engine="torchtitan", hardware="B200 class (184 GiB)")
     assert found.gpus.hardware == "gb200-186gb"
     assert run(engine="torchtitan", hardware="B200 (power limited)").gpus.hardware == "b200-180gb"
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "error"),
+    [
+        ("torchtitan", "peak memory GB, kind not stated", 0.5),
+        ("torchtitan", "torch max reserved", 0.5),
+        ("torchtitan", "torch max allocated", 0.0),
+        ("llm-foundry", "peak memory GB, kind not stated", 0.0),
+        ("llm-foundry", "torch max reserved", 0.5),
+        ("llm-foundry", "reserved and allocated", 0.0),
+    ],
+)
+def test_torchtitan_logs_what_its_allocator_reserves(engine: str, kind: str, error: float) -> None:
+    found = prediction(1.0, gib=10.0)
+    (stage,) = found.stages
+    found = replace(found, stages=(replace(stage, peak_reserved_bytes=15 * GIB_BYTES),))
+    cells = {"engine": engine, "memory_kind": kind, "memory_gib": "10"}
+    row = TableRow(file="runs.csv", number=1, line=2, cells=cells)
+    assert judged(row, RunAnswer(prediction=found)).memory_error == error
