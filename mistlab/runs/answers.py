@@ -73,7 +73,7 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
         )
     if found.saves_unsaid and not prediction.fits:
         prediction = _capped(prediction, int(room_bytes(cluster)))
-        more.append("recompute is not said, but without it memory is short: all of it assumed full")
+        more.append("recompute is not said, and memory is short: all of it assumed full")
     # Runs were measured on their first stage, which holds the most micro-batches.
     fullest = prediction.stages[0].peak_allocated_bytes
     if fullest > NEARLY_FULL * cluster.memory_bytes:

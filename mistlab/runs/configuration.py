@@ -22,7 +22,7 @@ from mistlab.runs.megatron_arguments import (
     fuses_loss,
     writes_attention_out,
 )
-from mistlab.runs.of_torch import batches_at_once, fsdp_of, recompute_of
+from mistlab.runs.of_torch import batches_at_once, fsdp_of, recompute_of, recompute_said
 from mistlab.runs.shapes import Shape, replicated, shape_of
 from mistlab.runs.table import TableRow
 from mistlab.runs.words import (
@@ -56,8 +56,8 @@ class Configuration:
 
     ``otherwise`` is the engine that takes the place of ``engine`` where memory is short or no
     host gets ahead of its GPU; empty for none. A step fills and drains its pipeline ``fillings``
-    times, each with ``micro_batches``. ``recompute`` is what a row says; with
-    ``saves_unsaid`` it says nothing. ``notes`` are the assumptions.
+    times, each with ``micro_batches``. ``recompute`` is what a row says; with ``saves_unsaid`` it
+    says nothing, and ``recompute`` is what recipes say. ``notes`` are the assumptions.
     """
 
     shape: Shape
@@ -169,7 +169,7 @@ def configuration_of(row: TableRow) -> Configuration:
         state_replicas=replicas,
         sequence_parallel=_sequence_parallel(cells, engine, degrees["tp"], notes),
         recompute=recompute or "none",
-        saves_unsaid=not recompute,
+        saves_unsaid=not recompute_said(cells),
         precision=precision,
         attention=_attention(remarks, text_of(cells, "source"), shape, usual),
         node_gbytes_per_s=network_of(remarks, gpus_per_node or GPUS_OF_A_NODE),

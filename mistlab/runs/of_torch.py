@@ -35,10 +35,15 @@ def fsdp_of(cells: Mapping[str, str], remarks: str) -> str:
     return "fsdp"
 
 
+def recompute_said(cells: Mapping[str, str]) -> str:
+    """What a row says about recomputation; empty if it says nothing."""
+    words = text_of(cells, "recompute").casefold()
+    return "" if words.startswith(("not stated", "none (not stated")) else words
+
+
 def recompute_of(cells: Mapping[str, str], model: ModelSpec, notes: list[str]) -> str:
     """What a row says about recomputation, or its software's recipes; empty if neither does."""
-    words = text_of(cells, "recompute").casefold()
-    if words and not words.startswith(("not stated", "none (not stated")):
+    if words := recompute_said(cells):
         return words
     software, assumed = text_of(cells, "engine").casefold(), ""
     if "torchtitan" in software:
