@@ -13,7 +13,7 @@ from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json,
 from experiments.measured.errors import error_lines
 from mistlab import catalog
 from mistlab.machine.profile import Profile
-from mistlab.runs.answers import RunAnswer, answered, nearly_fills
+from mistlab.runs.answers import RunAnswer, answered, is_far_too_full, nearly_fills
 from mistlab.runs.cells import text_of
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import RunJob, job_of
@@ -112,15 +112,25 @@ class RowPredictor:
             for (run, found), one in zip(group, _all(predictor, plans), strict=True):
                 if not isinstance(one, Prediction):
                     self._known[run] = one
-                elif run.otherwise not in ("", found.job.plan.engine) and nearly_fills(one, found):
-                    notes = (*run.notes, f"memory is short: engine {run.otherwise}")
-                    instead[run] = replace(run, engine=run.otherwise, otherwise="", notes=notes)
+                elif (other := _otherwise(run, found, one)) is not None:
+                    instead[run] = other
                 else:
                     self._known[run] = answered(one, found)
             self._tell(f"{number + 1} of {len(together)} workloads and clusters predicted")
         if instead:
             self._predict([*instead.values()])
             self._known |= {run: self._known[other] for run, other in instead.items()}
+
+
+def _otherwise(run: Configuration, found: RunJob, one: Prediction) -> Configuration | None:
+    """The configuration that takes a run's place as its memory is short, if one does."""
+    if run.otherwise not in ("", found.job.plan.engine) and nearly_fills(one, found):
+        notes = (*run.notes, f"memory is short: engine {run.otherwise}")
+        return replace(run, engine=run.otherwise, otherwise="", notes=notes)
+    if run.saves_unsaid and run.recompute == "none" and is_far_too_full(one, found):
+        notes = (*run.notes, "memory is short by more than half: full recomputation")
+        return replace(run, recompute="full", notes=notes)
+    return None
 
 
 def _as_written(refused: str, run: Configuration, row: TableRow) -> str:

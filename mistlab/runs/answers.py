@@ -100,6 +100,17 @@ def nearly_fills(prediction: Prediction, found: RunJob) -> bool:
     return not prediction.fits or peak > NEARLY_FULL * found.job.cluster.memory_bytes
 
 
+def is_far_too_full(prediction: Prediction, found: RunJob) -> bool:
+    """Whether a run whose weights are sharded as FSDP does would need more than twice its memory.
+
+    What recomputes a part of a block's products saves less, so all of each block must be
+    recomputed. Other systems have more ways, such as activations in host memory.
+    """
+    peak = max(stage.peak_reserved_bytes for stage in prediction.stages)
+    is_sharded = found.job.plan.engine.startswith("fsdp")
+    return is_sharded and peak > 2 * room_bytes(found.job.cluster)
+
+
 def _repeated(prediction: Prediction, times: int) -> Prediction:
     """A prediction of a step that is one prediction's iteration several times."""
     return replace(

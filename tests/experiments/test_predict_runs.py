@@ -31,6 +31,7 @@ ROW = {
     "dp": "4",
     "zero": "1",
     "sequence_parallel": "1",
+    "recompute": "none",
     "step_s": "2.0",
     "memory_gib": "30",
     "memory_kind": "torch peak, rank 0 (first stage)",
@@ -121,6 +122,31 @@ def test_equal_rows_are_predicted_once(tmp_path: Path) -> None:
     found = [*RowPredictor().answers(path)]
     assert len(found) == 10_000
     assert len({id(one.answer) for one in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "recompute", "micro_batch", "is_full"),
+    [
+        ("Paxml (FSDP)", "", "64", True),
+        ("Paxml (FSDP)", "", "8", False),
+        ("Paxml (FSDP)", "none", "64", False),
+        ("Megatron-Core", "", "64", False),
+    ],
+)
+def test_a_sharded_run_that_needs_twice_its_memory_recomputes_blocks(
+    tmp_path: Path, engine: str, recompute: str, micro_batch: str, is_full: bool
+) -> None:
+    """If nothing tells what it recomputes; others have more ways to save memory."""
+    sizes = {"tp": "1", "dp": "8", "zero": "fsdp", "micro_batch": micro_batch, "global_batch": ""}
+    if engine == "Megatron-Core":
+        sizes["zero"] = "1"
+    rows = [{**sizes, "engine": engine, "recompute": words} for words in (recompute, "full")]
+    path = table(tmp_path / "a.csv", *rows)
+    found, full = (one.answer for one in RowPredictor().answers(path))
+    assert found.prediction is not None
+    assert full.prediction is not None
+    assert (found.prediction.iteration_s == full.prediction.iteration_s) == is_full
+    assert any("full recomputation" in note for note in found.notes) == is_full
 
 
 def test_a_table_that_is_none_stops_no_other(
