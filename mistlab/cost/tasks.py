@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.expert_hosts import waits_for_hosts_s
 from mistlab.cost.expert_seconds import exchanged_s
 from mistlab.cost.groups_on_nodes import Shapes, shapes_of
 from mistlab.cost.known_layers import figures_of_layers
@@ -339,13 +340,15 @@ class TaskSeconds:
                 seconds -= np.stack([exchanges.hidden_s(one, "input") for one in passes])
             for layer_type, again in self._again():
                 seconds[layer_type] += exchanges.waited_s(again)
-        return seconds
+        workload, issue_s = self.model.workload, self.model.expert_exchange.operator_s
+        waits_s = waits_for_hosts_s(workload, issue_s, self.of_type, phase, seconds)
+        return seconds + waits_s * (self.shapes.ranks["experts"] > 1)
 
     def _to_experts(self, size_bytes: Values, messages: Values) -> Values:
         """Seconds (S) of exchanges between ranks with different experts."""
         model, shape = self.model, self.shapes.groups["experts"]
-        experts = model.workload.model.experts
-        return exchanged_s(model.links, model.expert_exchange, experts, shape)(size_bytes, messages)
+        of_pass = exchanged_s(model.links, model.expert_exchange, model.workload.model, shape)
+        return of_pass(size_bytes, messages)
 
     def factors(self, kept: Kept = "own") -> Iterator[tuple[NDArray[np.bool_], Factors]]:
         """For each shape of group: a mask of its strategies (S), and the streams' factors."""

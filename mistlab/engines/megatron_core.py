@@ -9,10 +9,10 @@ fused operators (``cross-entropy-loss-fusion``), ``megatron-fsdp`` with weights 
 sharded as well (``megatron-fsdp optim_grads_params``).
 
 ``megatron-bridge`` has the settings of Megatron-Bridge's recipes: gradients are summed and reduced
-in 16 bits, blocks run as CUDA graphs, and fused kernels (DeepEP, HybridEP) exchange tokens in the
+in 16 bits, parts of blocks run as CUDA graphs, and fused kernels (HybridEP) exchange tokens in the
 order of experts. ``megatron-bridge-alltoall`` is the same with Megatron's plain exchange,
-``megatron-bridge-eager`` without CUDA graphs, and ``megatron-bridge-graph`` with a whole iteration
-as one CUDA graph and exchanges hidden.
+``megatron-bridge-eager`` with DeepEP and without CUDA graphs, and ``megatron-bridge-graph`` with a
+whole iteration as one CUDA graph and exchanges hidden.
 """
 
 from dataclasses import replace
@@ -38,9 +38,24 @@ _FUSED_LOSS = tuple(
 # Gradients are added up inside the products that make them (gradient accumulation fusion). Those of
 # vectors are not counted: the host's time of these engines is that of whole blocks.
 _FUSED_ACCUMULATION = KernelRule(kind="accumulate", bytes_factor=0.0)
-# Half of the conversions to 8 bits are done by the kernels that make what is converted.
+# Half of the other conversions to 8 bits are done by the kernels that make what is converted.
 _FUSED_CASTS = KernelRule(name="mistlab.cast", bytes_factor=0.5)
-_KERNELS = (*SEQUENCE_FIRST, _FUSED_ACCUMULATION, _FUSED_CASTS, *_FUSED_LOSS)
+# Tokens come to experts from an exchange, and to their second product from an activation of
+# Megatron's own: their products convert all of their operands themselves.
+_OWN_CASTS = tuple(
+    KernelRule(name="mistlab.cast", module=module) for module in ("experts.up", "experts.down")
+)
+# Biases of the second product are weighted by each copy's weight in 32 bits, added expert by
+# expert, joined, and converted to 16 bits, in a kernel each. A copy's channel moves 28 bytes
+# forward and 40 backward (``TEGroupedMLP._apply_bias``), 4 and 2 in the graph.
+_WEIGHTED_BIASES = (
+    KernelRule(name="mistlab.add_by_group", module="experts.down", bytes_factor=7.0),
+    KernelRule(name="mistlab.sum_by_group", module="experts.down", bytes_factor=20.0),
+)
+_KERNELS = (
+    *(*SEQUENCE_FIRST, _FUSED_ACCUMULATION),
+    *(*_OWN_CASTS, _FUSED_CASTS, *_WEIGHTED_BIASES, *_FUSED_LOSS),
+)
 # Copies of tokens are sorted by the kernels that exchange them.
 _SORTED_ON_THE_WAY = KernelRule(name="aten.clone", module="experts", bytes_factor=0.0)
 
@@ -92,8 +107,20 @@ MEGATRON_CORE = Engine(
     measured_as="megatron",
 )
 # Products, conversions and paddings run expert by expert: blocks of Qwen3-30B, DeepSeek V3 and
-# Nemotron 3 Super take 0.08 ms longer for each expert of a rank, in six exchanges.
-_OF_AN_EXPERT_S = 14e-6
+# Nemotron 3 Super take 0.12 ms longer for each expert of a rank, in six exchanges.
+_OF_AN_EXPERT_S = 20e-6
+# Python issues each operator of a block with experts for so long: 9.2 ms for the 82 of Qwen3-30B's
+# (below). CUDA graphs of a block's parts leave out its exchanges and experts, so that their host
+# is as slow; a whole iteration as one graph has none.
+_OPERATOR_S = 112e-6
+# HybridEP's buffers have the weights of all experts of a node for each copy, and its ranks gather
+# the map of all tokens and experts first (``allgather_routing_map``).
+_FUSED = ExpertExchange(
+    once_a_node=True,
+    expert_s=_OF_AN_EXPERT_S,
+    operator_s=_OPERATOR_S,
+    weights_of_all=True,
+)
 # Fused operators of the loss make one more 32-bit copy of the logits.
 MEGATRON_CORE_FUSED_LOSS = replace(
     MEGATRON_CORE,
@@ -126,7 +153,7 @@ MEGATRON_BRIDGE = replace(
     highest_zero=3,
     highest_zero_in_pipeline=3,
     host=None,
-    expert_exchange=ExpertExchange(once_a_node=True, expert_s=_OF_AN_EXPERT_S),
+    expert_exchange=_FUSED,
 )
 # Python issues the kernels of a block with experts. Qwen3-30B, whose blocks have 82 operators,
 # takes as long for 4,096 tokens on H100 and on B200, with either exchange.
@@ -135,13 +162,20 @@ MEGATRON_BRIDGE_ALLTOALL = replace(
     MEGATRON_BRIDGE,
     name="megatron-bridge-alltoall",
     kernels=_KERNELS,
-    expert_exchange=replace(_PLAIN, expert_s=_OF_AN_EXPERT_S),
+    expert_exchange=replace(_PLAIN, expert_s=_OF_AN_EXPERT_S, operator_s=_OPERATOR_S),
     host=_EAGER_EXPERTS,
 )
-MEGATRON_BRIDGE_EAGER = replace(MEGATRON_BRIDGE, name="megatron-bridge-eager", host=_EAGER_EXPERTS)
-# A whole iteration is one CUDA graph, and exchanges run beside another micro-batch's kernels.
+MEGATRON_BRIDGE_EAGER = replace(
+    MEGATRON_BRIDGE,
+    name="megatron-bridge-eager",
+    # DeepEP sends the weights that a token chose.
+    expert_exchange=replace(_FUSED, weights_of_all=False),
+    host=_EAGER_EXPERTS,
+)
+# A whole iteration is one CUDA graph, and exchanges run beside another micro-batch's kernels. They
+# take 16 multiprocessors from them (``moe_hybridep_num_sms``), of the 148 of a Blackwell GPU.
 MEGATRON_BRIDGE_GRAPH = replace(
     MEGATRON_BRIDGE,
     name="megatron-bridge-graph",
-    expert_exchange=ExpertExchange(once_a_node=True, hidden=1.0),
+    expert_exchange=ExpertExchange(once_a_node=True, weights_of_all=True, hidden=1 - 16 / 148),
 )

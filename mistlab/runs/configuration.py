@@ -88,6 +88,7 @@ class Configuration:
     attention: str
     short_ends: bool
     ends: tuple[int, int] | None
+    drops_tokens: bool
     node_gbytes_per_s: float | None
     notes: tuple[str, ...]
     kind: RunKind
@@ -172,6 +173,7 @@ def configuration_of(row: TableRow) -> Configuration:
         saves_unsaid=not recompute_said(cells),
         precision=precision,
         attention=_attention(remarks, text_of(cells, "source"), shape, usual),
+        drops_tokens="tokendrop" in remarks and ENGINES[engine].drops_tokens,
         node_gbytes_per_s=network_of(remarks, gpus_per_node or GPUS_OF_A_NODE),
         short_ends="first and last stage have one layer less" in remarks,
         ends=ends_of(remarks),

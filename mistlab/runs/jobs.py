@@ -47,7 +47,12 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
     """The job of a run, on a cluster with a profile; refuses what no plan here can say."""
     notes = list(run.notes)
     workload = _workload(
-        run.shape, run.sequence_length, run.global_batch, run.attention, run.precision
+        run.shape,
+        run.sequence_length,
+        run.global_batch,
+        run.attention,
+        run.precision,
+        run.drops_tokens and run.shape.model.experts is not None,
     )
     blocks = blocks_of_stages(run, notes)
     order = _order(run, blocks, notes)
@@ -141,13 +146,16 @@ def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
 
 @cache
 def _workload(*choices: object) -> Workload:
-    shape, sequence_length, global_batch, attention, precision = choices
+    shape, sequence_length, global_batch, attention, precision, drops_tokens = choices
     return Workload(
         model=shape.model,  # type: ignore[attr-defined]
         sequence_length=sequence_length,  # type: ignore[arg-type]
         global_batch=global_batch,  # type: ignore[arg-type]
         attention=attention,  # type: ignore[arg-type]
         precision=precision,  # type: ignore[arg-type]
+        # Every expert takes as many tokens as come in the mean.
+        expert_capacity=1.0 if drops_tokens else None,
+        expert_padding=bool(drops_tokens),
     )
 
 
@@ -181,7 +189,7 @@ def _with_products(hardware: Hardware, share: float) -> Hardware:
         return hardware
     rates = tuple(
         replace(rate, tflops=rate.tflops * share)
-        if rate.operators in ("matmul", "batched_matmul") and rate.tflops
+        if rate.operators in ("matmul", "batched_matmul", "grouped_matmul") and rate.tflops
         else rate
         for rate in compute.rates
     )

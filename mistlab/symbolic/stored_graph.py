@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -74,11 +75,15 @@ class StoredGraph:
     @property
     def block_operators(self) -> float:
         """The operators of a block's two passes, in the mean over kinds; conversions to 8 bits are
-        left out, as kernels that make what is converted do them."""
-        further = {one["name"]: one for one in self.mapping.get("further_blocks", ())}
-        block = self.mapping["block"]
-        of_kind = {kind: _operators_of(further.get(kind, block)) for kind in {*self.pattern}}
+        left out, as kernels that make what is converted do them in part."""
+        of_kind = {kind: sum(self.operators_of(kind).values()) for kind in {*self.pattern}}
         return mean(of_kind[kind] for kind in self.pattern)
+
+    def operators_of(self, kind: str) -> Mapping[str, int]:
+        """The operators of a kind of blocks in each pass, without conversions to 8 bits."""
+        further = {one["name"]: one for one in self.mapping.get("further_blocks", ())}
+        operators = further.get(kind, self.mapping["block"])["operators"]
+        return Counter(one["phase"] for one in operators if one["name"] != "mistlab.cast")
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -104,10 +109,6 @@ class StoredGraph:
     def layers(self) -> tuple[LayerGraph, LayerGraph, LayerGraph]:
         """The graphs of embedding, block and head."""
         return self.graph.layers
-
-
-def _operators_of(layer: Mapping[str, Any]) -> int:
-    return sum(operator["name"] != "mistlab.cast" for operator in layer["operators"])
 
 
 def _has_texts(mapping: object) -> bool:
