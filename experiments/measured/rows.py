@@ -1,6 +1,7 @@
 """Rows of tables of runs, predicted in order, and printed as JSON or as a table of errors."""
 
 import argparse
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from mistlab.runs.cells import text_of
 from mistlab.runs.configuration import Configuration, configuration_of
 from mistlab.runs.jobs import RunJob, job_of
 from mistlab.runs.table import TableRow, rows_of_table
+from mistlab.runs.ways import ways_of
 from mistlab.values.errors import InputError
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
@@ -69,6 +71,8 @@ class RowPredictor:
     def __init__(self, profile: Profile | None = None) -> None:
         self._profile = profile
         self._known: dict[Configuration, RunAnswer] = {}
+        # Whether memory is nearly full, and the seconds.
+        self._ranks: dict[Configuration, tuple[bool, float]] = {}
         self._begun_s = perf_counter()
         self._told_s = self._begun_s
 
@@ -93,7 +97,18 @@ class RowPredictor:
             progress(text)
 
     def _predict(self, runs: Sequence[Configuration]) -> None:
-        """Predict the runs that are not known yet, those of one workload and cluster together."""
+        """Predict the runs that are not known yet; of several ways of a run the best one counts."""
+        several = {run: ways_of(run) for run in runs if run.unsaid and run not in self._known}
+        ways = [way for some in several.values() for way in some]
+        self._predict_said([*(run for run in runs if not run.unsaid), *ways])
+        self._known |= {run: self._known[self._best(some)] for run, some in several.items()}
+
+    def _best(self, ways: Sequence[Configuration]) -> Configuration:
+        """The fastest of some configurations; of those that leave room in memory, if any does."""
+        return min(ways, key=lambda way: self._ranks.get(way, (True, math.inf)))
+
+    def _predict_said(self, runs: Sequence[Configuration]) -> None:
+        """Predict runs whose rows say all, those of one workload and cluster together."""
         instead: dict[Configuration, Configuration] = {}
         together: dict[tuple[int, int], list[tuple[Configuration, RunJob]]] = defaultdict(list)
         for run in dict.fromkeys(runs):
@@ -116,9 +131,10 @@ class RowPredictor:
                     instead[run] = other
                 else:
                     self._known[run] = answered(one, found)
+                    self._ranks[run] = nearly_fills(one, found), one.iteration_s
             self._tell(f"{number + 1} of {len(together)} workloads and clusters predicted")
         if instead:
-            self._predict([*instead.values()])
+            self._predict_said([*instead.values()])
             self._known |= {run: self._known[other] for run, other in instead.items()}
 
 

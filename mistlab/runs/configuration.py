@@ -25,6 +25,7 @@ from mistlab.runs.megatron_arguments import (
 from mistlab.runs.of_torch import batches_at_once, fsdp_of, recompute_of, recompute_said
 from mistlab.runs.shapes import Shape, replicated, shape_of
 from mistlab.runs.table import TableRow
+from mistlab.runs.unsaid import unsaid_of
 from mistlab.runs.words import (
     USUAL_OF_ENGINE,
     Gpus,
@@ -57,7 +58,8 @@ class Configuration:
     ``otherwise`` is the engine that takes the place of ``engine`` where memory is short or no
     host gets ahead of its GPU; empty for none. A step fills and drains its pipeline ``fillings``
     times, each with ``micro_batches``. ``recompute`` is what a row says; with ``saves_unsaid`` it
-    says nothing, and ``recompute`` is what recipes say. ``notes`` are the assumptions.
+    says nothing, and ``recompute`` is what recipes say. ``notes`` are the assumptions; the fastest
+    choice of what is ``unsaid`` counts (``mistlab.runs.ways``).
     """
 
     shape: Shape
@@ -92,6 +94,7 @@ class Configuration:
     node_gbytes_per_s: float | None
     notes: tuple[str, ...]
     kind: RunKind
+    unsaid: tuple[str, ...] = ()
 
     @property
     def global_batch(self) -> int:
@@ -179,6 +182,7 @@ def configuration_of(row: TableRow) -> Configuration:
         ends=ends_of(remarks),
         notes=tuple(note for note in notes if note),
         kind=_kind(cells, remarks, shape, gpus, precision, "" if is_assumed else engine),
+        unsaid=() if is_assumed or order else unsaid_of(cells, remarks, engine, degrees["pp"]),
     )
 
 

@@ -117,6 +117,22 @@ def test_a_refusal_names_the_engine_as_the_row_does(
     assert "engine NANOTRON " in second["refused"]
 
 
+def test_what_a_benchmark_does_not_say_is_the_fastest_that_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    big = {"engine": "Megatron-Core", "layers": "32", "hidden": "3072"}
+    sizes = ("1", "2", "4", "8", "16")
+    rows = [{**big, "micro_batch": size, "recompute": "none"} for size in ("", *sizes)]
+    unsaid, *said = answers(capsys, str(table(tmp_path / "a.csv", *rows)))
+    room = [one for one in said if one["fits"] and not any("full" in n for n in one["notes"])]
+    assert 0 < len(room) < len(sizes)
+    best = min(room, key=lambda one: one["iteration_s"])
+    assert unsaid["iteration_s"] == best["iteration_s"]
+    size = sizes[said.index(best)]
+    assert f"micro_batch is empty: {size} is the fastest that fits" in unsaid["notes"]
+    assert best["iteration_s"] < said[0]["iteration_s"]
+
+
 def test_equal_rows_are_predicted_once(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", *([{}] * 10_000))
     found = [*RowPredictor().answers(path)]
