@@ -130,8 +130,8 @@ class LinkTimes:
         """The time of an all-to-all, in which each rank sends equal parts to all others.
 
         Parts for the own node go over its links, parts for other nodes over the rank's own share of
-        the network, both at once. If rows are so many ``copies`` of tokens, a token goes to each
-        node once.
+        the network, all at once: unlike a ring's, no message waits for another one. If rows are so
+        many ``copies`` of tokens, a token goes to each node once.
         """
         if nodes == 1:
             return self.collective("all_to_all", gpus_in_node=gpus_in_node, nodes=1)
@@ -142,12 +142,12 @@ class LinkTimes:
             # The share of all nodes that a token's copies reach, over the copies for each node.
             across *= (1 - (1 - 1 / nodes) ** copies) * nodes / copies
         if gpus_in_node == 1:
-            return LinkTime(latency_s=nodes * NETWORK_HOP_S, s_per_byte=across)
+            return LinkTime(latency_s=NETWORK_HOP_S, s_per_byte=across)
         inside = self.collective("all_to_all", gpus_in_node=gpus_in_node, nodes=1)
         # The bytes that stay in the node, or are passed on in it.
         stay = 1.0 if copies else gpus_in_node / ranks
         return LinkTime(
-            latency_s=inside.latency_s + (nodes - 1) * NETWORK_HOP_S,
+            latency_s=inside.latency_s + NETWORK_HOP_S,
             s_per_byte=max(across, inside.s_per_byte * stay),
         )
 

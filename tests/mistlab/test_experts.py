@@ -212,6 +212,11 @@ def test_an_exchange_across_nodes_by_hand() -> None:
     once = links.to_all(gpus_in_node=8, nodes=2, copies=8)
     assert once.s_per_byte == pytest.approx(0.5 / network * (1 - 2**-8) / 4)
     assert inside(size_bytes)[0] < once(size_bytes)[0] < plain(size_bytes)[0]
+    # Messages to 63 other nodes go at once: they take as long to begin as the one to a neighbour.
+    alone = [links.to_all(gpus_in_node=1, nodes=nodes).latency_s for nodes in (2, 64)]
+    whole = [links.to_all(gpus_in_node=8, nodes=nodes).latency_s for nodes in (2, 64)]
+    assert alone == pytest.approx([14e-6] * 2)
+    assert whole == pytest.approx([inside.latency_s + 14e-6] * 2)
 
 
 @pytest.mark.parametrize(
