@@ -1,8 +1,9 @@
 """How long the GPU waits in blocks with experts for the host that issues their operators.
 
 In each of these blocks the host waits until the GPU has told it how many rows come. So it is never
-a block ahead, and a pass of the block takes as long as the slower of the two. Only where experts
-take as many rows as they have room for does the host know before.
+a block ahead, and a pass of the block takes as long as the slower of the two. So it is on a rank
+that has all experts, too. Only where experts take as many rows as they have room for does the host
+know before.
 
 Axes: S strategies, T types of layers.
 """
@@ -29,9 +30,8 @@ def waits_for_hosts_s(
     phase: Phase,
     exchanged_s: Values,
 ) -> Values:
-    """Seconds (T, S) of a pass of each type in which the GPU has nothing to do, where ranks have
-    different experts; its host issues an operator in ``operator_s``, and its collectives take
-    ``exchanged_s`` (T, S)."""
+    """Seconds (T, S) of a pass of each type in which the GPU has nothing to do; its host issues an
+    operator in ``operator_s``, and its collectives take ``exchanged_s`` (T, S)."""
     waits_s = np.zeros_like(exchanged_s)
     if not operator_s or workload.expert_padding:
         return waits_s
@@ -40,8 +40,8 @@ def waits_for_hosts_s(
     # Between embedding and head are as many types of each kind, one for each treatment.
     ways = (len(layers) - 2) // len(kinds)
     for place, layer in enumerate(layers[1:-1], start=1):
-        sends = (EXCHANGES[name].group for name in layer.passes[phase].exchanged)
-        if "experts" not in sends:
+        groups = (EXCHANGES[name].group for name in layer.passes[phase].exchanged)
+        if "experts" not in groups:
             continue
         operators = graph.operators_of(kinds[(place - 1) // ways])
         computed_s, issued = layer.passes[phase].compute_s, operators[phase]

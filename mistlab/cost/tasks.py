@@ -204,8 +204,10 @@ class TaskSeconds:
         self.tensor_s: dict[str, Values] = {}
         self.hidden_s: Values = np.zeros_like(self.parameters)
         exchanges = LayerExchanges(self._over, self._to_experts, self.shapes.of_several)
+        hosts = model.workload, model.expert_exchange.operator_s, self.of_type
         for phase in GRAPH_PHASES:
-            self.tensor_s[phase] = self._tensor_parallel(phase, exchanges)
+            sent_s = self._tensor_parallel(phase, exchanges)
+            self.tensor_s[phase] = sent_s + waits_for_hosts_s(*hosts, phase, sent_s)
         self._found: dict[tuple[str, str], Values] = {}
         self._moved_bytes: dict[str, Values] = {}
         self._slowed_by: dict[Kept, SlowedBy] = {}
@@ -340,9 +342,7 @@ class TaskSeconds:
                 seconds -= np.stack([exchanges.hidden_s(one, "input") for one in passes])
             for layer_type, again in self._again():
                 seconds[layer_type] += exchanges.waited_s(again)
-        workload, issue_s = self.model.workload, self.model.expert_exchange.operator_s
-        waits_s = waits_for_hosts_s(workload, issue_s, self.of_type, phase, seconds)
-        return seconds + waits_s * (self.shapes.ranks["experts"] > 1)
+        return seconds
 
     def _to_experts(self, size_bytes: Values, messages: Values) -> Values:
         """Seconds (S) of exchanges between ranks with different experts."""

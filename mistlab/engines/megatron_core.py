@@ -63,9 +63,14 @@ _SORTED_ON_THE_WAY = KernelRule(name="aten.clone", module="experts", bytes_facto
 # of a node take as long as that, whatever the GPU does (SimuMax's runs on B200).
 _EAGER = HostTime(forward_s=1.9e-3, backward_s=2.9e-3)
 
+# Python issues each operator of a block with experts for so long: 9.2 ms for the 82 of Qwen3-30B's
+# (below). CUDA graphs of a block's parts leave out its exchanges and experts, so that their host
+# is as slow; a whole iteration as one graph has none.
+_OPERATOR_S = 112e-6
+
 # The plain exchange tells the host how many rows come before it goes on. Measured blocks with
 # experts take 3 to 9 ms longer than their kernels, in six exchanges (SimuMax, Megatron-Bridge).
-_PLAIN = ExpertExchange(wait_s=0.7e-3)
+_PLAIN = ExpertExchange(wait_s=0.7e-3, operator_s=_OPERATOR_S)
 
 # Whatever the plan: cuBLAS has workspaces of 32 MiB for torch's forward and backward threads, and
 # Transformer Engine has one of its own. Ranks of tiny models hold 45 (A100, free choice of kernels)
@@ -109,10 +114,6 @@ MEGATRON_CORE = Engine(
 # Products, conversions and paddings run expert by expert: blocks of Qwen3-30B, DeepSeek V3 and
 # Nemotron 3 Super take 0.12 ms longer for each expert of a rank, in six exchanges.
 _OF_AN_EXPERT_S = 20e-6
-# Python issues each operator of a block with experts for so long: 9.2 ms for the 82 of Qwen3-30B's
-# (below). CUDA graphs of a block's parts leave out its exchanges and experts, so that their host
-# is as slow; a whole iteration as one graph has none.
-_OPERATOR_S = 112e-6
 # HybridEP's buffers have the weights of all experts of a node for each copy, and its ranks gather
 # the map of all tokens and experts first (``allgather_routing_map``).
 _FUSED = ExpertExchange(
@@ -162,7 +163,7 @@ MEGATRON_BRIDGE_ALLTOALL = replace(
     MEGATRON_BRIDGE,
     name="megatron-bridge-alltoall",
     kernels=_KERNELS,
-    expert_exchange=replace(_PLAIN, expert_s=_OF_AN_EXPERT_S, operator_s=_OPERATOR_S),
+    expert_exchange=replace(_PLAIN, expert_s=_OF_AN_EXPERT_S),
     host=_EAGER_EXPERTS,
 )
 MEGATRON_BRIDGE_EAGER = replace(
