@@ -1,8 +1,9 @@
-"""What a row does not say: which configurations it may stand for."""
+"""What a row does not say: which configurations it may stand for; runs that drop tokens."""
 
 import pytest
 
 from mistlab.runs.configuration import Configuration, configuration_of
+from mistlab.runs.jobs import job_of
 from mistlab.runs.table import TableRow
 from mistlab.runs.ways import ways_of
 
@@ -66,3 +67,17 @@ def test_a_row_stands_for_all_ways_of_what_it_leaves_unsaid() -> None:
     assert not any("1 assumed" in note for way in ways for note in way.notes if "micro" in note)
     whole = run(micro_batch="2", vpp="1")
     assert ways_of(whole) == (whole,)
+
+
+@pytest.mark.parametrize(
+    ("notes", "experts", "capacity"),
+    [("tokendrop", "8", 1.0), ("recipe x", "8", None), ("tokendrop", "", None)],
+)
+def test_experts_that_drop_tokens_take_as_many_as_they_have_room_for(
+    notes: str, experts: str, capacity: float | None
+) -> None:
+    row = {"model": "mixtral", "ffn": "4096", "experts": experts, "topk": experts and "2"}
+    found = run(notes=notes, micro_batch="1", vpp="1", **row)
+    workload = job_of(found).job.workload
+    assert workload.expert_capacity == capacity
+    assert workload.expert_padding == (capacity is not None)

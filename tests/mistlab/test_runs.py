@@ -327,16 +327,6 @@ def test_recipes_say_the_graph_and_the_exchange(changes: dict[str, str], engine:
     assert found.engine == engine
 
 
-def test_experts_that_drop_tokens_take_as_many_as_they_have_room_for() -> None:
-    dropping, others = (
-        job(**{**OF_TODAY, "notes": notes}).workload for notes in ("tokendrop", "recipe x")
-    )
-    assert (dropping.expert_capacity, dropping.expert_padding) == (1.0, True)
-    assert (others.expert_capacity, others.expert_padding) == (None, False)
-    dense = job(engine="NeMo", notes="tokendrop").workload
-    assert dense.expert_capacity is None
-
-
 def test_gradients_of_experts_over_nodes_go_after_the_passes() -> None:
     """Here each of two nodes has all experts of a stage; in a rack nothing crosses."""
     row = {**OF_TODAY, "gpus": "32", "dp": "16", "ep": "8", "dispatcher": "deepep"}
