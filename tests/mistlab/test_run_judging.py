@@ -283,7 +283,7 @@ def test_constants_are_read_and_written() -> None:
 
 def test_constants_of_experts_and_of_8_bits_can_be_fitted() -> None:
     setting = Setting(hardware=H100, engine=ENGINES["megatron-bridge-alltoall"])
-    assert values_of(setting)["expert_us"] == pytest.approx(20)
+    assert values_of(setting)["expert_us"] == pytest.approx(14)
     changed = with_values(setting, {"eight_bit_share": 0.9, "expert_us": 20, "exchange_ms": 1})
     assert changed.engine.eight_bit_on[H100.name] == 0.9
     assert changed.engine.expert_exchange.expert_s == pytest.approx(20e-6)
