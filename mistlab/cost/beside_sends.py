@@ -179,9 +179,12 @@ def slots_beside_sends(
     return found
 
 
-def sends_beside_arithmetic(seconds: TaskSeconds) -> Values:
-    """How many times as long (S) sends take while their stage computes."""
-    return _beside_arithmetic(seconds)[1]
+def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Values, Values]:
+    """How many times as long (S) sends take while their stage computes; and what share (S) of a
+    send that is left when a pass begins both together lose, at most all of it."""
+    computing, sending = _beside_arithmetic(seconds)
+    lost = sending * (1 - 1 / computing) + sending - 1
+    return sending, np.minimum(lost, 1.0)
 
 
 def longest_slots(seconds: TaskSeconds, alone: Streams, chosen: Chosen = slice(None)) -> Values:

@@ -22,9 +22,10 @@ plus vf for the first micro-batch and vb for the last. The first micro-batch's s
 take longer than others, because the next forward pass runs beside them. Between its first forward
 and its own next pass a stage takes af longer. In between a chain may wait for other micro-batches
 too, one after another: the forward after a gradient is that of the k-th micro-batch after it. Each
-such round takes around - (k - 1) t longer than the stage's own work meanwhile, so a steady pipeline
-waits for its sends. If one boundary between stages is slower than the others, rounds of its two
-stages alone can be longer.
+such round takes around + l - k t longer than the stage's own work meanwhile, so a steady pipeline
+waits for its sends. In a round passes run beside what is left of sends, and lose time
+(``mistlab.cost.steady_rounds``). If one boundary between stages is slower than the others, rounds
+of its two stages alone can be longer.
 
 The first gradient comes back later than after ``around`` if micro-batches that go before it hold it
 up: those that the stage itself runs ahead, or those that wait for the next stage, which runs one
@@ -75,6 +76,7 @@ class PassLengths(Generic[Length]):
     end_s: Length
     point_to_point_s: Length
     first_send_late_s: Length
+    within_round_s: Length
 
 
 PASSES = tuple(entry.name for entry in fields(PassLengths))
@@ -211,7 +213,10 @@ def chained(
     ended = longest("ended", after.through + last + end, after.through_ended)
     return Chains(
         nearest=forward + _either(counts.is_short, after.nearest, own.turn) + backward,
-        around=forward + _either(counts.is_last, own.turn, after.around) + backward,
+        around=forward
+        + _either(counts.is_last, own.turn, after.around)
+        + backward
+        + stage.within_round_s,
         around_first=there + backward,
         around_last=forward + back,
         around_begun=there_begun + backward,
@@ -311,8 +316,10 @@ def _rounds(
     # The gradient that the stage waits for finds it idle.
     turn = stage.backward_s - stage.through_backward_s
     near = after.nearest - both - turn
-    far = after.around - both * (counts.in_flight - 1)
-    nested = far - stage.point_to_point_s
+    ahead = after.around - both * (counts.in_flight - 1)
+    passed = stage.through_forward_s + stage.through_backward_s
+    far = ahead - both + passed + stage.within_round_s
+    nested = ahead - stage.point_to_point_s
     return algebra.longest(
         "rounds", algebra.nothing, near * counts.near, far * counts.far + nested * counts.nested
     )

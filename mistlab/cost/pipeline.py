@@ -33,6 +33,7 @@ class StageTimes:
     after_first_s: Table
     point_to_point_s: Table
     first_send_late_s: Table
+    within_round_s: Table
 
     def __post_init__(self) -> None:
         shapes = {getattr(self, name).shape for name in TIMES}

@@ -28,6 +28,7 @@ from mistlab.cost.pass_seconds import (
 )
 from mistlab.cost.slot_lengths import Kinds, Lengths
 from mistlab.cost.slot_sums import FEW_ROWS, ROWS_AT_ONCE, summed_slots
+from mistlab.cost.steady_rounds import within_round_s
 from mistlab.cost.tasks import Kept, TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.schedule import placement
@@ -138,6 +139,7 @@ class StageTimeModel:
             ),
             "point_to_point_s": 2 * (1 - blocking) * sent,
             "first_send_late_s": np.zeros(len(sent)),
+            "within_round_s": np.zeros(len(sent)),
         }
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         if passes.beside_sends:
@@ -175,6 +177,7 @@ class OutsidePasses:
     received_s: Values
     sent_s: Values
     send_slowed: Values
+    together_slowed: Values
     tied_s: Values
     in_place: NDArray[np.bool_]
 
@@ -230,10 +233,12 @@ class StageSlots:
         ways = seconds.receive_s[of_strategy], seconds.send_s[of_strategy]
         # The first stage ends last, so it has the time of tied tables.
         ties = batch.has_embedding * (1 - batch.shares_table) > batch.has_head
+        send_slowed, together_slowed = sends_beside_arithmetic(seconds)
         return OutsidePasses(
             received_s=np.where(batch.has_embedding, 0.0, _sent_over(batch.comes_from, *ways)),
             sent_s=np.where(batch.has_head, 0.0, _sent_over(batch.goes_to, *ways)),
-            send_slowed=sends_beside_arithmetic(seconds)[of_strategy],
+            send_slowed=send_slowed[of_strategy],
+            together_slowed=together_slowed[of_strategy],
             tied_s=np.where(ties, seconds.tied_s[of_strategy], 0.0),
             in_place=reduces_in_place(seconds)[of_strategy],
         )
@@ -347,6 +352,7 @@ def _beside_sends(
     rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
     later_s = forward.later_s(sent) + backward.later_s(sent)
     first_late_s = np.maximum(forward.first_late_s(sent, outside.send_slowed) - later_s / 2, 0.0)
+    in_round_s = within_round_s(sent, outside.together_slowed, in_flight)
     shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
     return {
         **times,
@@ -358,4 +364,6 @@ def _beside_sends(
         "point_to_point_s": times["point_to_point_s"] + later_s,
         # A single forward pass has no other after it.
         "first_send_late_s": np.where(in_flight > 1, first_late_s, 0.0),
+        # No stage is in front of the first one, so no round goes past it and on.
+        "within_round_s": np.where(received > 0, in_round_s, 0.0),
     }

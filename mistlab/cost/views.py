@@ -66,6 +66,7 @@ class Extras:
             within_backward_s=nothing,
             after_first_s=nothing,
             first_send_late_s=nothing,
+            within_round_s=nothing,
         )
 
     def stage(self, stage: StagePrediction, micro_batches: int) -> StagePrediction:

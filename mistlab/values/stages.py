@@ -252,8 +252,9 @@ class StageSeconds:
     needs between its first forward and its next pass, a part of the first delta.
     ``point_to_point_s`` is the time of sends to the next stage and back, unless they are part of
     the passes. By ``first_send_late_s`` the first micro-batch's activations take longer than half
-    of it, because the next forward pass runs beside them. ``step_s`` is the time of the step's
-    arithmetic alone, wherever it is hidden.
+    of it, because the next forward pass runs beside them. By ``within_round_s`` a round of a
+    pipeline that waits for its sends is longer, because the stage's passes run beside sends.
+    ``step_s`` is the time of the step's arithmetic alone, wherever it is hidden.
     ``exposed_communication_s`` is the time that a steady micro-batch takes beyond its computation.
     """
 
@@ -268,6 +269,7 @@ class StageSeconds:
     after_first_s: NDArray[np.float64]
     point_to_point_s: NDArray[np.float64]
     first_send_late_s: NDArray[np.float64]
+    within_round_s: NDArray[np.float64]
     step_s: NDArray[np.float64]
     exposed_communication_s: NDArray[np.float64]
 

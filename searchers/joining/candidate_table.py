@@ -50,6 +50,7 @@ class Options:
     after_first_s: Column
     point_to_point_s: Column
     first_send_late_s: Column
+    within_round_s: Column
     host_bytes: Column
 
     def __len__(self) -> int:

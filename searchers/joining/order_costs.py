@@ -109,6 +109,7 @@ class OrderTraits:
             after_first_s=nothing,
             point_to_point_s=sent_s,
             first_send_late_s=nothing,
+            within_round_s=nothing,
         )
 
     def in_front_s(

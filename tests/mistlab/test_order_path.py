@@ -27,7 +27,8 @@ def times_of(
 ) -> StageTimes:
     nothing = np.zeros_like(forward)
     names = ("delta_forward_s", "delta_backward_s", "within_forward_s", "within_backward_s")
-    nothings = dict.fromkeys((*names, "after_first_s", "first_send_late_s"), nothing)
+    sends = "first_send_late_s", "within_round_s"
+    nothings = dict.fromkeys((*names, "after_first_s", *sends), nothing)
     return StageTimes(
         **{
             **nothings,

@@ -76,6 +76,7 @@ def closed_form(
         delta_backward_s=np.array([delta_backward or nothing]),
         point_to_point_s=np.array([point_to_point or nothing]),
         first_send_late_s=np.array([others.get("first_send_late", nothing)]),
+        within_round_s=np.array([others.get("within_round", nothing)]),
     )
     return float(iteration_s(times, np.array([micro_batches]))[0])
 
@@ -261,7 +262,7 @@ def test_longer_parts_never_make_it_shorter() -> None:
 
 def telling(times: StageTimes) -> np.ndarray:
     """What may be compared: a micro-batch's passage there and back, whole passes, the last backward
-    pass too, what is waited for in the first and the last, these with work beside them, sends."""
+    pass too, what is waited for in the first and the last, these with extras, sends, rounds."""
     first = times.through_forward_s + times.within_forward_s
     last = times.through_backward_s + times.within_backward_s
     return np.stack(
@@ -272,6 +273,7 @@ def telling(times: StageTimes) -> np.ndarray:
             times.backward_s + times.within_backward_s + times.end_s,
             *(times.after_first_s, times.point_to_point_s),
             times.point_to_point_s / 2 + times.first_send_late_s,
+            times.within_round_s,
         ]
     )
 

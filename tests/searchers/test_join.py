@@ -176,7 +176,7 @@ def test_undominated_rows_are_those_that_no_other_beats_everywhere() -> None:
 
 def test_chains_of_a_menu_are_those_of_its_times() -> None:
     times = {name: np.array([1.0, 2.0]) for name in StageTimes.__dataclass_fields__}
-    for name in ("point_to_point_s", "first_send_late_s", "after_first_s"):
+    for name in ("point_to_point_s", "first_send_late_s", "within_round_s", "after_first_s"):
         times[name] = np.zeros(2)
     chains = prepended(StageTimes(**times), no_stages(2), np.array([3, 3]), 1)
     # Three forwards and backwards, and both extras, which lie within the passes.

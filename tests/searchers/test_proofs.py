@@ -55,6 +55,7 @@ def parts_that_matter(costs: StageCosts) -> dict[str, NDArray[np.float64]]:
         "ended": last + np.maximum(s.delta_backward_s - s.within_backward_s, 0),
         "sends": s.point_to_point_s,
         "first send": s.point_to_point_s / 2 + s.first_send_late_s,
+        "rounds": s.within_round_s,
         "host": costs.host_bytes,
     }
 

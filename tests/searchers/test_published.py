@@ -161,6 +161,7 @@ def test_the_objective_is_not_shorter_than_the_longest_chain() -> None:
             after_first_s=zero,
             point_to_point_s=zero,
             first_send_late_s=zero,
+            within_round_s=zero,
         )
         chain_s = iteration_s(times, np.full(50, 8))
         wanted = [by_formula((3 * row).tolist(), [0.0] * stages, 8) for row in forward]

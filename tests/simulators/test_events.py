@@ -104,7 +104,19 @@ def test_one_stage_a_node_is_near_the_closed_form(engine: str, nodes: int, tenso
     plan = plan_of(*[stage] * nodes, micro_batches=micro_batches, engine=engine)
     closed_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
     played_s = EventSimulator(workload=work, cluster=cluster).predict(plan).iteration_s
-    assert closed_s == pytest.approx(played_s, rel=0.03)
+    assert closed_s == pytest.approx(played_s, rel=0.01)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_rounds_lose_what_passes_and_sends_lose_side_by_side(micro_batch: int) -> None:
+    """Eight stages that wait for their sends, and whose passes run beside what is left of them."""
+    work = replace(WORK, model=catalog.model("gpt3-22b"), sequence_length=4096, global_batch=256)
+    cluster = replace(cluster_of("a100-40gb"), nodes=8)
+    stage = replace(PLAIN, layers=6, tensor_parallel=8, micro_batch=micro_batch)
+    plan = plan_of(*[stage] * 8, micro_batches=256 // micro_batch)
+    closed_s = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
+    played_s = EventSimulator(workload=work, cluster=cluster).predict(plan).iteration_s
+    assert closed_s == pytest.approx(played_s, rel=0.005)
 
 
 BLOCKING = replace(ENGINES["mistlab"], sends="blocking")

@@ -80,6 +80,7 @@ def test_equal_stages_agree_with_the_closed_form(
             after_first_s=nothing,
             point_to_point_s=nothing + 2 * sends,
             first_send_late_s=nothing,
+            within_round_s=nothing,
         )
         return float(iteration_s(stage_times, np.array([micro_batches]))[0])
 
@@ -115,6 +116,7 @@ def test_sends_that_block_cost_the_stages_what_the_closed_form_says(
         after_first_s=nothing,
         point_to_point_s=nothing,
         first_send_late_s=nothing,
+        within_round_s=nothing,
     )
     closed = float(iteration_s(stage_times, np.array([micro_batches]))[0])
     hidden = closed - time
