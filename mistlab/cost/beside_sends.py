@@ -4,7 +4,7 @@ A send is on the link between GPUs. It slows arithmetic and copies as any work t
 collective of its own stage both run at half of their speed, so together they take as long as one
 after the other: a pass that waits for its collectives also waits for the send.
 
-Axes: C candidates, S distinct strategies, K kinds of slots, P phases; the four streams first.
+Axes: C candidates, S distinct strategies, N slots; the four streams first.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_table import Phase
 
 Values = NDArray[np.float64]
-# Rows of strategies.
-Chosen = NDArray[np.intp] | slice
 
-# What runs beside sends: steady passes, and turns that share a slot with the first layer. A send
-# begins in the turn.
-Pass = Phase | Literal["turn"]
+# What runs beside sends: steady passes, and turns before a forward pass and before a backward pass,
+# in which a send begins.
+Pass = Phase | Literal["turn", "turn back"]
 TURN: Pass = "turn"
+TURN_BACK: Pass = "turn back"
+TURNS = TURN, TURN_BACK
 # Phases of steady passes.
 STEADY: tuple[Phase, ...] = ("forward", "backward")
 
@@ -159,23 +159,21 @@ def slots_beside_sends(
     alone: Streams,
     usual_s: Values,
     kept: Kept,
-    chosen: Chosen = slice(None),
 ) -> Values:
-    """What ``BesideSend.of_sums`` is made of beside usual times (P, 6, K, S), for slots (P, K, S)
-    of the ``chosen`` strategies that usually take ``usual_s``; ``alone`` (4, P, K, S) are their
-    tasks."""
-    computing, sending = (one[chosen] for one in _beside_arithmetic(seconds))
+    """What ``BesideSend.of_sums`` is made of beside usual times (6, N, S), for slots (N, S) that
+    usually take ``usual_s``; ``alone`` (4, N, S) are their tasks."""
+    computing, sending = _beside_arithmetic(seconds)
     computed_s = alone[COMPUTE] * computing
-    found = np.zeros((len(alone[0]), SUMS, *alone.shape[2:]))
-    found[:, 0], found[:, 1] = computed_s - alone[COMPUTE], computed_s / sending
-    found[:, 2] = (alone[_OTHERS] > 0).any(axis=0)
-    if found[:, 2].any():
-        elapsed_s, over_s = _beside_endless(seconds, alone, kept, chosen)
+    found = np.zeros((SUMS, *usual_s.shape))
+    found[0], found[1] = computed_s - alone[COMPUTE], computed_s / sending
+    found[2] = (alone[_OTHERS] > 0).any(axis=0)
+    if found[2].any():
+        elapsed_s, over_s = _beside_endless(seconds, alone, kept)
         longest_s = np.maximum(elapsed_s, usual_s)
         # For a bound, a pass that usually takes longer is not known to make the send later.
         until_s = longest_s if kept == "own" else elapsed_s
         late_s = np.maximum(until_s - over_s, 0.0)
-        found[:, 3], found[:, 4], found[:, 5] = longest_s - usual_s, over_s, late_s
+        found[3], found[4], found[5] = longest_s - usual_s, over_s, late_s
     return found
 
 
@@ -187,25 +185,23 @@ def sends_beside_arithmetic(seconds: TaskSeconds) -> tuple[Values, Values]:
     return sending, np.minimum(lost, 1.0)
 
 
-def longest_slots(seconds: TaskSeconds, alone: Streams, chosen: Chosen = slice(None)) -> Values:
-    """Seconds of slots (P, K, S) of the ``chosen`` strategies beside an endless send, which no
-    lesser work of ``alone`` (4, P, K, S) exceeds."""
-    return _beside_endless(seconds, alone, "most", chosen)[0]
+def longest_slots(seconds: TaskSeconds, alone: Streams) -> Values:
+    """Seconds of slots (..., S) beside an endless send, which no lesser work of ``alone`` (4, ...,
+    S) exceeds."""
+    return _beside_endless(seconds, alone, "most")[0]
 
 
-def _beside_endless(
-    seconds: TaskSeconds, alone: Streams, kept: Kept, chosen: Chosen
-) -> tuple[Values, Values]:
-    """Seconds (P, K, S) of slots beside an endless send, and those of the send that are over."""
+def _beside_endless(seconds: TaskSeconds, alone: Streams, kept: Kept) -> tuple[Values, Values]:
+    """Seconds (..., S) of slots beside an endless send, and those of the send that are over."""
     collective_s = alone[LINK]
     if seconds.model.template.depth == 0:
         # If tasks run one after another, no factor depends on other copies.
-        computing, sending = (one[chosen] for one in _beside_arithmetic(seconds))
+        computing, sending = _beside_arithmetic(seconds)
         computed_s = alone[COMPUTE] * computing
         copied_s = alone.sum(axis=0) - alone[COMPUTE] - collective_s
         elapsed_s = computed_s + copied_s + 2 * collective_s
         return elapsed_s, computed_s / sending + copied_s + collective_s
-    slowed = in_slots(_slowed_by(seconds, kept), alone, chosen)
+    slowed = in_slots(_slowed_by(seconds, kept), alone)
     flat = endless(alone.reshape(len(STREAMS), -1), slowed)
     elapsed_s, done_s = (one.reshape(collective_s.shape) for one in flat)
     # Until collectives are over, half of what the link does is theirs.

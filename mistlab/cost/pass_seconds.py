@@ -13,14 +13,14 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.beside_sends import STEADY, SUMS, TURN, BesideSend, Pass, longest_slots
+from mistlab.cost.beside_sends import STEADY, SUMS, TURNS, BesideSend, Pass, longest_slots
 from mistlab.cost.first_pass import PARTS, FirstPass
 from mistlab.cost.pass_slots import PassSlots
 from mistlab.cost.slot_lengths import HERE, UPPER, Kinds, Sums, Values
 from mistlab.cost.slot_work import SlotWork
 from mistlab.cost.split_slots import split_slots
 from mistlab.cost.tasks import Kept, TaskSeconds
-from mistlab.cost.turns import shared_turns
+from mistlab.cost.turns import beside_sends, shared_turns
 from mistlab.schedule.slot_kinds import NOTHING
 from mistlab.schedule.slot_table import PHASES, SHARDED_GRADIENTS, Phase
 
@@ -120,29 +120,31 @@ def pass_sums(
     slots = PassSlots(seconds, kinds, kept)
     steps = slots.of_steps()
     inside = [slots.last_computed()[None], slots.arithmetic(), slots.inside, steps]
-    inside += [*slots.beside_sends()] if sends else []
+    lost, turns = slots.beside_sends() if sends else ((), ())
+    inside += [*lost]
     lengths = [
         (slots.below, slots.is_below),
         (slots.above, slots.is_above),
         (np.concatenate(inside), slots.is_inside),
     ]
-    if sends and slots.share_turns:
-        lengths.append((slots.turns_beside_sends(), slots.is_below))
+    lengths += zip(turns, (slots.is_below, slots.is_above), strict=bool(turns))
     return PassSums(summed(lengths), len(steps) > 0)
 
 
 def _beside_sends(
     usual_s: Mapping[Phase, Values], sums: Sequence[Values]
 ) -> Mapping[Pass, BesideSend]:
-    """Steady passes, and shared turns if there are any, beside sends, from their sums."""
+    """Steady passes, and turns if there are any, beside sends, from their sums."""
     if not sums:
         return {}
-    forward, backward, turn = sums[:SUMS], sums[SUMS : 2 * SUMS], sums[2 * SUMS :]
+    forward, backward, turns = sums[:SUMS], sums[SUMS : 2 * SUMS], sums[2 * SUMS :]
     beside: dict[Pass, BesideSend] = {
         "forward": BesideSend.of_sums(usual_s["forward"], *forward),
         "backward": BesideSend.of_sums(usual_s["backward"], *backward),
     }
-    return {**beside, TURN: BesideSend.of_sums(*turn)} if turn else beside
+    half = len(turns) // 2
+    found = zip(TURNS, (turns[:half], turns[half:]), strict=True)
+    return {**beside, **{name: BesideSend.of_sums(*of_turn) for name, of_turn in found if of_turn}}
 
 
 def split_pass_seconds(
@@ -162,17 +164,20 @@ def split_pass_seconds(
 
 
 def longest_beside_sends(seconds: TaskSeconds, kinds: Kinds, summed: Sums) -> Mapping[Pass, Values]:
-    """Seconds (C) of steady passes and shared turns beside a send that goes on all through them,
-    which no lesser work exceeds."""
+    """Seconds (C) of steady passes and of turns beside a send that goes on all through them, which
+    no lesser work exceeds."""
     is_inside = kinds[:, HERE] != NOTHING
     is_below = ~is_inside & (kinds[:, UPPER] != NOTHING)
     alone = SlotWork(seconds, kinds).alone(STEADY)
+    turns = alone.sum(axis=1)
+    shared = shared_turns(seconds, kinds[is_below], turns[:, is_below])
+    if shared is not None:
+        turns[:, np.flatnonzero(is_below)[:, None], shared.rows] = shared.alone
     longest = [(longest_slots(seconds, alone[:, :, is_inside]), is_inside)]
-    turns = shared_turns(seconds, kinds[is_below], alone[:, :, is_below].sum(axis=1))
-    if turns is not None:
-        longest_s = longest_slots(seconds, turns.alone[:, None], turns.rows)
-        longest.append((turns.of_all(longest_s), is_below))
-    return dict(zip((*STEADY, TURN), summed(longest), strict=False))
+    for where in (is_below, ~is_inside & ~is_below):
+        longest_s = longest_slots(seconds, turns[:, where])
+        longest.append(((beside_sends(seconds, turns[:, where]) * longest_s)[None], where))
+    return dict(zip((*STEADY, *TURNS), summed(longest), strict=True))
 
 
 def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Values]) -> PassSeconds:

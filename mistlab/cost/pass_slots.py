@@ -8,16 +8,19 @@ side by side: a stage turns round. Some turns share the slot of the first layer
 Axes: S distinct strategies, K kinds of slots, P phases, N slots; the four streams first.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.beside_sends import slots_beside_sends
 from mistlab.cost.first_pass import OF_STEPS, first_slots
+from mistlab.cost.gathered_weights import ends_if_gathered, least_ends_if_gathered
 from mistlab.cost.side_by_side import Streams, until
 from mistlab.cost.slot_lengths import HERE, UPPER, Kinds, Values, slot_ends
 from mistlab.cost.slot_work import SlotWork
 from mistlab.cost.tasks import Kept, TaskSeconds
-from mistlab.cost.turns import shared_turns
+from mistlab.cost.turns import beside_sends, shared_turns
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.schedule.slot_kinds import NOTHING
 from mistlab.schedule.slot_table import PHASES
@@ -36,8 +39,8 @@ class PassSlots:
     (1, K', S), where the stage turns round. A turn that shares the slot of the first layer has the
     seconds by which the slot is longer.
 
-    ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of their kinds. ``share_turns`` says
-    whether any strategy shares turns.
+    ``is_inside``, ``is_below`` and ``is_above`` are masks (K) of their kinds. ``has_turns`` says
+    whether any strategy has work outside of passes where the stage turns round.
     """
 
     def __init__(self, seconds: TaskSeconds, kinds: Kinds, kept: Kept = "own") -> None:
@@ -62,17 +65,19 @@ class PassSlots:
         first, last = np.cumsum([one.size for one in places[:-1]])
         turn = slice(last - len(places[1][-1]), last)
         self._turns = shared_turns(seconds, kinds[self.is_below], self._alone[:, turn])
-        self.share_turns = self._turns is not None
+        self._turning = slice(turn.start, None)
+        self.has_turns = bool(self._alone[:, self._turning].any())
         if self._turns is not None:
             self._alone[:, turn][:, :, self._turns.rows] = self._turns.alone
         self._ends = slot_ends(seconds, self._alone, kept == "least")
-        lasting = np.maximum(until(STREAMS, self._ends, self._alone), self._fetched_s)
+        self._gather_after_copies()
+        lasting = np.maximum(until(STREAMS, self._ends, self._alone), self._fetched_s.sum(axis=0))
         if kept == "own" and len(self.work.evicts):
             self._wait_for_gradients(lasting, rows // len(kinds))
+        self._turns_s = lasting[self._turning].copy()
         if self._turns is not None:
             shared = self._turns.rows
-            self._turns_s = lasting[turn][:, shared]
-            longer_s = np.maximum(self._turns_s - self._turns.layer_s, 0.0)
+            longer_s = np.maximum(lasting[turn][:, shared] - self._turns.layer_s, 0.0)
             lasting[turn][:, shared] = longer_s
         self.inside, self.below, self.above = (
             part.reshape(*one.shape, lasting.shape[1])
@@ -84,7 +89,7 @@ class PassSlots:
         done."""
         last = self._rows_inside(_LAST, _LAST)
         computed_s = until(_NOT_REDUCING, self._ends[:, last], self._alone[:, last])
-        return np.maximum(computed_s, self._fetched_s[last])
+        return np.asarray(np.maximum(computed_s, self._fetched_s[:, last].sum(axis=0)))
 
     def arithmetic(self) -> Values:
         """Seconds (2, K', S) of arithmetic alone, of both steady passes and of the step."""
@@ -110,34 +115,46 @@ class PassSlots:
             is_least=self._kept == "least",
         )
 
-    def beside_sends(self) -> Values:
-        """What sends cost the slots of steady passes (2, 6, K', S), as in
-        ``slots_beside_sends``."""
+    def beside_sends(self) -> tuple[Values, Sequence[Values]]:
+        """What sends cost the slots of steady passes (2, 6, K', S), as in ``slots_beside_sends``;
+        and the usual seconds of turns, and what sends cost these (7, K', S), below a pass and above
+        it, if there are turns."""
         steady = self._rows_inside(_FORWARD, _BACKWARD)
-        usual_s = self.inside[_FORWARD : _BACKWARD + 1]
-        alone = self._alone[:, steady].reshape(len(STREAMS), *usual_s.shape)
-        return slots_beside_sends(self._seconds, alone, usual_s, self._kept)
-
-    def turns_beside_sends(self) -> Values:
-        """The usual seconds of shared turns, and what sends cost them (7, K', S), as in
-        ``slots_beside_sends``; zero for strategies that share none."""
-        assert self._turns is not None, "only where strategies share turns"
-        usual_s, alone = self._turns_s[None], self._turns.alone[:, None]
-        rows = self._turns.rows
-        (lost,) = slots_beside_sends(self._seconds, alone, usual_s, self._kept, rows)
-        return self._turns.of_all(np.concatenate([usual_s, lost]))
+        turning = self._turning if self.has_turns else slice(0, 0)
+        usual_s, turns_s = self.inside[_FORWARD : _BACKWARD + 1], self._turns_s[: turning.stop]
+        both_s = np.concatenate([usual_s.reshape(-1, usual_s.shape[-1]), turns_s])
+        alone = np.concatenate([self._alone[:, steady], self._alone[:, turning]], axis=1)
+        lost = slots_beside_sends(self._seconds, alone, both_s, self._kept)
+        passes, turns = np.split(lost, [2 * usual_s.shape[1]], axis=1)
+        of_passes = passes.reshape(len(passes), *usual_s.shape).swapaxes(0, 1)
+        if not self.has_turns:
+            return of_passes, ()
+        turns = np.concatenate([self._turns_s[None], turns])
+        turns *= beside_sends(self._seconds, self._alone[:, turning])
+        return of_passes, np.split(turns, [np.count_nonzero(self.is_below)], axis=1)
 
     def _tasks(self, rows: NDArray[np.intp]) -> tuple[Streams, Values]:
-        """The tasks alone (4, N, S) of slots with numbers among those of all phases, and the time
-        (N, S) until layers are fetched."""
+        """The tasks alone (4, N, S) of slots with numbers among those of all phases, and the times
+        (2, N, S) in which layers are fetched."""
         alone, fetched_s = self.work.alone(), self.work.fetched_s()
         turns = alone[:, _FORWARD] + alone[:, _BACKWARD]
-        turns_s = np.maximum(fetched_s[_FORWARD], fetched_s[_BACKWARD])
+        turns_s = np.maximum(fetched_s[:, _FORWARD], fetched_s[:, _BACKWARD])
         alone = np.concatenate([alone, turns[:, None]], axis=1)
-        fetched_s = np.concatenate([fetched_s, turns_s[None]])
-        count = len(fetched_s) * len(self._kinds)
-        alone = alone.reshape(len(STREAMS), count, -1).take(rows, axis=1)
-        return alone, fetched_s.reshape(count, -1).take(rows, axis=0)
+        fetched_s = np.concatenate([fetched_s, turns_s[:, None]], axis=1)
+        alone, fetched_s = (one.reshape(len(one), -1, one.shape[-1]) for one in (alone, fetched_s))
+        return alone.take(rows, axis=1), fetched_s.take(rows, axis=1)
+
+    def _gather_after_copies(self) -> None:
+        """Correct the ends of slots (4, N, S) in which weights are gathered after they came from
+        the host."""
+        slots, strategies = np.nonzero(self._fetched_s[1])
+        if not len(slots):
+            return
+        copied, gathered = self._fetched_s[:, slots, strategies]
+        slowed = self._seconds.slowed_by(self._kept).chosen(strategies)
+        ends_of = least_ends_if_gathered if self._kept == "least" else ends_if_gathered
+        alone = self._alone[:, slots, strategies]
+        self._ends[:, slots, strategies] = ends_of(alone, slowed, copied, gathered)
 
     def _wait_for_gradients(self, lasting: Values, phases: NDArray[np.intp]) -> None:
         """Make the slots (N, S) of backward passes longer whose layers wait until the gradients

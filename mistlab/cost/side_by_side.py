@@ -30,7 +30,7 @@ BESIDE = range(1 << len(STREAMS))
 BLOCK = 8192
 
 LINK = STREAMS.index("gpu_to_gpu")
-_LINK_BIT = np.uint8(1 << LINK)
+LINK_BIT = np.uint8(1 << LINK)
 _BIT_OF_STREAM = BITS.astype(np.uint8)[:, None]
 
 Factors = NDArray[np.float64]
@@ -145,17 +145,17 @@ def ends_of_streams(alone: Streams, slowed: SlowedBy) -> Streams:
     several = np.flatnonzero((alone > 0).sum(axis=0, dtype=np.uint8) > 1)
     for start in range(0, len(several), BLOCK):
         block = several[start : start + BLOCK]
-        ends[:, block] = _ends(alone.take(block, axis=1), slowed.chosen(block))
+        ends[:, block] = ends_of_several(alone.take(block, axis=1), slowed.chosen(block))
     return ends
 
 
-def _ends(left: Streams, slowed_by: SlowedBy) -> Streams:
+def ends_of_several(left: Streams, slowed_by: SlowedBy) -> Streams:
     """``ends_of_streams`` for cases in which several streams have work."""
     ends, elapsed = np.zeros_like(left), np.zeros(left.shape[1])
-    place = slowed_by.place(_sets(left > 0))
+    place = slowed_by.place(sets_of(left > 0))
     for _ in STREAMS:
         busy = left > 0
-        slowed = slowed_by.table.take(place + _sets(busy), axis=1)
+        slowed = slowed_by.table.take(place + sets_of(busy), axis=1)
         ahead = np.where(busy, left * slowed, np.inf)
         first = ahead.min(axis=0)
         step = np.where(np.isfinite(first), first, 0.0)
@@ -180,10 +180,10 @@ def endless(alone: Streams, slowed_by: SlowedBy) -> tuple[NDArray[np.float64], N
     left = alone.copy()
     left[LINK] = 0.0
     elapsed, done = np.zeros(left.shape[1]), np.zeros(left.shape[1])
-    place = slowed_by.place(_sets(left > 0) | _LINK_BIT) + _LINK_BIT
+    place = slowed_by.place(sets_of(left > 0) | LINK_BIT) + LINK_BIT
     for _ in STREAMS[1:]:
         busy = left > 0
-        slowed = slowed_by.table.take(place + _sets(busy), axis=1)
+        slowed = slowed_by.table.take(place + sets_of(busy), axis=1)
         ahead = np.where(busy, left * slowed, np.inf)
         first = ahead.min(axis=0)
         step = np.where(np.isfinite(first), first, 0.0)
@@ -212,6 +212,6 @@ def link_after(alone: Streams, slowed_by: SlowedBy, first: str) -> NDArray[np.fl
     return found
 
 
-def _sets(busy: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def sets_of(busy: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """The set of busy streams of each case, a bit for each stream, from a mask (4, C)."""
     return np.asarray(np.bitwise_or.reduce(busy * _BIT_OF_STREAM, axis=0))

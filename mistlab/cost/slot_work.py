@@ -63,23 +63,24 @@ class SlotWork:
         return alone
 
     def fetched_s(self, phases: Sequence[Phase] = PHASES) -> Values:
-        """Seconds (P, K, S) until the next layer's weights are swapped in and then gathered.
+        """Seconds (2, P, K, S) in which the next layer's weights are swapped in, and in which they
+        are then gathered; zero where weights are not both swapped in and gathered.
 
         If layers are fetched further ahead, the two tasks are in slots of their own.
         """
         seconds, template = self.seconds, self.seconds.model.template
-        fetched = np.zeros((len(phases), len(self.kinds), len(seconds.zero)))
+        fetched = np.zeros((2, len(phases), len(self.kinds), len(seconds.zero)))
         swapped = seconds.alone("P", "<")
         if template.depth != 1 or not swapped.any():
             return fetched
-        both = swapped + seconds.alone("U", "")
+        both = np.stack([swapped, seconds.alone("U", "")])
         both = np.where((seconds.zero >= SHARDED_WEIGHTS) & (swapped > 0), both, 0.0)
-        of_layer = with_nothing(both)
+        of_layer = np.stack([with_nothing(one) for one in both])
         for number, phase in enumerate(phases):
             tasks = [t for t in template.phases[phase] if (t.kind, t.direction) in _FETCHING]
             if len(tasks) >= len(_FETCHING):
                 neighbour = _neighbour(tasks[0].place, phase, template.depth)
-                fetched[number] = of_layer[self.kinds[:, neighbour]]
+                fetched[:, number] = of_layer[:, self.kinds[:, neighbour]]
         return fetched
 
     def evicting_s(self, alone: Streams) -> Values:

@@ -25,7 +25,7 @@ def split_slots(work: SlotWork, weights_s: Values, unhidden_s: Values) -> Values
     inputs[COMPUTE] += waits - products
     (weights,) = work.alone(("backward",), without={*KINDS} - _OF_GRADIENTS).swapaxes(0, 1)
     weights[COMPUTE] = products
-    (fetched_s,) = work.fetched_s(("backward",))
+    (fetched_s,) = work.fetched_s(("backward",)).sum(axis=0)
     whole_s, inputs_s, own_s = (_lasting(work, one) for one in (whole, inputs, weights))
     whole_s, inputs_s = np.maximum(whole_s, fetched_s), np.maximum(inputs_s, fetched_s)
     if len(work.evicts):

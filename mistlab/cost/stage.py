@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.beside_sends import STEADY, TURN, Pass, sends_beside_arithmetic
+from mistlab.cost.beside_sends import STEADY, TURNS, Pass, sends_beside_arithmetic
 from mistlab.cost.host_waits import least_with_host, with_host
 from mistlab.cost.pass_seconds import (
     PassSeconds,
@@ -335,18 +335,23 @@ def _beside_sends(
     """
     sent, received, in_place = outside.sent_s, outside.received_s, outside.in_place
     forward, backward = (passes.beside_sends[phase] for phase in STEADY)
-    lost_s, lost_back_s = forward.lost_s(received), backward.lost_s(sent)
-    if TURN in passes.beside_sends:
+    turned_s, turned_back_s = np.zeros_like(received), np.zeros_like(sent)
+    left_s, left_back_s = received, sent
+    if TURNS[0] in passes.beside_sends:
         # A send begins in the turn, and what is left of it then goes on beside the pass.
-        turn = passes.beside_sends[TURN]
-        lost_s = turn.lost_s(received) + forward.lost_s(turn.left_s(received))
+        turn, back = (passes.beside_sends[name] for name in TURNS)
+        turned_s, left_s = turn.lost_s(received), turn.left_s(received)
+        turned_back_s, left_back_s = back.lost_s(sent), back.left_s(sent)
+    lost_s, lost_back_s = forward.lost_s(left_s), backward.lost_s(left_back_s)
     within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
     if backward.is_of_box:
         # The send and the reductions of a box may be apart. A backward pass that usually takes as
         # long as the last one loses less than the least one.
         in_place = np.zeros_like(in_place)
         within_s, ends_s = (
-            more_s + backward.if_usually_longer(np.maximum(more_s, 0.0)).lost_s(sent) - lost_back_s
+            more_s
+            + backward.if_usually_longer(np.maximum(more_s, 0.0)).lost_s(left_back_s)
+            - lost_back_s
             for more_s in (within_s, ends_s)
         )
     rest_s = passes.inside["last_backward"] + passes.last_closing - passes.last_computed
@@ -356,9 +361,9 @@ def _beside_sends(
     shared_s = np.where(in_place, np.clip(rest_s, 0.0, received), 0.0)
     return {
         **times,
-        "forward_s": times["forward_s"] + lost_s,
-        "backward_s": times["backward_s"] + lost_back_s,
-        "delta_forward_s": times["delta_forward_s"] - lost_s,
+        "forward_s": times["forward_s"] + turned_s + lost_s,
+        "backward_s": times["backward_s"] + turned_back_s + lost_back_s,
+        "delta_forward_s": times["delta_forward_s"] - turned_s - lost_s,
         "delta_backward_s": ends_s + shared_s,
         "within_backward_s": within_s + shared_s,
         "point_to_point_s": times["point_to_point_s"] + later_s,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.side_by_side import Streams
+from mistlab.cost.side_by_side import LINK, Streams
 from mistlab.cost.slot_lengths import UPPER, Kinds, Values, of_layers
 from mistlab.cost.slot_work import COMPUTE
 from mistlab.cost.tasks import TaskSeconds
@@ -54,6 +54,14 @@ def shared_turns(seconds: TaskSeconds, kinds: Kinds, alone: Streams) -> SharedTu
     layer_s, together = layer_s[:, rows], alone[:, :, rows]
     together[COMPUTE] += layer_s
     return SharedTurns(rows, alone.shape[-1], together, layer_s)
+
+
+def beside_sends(seconds: TaskSeconds, alone: Streams) -> NDArray[np.bool_]:
+    """Whether turns (..., S) with tasks ``alone`` (4, ..., S) run beside sends: those in which a
+    layer computes, or waits for a collective that shares the link with the send. Elsewhere sends
+    count as beside the pass after the turn."""
+    waits = (alone[LINK] > 0) & (seconds.zero >= SHARDED_WEIGHTS)
+    return np.asarray(waits | (alone[COMPUTE] > 0))
 
 
 def _are_shared(seconds: TaskSeconds) -> NDArray[np.bool_]:

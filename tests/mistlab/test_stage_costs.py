@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -60,9 +61,17 @@ def candidates(rows: int, seed: int = 0) -> StageBatch:
     )
 
 
-# What the streams of each slot hold, by position from the stage's first layer, and the least that
-# the slot takes.
-SlotTimes = dict[int, tuple[np.ndarray, float]]
+class Slot(NamedTuple):
+    """What the streams of a slot hold; for how long the next layer's weights come from the host and
+    are then gathered, if both; and the least that the slot takes."""
+
+    alone: np.ndarray
+    fetched: tuple[float, float] = (0.0, 0.0)
+    least: float = 0.0
+
+
+# Slots by position from the stage's first layer.
+SlotTimes = dict[int, Slot]
 
 
 def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tuple[SlotTimes, int]:
@@ -90,11 +99,40 @@ def walked(model: StageTimeModel, batch: StageBatch, row: int, phase: str) -> tu
                     fetched[task.kind] = duration
         # Weights of the next layer are swapped in before they are gathered.
         one_ahead = template.depth == 1 and batch.zero[row] == 3 and fetched["P"] > 0
-        slots[here] = alone, sum(fetched.values()) if one_ahead else 0.0
+        slots[here] = Slot(alone, (fetched["P"], fetched["U"]) if one_ahead else (0.0, 0.0))
         if 0 <= here < len(types):
             key = "forward" if upwards else "backward"
             alone[0, STREAMS.index("compute")] += seconds.tensor_s[key][types[here], 0]
     return slots, len(types)
+
+
+def together(*slots: Slot) -> Slot:
+    """Slots of several passes side by side."""
+    return Slot(
+        sum((slot.alone for slot in slots), np.zeros((1, len(STREAMS)))),
+        max(slot.fetched for slot in slots),
+        max(slot.least for slot in slots),
+    )
+
+
+def lasting_s(slot: Slot, factors: np.ndarray) -> float:
+    """Seconds of a slot, in which weights are gathered only when they came from the host."""
+    copied, gathered = slot.fetched
+    if not gathered:
+        return max(float(overlapped(slot.alone, factors)[0]), slot.least)
+    link, host = STREAMS.index("gpu_to_gpu"), STREAMS.index("host_to_device")
+    left, elapsed = slot.alone[0].copy(), 0.0
+    left[link] -= gathered
+    rest = left[host] - copied
+    left[host] = copied
+    while busy := [stream for stream in range(len(STREAMS)) if left[stream] > 1e-15]:
+        slowed = factors[sum(1 << stream for stream in busy)]
+        step = min(left[stream] * slowed[stream] for stream in busy)
+        left[busy] -= step / slowed[busy]
+        elapsed += step
+        if copied and left[host] <= 1e-15:
+            left[host], left[link], copied = rest, max(left[link], 0.0) + gathered, 0.0
+    return max(elapsed, slot.least)
 
 
 def endless(alone: np.ndarray, factors: np.ndarray) -> tuple[float, float]:
@@ -123,25 +161,23 @@ def evicted(alone: np.ndarray, factors: np.ndarray) -> float:
     return before + float(overlapped(left, factors, ["gpu_to_gpu"])[0])
 
 
-def lost_beside(
-    slots: Sequence[tuple[np.ndarray, float]], factors: np.ndarray, send_s: float
-) -> float:
+def lost_beside(slots: Sequence[Slot], factors: np.ndarray, send_s: float) -> float:
     """How much longer a pass takes beside a send, which has half of the link while collectives
     run."""
-    computing_s = sum(alone[0, 0] for alone, _ in slots)
+    if not slots:
+        return 0.0
+    computing_s = sum(slot.alone[0, 0] for slot in slots)
     least = min(send_s * factors[3, 1] / factors[3, 0], computing_s) * (factors[3, 0] - 1)
     longer_s, sent_s = beside_endless_send(slots, factors)
     return max(least, longer_s * min(1, send_s / sent_s))
 
 
-def beside_endless_send(
-    slots: Sequence[tuple[np.ndarray, float]], factors: np.ndarray
-) -> tuple[float, float]:
+def beside_endless_send(slots: Sequence[Slot], factors: np.ndarray) -> tuple[float, float]:
     """How much longer a pass takes beside a send without an end, and what is sent by its end."""
     longer_s = sent_s = 0.0
-    for alone, fetched_s in slots:
-        usual_s = max(float(overlapped(alone, factors)[0]), fetched_s)
-        (elapsed_s, done_s), collective_s = endless(alone, factors), alone[0, 1]
+    for slot in slots:
+        usual_s = lasting_s(slot, factors)
+        (elapsed_s, done_s), collective_s = endless(slot.alone, factors), slot.alone[0, 1]
         longer_s += max(elapsed_s + max(2 * collective_s - done_s, 0), usual_s) - usual_s
         sent_s += max(done_s - collective_s, collective_s)
     return longer_s, sent_s
@@ -153,10 +189,10 @@ def shared_turn(
     """What the streams hold while the first layer computes beside what is left of a backward pass;
     None if the layer waits for it."""
     fetches = batch.zero[row] == 3 or batch.offload_weights[row] > 0
-    left = forward[-1][0] + backward[-1][0]
+    left = forward[-1].alone + backward[-1].alone
     if fetches or (batch.zero[row] == 2) == (batch.offload_gradients[row] > 0) or not left.any():
         return None
-    left[0, 0] += forward[0][0][0, 0]
+    left[0, 0] += forward[0].alone[0, 0]
     return left
 
 
@@ -186,11 +222,7 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
             slots: Iterable[int], *works: SlotTimes, factors: np.ndarray = factors
         ) -> float:
             return sum(
-                max(
-                    float(overlapped(sum(work[slot][0] for work in works), factors)[0]),
-                    *(work[slot][1] for work in works),
-                )
-                for slot in slots
+                lasting_s(together(*(work[slot] for work in works)), factors) for slot in slots
             )
 
         phases = ("forward", "backward", "first_forward", "last_backward")
@@ -200,18 +232,18 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         inside, below = range(layers), range(-depth, 0)
         above = range(layers, layers + depth)
         # Between a backward pass and a forward one, and the other way round.
+        turns = [
+            [together(forward[slot], backward[slot]) for slot in slots] for slots in (below, above)
+        ]
         at_first = lasting(below, forward, backward)
         shared = shared_turn(batch, row, forward, backward) if depth == 1 else None
         if shared is not None:
-            at_first = float(overlapped(shared, factors)[0]) - forward[0][0][0, 0]
-        turns = at_first + lasting(above, forward, backward)
+            at_first = float(overlapped(shared, factors)[0]) - forward[0].alone[0, 0]
+        turning = at_first + lasting(above, forward, backward)
         if batch.offload_gradients[row] > 0:
             # A layer's passes wait until the gradients before have left; reductions go on.
             backward, last = (
-                {
-                    at: (alone, max(least, evicted(alone, factors)))
-                    for at, (alone, least) in of.items()
-                }
+                {at: slot._replace(least=evicted(slot.alone, factors)) for at, slot in of.items()}
                 for of in (backward, last)
             )
         once = [lasting(inside, work) for work in (forward, backward)]
@@ -220,15 +252,21 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         # A pass is slowed by what the one before sends.
         sent_s = 0 if batch.has_head[row] else seconds.send_s[0]
         received_s = 0 if batch.has_embedding[row] else seconds.receive_s[0]
-        forwards = lost_beside([backward[slot] for slot in inside], factors, sent_s)
-        left_s = received_s
-        if shared is not None:
-            left_s = max(received_s - beside_endless_send([(shared, 0.0)], factors)[1], 0.0)
-        gradients = lost_beside([forward[slot] for slot in inside], factors, left_s)
-        if shared is not None:
-            gradients += lost_beside([(shared, 0.0)], factors, received_s)
+        # It is sent beside turns too, in which a layer computes or waits for weights of its group.
+        gathers = batch.zero[row] == 3
+        turn, back = ([one for one in of if gathers and one.alone[0, 1] > 0] for of in turns)
+        turn = turn if shared is None else [Slot(shared)]
+        forwards, gradients = (
+            lost_beside(slots, factors, send_s)
+            + lost_beside(
+                [work[slot] for slot in inside],
+                factors,
+                max(send_s - beside_endless_send(slots, factors)[1], 0.0),
+            )
+            for slots, work, send_s in ((back, backward, sent_s), (turn, forward, received_s))
+        )
         beside = forwards + gradients
-        assert found.stable_s[row] == pytest.approx(sum(once) + turns + beside, rel=1e-9)
+        assert found.stable_s[row] == pytest.approx(sum(once) + turning + beside, rel=1e-9)
         # Three micro-batches of a single stage, from its first slot to its last.
         whole = (
             lasting((*below, *inside), first)
@@ -242,10 +280,10 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
         # The last gradients are sent beside what is left of reductions in place.
         if batch.zero[row] < 2 and batch.offload_gradients[row] == 0:
             others = [stream for stream in STREAMS if stream != "gpu_to_gpu"]
-            computed = sum(float(overlapped(last[at][0], factors, others)[0]) for at in inside)
+            computed = sum(float(overlapped(last[at].alone, factors, others)[0]) for at in inside)
             whole += min(received_s, lasting((*inside, *below), last) - computed)
         whole += sum(
-            min(0.0, float(overlapped(first[at][0], factors, STAYING)[0]) - lasting([at], first))
+            min(0.0, float(overlapped(first[at].alone, factors, STAYING)[0]) - lasting([at], first))
             for at in inside
             if leaves_last(batch, row, at + depth, layers)
         )

@@ -8,7 +8,7 @@ import pytest
 from mistlab import catalog
 from mistlab.cost.side_by_side import beside_endless
 from mistlab.machine.cluster import Cluster
-from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
@@ -54,6 +54,24 @@ def test_a_pass_s_last_reduction_goes_on_beside_the_next_first_layer(
         WORK, cluster_of(hardware), Plan(stages=(stage,), micro_batches=8)
     )
     assert closed_s == pytest.approx(played_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("hardware", ["a100-40gb", "h100-80gb"])
+def test_weights_are_gathered_when_they_came_from_the_host(hardware: str) -> None:
+    stage = replace(PLAIN, data_parallel=8, zero=3, offload=Offload(weights=0.5))
+    work = replace(WORK, global_batch=128)
+    closed_s, played_s = times_of(
+        work, cluster_of(hardware), Plan(stages=(stage,), micro_batches=16)
+    )
+    assert closed_s == pytest.approx(played_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(("hardware", "nodes"), [("a100-40gb", 2), ("h100-80gb", 4)])
+def test_the_first_layer_s_weights_are_gathered_beside_a_send(hardware: str, nodes: int) -> None:
+    stage = replace(PLAIN, layers=24 // nodes, data_parallel=8, zero=3)
+    work, plan = replace(WORK, global_batch=128), Plan(stages=(stage,) * nodes, micro_batches=16)
+    closed_s, played_s = times_of(work, cluster_of(hardware, nodes), plan)
+    assert closed_s == pytest.approx(played_s, rel=2e-3)
 
 
 @pytest.mark.parametrize("batch", [32, 64])
