@@ -47,5 +47,5 @@ def test_no_greater_copies_undercut_the_least_ends(seed: int) -> None:
     ends = ends_if_gathered(greater, SlowedBy.of_all(factors, CASES), copied * more[0], gathered)
     assert (least.max(axis=0) <= ends.max(axis=0) * (1 + 1e-9)).all()
     assert (least[LINK] <= ends[LINK] * (1 + 1e-9)).all()
-    # A bound is worth something where streams slow one another by the same factors in any set.
+    # The link gathers no sooner than the host has copied.
     assert (least.max(axis=0) >= (copied + gathered) * (1 - 1e-9)).all()
