@@ -26,7 +26,7 @@ from mistlab.values.search import (
     StageCostModel,
     Status,
 )
-from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
 from mistlab.values.stages_in_order import StagesInOrder
 
 # This many stage candidates count as one plan.
@@ -252,6 +252,16 @@ class Ledger:
 
         parts = self._in_parts(bounds, least, most)
         return parts[0] if len(parts) == 1 else StageCosts.joined(parts)
+
+    def part_seconds(
+        self, least: StageBatch, most: StageBatch | None = None, *, engine: str
+    ) -> StageSeconds:
+        """The times of parts of a model in an order of passes without a formula; with ``most``,
+        times that none between the two undercuts. Raises ``BudgetSpentError``."""
+        model = cast("StageBoundModel", self.predictor)
+        batches = (least,) if most is None else (least, most)
+        parts = self._in_parts(partial(model.part_seconds, engine=engine), *batches)
+        return parts[0] if len(parts) == 1 else StageSeconds.joined(parts)
 
     def stage_fits(
         self,

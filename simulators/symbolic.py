@@ -157,6 +157,15 @@ class SymbolicPredictor:
             host_bytes=least_bytes,
         )
 
+    def part_seconds(
+        self, least: StageBatch, most: StageBatch | None = None, *, engine: str = "mistlab"
+    ) -> StageSeconds:
+        """The times of parts of a model in an order of passes without a formula; with ``most``,
+        those that no part between the two undercuts."""
+        model = self._model(EngineMode(engine=ENGINES[engine], overlap_communication=True))
+        ahead = model.ahead_of_hosts
+        return ahead(least) if most is None else ahead.least(least, most)
+
     def stage_fits(
         self,
         batch: StageBatch,

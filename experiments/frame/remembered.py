@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
-from mistlab.values.stages import StageBatch, StageCosts
+from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
 from mistlab.values.stages_in_order import StagesInOrder
 from simulators.symbolic import SymbolicPredictor
 
@@ -45,6 +45,13 @@ class Remembered:
     ) -> StageCosts | None:
         """Costs that no candidate between the two undercuts."""
         return self._answer(self.predictor.stage_bounds, least, most, engine=engine)
+
+    def part_seconds(
+        self, least: StageBatch, most: StageBatch | None = None, *, engine: str = "mistlab"
+    ) -> StageSeconds:
+        """The times of parts of a model in an order of passes without a formula."""
+        batches = (least,) if most is None else (least, most)
+        return self._answer(self.predictor.part_seconds, *batches, engine=engine)
 
     def stage_fits(
         self,

@@ -9,7 +9,7 @@ latest of their hosts, as on a cluster with a profile, no host is a pass ahead.
 Axes: C candidates.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,17 +19,21 @@ from numpy.typing import NDArray
 from mistlab.cost.pass_seconds import PassSeconds
 from mistlab.engines.host_time import HostTime
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.slot_table import Phase
 from mistlab.symbolic.treatments import TREATMENTS
 from mistlab.values.mesh import num_gpus, ranks_of
 from mistlab.values.stages import StageBatch
 
 Values = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 def with_host(
-    passes: PassSeconds, host: HostTime, batch: StageBatch, cluster: Cluster
+    passes: PassSeconds, host: HostTime, ends: Sequence[StageBatch], cluster: Cluster
 ) -> PassSeconds:
-    """The times of passes under a host, on a cluster that may have a profile."""
+    """The times of passes under a host, on a cluster that may have a profile; ``ends`` are the
+    candidates alone."""
+    (batch,) = ends
     inside = dict(passes.inside)
     forward, backward = inside["forward"], inside["backward"]
     both = forward + backward
@@ -63,6 +67,47 @@ def least_with_host(
     inside["first_forward"] = beyond(inside["first_forward"], forward)
     inside["last_backward"] = beyond(inside["last_backward"], backward)
     return replace(passes, inside=inside, last_computed=beyond(passes.last_computed, backward))
+
+
+def held_by_host(
+    passes: PassSeconds,
+    host: HostTime,
+    ends: Sequence[StageBatch],
+    cluster: Cluster,
+    *,
+    may_be_ahead: bool,
+) -> tuple[PassSeconds, Values]:
+    """The times of passes under a host, and the seconds (C) in which it issues both passes; of a
+    box, from both ``ends`` of its recomputed blocks, the least.
+
+    A host that ``may_be_ahead`` holds no pass up by itself. Its seconds count apart.
+    """
+    under = with_host if len(ends) == 1 else least_with_host
+    held = under(passes, host, ends, cluster)
+    if not may_be_ahead:
+        return held, np.zeros(len(ends[0]))
+    waits = is_never_ahead(ends[0], cluster)
+    issued = np.minimum.reduce([np.add(*issued_by_pass(host, batch)) for batch in ends])
+    return _where(waits, held, passes), np.where(waits, 0.0, issued)
+
+
+def is_never_ahead(batch: StageBatch, cluster: Cluster) -> Flags:
+    """Candidates (C) whose ranks wait for the latest of their hosts, so that none is ahead."""
+    return np.asarray(peculiar_s(batch.value, cluster) > 0)
+
+
+def _where(waits: Flags, held: PassSeconds, passes: PassSeconds) -> PassSeconds:
+    """The times of passes under a host where stages wait for it (C), and without one elsewhere."""
+
+    def either(some: Mapping[Phase, Values], others: Mapping[Phase, Values]) -> dict[Phase, Values]:
+        return {phase: np.where(waits, some[phase], own) for phase, own in others.items()}
+
+    return replace(
+        passes,
+        inside=either(held.inside, passes.inside),
+        through=either(held.through, passes.through),
+        last_computed=np.where(waits, held.last_computed, passes.last_computed),
+    )
 
 
 def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Values:

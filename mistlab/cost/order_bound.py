@@ -6,6 +6,9 @@ last backward pass is of its first chunk too, and its gradient goes back through
 And a micro-batch passes through all parts of the model, there and back. Parts lie in a loop or in a
 V (``mistlab.schedule.placement``): in both, the first chunks are the first parts.
 
+A host issues all passes of its stage one after another, from the beginning of the iteration on, and
+may be ahead of them. So a stage's last pass ends no earlier than its host has issued all.
+
 Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order.
 """
 
@@ -22,11 +25,13 @@ from mistlab.schedule.placement import Placement
 
 Table = NDArray[np.float64]
 
-# The times of a chunk that a bound adds up, each of which makes no pipeline faster by being longer.
-OF_CHUNKS = (
+# The times of a part that a bound adds up, each of which makes no pipeline faster by being longer;
+# those of a chunk, with its host's.
+OF_PARTS = (
     *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
     *("within_forward_s", "within_backward_s", "begin_s", "end_s"),
 )
+OF_CHUNKS = (*OF_PARTS, "issued_s")
 
 
 def order_bound_s(
@@ -34,20 +39,23 @@ def order_bound_s(
     placement: Placement,
     micro_batches: Table | int,
     *,
+    issued_s: Table | None = None,
     splits: bool = False,
     steps_apart: bool = False,
 ) -> Table:
-    """Seconds (C) that an iteration takes at least, from the times of parts (C, P).
+    """Seconds (C) that an iteration takes at least, from the times of parts (C, P), and from those
+    in which hosts issue both passes of a micro-batch.
 
     An order ``splits`` backward passes if gradients of weights have passes of their own: together
     the two are at least as long. With ``steps_apart`` no stage waits for the beginning of another.
     """
     goes_back = not (splits or steps_apart)
-    own = _OfChunks(times, placement)
+    own = _OfChunks(times, placement, issued_s)
     stages = InOrder.of(own.chunks, np.asarray(micro_batches)[..., None], goes_back=goes_back)
     before_s = stages.begin_s if steps_apart else own.way_in_s(stages)
     after_s = own.way_out_s(stages) if goes_back else stages.end_s
-    longest = np.asarray((before_s + stages.all_s + after_s).max(axis=1))
+    until_s = np.maximum(before_s + stages.all_s, stages.issued_within_s(steps_apart=steps_apart))
+    longest = np.asarray((until_s + after_s).max(axis=1))
     return np.maximum(longest, own.there_and_back_s()) if goes_back else longest
 
 
@@ -55,12 +63,14 @@ def order_bound_s(
 class InOrder:
     """Seconds of stages (C), as far as bounds of an order of passes ask for them.
 
-    ``all_s`` are those of all passes, from when the input of the first pass has come. The first
-    micro-batch passes through in ``first_s``, the last gradient goes back in ``last_s``. Work of
-    ``begin_s`` comes before the first pass, work of ``end_s`` after the last one.
+    ``all_s`` are those of all passes, from when the input of the first pass has come; a host issues
+    them in ``issued_s``. The first micro-batch passes through in ``first_s``, the last gradient
+    goes back in ``last_s``. Work of ``begin_s`` comes before the first pass, work of ``end_s``
+    after the last one.
     """
 
     all_s: Table
+    issued_s: Table
     first_s: Table
     last_s: Table
     begin_s: Table
@@ -84,40 +94,58 @@ class InOrder:
         once_s = once_s + sum((one["begin_s"] for one in chunks[1:]), nothing)
         all_s = micro_batches * both_s + once_s + first["through_forward_s"] - first["forward_s"]
         last_s = first["through_backward_s"] + first["within_backward_s"]
+        issued_s = micro_batches * sum((one["issued_s"] for one in chunks), nothing)
+        after_s = nothing if goes_back else first["end_s"]
         return cls(
-            all_s=np.asarray(all_s if goes_back else all_s + first["end_s"]),
+            all_s=np.asarray(all_s + after_s),
+            issued_s=np.asarray(issued_s + after_s),
             first_s=first["through_forward_s"] + first["within_forward_s"],
             last_s=last_s if goes_back else nothing,
             begin_s=first["begin_s"],
             end_s=first["end_s"] if goes_back else nothing,
         )
 
+    def issued_within_s(self, *, steps_apart: bool) -> Table:
+        """Seconds (C) that a stage's passes take at least because a host issues them; with
+        ``steps_apart`` none, since an iteration of the stage may begin after that of its host."""
+        return np.zeros_like(self.issued_s) if steps_apart else self.issued_s
+
 
 def in_front_s(
-    stage: InOrder, sent_s: Table, after: Chains[Table], *, is_last: bool, steps_apart: bool
+    stage: InOrder,
+    sent_s: tuple[Table, Table],
+    after: Chains[Table],
+    *,
+    is_last: bool,
+    steps_apart: bool,
 ) -> Chains[Table]:
-    """Bounds (C) of a stage and the stages after it, as the chains ``through`` and ``whole``; the
-    others are zero. ``sent_s`` is the time of all sends between the two.
+    """Bounds (C) of a stage and the stages after it, as the chains ``through``, ``through_begun``
+    and ``whole``; the others are zero. ``sent_s`` are the times of sends to the next stage and
+    back.
 
     ``through`` begins when the first micro-batch arrives. It ends when the last gradient is sent
-    back; if none is waited for, when all stages are over.
+    back; if none is waited for, when all stages are over. ``through_begun`` ends there too, and
+    begins with the iteration.
     """
-    through_s = stage.all_s
+    through_s, begun_s = stage.all_s, stage.issued_within_s(steps_apart=steps_apart)
     if not (is_last or steps_apart):
-        passed_s = stage.first_s + stage.last_s + sent_s
-        through_s = np.maximum(through_s, passed_s + after.through)
-    whole_s = stage.begin_s + through_s + stage.end_s
+        there_s, back_s = stage.first_s + sent_s[0], stage.last_s + sent_s[1]
+        through_s = np.maximum(through_s, there_s + back_s + after.through)
+        begun_s = np.maximum(begun_s, back_s + after.through_begun)
+    begun_s = np.maximum(begun_s, stage.begin_s + through_s)
+    whole_s = np.maximum(begun_s + stage.end_s, after.whole)
     nothing = Chains.of_nothing(np.zeros_like(whole_s))
-    return replace(nothing, through=through_s, whole=np.maximum(whole_s, after.whole))
+    return replace(nothing, through=through_s, through_begun=begun_s, whole=whole_s)
 
 
 class _OfChunks:
     """The times of parts, for each chunk of all stages (C, S)."""
 
-    def __init__(self, times: StageTimes, placement: Placement) -> None:
+    def __init__(self, times: StageTimes, placement: Placement, issued_s: Table | None) -> None:
         num_stages = placement.num_stages
         assert placement.stages[:num_stages] == (*range(num_stages),), "the first parts are first"
-        of = {name: getattr(times, name) for name in (*OF_CHUNKS, "point_to_point_s")}
+        of = {name: getattr(times, name) for name in (*OF_PARTS, "point_to_point_s")}
+        of["issued_s"] = np.zeros_like(times.forward_s) if issued_s is None else issued_s
         self.chunks = [
             {name: table[:, parts] for name, table in of.items()}
             for parts in (

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost.pipeline import StageTimes
 from mistlab.schedule.order_text import PassKind
-from mistlab.schedule.placement import Placement, StageChunk
+from mistlab.schedule.placement import StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
 
 Table = NDArray[np.float64]
@@ -50,13 +50,6 @@ class HostTimes:
     forward_s: Table
     backward_s: Table
     blocks: Table
-
-    def whole_s(self, micro_batches: Table, placement: Placement) -> Table:
-        """Seconds (C) in which the slowest host issues all passes of so many micro-batches (C)."""
-        both = self.forward_s + self.backward_s
-        own = map(placement.of_stage, range(placement.num_stages))
-        stages = [both[:, list(parts)].sum(axis=1) for parts in own]
-        return np.asarray(np.maximum.reduce(stages) * micro_batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

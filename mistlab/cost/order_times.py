@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.host_waits import issued_by_pass, peculiar_s
+from mistlab.cost.host_waits import is_never_ahead, issued_by_pass
 from mistlab.cost.order_bound import order_bound_s
 from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
 from mistlab.cost.pipeline import StageTimes
@@ -35,8 +35,7 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
     order = order_of_plan(played)
     batch, passes = batch_of_parts(plans, order.placement), passes_of(order)
     shape = len(plans), len(order.placement.stages)
-    host = _host_times(model, batch, shape)
-    seconds = (model if host is None else model.ahead_of_hosts)(batch)
+    host, seconds = _host_times(model, batch, shape), model.ahead_of_hosts(batch)
     names = (entry.name for entry in fields(StageTimes))
     times = StageTimes(**{name: getattr(seconds, name).reshape(shape) for name in names})
     splits = any(of_stage.splits_backward for of_stage in passes)
@@ -50,12 +49,16 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
     stages = played.num_stages
     longer = replace(played, micro_batches=played.micro_batches + stages)
     apart = ENGINES[played.engine].steps_apart
-    least_s = order_bound_s(times, order.placement, micro_batches, splits=splits, steps_apart=apart)
-    found_s = extended_s(few_s, iteration_s(longer), beyond / stages, least_s)
     # A host that was ahead may no longer be.
-    if host is None:
-        return found_s
-    return np.asarray(np.maximum(found_s, host.whole_s(micro_batches, order.placement)))
+    least_s = order_bound_s(
+        times,
+        order.placement,
+        micro_batches,
+        issued_s=seconds.issued_s.reshape(shape),
+        splits=splits,
+        steps_apart=apart,
+    )
+    return extended_s(few_s, iteration_s(longer), beyond / stages, least_s)
 
 
 def extended_s(few_s: Table, more_s: Table, groups: Table, least_s: Table) -> Table:
@@ -108,9 +111,9 @@ def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Table:
 def _host_times(
     model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]
 ) -> HostTimes | None:
-    """How long hosts take to issue the passes of parts; None if no host issues them, or if none is
-    ahead of its GPU, so that passes take as long as their host."""
-    if model.tasks.host is None or peculiar_s(batch.value, model.cluster).any():
+    """How long hosts take to issue the passes of parts; None if no host issues them. Where none is
+    ahead of its GPU, passes take as long as their host, which takes no more."""
+    if model.tasks.host is None:
         return None
     forward_s, backward_s = model.by_group(_issued_s, batch)
     return HostTimes(
@@ -123,7 +126,8 @@ def _host_times(
 def _issued_s(model: StageTimeModel, batch: StageBatch) -> Table:
     """Seconds that a host takes to issue a forward pass, and a backward pass (2, parts)."""
     assert model.tasks.host is not None
-    return np.stack(issued_by_pass(model.tasks.host, batch))
+    issued_s = np.stack(issued_by_pass(model.tasks.host, batch))
+    return np.where(is_never_ahead(batch, model.tasks.cluster), 0.0, issued_s)
 
 
 def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:

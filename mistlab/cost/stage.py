@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.beside_sends import STEADY, TURNS, Pass, sends_beside_arithmetic
-from mistlab.cost.host_waits import least_with_host, with_host
+from mistlab.cost.host_waits import held_by_host
 from mistlab.cost.pass_seconds import (
     PassSeconds,
     PassSums,
@@ -45,7 +45,9 @@ Values = NDArray[np.float64]
 class StageTimeModel:
     """The times of a workload's stages on a cluster under one engine's schedule.
 
-    Unless a stage ``awaits_host``, they leave out the time in which a host issues passes.
+    Unless a stage ``awaits_host``, its host may be ahead of it, and the time in which it issues
+    passes is apart. Where no host is ahead, because ranks wait for the latest one, stages await
+    theirs all the same.
     """
 
     tasks: TaskModel
@@ -57,7 +59,7 @@ class StageTimeModel:
         outside = slots.outside_passes()
         sends = self._are_beside(outside)
         if len(batch) <= FEW_ROWS:
-            return self._under_host(batch, slots.sums(sends=sends).passes(), outside)
+            return self._under_host((batch,), slots.sums(sends=sends).passes(), outside)
         every, rows = slots.every()
         sums = every.sums(sends=sends)
         names = [entry.name for entry in fields(StageSeconds)]
@@ -65,7 +67,7 @@ class StageTimeModel:
         # Few rows at once, so that what is computed between stays in the processor's cache.
         for start in range(0, len(batch), ROWS_AT_ONCE):
             some = slice(start, start + ROWS_AT_ONCE)
-            parts = batch.chosen(some), sums.chosen(rows[some]).passes(), outside.chosen(some)
+            parts = (batch.chosen(some),), sums.chosen(rows[some]).passes(), outside.chosen(some)
             seconds = self._under_host(*parts)
             for name, column in zip(names, found, strict=True):
                 column[some] = getattr(seconds, name)
@@ -87,10 +89,7 @@ class StageTimeModel:
         copied = np.logical_or.reduce([most.value(name) > 0 for name in OFFLOADS])
         longest_s = self._longest_s(most, least, copied) if is_beside and copied.any() else {}
         found = least_passes((passes.chosen(rows), passes.chosen(other_end)), longest_s)
-        if self.awaits_host and self.tasks.host is not None:
-            ends = least, both.chosen(other_end)
-            found = least_with_host(found, self.tasks.host, ends, self.tasks.cluster)
-        return self._put_together(least, found, outside)
+        return self._under_host((least, both.chosen(other_end)), found, outside)
 
     def _longest_s(
         self, most: StageBatch, least: StageBatch, chosen: NDArray[np.bool_]
@@ -114,17 +113,21 @@ class StageTimeModel:
         return not blocks and bool((outside.sent_s + outside.received_s).any())
 
     def _under_host(
-        self, batch: StageBatch, passes: PassSeconds, outside: "OutsidePasses"
+        self, ends: Sequence[StageBatch], passes: PassSeconds, outside: "OutsidePasses"
     ) -> StageSeconds:
-        """The times (C), under the engine's host if it has one."""
-        if self.awaits_host and self.tasks.host is not None:
-            passes = with_host(passes, self.tasks.host, batch, self.tasks.cluster)
-        return self._put_together(batch, passes, outside)
+        """The times (C), under the engine's host if it has one; of a box, from both ``ends`` of its
+        recomputed blocks."""
+        host, issued_s = self.tasks.host, np.zeros(len(ends[0]))
+        if host is not None:
+            passes, issued_s = held_by_host(
+                passes, host, ends, self.tasks.cluster, may_be_ahead=not self.awaits_host
+            )
+        return self._put_together(ends[0], passes, outside, issued_s)
 
     def _put_together(
-        self, batch: StageBatch, passes: PassSeconds, outside: "OutsidePasses"
+        self, batch: StageBatch, passes: PassSeconds, outside: "OutsidePasses", issued_s: Values
     ) -> StageSeconds:
-        """The times (C), from those of passes and of what is outside of them."""
+        """The times (C), from those of passes, of what is outside of them and of hosts."""
         sends = self.tasks.template.sends
         blocking, meeting = float(sends in IN_TURN), float(sends == "meeting")
         received, sent, in_place = outside.received_s, outside.sent_s, outside.in_place
@@ -151,6 +154,7 @@ class StageTimeModel:
             },
             exposed_communication_s=exposed_s,
             step_s=passes.step_computing,
+            issued_s=issued_s,
         )
 
 

@@ -120,7 +120,7 @@ class StagesOnGroups:
 
     @property
     def ahead_of_hosts(self) -> Self:
-        """The times of stages whose hosts have issued all passes already."""
+        """The times of stages whose hosts may be ahead of their passes."""
         return replace(self, models=tuple(replace(one, awaits_host=False) for one in self.models))
 
     @property

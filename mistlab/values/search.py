@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from mistlab.values.stages import StageBatch, StageCosts
+    from mistlab.values.stages import StageBatch, StageCosts, StageSeconds
     from mistlab.values.stages_in_order import StagesInOrder
 
 # From so many recomputed blocks on, up to one less than all blocks of a stage, a block more adds or
@@ -141,6 +141,13 @@ class StageBoundModel(StageCostModel, Protocol):
         The two differ in positive ratios, and in numbers of recomputed blocks of which there are
         ``FEWEST_ALIKE`` at least and one block less than all at most.
         """
+        ...
+
+    def part_seconds(
+        self, least: "StageBatch", most: "StageBatch | None" = None, *, engine: str = "mistlab"
+    ) -> "StageSeconds":
+        """The times of parts of a model in an order of passes without a formula, in which a stage's
+        host may be ahead of it; with ``most``, lower bounds of those between the two."""
         ...
 
     def stage_fits(

@@ -360,7 +360,7 @@ _EVERYTHING = replace(
     expert_parallel=_POWERS[:7],
     state_replicas=_POWERS,
 )
-# Its pipelines in any order; only searchers of whole plans search it.
+# Its pipelines in any order.
 _IN_ANY_ORDER = replace(_EVERYTHING, name="everything:orders", orders=tuple(ORDERS))
 
 SPACES: Mapping[str, SearchSpace] = {

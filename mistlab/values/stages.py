@@ -256,6 +256,8 @@ class StageSeconds:
     pipeline that waits for its sends is longer, because the stage's passes run beside sends.
     ``step_s`` is the time of the step's arithmetic alone, wherever it is hidden.
     ``exposed_communication_s`` is the time that a steady micro-batch takes beyond its computation.
+    ``issued_s`` is the time in which a host issues both passes of a micro-batch, if it may be ahead
+    of them; 0 if passes take as long as their host, or have none.
     """
 
     forward_s: NDArray[np.float64]
@@ -272,6 +274,7 @@ class StageSeconds:
     within_round_s: NDArray[np.float64]
     step_s: NDArray[np.float64]
     exposed_communication_s: NDArray[np.float64]
+    issued_s: NDArray[np.float64]
 
     @property
     def stable_s(self) -> NDArray[np.float64]:
@@ -281,6 +284,15 @@ class StageSeconds:
     def chosen(self, rows: NDArray[np.intp]) -> Self:
         """The times of the candidates in these rows."""
         return type(self)(**{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The times of several batches, one batch after another."""
+        columns = {
+            entry.name: np.concatenate([getattr(part, entry.name) for part in parts])
+            for entry in fields(cls)
+        }
+        return cls(**columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -305,8 +317,4 @@ class StageCosts:
             for entry in fields(cls)
             if entry.name != "seconds"
         }
-        seconds = {
-            entry.name: np.concatenate([getattr(part.seconds, entry.name) for part in parts])
-            for entry in fields(StageSeconds)
-        }
-        return cls(seconds=StageSeconds(**seconds), **columns)
+        return cls(seconds=StageSeconds.joined([part.seconds for part in parts]), **columns)

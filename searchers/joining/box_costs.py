@@ -174,7 +174,7 @@ class BoxCosts:
             costs,
             (batch, batch),
             places,
-            lambda few, _: ledger.stage_costs(few, engine=engine).seconds,
+            lambda few, _: ledger.part_seconds(few, engine=engine),
         )
 
     def _least_costs(
@@ -189,7 +189,7 @@ class BoxCosts:
             costs,
             (least, most),
             places,
-            lambda *ends: ledger.stage_bounds(*ends, engine=engine).seconds,
+            lambda *ends: ledger.part_seconds(*ends, engine=engine),
         )
 
     def _fits(self, rows: "_Rows", savings: Column, recomputed: Column, *, of_others: bool) -> Mask:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import DEFAULT_ORDER, chunks_of, order_problem
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
@@ -36,7 +35,7 @@ def in_branches(
 ) -> Ending:
     """The best plan of all orders of a space; ``search`` looks for those of the order that has a
     formula."""
-    if not _has_bounds(space, ledger):
+    if not has_bounds(ledger, space.engine):
         return Ending(status="REFUSED", reason=OTHER_ORDERS)
     whole = Hierarchy.of(problem, space, ledger)
     if _is_alike(space):
@@ -58,12 +57,7 @@ def in_branches(
 
 def can_prove(space: SearchSpace, ledger: Ledger) -> bool:
     """Whether every plan of a space with several orders can be looked at."""
-    return _is_alike(space) and _has_bounds(space, ledger)
-
-
-def _has_bounds(space: SearchSpace, ledger: Ledger) -> bool:
-    """Whether stages have bounds in every order; hosts issue passes in the order with a formula."""
-    return ENGINES[space.engine].host is None and has_bounds(ledger, space.engine)
+    return _is_alike(space) and has_bounds(ledger, space.engine)
 
 
 def _is_alike(space: SearchSpace) -> bool:

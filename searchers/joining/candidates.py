@@ -211,9 +211,9 @@ def least_with(
     flight. Half of its passes in flight, at most, run while the other stages compute; so does
     its work before its first pass and after its last."""
     if not group.has_formula:
-        # All passes, and what comes before and after them.
+        # All passes, and what comes before and after them; or until their host has issued them.
         own_s = group.micro_batches * options.stable_s + options.times.begin_s
-        return np.asarray(own_s + options.times.end_s)
+        return np.asarray(np.maximum(own_s, options.after_first_s) + options.times.end_s)
     others_s = (problem.workload.model.layers - layers) * group.least_stages_s(work, 1)
     hidden_s = (in_flight - 1) / 2 * options.stable_s
     beside_s = options.times.begin_s + options.times.end_s

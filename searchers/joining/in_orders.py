@@ -6,15 +6,16 @@ predicted first, until no bound is below the best plan's time.
 Axes: R candidates, S stages, P parts.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.order_bound import order_bound_s
-from mistlab.cost.pipeline import StageTimes
+from mistlab.cost.pipeline import TIMES, StageTimes
 from mistlab.engines.table import ENGINES
-from mistlab.schedule.orders import SPLIT
+from mistlab.schedule.orders import SPLIT, TURNING, chunks_of
+from mistlab.schedule.placement import loop, turning
 from mistlab.values.parts import parts_of_stages, with_ends
 from mistlab.values.stages_in_order import StagesInOrder
 from searchers.joining.alike import AlikeStages, Candidates
@@ -51,31 +52,40 @@ class AlikeInOrder:
             ledger.predict([replace(plan, order=self.order) for plan in plans])
 
     def least_s(self, candidates: Candidates) -> NDArray[np.float64]:
-        """Seconds (R) that no candidate undercuts; infinite where one cannot fit."""
-        own, ledger, pipeline = self.stages, self.stages.ledger, self.stages.pipeline
-        engine, count = own.space.engine, pipeline.num_stages
-        places = StagesInOrder(
-            order=self.order,
-            num_stages=count,
-            micro_batches=pipeline.micro_batches,
-            stage=np.repeat(np.arange(count), len(candidates)),
-        )
-        placement = places.placement
-        batch = with_ends(own.batch(candidates), placement)
-        fits = ledger.stage_fits(batch, places, engine=engine).reshape(count, -1).all(axis=0)
-        found = np.full(len(candidates), np.inf)
-        rows = np.flatnonzero(fits)
-        if len(rows):
-            few = with_ends(own.batch(candidates[rows]), placement)
-            parts = parts_of_stages(few, placement)
-            seconds = ledger.stage_costs(parts, engine=engine).seconds
-            names = (entry.name for entry in fields(StageTimes))
-            times = {name: getattr(seconds, name).reshape(-1, len(rows)).T for name in names}
-            found[rows] = order_bound_s(
-                StageTimes(**times),
-                placement,
-                pipeline.micro_batches,
-                splits=self.order in SPLIT,
-                steps_apart=ENGINES[engine].steps_apart,
+        """Seconds (R) that no candidate undercuts; infinite where one that may beat the ledger's
+        best cannot fit."""
+        ledger, pipeline = self.stages.ledger, self.stages.pipeline
+        least_s = self._bounds_s(candidates)
+        hopeful = np.flatnonzero(least_s < ledger.best_s)
+        if len(hopeful):
+            count = pipeline.num_stages
+            places = StagesInOrder(
+                order=self.order,
+                num_stages=count,
+                micro_batches=pipeline.micro_batches,
+                stage=np.repeat(np.arange(count), len(hopeful)),
             )
-        return found
+            batch = with_ends(self.stages.batch(candidates[hopeful]), places.placement)
+            fits = ledger.stage_fits(batch, places, engine=self.stages.space.engine)
+            least_s[hopeful[~fits.reshape(count, -1).all(axis=0)]] = np.inf
+        return least_s
+
+    def _bounds_s(self, candidates: Candidates) -> NDArray[np.float64]:
+        """Seconds (R) that no candidate undercuts, whether it fits or not."""
+        engine, pipeline = self.stages.space.engine, self.stages.pipeline
+        count = pipeline.num_stages
+        placement = turning(count) if self.order in TURNING else loop(count, chunks_of(self.order))
+        parts = parts_of_stages(with_ends(self.stages.batch(candidates), placement), placement)
+        seconds = self.stages.ledger.part_seconds(parts, engine=engine)
+        columns = {
+            name: getattr(seconds, name).reshape(-1, len(candidates)).T
+            for name in (*TIMES, "issued_s")
+        }
+        return order_bound_s(
+            StageTimes(**{name: columns[name] for name in TIMES}),
+            placement,
+            pipeline.micro_batches,
+            issued_s=columns["issued_s"],
+            splits=self.order in SPLIT,
+            steps_apart=ENGINES[engine].steps_apart,
+        )

@@ -89,11 +89,12 @@ class OrderTraits:
             for chunk in range(self.chunks)
         ]
         stage = InOrder.of(chunks, self.micro_batches, goes_back=self.goes_back)
-        sent_s = chunks[0]["point_to_point_s"] * (1.0 if self.goes_back else 0.5)
+        sent_s = chunks[0]["point_to_point_s"]
         return replace(costs, seconds=self._as_times(stage, sent_s, costs.seconds))
 
     def _as_times(self, stage: InOrder, sent_s: Column, seconds: StageSeconds) -> StageSeconds:
-        """The times of stages as those of a stage whose passes are forward passes alone."""
+        """The times of stages as those of a stage whose passes are forward passes alone; what it
+        waits for after the first one is its host."""
         nothing = np.zeros_like(sent_s)
         each_s = stage.all_s / self.micro_batches
         return replace(
@@ -104,9 +105,9 @@ class OrderTraits:
             through_backward_s=stage.last_s,
             within_forward_s=nothing,
             within_backward_s=nothing,
-            delta_forward_s=stage.begin_s + stage.first_s - each_s,
+            delta_forward_s=stage.begin_s + stage.first_s - each_s + stage.issued_s,
             delta_backward_s=stage.end_s,
-            after_first_s=nothing,
+            after_first_s=stage.issued_s,
             point_to_point_s=sent_s,
             first_send_late_s=nothing,
             within_round_s=nothing,
@@ -118,13 +119,19 @@ class OrderTraits:
         """Bounds of stages with such times and of those behind them."""
         stage = InOrder(
             all_s=self.micro_batches * times.forward_s,
+            issued_s=times.after_first_s,
             first_s=times.through_forward_s,
             last_s=times.through_backward_s,
             begin_s=times.begin_s,
             end_s=times.end_s,
         )
+        each_way_s = times.point_to_point_s / 2
         return in_front_s(
-            stage, times.point_to_point_s, behind, is_last=is_last, steps_apart=self.steps_apart
+            stage,
+            (each_way_s, each_way_s if self.goes_back else np.zeros_like(each_way_s)),
+            behind,
+            is_last=is_last,
+            steps_apart=self.steps_apart,
         )
 
 
@@ -170,7 +177,8 @@ def _least_of(
     times = StageTimes(**{e.name: getattr(seconds, e.name) for e in fields(StageTimes)})
     found = {name: np.full(len(least), np.inf) for name in ADDED}
     for name, column in found.items():
-        np.minimum.at(column, row, getattr(times, name)[of])
+        own = seconds.issued_s if name == "issued_s" else getattr(times, name)
+        np.minimum.at(column, row, own[of])
     return found
 
 

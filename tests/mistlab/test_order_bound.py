@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost import order_bound
 from mistlab.cost.order_bound import InOrder, order_bound_s
-from mistlab.cost.order_path import EndTimes, SplitTimes, order_iteration_s
+from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
 from mistlab.cost.order_times import extended_s
 from mistlab.cost.pipeline import StageTimes
 from mistlab.schedule.checked_orders import named_order
@@ -53,8 +53,11 @@ def drawn_pipelines(order: str, count: int = 25) -> Iterator[tuple[np.random.Gen
             yield draw, stages, micro_batches
 
 
-def shares_of_paths(order: str, *, steps_apart: bool) -> Iterator[NDArray[np.float64]]:
-    """The bounds of random pipelines as shares of their longest paths."""
+def shares_of_paths(
+    order: str, *, steps_apart: bool, issued: float = 0.0
+) -> Iterator[NDArray[np.float64]]:
+    """The bounds of random pipelines as shares of their longest paths. Hosts issue passes in up to
+    ``issued`` times as long as they take."""
     for draw, stages, micro_batches in drawn_pipelines(order):
         passes = passes_of(named_order(order, stages, micro_batches))
         placement = passes[0].placement
@@ -62,18 +65,29 @@ def shares_of_paths(order: str, *, steps_apart: bool) -> Iterator[NDArray[np.flo
         weights_s = times.backward_s * draw.uniform(0, 1)
         split = SplitTimes(weights_s=weights_s, less_s=weights_s * (1 - draw.uniform(0, 0.1)))
         nothing = np.zeros_like(times.forward_s)
+        forward_s, backward_s = (
+            own_s * (draw.uniform(0, issued, own_s.shape) if issued else 0.0)
+            for own_s in (times.forward_s, times.backward_s)
+        )
+        blocks = 1 + nothing + draw.integers(8)
+        host = HostTimes(forward_s=forward_s, backward_s=backward_s, blocks=blocks)
         path_s = order_iteration_s(
             times,
             passes,
             split if order in SPLIT else None,
+            host=host if issued else None,
             at_end=EndTimes(reductions_s=nothing, steps_s=times.end_s * draw.uniform(0, 1)),
             steps_apart=steps_apart,
         )
-        splits = order in SPLIT
-        yield (
-            order_bound_s(times, placement, micro_batches, splits=splits, steps_apart=steps_apart)
-            / path_s
+        least_s = order_bound_s(
+            times,
+            placement,
+            micro_batches,
+            issued_s=forward_s + backward_s,
+            splits=order in SPLIT,
+            steps_apart=steps_apart,
         )
+        yield least_s / path_s
 
 
 @pytest.mark.parametrize("steps_apart", [False, True])
@@ -86,6 +100,29 @@ def test_no_path_in_any_order_is_shorter_than_its_bound(order: str, steps_apart:
     # wait.
     waits = steps_apart or order in CONTROLLED
     assert shares.mean() > (0.6 if waits else 0.7 if order in TURNING else 0.8)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_path_is_shorter_than_its_hosts_take(order: str) -> None:
+    shares = np.concatenate([*shares_of_paths(order, steps_apart=False, issued=5.0)])
+    assert (shares <= 1 + 1e-12).all()
+    # Where a host is the slowest of all, the bound knows it.
+    assert np.median(shares) > 0.9
+    apart = np.concatenate([*shares_of_paths(order, steps_apart=True, issued=5.0)])
+    assert (apart <= 1 + 1e-12).all()
+
+
+def slower_hosts(*arguments: Any, **options: Any) -> InOrder:
+    """Stages with a planted fault: their hosts issue passes for longer."""
+    true = IN_ORDER(*arguments, **options)
+    return replace(true, issued_s=1.1 * true.issued_s)
+
+
+def test_a_host_that_is_too_slow_in_the_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InOrder, "of", slower_hosts)
+    for order in ("gpipe", "interleaved-2", "zb-h1"):
+        shares = np.concatenate([*shares_of_paths(order, steps_apart=False, issued=5.0)])
+        assert (shares > 1 + 1e-12).any()
 
 
 @pytest.mark.parametrize("chunks", [2, 3])

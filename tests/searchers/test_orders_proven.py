@@ -116,11 +116,17 @@ def test_a_fault_in_a_bound_of_orders_is_noticed(
 
 
 def plans_in_orders(seed: int, count: int = 20) -> tuple[Problem, list[Plan]]:
-    """Some plans of a space whose order has no formula."""
+    """Some plans of a small problem whose order has no formula."""
     problem, space, _ = tried(seed)
+    return problem, some_in_orders(problem, space, seed, count)
+
+
+def some_in_orders(problem: Problem, space: SearchSpace, seed: int, count: int) -> list[Plan]:
+    """Some plans of a space whose order has no formula."""
     plans = [plan for plan in all_plans(problem, space) if plan.order != DEFAULT_ORDER]
     draw = np.random.default_rng(seed)
-    return problem, [plans[place] for place in draw.choice(len(plans), min(count, len(plans)))]
+    count = min(count, len(plans))
+    return [plans[place] for place in (draw.choice(len(plans), count) if plans else ())]
 
 
 def places_of(plan: Plan) -> StagesInOrder:
@@ -140,7 +146,7 @@ def bound_of(problem: Problem, plan: Plan) -> float:
     costs = predictor.stage_costs(batch, engine=plan.engine)
 
     def seconds(some: StageBatch, _: StageBatch) -> StageSeconds:
-        return predictor.stage_costs(some, engine=plan.engine).seconds
+        return predictor.part_seconds(some, engine=plan.engine)
 
     traits = OrderTraits.of(plan.order, plan.engine, plan.micro_batches)
     in_order = traits.in_order(costs, (batch, batch), places_of(plan), seconds)
