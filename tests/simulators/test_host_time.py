@@ -100,6 +100,30 @@ def test_a_host_gets_ahead_while_its_stage_waits(order: str) -> None:
     assert closed == pytest.approx(played, rel=0.03)
 
 
+def test_hosts_that_are_never_ahead_hold_up_no_other_plan() -> None:
+    """Ranks that share a block wait for the latest of their hosts; hosts of single ranks do not."""
+    late = Profile(name="late", block_ms=5.0, block_ranks=2, source="made up")
+    alone, shared = (
+        Plan(
+            engine="megatron-core",
+            micro_batches=4,
+            order="interleaved-2",
+            stages=(
+                StagePlan(layers=4, data_parallel=data, tensor_parallel=ranks, micro_batch=ranks),
+            )
+            * 2,
+        )
+        for data, ranks in ((8, 1), (4, 2))
+    )
+    small = replace(WORKLOAD, sequence_length=512, global_batch=32)
+    on = [replace(CLUSTER, profile=profile) for profile in (None, late)]
+    usual, held = (SymbolicPredictor(workload=small, cluster=own) for own in on)
+    both = held.predict_many([alone, shared])
+    assert both == [held.predict(alone), held.predict(shared)]
+    assert both[0].iteration_s == usual.predict(alone).iteration_s
+    assert both[1].iteration_s > usual.predict(shared).iteration_s
+
+
 LATE = Profile(name="late", send_gpus=1, send_ms=1000.0, source="made up")
 
 
