@@ -1,6 +1,6 @@
 """Prices of blocks and GPUs that make the bounds of ``searchers.joining.relaxed`` high.
 
-Axes: M columns, S positions from the end.
+Axes: M columns, S positions from the end; E ends: the last stage, any between, and the first one.
 """
 
 from dataclasses import dataclass, replace
@@ -15,11 +15,18 @@ Whole = NDArray[np.intp]
 # Pipelines that lack blocks or GPUs, or have too many, cost so many times the limit in the linear
 # programme. So it has a solution.
 FAR = 50.0
+# The numbers of ends.
+LAST, BETWEEN, FIRST = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """The least times (M) of stages with some blocks on some GPUs, for any of G micro-batches."""
+    """The least times (E, M) of stages with some blocks on some GPUs, for any of G micro-batches.
+
+    The first stage has the embedding and receives nothing, the last one has the head and sends
+    nothing, so they may take more or less than the others. ``sent_s`` (M) is the time of sends to
+    the next stage and back.
+    """
 
     micro_batches: int
     all_layers: int
@@ -56,14 +63,15 @@ class Columns:
         shapes, which = np.unique(np.stack([self.layers, self.gpus]), axis=1, return_inverse=True)
         least: dict[str, Any] = {}
         for name in ("passed_s", "sent_s", "forward_s", "backward_s"):
-            column = np.full(shapes.shape[1], np.inf)
-            np.minimum.at(column, which.reshape(-1), getattr(self, name))
+            own = getattr(self, name)
+            column = np.full((*own.shape[:-1], shapes.shape[1]), np.inf)
+            np.minimum.at(column.T, which.reshape(-1), own.T)
             least[name] = column
         return replace(self, layers=shapes[0], gpus=shapes[1], **least)
 
     def passages_s(self, stages: int) -> Values:
         """The passage (S, M) of each column at each position: the last stage sends nothing on."""
-        passed_s = np.tile(self.passed_s, (stages, 1))
+        passed_s = self.passed_s[_ends(stages)]
         passed_s[1:] += self.sent_s
         return passed_s
 
@@ -71,8 +79,13 @@ class Columns:
         """What a pipeline takes beyond the passage (S, M), if it waits at one stage."""
         count = 1 if self.is_passage else self.micro_batches
         ahead = np.minimum(count, np.arange(1, stages + 1)) - 1
-        both_s = self.forward_s + self.backward_s
-        return np.asarray((count - 1) * both_s - ahead[:, None] * self.forward_s)
+        forward_s, backward_s = (own[_ends(stages)] for own in (self.forward_s, self.backward_s))
+        return np.asarray((count - 1) * (forward_s + backward_s) - ahead[:, None] * forward_s)
+
+
+def _ends(stages: int) -> list[int]:
+    """The end (S) that each position is, of two stages or more."""
+    return [LAST, *[BETWEEN] * (stages - 2), FIRST]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

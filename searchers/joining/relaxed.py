@@ -28,7 +28,7 @@ from mistlab.values.search import Problem
 from searchers.joining.box_menus import BoxMenus
 from searchers.joining.candidates import StagePosition
 from searchers.joining.partials import Partials
-from searchers.joining.prices import Columns, Prices, dearest
+from searchers.joining.prices import BETWEEN, FIRST, LAST, Columns, Prices, dearest
 from searchers.meshes import Mesh, lies_well
 
 Values = NDArray[np.float64]
@@ -224,10 +224,12 @@ def _columns(menus: BoxMenus, limit_s: float) -> tuple[Sequence[Mesh], Columns]:
             times = options.times
             passed_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
             own = passed_s, times.point_to_point_s, times.forward_s, times.backward_s
-            least = np.array([column.min() for column in own])
-            key = place.mesh, place.layers
-            found[key] = np.minimum(found[key], least) if key in found else least
-    passed_s, sent_s, forward_s, backward_s = np.array([*found.values()]).reshape(-1, 4).T
+            # Where no stage is that fits, none is faster.
+            ends = found.setdefault((place.mesh, place.layers), np.full((4, 3), limit_s))
+            end = FIRST if place.is_first else LAST if place.is_last else BETWEEN
+            ends[:, end] = np.minimum(ends[:, end], [column.min() for column in own])
+    times_s = np.array([*found.values()]).reshape(-1, 4, 3)
+    passed_s, sent_s, forward_s, backward_s = np.moveaxis(times_s, 0, -1)
     columns = Columns(
         micro_batches=menus.group.micro_batches,
         all_layers=menus.problem.workload.model.layers,
@@ -235,7 +237,8 @@ def _columns(menus: BoxMenus, limit_s: float) -> tuple[Sequence[Mesh], Columns]:
         layers=np.array([layers for _, layers in found], dtype=np.intp),
         gpus=np.array([mesh.num_gpus for mesh, _ in found], dtype=np.intp),
         passed_s=passed_s,
-        sent_s=sent_s,
+        # The last stage sends nothing on.
+        sent_s=sent_s[[BETWEEN, FIRST]].min(axis=0),
         forward_s=forward_s,
         backward_s=backward_s,
     )
@@ -244,7 +247,7 @@ def _columns(menus: BoxMenus, limit_s: float) -> tuple[Sequence[Mesh], Columns]:
 
 def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
     """A place for each mesh, number of blocks and place in a node, where a stage needs the least
-    memory and has neither the embedding nor the head."""
+    memory: as the first stage, as the last one, and between them."""
     problem, group, work = menus.problem, menus.group, menus.work
     layers = problem.workload.model.layers
     least_s = min(work[mesh].block_s for mesh in group.meshes)
@@ -257,7 +260,7 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
             if count * block_s + (layers - count) * least_s >= limit_s:
                 break
             for place in sorted(_places_in_node(problem, mesh.num_gpus)):
-                yield StagePosition(
+                between = StagePosition(
                     mesh=mesh,
                     place_in_node=place,
                     layers=count,
@@ -265,6 +268,10 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
                     is_first=False,
                     is_last=False,
                 )
+                yield between
+                yield between._replace(is_last=True)
+                if place == problem.cluster.like_rank(0, mesh.num_gpus):
+                    yield between._replace(is_first=True)
 
 
 def _places_in_node(problem: Problem, gpus: int) -> set[int]:

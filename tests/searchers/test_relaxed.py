@@ -20,7 +20,7 @@ from searchers.joining.groups import Group
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.partials import Partials
 from searchers.joining.prices import Columns, Prices
-from searchers.joining.relaxed import Relaxed
+from searchers.joining.relaxed import Relaxed, Values
 from searchers.ledger import Ledger
 from searchers.membership import mesh_of
 from searchers.strategies.exhaustive import all_plans
@@ -29,7 +29,7 @@ from tests.searchers.test_every_plan import ENOUGH, predictor_of
 from tests.sweep import sweep
 
 # Problems of spaces whose stages are of any sizes, with many plans of several stages.
-SEEDS = (5, 185, 142, 178, 196, 239)
+SEEDS = (5, 185, 142, 372, 178, 196, 239)
 TELLING = 5
 # How many plans' partial pipelines are looked at.
 FEW = 40
@@ -106,10 +106,15 @@ def undercut_rest(seed: int, bound: Relaxed, plan: Plan, one: Prediction) -> Ite
                 yield f"{after + 1} stages can become a pipeline that takes less than {least_s}"
 
 
-@pytest.mark.parametrize("seed", sweep(SEEDS, first=3))
+@pytest.mark.parametrize("seed", sweep(SEEDS, first=4))
 def test_no_plan_undercuts_bounds_of_fractions(seed: int) -> None:
     assert tried(seed)[2]
     assert not [*undercut(seed)]
+
+
+def at_any_end(column: Values) -> Values:
+    """Times of stages that are the same wherever they are."""
+    return np.tile(column, (3, 1))
 
 
 def undercut_waits(seed: int) -> bool:
@@ -130,12 +135,12 @@ def undercut_waits(seed: int) -> bool:
         all_gpus=stages,
         layers=np.ones(stages, dtype=np.intp),
         gpus=np.ones(stages, dtype=np.intp),
-        passed_s=times["through_forward_s"]
-        + times["within_forward_s"]
-        + times["through_backward_s"],
+        passed_s=at_any_end(
+            times["through_forward_s"] + times["within_forward_s"] + times["through_backward_s"]
+        ),
         sent_s=times["point_to_point_s"],
-        forward_s=forward_s,
-        backward_s=backward_s,
+        forward_s=at_any_end(forward_s),
+        backward_s=at_any_end(backward_s),
     )
     chains = no_stages(1)
     for after in range(stages):
@@ -152,7 +157,7 @@ def test_no_pipeline_takes_less_than_its_passages_and_its_longest_wait() -> None
 
 def test_a_bound_that_forgets_passes_ahead_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def waits_s(columns: Columns, stages: int) -> Any:
-        both_s = columns.forward_s + columns.backward_s
+        both_s = columns.forward_s[0] + columns.backward_s[0]
         return np.tile((columns.micro_batches - 1) * both_s, (stages, 1))
 
     monkeypatch.setattr(Columns, "waits_s", waits_s)
