@@ -33,7 +33,7 @@ products, benchmark or training as users do it. 90 % of the measured runs of a k
 share. A kind of one software counts from 8 runs of 2 models on, and takes part of the share of the
 next wider kind, the more the fewer its models are. In kinds of an engine, or of any engine, each
 table with 8 runs counts as much, of however many rows it is, and experts and hybrid blocks are one
-kind. Runs of no measured kind take the share of the least sure table. Shares are stretched by 1.25,
+kind. Runs of no measured kind take the share of the least sure table. Shares are stretched by 1.35,
 and by 0.1 for each doubling of GPUs beyond the most that were measured of the kind
 ([why](../decisions/0041-bounds-by-kind.md)).
 

@@ -132,6 +132,14 @@ def test_a_kind_takes_part_of_the_share_of_the_next_wider_kind() -> None:
         assert own.share(replace(KIND, software="jax", engine=other), 8) == alone.share(KIND, 8)
 
 
+def test_no_kind_is_surer_for_the_least_sure_table() -> None:
+    """That table stands for what nobody knows; a kind that is known to be surer profits from what
+    it knows, and one that is known to be less sure keeps its own share."""
+    mixed = (2 * 0.1 + MODELS_OF_WIDER * 0.5) / (2 + MODELS_OF_WIDER)
+    assert known(anything=0.5, of_engine=0.1).share(KIND, 8) == pytest.approx(mixed * STRETCH)
+    assert known(anything=0.5, of_engine=0.9).share(KIND, 8) == pytest.approx(0.9 * STRETCH)
+
+
 def test_more_gpus_than_were_measured_widen_bounds() -> None:
     some = known(anything=0.4)
     assert some.share(KIND, 4) == some.share(KIND, 8)
