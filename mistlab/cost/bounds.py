@@ -6,8 +6,9 @@ fit while runs near them were in it. From one doubling on they are as wide as th
 model widths that were left out, as far as such widths lay from the others. Each doubling beyond
 adds half as much again.
 
-Where no run of an engine was measured on the hardware, bounds are those of measured runs of the
-same kind: of the engine elsewhere, or of any engine (``mistlab.cost.sureness``).
+Where a hardware file has no calibration of an engine, bounds are those of measured runs of the same
+kind: of the engine, or of any engine, on any hardware (``mistlab.cost.sureness``). A note says of
+which.
 
 What is slow on some clusters is in none of this. On a cluster without a profile, a run may take as
 long as on the slowest cluster on which its engine was measured, so its upper bound is the one of
@@ -36,6 +37,7 @@ class PredictionBounds:
     """The bounds of one workload's plans under one engine."""
 
     engine: str
+    hardware: str
     calibration: EngineCalibration | None
     kind: RunKind
     hidden: int
@@ -65,8 +67,10 @@ class PredictionBounds:
 
     def _worked_out(self, gpus: int) -> "_Sure":
         if self.calibration is None:
-            note = f"no run of engine {self.engine} on this hardware was measured"
-            return _Sure(share=known_sureness().share(self.kind, gpus), notes=(note,))
+            known = known_sureness()
+            note = f"engine {self.engine} is not calibrated on {self.hardware}: "
+            note += known.words(self.kind)
+            return _Sure(share=known.share(self.kind, gpus), notes=(note,))
         place = MeasuredAt(hidden=self.hidden, gpus=gpus, sequence_length=self.sequence_length)
         nearest = min(self.calibration.at, key=place.doublings)
         return _Sure(
@@ -114,6 +118,7 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
     calibrations = {c.engine: c for c in cluster.hardware.engines or ()}
     return PredictionBounds(
         engine=engine,
+        hardware=cluster.hardware.name,
         calibration=calibrations.get(ENGINES[engine].measured_as or engine),
         kind=_kind_of(workload, cluster, engine),
         hidden=workload.model.hidden,

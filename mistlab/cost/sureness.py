@@ -116,19 +116,30 @@ class Sureness:
 
     def share(self, kind: RunKind, gpus: int) -> float:
         """The share of the way within which a run's measurement lies in 90 %."""
-        *narrower, alike, anything = kind.names
-        found = self._known.get(alike) or self._known[anything]
+        found, *narrower = self._kinds_of(kind)
         share = found.share
-        for name in reversed(narrower):
-            if name in self._known:
-                wider, found = found, self._known[name]
-                together = found.models * found.share + MODELS_OF_WIDER * share
-                share = together / (found.models + MODELS_OF_WIDER)
-                if wider.name == ANY:
-                    # The least sure table stands for what nobody knows: it makes no kind surer.
-                    share = max(share, found.share)
+        for one in narrower:
+            wider, found = found, one
+            together = found.models * found.share + MODELS_OF_WIDER * share
+            share = together / (found.models + MODELS_OF_WIDER)
+            if wider.name == ANY:
+                # The least sure table stands for what nobody knows: it makes no kind surer.
+                share = max(share, found.share)
         doublings = max(0.0, math.log2(gpus / found.most_gpus))
         return max(LEAST_SHARE, share * (STRETCH + STRETCH_A_DOUBLING * doublings))
+
+    def words(self, kind: RunKind) -> str:
+        """Which measured runs a run's bounds are from: those of the narrowest kind, and wider ones
+        as far as they count."""
+        *wider, found = self._kinds_of(kind)
+        runs = f"{found.runs:,} measured runs of kind {found.name!r} ({found.models} models)"
+        return f"bounds are those of {runs}{' and of wider kinds' * bool(wider)}"
+
+    def _kinds_of(self, kind: RunKind) -> tuple[KnownKind, ...]:
+        """The known kinds that count for a run, the widest first."""
+        *narrower, alike, anything = kind.names
+        widest = self._known.get(alike) or self._known[anything]
+        return (widest, *(self._known[name] for name in reversed(narrower) if name in self._known))
 
 
 @cache

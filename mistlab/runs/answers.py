@@ -64,7 +64,8 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
         prediction = _repeated(prediction, found.times)
         more.append(f"the pipeline fills and drains {found.times} times a step")
     gpus = found.job.plan.num_gpus
-    _, above = bounds_of(workload, cluster, engine).around(gpus, prediction.mfu)
+    bounds = bounds_of(workload, cluster, engine)
+    _, above = bounds.around(gpus, prediction.mfu)
     around = Range.of(prediction, above, found.kind.way(prediction.mfu))
     slowest = ENGINES[engine].slowest
     if slowest and around.longest_s > MUCH_SLOWER * prediction.iteration_s:
@@ -89,7 +90,8 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
         more.append(found.unrunnable)
     return RunAnswer(
         prediction=around.bounded(prediction, known_sureness().share(found.kind, gpus)),
-        notes=(*notes, *prediction.notes, *more),
+        # Of the run's own kind, not of a plan's.
+        notes=(*notes, *replace(bounds, kind=found.kind).notes(gpus), *more),
         doubt=Doubt(kind=found.kind, gpus=gpus, range=around),
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
+from mistlab import catalog
 from mistlab.runs.cells import count_of, text_of
 from mistlab.runs.megatron_arguments import (
     DROPOUT,
@@ -20,7 +21,7 @@ from mistlab.runs.megatron_arguments import (
 from mistlab.runs.named_models import base_of_pattern, hybrid_of_sizes, named_model
 from mistlab.runs.parts import alike_of, experts_of_row, parts_of
 from mistlab.runs.words import Usual
-from mistlab.values.errors import refuse
+from mistlab.values.errors import near_matches, refuse
 from mistlab.values.model import ModelSpec
 from mistlab.values.value import to_mapping
 
@@ -101,7 +102,7 @@ def shape_of(
         cells = _with_experts(cells, known, found)
     for size, words in NAMES.items():
         if found[size] is None:
-            refuse(size, f"is empty, and the catalogue has no model {name!r}: give {words}")
+            refuse(size, f"is empty, and {_unknown(name)}: give {words}, or a model's name")
     family = known.family if known is not None else _family(name, found, notes)
     if "swiglu=1" in remarks:
         family = "llama"
@@ -128,6 +129,15 @@ def shape_of(
     shape = Shape(family=family, tied_embeddings=tied, parts=kept, **sizes)
     _ = shape.model  # refuses sizes that do not go together
     return shape, notes
+
+
+def _unknown(name: str) -> str:
+    """That the catalogue does not have a row's model, and names that are near to its name."""
+    if not name:
+        return "no model is named"
+    near = near_matches(name.casefold(), catalog.model_names())
+    meant = f" ({near.removeprefix(': ')})" if "did you mean" in near else ""
+    return f"the catalogue has no model {name!r}{meant}"
 
 
 def replicated(shape: Shape, ranks: int) -> tuple[Shape, str]:

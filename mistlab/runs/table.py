@@ -8,7 +8,9 @@ from pathlib import Path
 from mistlab.values.errors import InputError
 
 # Without these columns no row can be answered.
-NEEDED = ("layers", "hidden", "heads", "sequence_length", "micro_batch")
+NEEDED = ("sequence_length",)
+# A table with none of these columns is no table of runs.
+TOLD_BY = (*NEEDED, "model", "layers", "hidden", "heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +78,8 @@ def _header(path: Path, cells: Sequence[str]) -> list[str]:
         problem = "is empty"
     elif not all(map(_is_text, header)):
         problem = "is not UTF-8"
-    elif not set(header) & set(NEEDED):
-        problem = f"no column {', '.join(NEEDED)}"
+    elif not set(header) & set(TOLD_BY):
+        problem = f"no column {', '.join(TOLD_BY)}"
     elif twice:
         problem = f"column {', '.join(twice)} stands there twice"
     if problem:

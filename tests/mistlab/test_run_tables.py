@@ -47,7 +47,7 @@ def test_a_row_that_is_not_utf_8_does_not_stop_the_others(tmp_path: Path) -> Non
 HEADERS: Mapping[str, tuple[bytes, str]] = {
     "nothing": (b"", "is empty"),
     "another code": (HEADER.encode("utf-16"), "is not UTF-8"),
-    "other columns": (b"a,b\n1,2\n", "no column layers"),
+    "other columns": (b"a,b\n1,2\n", "no column sequence_length, model"),
     "a column twice": (f"{HEADER},Heads\n{ROW},4\n".encode(), "column heads stands there twice"),
 }
 
@@ -79,7 +79,7 @@ def test_a_table_without_needed_columns_says_so_in_each_row(tmp_path: Path) -> N
     path = tmp_path / "runs.csv"
     path.write_text("layers,hidden\n2,64\n")
     (only,) = rows_of_table(path)
-    assert only.problem == "the table has no column heads, sequence_length, micro_batch: add it"
+    assert only.problem == "the table has no column sequence_length: add it"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="no column layers"):
+    with pytest.raises(InputError, match="no column sequence_length"):
         [*rows_of_table(path)]
