@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("calibrate_runs", __doc__, hardware="h100-80gb")
+    parser = parser_of("calibrate_runs", __doc__, hardware="h100-80gb", json=False)
     parser.add_argument("tables", metavar="TABLE.csv", nargs="+", type=Path)
     parser.add_argument(
         "--engine", default="nanotron", help="the engine of the runs (default: nanotron)"

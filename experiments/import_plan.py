@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         global_batch=None,
         attention=None,
         precision=None,
+        json=False,
     )
     parser.add_argument("file", metavar="FILE", nargs="?", type=Path, default=EXAMPLE)
     parser.add_argument("--micro-batch", type=int, help="sequences of a replica in a micro-batch")

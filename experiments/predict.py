@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.cli.commandline import PLANS, parser_of, run
+from experiments.cli.commandline import OF_CLUSTER, PLANS, parser_of, run
 from simulators.registry import PREDICTORS
 
 EXAMPLE = PLANS / "gpt3-2.7b-4xl4.yaml"
@@ -18,7 +18,7 @@ EXAMPLE = PLANS / "gpt3-2.7b-4xl4.yaml"
 
 def main(arguments: Sequence[str]) -> int:
     """Predict plan files, in order; a bad one does not stop the others."""
-    parser = parser_of("predict", __doc__, keep_free_gib=None, json=False)
+    parser = parser_of("predict", __doc__, **dict.fromkeys(OF_CLUSTER), json=False)
     parser.add_argument("plans", metavar="PLAN.yaml", nargs="*", type=Path, default=[EXAMPLE])
     parser.add_argument(
         "--simulator",

@@ -32,6 +32,13 @@ def _parser() -> argparse.ArgumentParser:
         default="none",
         help="the cluster whose own slowness is added: ultrascale (default: none)",
     )
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME|FILE",
+        help="a hardware file, such as calibrate_runs writes: it stands for the GPUs of its name, "
+        "and where a row says no hardware; for all rows if the catalogue has no such name "
+        "(default: the catalogue's files)",
+    )
     return parser
 
 

@@ -2,14 +2,15 @@
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.cli.commandline import DONE, as_options, progress, writable
+from experiments.cli.commandline import DONE, as_options, print_json, progress, writable
 from mistlab import catalog
 from mistlab.calibration.run_constants import CONSTANTS, Setting, fitted, values_of, with_values
 from mistlab.engines.engine import Engine
@@ -51,14 +52,19 @@ def calibrate_runs(options: argparse.Namespace) -> int:
     if not runs:
         message = f"no runs of engine {options.engine} on {hardware.name} in these tables"
         raise InputError(message + _others(every))
+    rows = list[Mapping[str, Any]]()
     for column in options.leave_out:
         for value, inside, outside in _folds(runs, column):
             found = _fit(setting, inside, options)
-            _print_errors(f"without {column} {value}", _errors(found, outside))
+            rows.append(_told(f"without {column} {value}", _errors(found, outside), options))
     found = _fit(setting, runs, options)
-    _print_errors("all runs", _errors(found, runs))
-    for name in options.fit:
-        print(f"{name:22} {values_of(found)[name]:10.4g}  {CONSTANTS[name].words}")
+    rows.append(_told("all runs", _errors(found, runs), options))
+    constants = {name: values_of(found)[name] for name in options.fit}
+    if options.json:
+        print_json({"errors": rows, "constants": constants})
+    else:
+        for name, number in constants.items():
+            print(f"{name:22} {number:10.4g}  {CONSTANTS[name].words}")
     if options.out is not None:
         _write(found.hardware, runs, options)
     return DONE
@@ -170,13 +176,24 @@ def _errors(setting: Setting, runs: Sequence[MeasuredRun]) -> Values:
     return errors
 
 
-def _print_errors(name: str, errors: Values) -> None:
+def _told(name: str, errors: Values, options: argparse.Namespace) -> Mapping[str, Any]:
+    """The errors of a group of runs as plain data; without --json they are printed at once."""
     sizes = np.abs(errors)
-    print(
-        f"{name:28} {len(errors):5} runs  mean {sizes.mean():6.1%}  median {np.median(sizes):6.1%}"
-        f"  90 % within {np.quantile(sizes, 0.9):6.1%}  bias {np.median(errors):+6.1%}",
-        flush=True,
-    )
+    row: dict[str, Any] = {
+        "group": name,
+        "runs": len(errors),
+        "mean": float(sizes.mean()),
+        "median": float(np.median(sizes)),
+        "most_of_90": float(np.quantile(sizes, 0.9)),
+        "bias": float(np.median(errors)),
+    }
+    if not options.json:
+        print(
+            "{group:28} {runs:5} runs  mean {mean:6.1%}  median {median:6.1%}"
+            "  90 % within {most_of_90:6.1%}  bias {bias:+6.1%}".format(**row),
+            flush=True,
+        )
+    return row
 
 
 def _write(hardware: Hardware, runs: Sequence[MeasuredRun], options: argparse.Namespace) -> None:

@@ -108,6 +108,8 @@ PROBLEM: Mapping[str, Any] = {
     "attention": "flash",
     "precision": "fp16",
 }
+# Numbers of the cluster for which some commands have options, in place of the hardware's.
+OF_CLUSTER = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
 
 
 class NoAnswerError(InputError):

@@ -1,16 +1,19 @@
 """The workload and the cluster that the options of a command describe."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.commandline import PROBLEM, as_options
+from experiments.cli.commandline import OF_CLUSTER, PROBLEM, as_options
+from mistlab.cost.memory import allocator_of, room_bytes
 from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError, refuse
 from mistlab.values.group_references import fields_of, groups_named
 from mistlab.values.job import Job, load_job
 from mistlab.values.references import hardware_from, model_from
+from mistlab.values.units import GIB_BYTES
 from mistlab.values.workload import Workload
 
 # What a command says that does not know groups of unlike nodes.
@@ -18,8 +21,6 @@ EQUAL_NODES = (
     "this command takes equal nodes alone: give one hardware, or ask tune, compare_searchers or "
     "predict"
 )
-# Numbers of the cluster for which some commands have options, in place of the hardware's.
-OF_CLUSTER = ("keep_free_gib", "intra_node_gbytes_per_s", "inter_node_gbytes_per_s")
 
 
 def load_equal(path: Path) -> Job:
@@ -31,12 +32,30 @@ def load_equal(path: Path) -> Job:
     return job
 
 
-def keeping_free(job: Job, free_gib: float | None) -> Job:
-    """A job whose plan must leave so much of every GPU free, where --keep-free-gib asks for it."""
-    if free_gib is None:
+def numbers_of(options: argparse.Namespace) -> Mapping[str, float]:
+    """The numbers of the cluster that options give."""
+    given = {name: getattr(options, name, None) for name in OF_CLUSTER}
+    return {name: number for name, number in given.items() if number is not None}
+
+
+def on_cluster_with(job: Job, numbers: Mapping[str, float]) -> Job:
+    """A job on a cluster with other numbers, where options give them."""
+    if not numbers:
         return job
+    changes: dict[str, Any] = {**numbers}
     with as_options():
-        return replace(job, cluster=replace(job.cluster, keep_free_gib=free_gib))
+        return replace(job, cluster=replace(job.cluster, **changes))
+
+
+def room_words(cluster: Cluster) -> str:
+    """How much of a GPU plans may take, and why it is not the whole: GiB, of groups in order."""
+    room = " and ".join(f"{room_bytes(one) / GIB_BYTES:.1f}" for one in cluster.of_groups)
+    parts = []
+    for one in cluster.of_groups:
+        whole, outside = one.whole_memory_bytes, allocator_of(one).outside_bytes
+        parts.append(f"{whole / GIB_BYTES:.1f} less {outside / GIB_BYTES:.1f}")
+    free = f" and {cluster.keep_free_gib:g} kept free" if cluster.keep_free_gib else ""
+    return f"{room} GiB: a GPU's {' and '.join(parts)} outside of torch's allocator{free}"
 
 
 def free_words(cluster: Cluster) -> list[str]:
@@ -51,7 +70,7 @@ def problem_of(
 ) -> tuple[Workload, Cluster]:
     """The workload and the cluster that the common options describe. A cluster with several groups
     of nodes is refused unless the command ``takes_groups``."""
-    numbers: dict[str, Any] = {name: getattr(options, name, None) for name in OF_CLUSTER}
+    numbers: dict[str, Any] = {**numbers_of(options)}
     with as_options():
         workload = Workload(
             model=model_from(options.model, Path()),

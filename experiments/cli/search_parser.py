@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from experiments.cli.commandline import PROBLEM, parser_of
+from experiments.cli.commandline import OF_CLUSTER, PROBLEM, parser_of
 from mistlab.engines.table import names_for_plans
 from mistlab.values.errors import InputError
 from simulators.registry import PREDICTORS
@@ -32,9 +32,7 @@ def search_parser(
         command,
         description,
         **PROBLEM,
-        keep_free_gib=None,
-        intra_node_gbytes_per_s=None,
-        inter_node_gbytes_per_s=None,
+        **dict.fromkeys(OF_CLUSTER),
         space="mist",
         seed=0,
         **defaults,

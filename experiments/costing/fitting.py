@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.cli.commandline import DONE, as_options, progress
-from experiments.cli.problem import keeping_free, load_equal, problem_of
+from experiments.cli.problem import load_equal, numbers_of, on_cluster_with, problem_of
 from experiments.comparing.bench import fullest_bytes
 from experiments.costing.changes import Changed, single, spread, together
 from experiments.costing.fitting_words import report_of
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 def will_it_fit(options: argparse.Namespace) -> int:
     """Answer, print the table of changes, draw what fills the memory."""
     given = None if options.plan is None else load_equal(options.plan)
-    job = _job(options) if given is None else keeping_free(given, options.keep_free_gib)
+    job = _job(options) if given is None else on_cluster_with(given, numbers_of(options))
     study = Study.begin("will_it_fit", options)
     (asked,) = _predicted([Changed(changes=(), job=job)], "asked")
     study.add(_row(asked, asked))

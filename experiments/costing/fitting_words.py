@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from experiments.cli.problem import free_words
+from experiments.cli.problem import room_words
 from experiments.comparing import search_plots
 from experiments.comparing.search_words import plan_words
 from experiments.costing.tried import Tried
@@ -28,7 +28,7 @@ def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
     title = f"Will it fit: {work.model.name} on {cluster.num_gpus} {cluster.hardware.name}"
     others = [one for one in study.rows if one["kind"] not in ("asked", "cheapest")]
     words = [
-        " ".join([_verdict(row), *free_words(cluster)]),
+        " ".join([_verdict(row), f"Plans may take {room_words(cluster)}."]),
         "; ".join(plan_words(asked.job.plan)[:2]) + ".",
         _memory(row),
     ]

@@ -1,9 +1,10 @@
 """A plan file from another framework's file, with what was assumed."""
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.cli.commandline import DONE, about, as_options, progress
+from experiments.cli.commandline import DONE, about, as_options, print_json, progress
 from mistlab.export.given import Given
 from mistlab.export.table import TARGETS
 from mistlab.export.target import Target
@@ -24,11 +25,15 @@ def import_plan(options: argparse.Namespace) -> int:
     given = _given(options)
     with about(path):
         found = target.read(text_of(path), given)
-    print(format_yaml(job_to_mapping(found.job, Path())), end="")
-    for remark in found.remarks:
-        progress(str(remark))
-    _tell_of_hardware(options, target)
-    _tell_of_engine(options, target)
+    plan = job_to_mapping(found.job, Path())
+    assumed = [*_about_hardware(options, target), *_about_engine(options, target)]
+    remarks = [*map(str, found.remarks), *assumed]
+    if options.json:
+        print_json({"plan": plan, "remarks": remarks})
+        return DONE
+    print(format_yaml(plan), end="")
+    for remark in remarks:
+        progress(remark)
     return DONE
 
 
@@ -53,17 +58,17 @@ def _given(options: argparse.Namespace) -> Given:
         )
 
 
-def _tell_of_hardware(options: argparse.Namespace, target: Target) -> None:
+def _about_hardware(options: argparse.Namespace, target: Target) -> Iterator[str]:
     if options.hardware == "l4-24gb":
         text = f"no file of {target.title} says it: --hardware, l4-24gb unless it is given"
-        progress(f"assumed: hardware: {text}")
+        yield f"assumed: hardware: {text}"
 
 
-def _tell_of_engine(options: argparse.Namespace, target: Target) -> None:
+def _about_engine(options: argparse.Namespace, target: Target) -> Iterator[str]:
     others = [name for name in target.own_engines.values() if name not in target.engines]
     if options.engine is None and others:
         text = f"{target.engines[0]}, as it was measured on L4 and A100: --engine {others[0]} for"
-        progress(f"assumed: engine: {text} runs of today on later GPUs")
+        yield f"assumed: engine: {text} runs of today on later GPUs"
 
 
 def text_of(path: Path) -> str:

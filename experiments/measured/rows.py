@@ -13,6 +13,7 @@ from time import perf_counter
 from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json, progress
 from experiments.measured.errors import error_lines
 from mistlab import catalog
+from mistlab.machine.hardware import Hardware
 from mistlab.machine.profile import Profile
 from mistlab.runs.answers import RunAnswer, answered, is_far_too_full, nearly_fills
 from mistlab.runs.cells import text_of
@@ -23,6 +24,7 @@ from mistlab.runs.ways import ways_of
 from mistlab.values.errors import InputError
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
+from mistlab.values.references import hardware_from
 from simulators.symbolic import SymbolicPredictor
 
 # Rows that are predicted together, and the seconds after which progress is shown.
@@ -42,7 +44,8 @@ def predict_rows(options: argparse.Namespace) -> int:
     """Answer the rows of tables, in order; a bad table or row does not stop the others."""
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
-    done = RowPredictor(profile)
+        hardware = None if options.hardware is None else hardware_from(options.hardware, Path())
+    done = RowPredictor(profile, hardware)
     status, kept = DONE, list[AnsweredRow]()
     for path in options.tables:
         try:
@@ -68,8 +71,8 @@ def mapping_of(one: AnsweredRow) -> dict[str, object]:
 class RowPredictor:
     """Predicts rows of tables; rows of equal configurations are predicted once."""
 
-    def __init__(self, profile: Profile | None = None) -> None:
-        self._profile = profile
+    def __init__(self, profile: Profile | None = None, hardware: Hardware | None = None) -> None:
+        self._profile, self._hardware = profile, hardware
         self._known: dict[Configuration, RunAnswer] = {}
         # Whether memory is nearly full, and the seconds.
         self._ranks: dict[Configuration, tuple[bool, float]] = {}
@@ -80,7 +83,8 @@ class RowPredictor:
         """The answers to a table's rows, in order."""
         rows = rows_of_table(path)
         while some := list(islice(rows, AT_ONCE)):
-            read = [_read(row) for row in some]
+            own = "" if self._hardware is None else self._hardware.name
+            read = [_read(row, own) for row in some]
             self._predict([one for one in read if isinstance(one, Configuration)])
             for row, one in zip(some, read, strict=True):
                 answer = one if isinstance(one, RunAnswer) else self._known[one]
@@ -114,7 +118,7 @@ class RowPredictor:
         for run in dict.fromkeys(runs):
             if run not in self._known:
                 try:
-                    found = job_of(run, self._profile)
+                    found = job_of(run, self._profile, self._hardware)
                 except InputError as error:
                     self._known[run] = RunAnswer(refused=str(error))
                 else:
@@ -157,12 +161,12 @@ def _as_written(refused: str, run: Configuration, row: TableRow) -> str:
     )
 
 
-def _read(row: TableRow) -> Configuration | RunAnswer:
+def _read(row: TableRow, hardware: str) -> Configuration | RunAnswer:
     """The configuration of a row, or why it has none."""
     if row.problem:
         return RunAnswer(refused=f"{row.where}: {row.problem}")
     try:
-        return configuration_of(row)
+        return configuration_of(row, hardware)
     except InputError as error:
         return RunAnswer(refused=f"{row.where}: {error}")
 

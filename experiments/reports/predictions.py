@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from experiments.cli.commandline import (
@@ -16,7 +17,7 @@ from experiments.cli.commandline import (
     progress,
     writable,
 )
-from experiments.cli.problem import keeping_free
+from experiments.cli.problem import numbers_of, on_cluster_with, room_words
 from experiments.frame.rates import rate_words
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
@@ -54,7 +55,7 @@ def predict(options: argparse.Namespace) -> int:
         options.plans,
         options.simulator,
         drawn=options.timeline is not None,
-        free_gib=options.keep_free_gib,
+        numbers=numbers_of(options),
     )
     if disturbs is not None:
         answers = _disturbed(answers, *disturbs)
@@ -85,7 +86,8 @@ def _checked(options: argparse.Namespace) -> "tuple[Variability, int] | None":
             message = f"--{name} needs what --simulator events plays: give both"
             raise InputError(message)
     with as_options():
-        check_field(Cluster, "keep_free_gib", options.keep_free_gib)
+        for name, number in numbers_of(options).items():
+            check_field(Cluster, name, number)
     if options.variability is None:
         return None
     from experiments.reports.disturbed import variability_of  # noqa: PLC0415 (needs SimPy)
@@ -114,18 +116,18 @@ def predicted(
     simulator: str = "symbolic",
     *,
     drawn: bool = False,
-    free_gib: float | None = None,
+    numbers: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Answer]:
     """The answers to plan files, in order; plans of one workload and cluster go through together.
 
-    Those that are to be ``drawn`` come with the iteration that was played. All keep ``free_gib`` of
-    every GPU free, where it is given.
+    Those that are to be ``drawn`` come with the iteration that was played. Clusters have other
+    ``numbers``, where they are given.
     """
     answers: dict[int, Answer] = {}
     together: dict[tuple[Workload, Cluster], list[tuple[int, Job]]] = defaultdict(list)
     for place, path in enumerate(paths):
         try:
-            job = keeping_free(load_job(path), free_gib)
+            job = on_cluster_with(load_job(path), numbers)
         except InputError as error:
             answers[place] = Answer(path=path, job=None, prediction=None, error=str(error))
         else:
@@ -206,12 +208,10 @@ def _table(answer: Answer) -> str:
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
     ]
-    groups = job.cluster.of_groups
-    room = " and ".join(f"{one.memory_bytes / GIB_BYTES:.1f}" for one in groups)
     verdict = "fits" if prediction.fits else "does not fit"
-    summary = f"{answer.path}\n{rate_words(job.plan, prediction)}; {verdict} {room} GiB"
-    if job.cluster.keep_free_gib:
-        summary += f", with {job.cluster.keep_free_gib:g} GiB of every GPU kept free"
+    summary = (
+        f"{answer.path}\n{rate_words(job.plan, prediction)}; {verdict} {room_words(job.cluster)}"
+    )
     notes = [f"note: {note}" for note in prediction.notes]
     if answer.disturbed is not None:
         notes.insert(0, answer.disturbed.words(prediction.iteration_s))

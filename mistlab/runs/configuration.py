@@ -102,8 +102,10 @@ class Configuration:
         return self.micro_batch * self.micro_batches * self.data_parallel
 
 
-def configuration_of(row: TableRow) -> Configuration:
-    """The configuration of a row; refuses a row that contradicts itself or says too little."""
+def configuration_of(row: TableRow, hardware: str = "") -> Configuration:
+    """The configuration of a row; refuses a row that contradicts itself or says too little.
+
+    ``hardware`` is the name of a hardware file of the caller's, if there is one."""
     cells = row.cells
     notes: list[str] = []
     remarks = text_of(cells, "notes").casefold()
@@ -111,7 +113,7 @@ def configuration_of(row: TableRow) -> Configuration:
     engine, note = engine_of(text_of(cells, "engine"), zero_text)
     notes.append(note)
     is_assumed = bool(note)
-    gpus = gpus_of(text_of(cells, "hardware"), software_of(text_of(cells, "engine")))
+    gpus = gpus_of(text_of(cells, "hardware"), software_of(text_of(cells, "engine")), hardware)
     notes.append(gpus.note)
     usual = USUAL_OF_ENGINE.get(engine)
     order, engine, note = order_of(text_of(cells, "engine"), engine, remarks)

@@ -43,8 +43,13 @@ class RunJob:
     saves_unsaid: bool = False
 
 
-def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
-    """The job of a run, on a cluster with a profile; refuses what no plan here can say."""
+def job_of(
+    run: Configuration, profile: Profile | None = None, hardware: Hardware | None = None
+) -> RunJob:
+    """The job of a run, on a cluster with a profile; refuses what no plan here can say.
+
+    A ``hardware`` stands in for that of its name in the catalogue.
+    """
     notes = list(run.notes)
     workload = _workload(
         run.shape,
@@ -68,7 +73,8 @@ def job_of(run: Configuration, profile: Profile | None = None) -> RunJob:
         StagePlan.of_values({"layers": layers, **mesh, **recomputed(run, layers)})
         for layers in blocks
     )
-    cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node, run.node_gbytes_per_s, profile)
+    network = run.node_gbytes_per_s
+    cluster = _cluster(run.gpus, run.num_gpus, run.gpus_per_node, network, profile, hardware)
     waits = run.otherwise and not host_is_ahead(run, blocks, cluster)
     plan = Plan(
         engine=run.otherwise if waits else run.engine,
@@ -166,9 +172,13 @@ def _cluster(
     gpus_per_node: int,
     node_gbytes_per_s: float | None,
     profile: Profile | None,
+    own: Hardware | None,
 ) -> Cluster:
     """The fewest whole nodes that hold the GPUs."""
-    hardware = _with_products(catalog.hardware(gpus.hardware), gpus.products_share)
+    if own is not None and own.name == gpus.hardware:
+        hardware = own
+    else:
+        hardware = _with_products(catalog.hardware(gpus.hardware), gpus.products_share)
     is_rack = hardware.node.gpus > MOST_IN_BOX
     in_node = RACK if is_rack else gpus_per_node or hardware.node.gpus
     used = min(num_gpus, in_node, hardware.node.gpus)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.errors import FieldError, refuse
@@ -232,8 +233,14 @@ def _release(engine: str) -> tuple[int, ...]:
     return () if found is None else (int(found[1]), int(found[2]))
 
 
-def gpus_of(text: str, software: str = "") -> Gpus:
-    """The GPUs that a text names; refuses unlike ones, and GPUs without a hardware file."""
+def gpus_of(text: str, software: str = "", own: str = "") -> Gpus:
+    """The GPUs that a text names; refuses unlike ones, and GPUs without a hardware file.
+
+    With ``own``, the name of a hardware file of the caller's, rows that name nothing have its GPUs;
+    if the catalogue has no such name, all rows have.
+    """
+    if own and (not text or own not in catalog.hardware_names()):
+        return Gpus(hardware=own)
     if "+" in text:
         problem = (
             f"{shown(text)} are unlike GPUs, and a row does not say which stage has which: predict "

@@ -12,6 +12,7 @@ from experiments.cli.commandline import PLANS, run
 from experiments.exporting.launched_runs import launched_runs
 from experiments.exporting.single_changes import single_changes
 from mistlab.export.table import target_for
+from mistlab.values.datafile import read_yaml
 from mistlab.values.errors import InputError
 from mistlab.values.job import load_job
 from tests.experiments.test_predict import plan_file
@@ -130,9 +131,16 @@ def test_a_bad_file_is_refused_in_one_line(
 def test_changes_of_an_imported_plan_are_told_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert run(import_plan.main, [str(SCRIPT), "--json"]) == 0
+    said, told = capsys.readouterr()
+    assert told == ""
+    found = json.loads(said)
     assert run(import_plan.main, [str(SCRIPT)]) == 0
+    written, told = capsys.readouterr()
+    assert told.splitlines() == found["remarks"]
     mine, better = tmp_path / "mine.yaml", tmp_path / "better.yaml"
-    mine.write_text(capsys.readouterr().out, encoding="utf-8")
+    mine.write_text(written, encoding="utf-8")
+    assert read_yaml(mine) == found["plan"]
     assert run(tune.main, ["--from", str(mine), "--out", str(better), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     times = [told["iteration_s"], *(step["iteration_s"] for step in told["steps"])]

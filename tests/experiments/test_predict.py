@@ -153,11 +153,27 @@ def test_words_say_what_fits_and_what_the_bounds_tell_apart(
     near = plan_file(tmp_path, "near.yaml", ("checkpointed_layers: 4", "checkpointed_layers: 5"))
     assert run(predict.main, [slow, fast, near]) == 0
     out = capsys.readouterr().out
-    assert out.count("fits 22.0 GiB") == 3
+    assert out.count("fits 21.7 GiB: a GPU's 22.0 less 0.3 outside of torch's allocator\n") == 3
     assert f"{fast} is" in out
     beyond, within = (next(x for x in out.splitlines() if f"than {p}," in x) for p in (slow, near))
     assert beyond.endswith("beyond what the bounds tell apart")
     assert within.endswith("within what the bounds tell apart")
+
+
+def test_what_a_slower_network_would_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path, "plan.yaml")
+
+    def seconds(*options: str) -> float:
+        assert run(predict.main, [path, *options, "--json"]) == 0
+        return float(json.loads(capsys.readouterr().out)["iteration_s"])
+
+    assert seconds("--intra-node-gbytes-per-s", "2") > 1.05 * seconds()
+    # It is one node.
+    assert seconds("--inter-node-gbytes-per-s", "2") == seconds()
+    assert run(predict.main, [path, "--intra-node-gbytes-per-s", "0"]) == 2
+    assert "--intra-node-gbytes-per-s: 0.0" in capsys.readouterr().err
 
 
 def test_without_arguments_the_example_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from experiments import calibrate_runs, predict_runs, report_runs
 from experiments.cli.commandline import run
 from experiments.measured.picture import draw, look
 from experiments.measured.rows import RowPredictor
+from mistlab import catalog
+from mistlab.values.datafile import write_yaml
+from mistlab.values.value import to_mapping
 
 ROW = {
     "engine": "nanotron",
@@ -75,6 +79,48 @@ def test_rows_are_answered_in_order_and_bad_ones_named(
     good = found[0]
     assert good["iteration_s_low"] < good["iteration_s"] < good["iteration_s_high"]
     assert 0 < good["peak_allocated_gib"] <= good["peak_reserved_gib"]
+
+
+def test_a_model_of_the_catalogue_needs_the_sequence_length_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "short.csv"
+    path.write_text("model,sequence_length\nllama3-8b,4096\n,4096\nllama-3-8b,4096\nqwen3-4b,\n")
+    first, nameless, unknown, empty = answers(capsys, str(path))
+    assert "no shape is given: the catalogue's llama3-8b taken" in first["notes"]
+    assert "micro_batch is empty: 1 assumed" in first["notes"]
+    assert nameless["refused"].startswith(f"{path}, line 3: layers: is empty, and no model is")
+    assert "no model 'llama-3-8b' (did you mean 'llama3-8b' or" in unknown["refused"]
+    assert empty["refused"].startswith(f"{path}, line 5: sequence_length: is empty")
+
+
+def test_rows_can_be_predicted_with_a_hardware_file_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "a.csv", {}, {"hardware": "A100"}, {"hardware": ""}, {"hardware": "X"})
+    plain = answers(capsys, str(path))
+    h100 = catalog.hardware("h100-80gb")
+    assert h100.compute is not None
+    slow = replace(h100, compute=replace(h100.compute, sustained=0.5 * h100.compute.sustained))
+
+    def ratios(name: str) -> list[float]:
+        file = tmp_path / f"{name}.yaml"
+        write_yaml(to_mapping(replace(slow, name=name), omit_defaults=True), file)
+        found = answers(capsys, str(path), "--hardware", str(file))
+        return [
+            round(one["iteration_s"] / other.get("iteration_s", 1.0), 1)
+            for one, other in zip(found, plain, strict=True)
+            if "iteration_s" in one
+        ]
+
+    # The rows that name these GPUs, or none.
+    mine, other, unsaid = ratios("h100-80gb")
+    assert (other, mine) == (1.0, unsaid)
+    assert mine > 1.3
+    # A name that no table can say is of all rows.
+    everywhere = ratios("mine")
+    assert len(everywhere) == 4
+    assert everywhere[0] == everywhere[2] == mine
 
 
 def test_measurements_change_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,3 +310,17 @@ def test_who_fits_to_runs_that_no_table_has_is_told_which_it_has(
     said = capsys.readouterr().err
     assert "no runs of engine megatron-core on h100-80gb" in said
     assert "they have those of --engine nanotron --hardware h100-80gb" in said
+
+
+def test_errors_of_a_fit_are_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(table(tmp_path / "own.csv", {}, {"model": "other", "step_s": "4.0"}))
+    options = ["--fit", "sustained", "--leave-out", "model", "--evaluations", "2"]
+    assert run(calibrate_runs.main, [path, *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    groups = [(one["group"], one["runs"]) for one in found["errors"]]
+    assert groups == [("without model llama-like", 1), ("without model other", 1), ("all runs", 2)]
+    assert 0 < found["constants"]["sustained"] <= 1
+    assert run(calibrate_runs.main, [path, *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert f"bias {found['errors'][2]['bias']:+6.1%}" in lines[2]

@@ -178,10 +178,9 @@ def test_an_unmeasured_engine_has_the_bounds_of_runs_of_its_kind_and_says_so() -
     prediction = predictor(replace(CLUSTER, hardware=bare)).predict(PLAN)
     # No run of this engine is in the tables: the share is that of dense models of any engine.
     (known,) = (one for one in known_sureness().kinds if one.name == "any: dense, 16 bits")
-    assert prediction.notes == (
-        f"engine mistlab is not calibrated on {bare.name}: bounds are those of {known.runs:,} "
-        f"measured runs of kind 'any: dense, 16 bits' ({known.models} models)",
-    )
+    runs = f"{known.runs:,} measured runs of kind {known.name!r} ({known.models} models)"
+    words = f"engine mistlab is not calibrated on {bare.name}: bounds are those of {runs}"
+    assert prediction.notes == (words,)
     factor = prediction.mfu ** -(1.25 * known.share)
     assert prediction.iteration_s_high == pytest.approx(prediction.iteration_s * factor)
     assert prediction.iteration_s_low == pytest.approx(prediction.iteration_s / factor)
