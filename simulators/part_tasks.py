@@ -4,6 +4,7 @@ A part is a chunk of a stage; a stage that is not cut into chunks is one part.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from mistlab.cost.figures_at import groups_of
 from mistlab.cost.host_waits import peculiar_s
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
+from mistlab.engines.host_time import HostTime
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.placement import HERE, PREVIOUS, Placement
 from mistlab.schedule.slot_table import Kind, Template
@@ -48,7 +50,8 @@ def tasks_of_parts(
         stage = part.stage
         seconds = of_stages[stage]
         of_name = {name: _seconds(seconds, name, stage, types) for name in names}
-        of_name |= _later(model, of_name, types, float(later_s[stage]))
+        host = _host_of(model, batch, stage)
+        of_name |= _later(model, host, of_name, types, float(later_s[stage]))
         if passes[stage].splits_backward:
             of_name |= _split(seconds, of_name["B", None], stage, types)
         is_end = part.has_embedding or part.has_head
@@ -61,7 +64,7 @@ def tasks_of_parts(
                 send_s=_send_s(of_stages, placement, number),
                 networks=uses,
                 tied_s=float(seconds.tied_s[stage]) if tied_ends and is_end else 0.0,
-                issues=_issues(model, types),
+                issues=_issues(model, host, types),
             )
         )
     return tasks, _factors(of_stages)
@@ -83,14 +86,26 @@ def _split(
     return {("B", None): of_inputs, ("W", None): of_weights}
 
 
+def _host_of(model: TaskModel, batch: StageBatch, stage: int) -> HostTime | None:
+    """The host of a stage, whose context-parallel ranks launch more kernels than a single rank."""
+    if model.host is None:
+        return None
+    ranks, way = (batch.value(name)[[stage]] for name in ("context_parallel", "context_exchange"))
+    (forward_s,), (backward_s,) = model.host.of_ranks(ranks, way)
+    return replace(model.host, forward_s=float(forward_s), backward_s=float(backward_s))
+
+
 def _later(
-    model: TaskModel, of_name: Mapping[Name, Sequence[float]], types: Sequence[int], later_s: float
+    model: TaskModel,
+    host: HostTime | None,
+    of_name: Mapping[Name, Sequence[float]],
+    types: Sequence[int],
+    later_s: float,
 ) -> dict[Name, list[float]]:
     """The passes of a part whose blocks hosts issue so much later.
 
     A block's ranks wait for the latest of their hosts, so hosts are never a pass ahead.
     """
-    host = model.host
     if not later_s or host is None:
         return {}
     of_block_s = host.forward_s + host.backward_s + later_s
@@ -101,9 +116,10 @@ def _later(
     return {name: [longer * seconds for seconds in of_name[name]] for name in names}
 
 
-def _issues(model: TaskModel, types: Sequence[int]) -> dict[Kind, list[float]]:
+def _issues(
+    model: TaskModel, host: HostTime | None, types: Sequence[int]
+) -> dict[Kind, list[float]]:
     """The host's seconds to issue each layer's passes, where the GPU may wait for the host."""
-    host = model.host
     if host is None:
         return {}
     names = [model.types.names[one] for one in types]

@@ -121,10 +121,10 @@ def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Values, Values]:
     run twice. A cluster's profile is left out."""
     again = np.sum([batch.value(row.dimension) for row in TREATMENTS.values()], axis=0)
     ends = host.end_s * (batch.has_embedding + batch.has_head)
-    forward = host.forward_s * batch.layers + ends
-    return np.asarray(forward), np.asarray(
-        host.backward_s * batch.layers + host.forward_s * again + ends
-    )
+    ranks, way = batch.value("context_parallel"), batch.value("context_exchange")
+    forward_s, backward_s = host.of_ranks(ranks, way)
+    forward = forward_s * batch.layers + ends
+    return np.asarray(forward), np.asarray(backward_s * batch.layers + forward_s * again + ends)
 
 
 def peculiar_s(value: Callable[[str], NDArray[Any]], cluster: Cluster) -> Values:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from mistlab.engines.kernel_rules import BATCHED_PRODUCTS, PLAIN, KernelRule
 from mistlab.machine.compute import OperatorClass
 from mistlab.symbolic.eight_bit import DTYPE, DTYPE_OF_4
+from mistlab.symbolic.exchanges import JOINS
 from mistlab.symbolic.graph import LayerGraph, Operator
-from mistlab.symbolic.sums import names_in
+from mistlab.symbolic.sums import Sum, names_in, where
+from mistlab.values.context_ways import LAUNCHES
 
 
 def class_of(operator: Operator) -> OperatorClass:
@@ -73,3 +75,11 @@ def _adds(operator: Operator, layer: LayerGraph) -> str:
     products = (one for one in layer.of_phase("backward") if one.kind == "matmul")
     of_weight = (operator.module, operator.outputs)
     return "weight" if of_weight in ((one.module, one.outputs) for one in products) else "table"
+
+
+def kernels_of_join(operator: Operator) -> Sum:
+    """The kernels, messages among them, that context parallelism adds to a pass."""
+    of_way = LAUNCHES[JOINS[operator.name]]
+    launches = of_way.forward if operator.phase == "forward" else of_way.backward
+    kernels: Sum = launches.beside(Sum.named("cp") + Sum.of(-1))
+    return where("numpy.greater(cp, 1)") * kernels

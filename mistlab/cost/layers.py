@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.kernels import class_of, rule_of
+from mistlab.cost.kernels import class_of, kernels_of_join, rule_of
 from mistlab.engines.kernel_rules import KernelRule
 from mistlab.machine.compute import (
     AS_ANOTHER,
@@ -24,7 +24,7 @@ from mistlab.machine.compute import (
     OperatorClass,
 )
 from mistlab.symbolic.compiled import Compiled, compile_sums
-from mistlab.symbolic.exchanges import EXCHANGES, Beside
+from mistlab.symbolic.exchanges import EXCHANGES, JOINS, Beside
 from mistlab.symbolic.graph import PHASES, LayerGraph, Operator, Phase
 from mistlab.symbolic.graph_choice import GraphChoice, by_graph
 from mistlab.symbolic.kept import kept
@@ -305,7 +305,11 @@ def _work(
     for operator in operators:
         if operator.kind == "collective":
             continue
-        own, rule = class_of(operator), rule_of(operator, layer, rules, attention)
+        is_join = operator.name in JOINS
+        own, rule = (
+            class_of(operator),
+            rule_of(operator, layer, () if is_join else rules, attention),
+        )
         if not rule.runs:
             continue
         moved = operator.read_bytes + operator.written_bytes
@@ -316,7 +320,9 @@ def _work(
             terms[f"{one} bytes"].append(fused_bytes)
         if rule.copies_of_batches:
             terms["memory bytes"].append(_number(rule.copies_of_batches) * is_batch * moved)
-        if rule not in done:
+        if is_join:
+            terms["kernels"].append(kernels_of_join(operator))
+        elif rule not in done:
             terms["kernels"].append(_kernels(rule))
         if rule.together:
             done.add(rule)

@@ -4,6 +4,7 @@ are than 16 bits."""
 from dataclasses import replace
 
 from mistlab.engines.engine import Engine
+from mistlab.engines.host_time import HostTime
 from mistlab.machine.compute import Compute
 from mistlab.machine.hardware import Hardware, PeakTflops
 from mistlab.values.workload import Precision
@@ -32,6 +33,14 @@ def compute_of(hardware: Hardware, compute: Compute, engine: Engine) -> Compute:
     )
     launch_us = compute.launch_us if engine.host is None else 0.0
     return replace(compute, rates=rates, launch_us=launch_us)
+
+
+def host_of(engine: Engine, block_operators: float, compute: Compute) -> HostTime | None:
+    """The time of an engine's host that issues blocks of so many operators, on a hardware; None if
+    it is not known."""
+    if engine.host is None:
+        return None
+    return replace(engine.host.of_blocks(block_operators), launch_s=compute.launch_s)
 
 
 def slowdown_of(peaks: PeakTflops, precision: Precision) -> float:

@@ -22,7 +22,7 @@ from mistlab.cost.late_sends import late_s
 from mistlab.cost.layer_exchanges import LayerExchanges
 from mistlab.cost.layers import KernelRules, LayerFigures, LayerModel, Pass, work_of
 from mistlab.cost.links import Copy, LinkTime, LinkTimes
-from mistlab.cost.rates import compute_of, slowdown_of, slowdown_of_8_bits
+from mistlab.cost.rates import compute_of, host_of, slowdown_of, slowdown_of_8_bits
 from mistlab.cost.side_by_side import Factors, SlowedBy, factors_of, lowered, raised
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
@@ -117,7 +117,7 @@ class TaskModel:
             ),
             links=LinkTimes.of(cluster),
             memory=memory,
-            host=engine.host and engine.host.of_blocks(graph_of(workload).block_operators),
+            host=host_of(engine, graph_of(workload).block_operators, hardware.compute),
             kernels=engine.kernels,
             expert_exchange=engine.expert_exchange,
             step_s_a_parameter=step_moved * hardware.compute.rate("step").s_per_byte,

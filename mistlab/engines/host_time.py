@@ -1,7 +1,14 @@
 """The time of an eager engine's host: Python that issues a layer's kernels, one by one."""
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistlab.values.context_ways import LAUNCHES
+
+Values = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +22,8 @@ class HostTime:
 
     Where ``operators`` is not 0, the seconds of passes are those of a block with so many operators,
     and a block with more takes longer in proportion. Blocks with fewer were not measured, and take
-    as long.
+    as long. Each kernel that context-parallel ranks launch beyond those of a single rank takes
+    ``launch_s``.
     """
 
     forward_s: float
@@ -24,6 +32,21 @@ class HostTime:
     step_s: float = 0.0
     sharded_step_s: float = 0.0
     operators: int = 0
+    launch_s: float = 0.0
+
+    def of_ranks(self, ranks: Values, way: Values) -> "tuple[Values, Values]":
+        """Seconds (C) of a block's forward pass, and of its backward pass, on one of so many
+        context-parallel ranks (C), which exchange keys in some ``way`` (C)."""
+        forward, backward = (
+            np.full(len(ranks), self.forward_s),
+            np.full(len(ranks), self.backward_s),
+        )
+        for number, launches in LAUNCHES.items():
+            rows = (ranks > 1) & (way == number)
+            further = ranks[rows] - 1
+            forward[rows] += self.launch_s * launches.forward.beside(further)
+            backward[rows] += self.launch_s * launches.backward.beside(further)
+        return forward, backward
 
     def of_blocks(self, operators: float) -> Self:
         """The time of a host whose blocks have so many operators, in the mean."""

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from typing import Any, TypeVar
 
+from mistlab.symbolic.exchanges import JOINS
 from mistlab.symbolic.graph import LayerGraph, ModelGraph, Operator, Peak, Phase, SavedTensor
 from mistlab.symbolic.sums import Sum, where
 from mistlab.values.context_ways import GATHER, HEADS, RING
@@ -108,8 +110,10 @@ def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
     more room."""
     is_split = where("numpy.greater(cp, 1)")
     way = _WAYS[exchange](width)
-    operators = tuple(
-        _collective(name, phase, is_split * size, width) for name, phase, size in way.messages
+    name = next(name for name, of_way in JOINS.items() if of_way == exchange)
+    operators = (
+        *(_collective(name, phase, is_split * size, width) for name, phase, size in way.messages),
+        *(_join(name, phase, is_split * size, width) for phase, size in way.joined.items()),
     )
     room = {phase: is_split * size for phase, size in way.room.items()}
     return replace(
@@ -123,10 +127,12 @@ def _with_exchange(layer: LayerGraph, width: int, exchange: int) -> LayerGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """A way to exchange keys: the collectives of a block with their phases and bytes, and the bytes
-    beside which attention runs in each phase."""
+    """A way to exchange keys: the collectives of a block with their phases and bytes, the bytes
+    that kernels around attention read and write in each phase, and those beside which attention
+    runs."""
 
     messages: tuple[tuple[str, Phase, Sum], ...]
+    joined: Mapping[Phase, Sum]
     room: Mapping[Phase, Sum]
 
 
@@ -138,19 +144,36 @@ def _own_bytes(width: int) -> tuple[Sum, Sum]:
 
 def _round(width: int) -> _Way:
     """Keys and values go round the ring; in the backward pass they go round again, with their
-    gradients. A rank has room for two parts: the one that it attends to, and the one that comes."""
-    _, keys = _own_bytes(width)
+    gradients. A rank has room for two parts: the one that it attends to, and the one that comes.
+
+    Each part has an attention of its own, which reads all queries and writes an outcome as large;
+    outcomes and gradients are then joined, one part after another. Counted is the last rank, which
+    has most to join: all of its queries meet the first halves of the other ranks' keys.
+    """
+    queries, keys = _own_bytes(width)
+    sums, further = _log_sums_bytes(), Sum.named("cp") + Sum.of(-1)
     every = keys * Sum.named("cp")
+    half = Sum.of(Fraction(1, 2)) * keys
+    # Read and written by attention: queries and outcome; backward also the outcome and its
+    # gradient, and the gradient of queries. Adding reads two tensors and writes one.
+    forward = 2 * keys + 2 * queries + 2 * sums + further * (2 * queries + 3 * queries + 3 * sums)
+    backward = 2 * keys + 2 * queries + 5 * half + further * (4 * queries + 3 * queries + 3 * half)
     return _Way(
         messages=((RING_KEYS, "forward", every), *((RING_KEYS, "backward", every),) * 2),
+        joined={"forward": forward, "backward": backward},
         room={"forward": 2 * keys, "backward": 2 * keys},
     )
 
 
 def _gathered(width: int) -> _Way:
     """A rank gathers all keys and values before it attends, again before the backward pass, and
-    then scatters their gradients (Llama 3). It keeps its own alone."""
-    _, keys = _own_bytes(width)
+    then scatters their gradients (Llama 3). It keeps its own alone.
+
+    Gathered keys are put into the order of tokens. The two halves of a rank's queries have an
+    attention each, and copy their outcomes. Backward, gradients of all keys begin as zeros; those
+    of each half are added, and put back into the order of ranks.
+    """
+    queries, keys = _own_bytes(width)
     every = keys * Sum.named("cp")
     return _Way(
         messages=(
@@ -158,6 +181,10 @@ def _gathered(width: int) -> _Way:
             ("mistlab.gather_keys", "backward", every),
             ("mistlab.scatter_keys", "backward", every),
         ),
+        joined={
+            "forward": 2 * every + 2 * queries,
+            "backward": 2 * every + 2 * queries + every + 3 * every + 2 * every,
+        },
         room={"forward": every, "backward": 2 * every},
     )
 
@@ -165,17 +192,37 @@ def _gathered(width: int) -> _Way:
 def _of_heads(width: int) -> _Way:
     """Ranks exchange queries, keys and values for a share of the heads of all tokens, and the
     outcome back (Jacobs et al. 2023). An exchange has room for what comes in beside what goes
-    out."""
+    out. Each of the four tensors is copied three times: put together before, put together after,
+    and put into the order of tokens."""
     queries, keys = _own_bytes(width)
     each = (queries, keys / 2, keys / 2, queries)
     phases: tuple[Phase, ...] = ("forward", "backward")
     return _Way(
         messages=tuple(("mistlab.exchange_heads", phase, one) for phase in phases for one in each),
+        joined=dict.fromkeys(phases, 6 * (2 * queries + keys)),
         room=dict.fromkeys(phases, queries + keys),
     )
 
 
+def _log_sums_bytes() -> Sum:
+    """Bytes of the 32-bit logarithms of a rank's sums of scores."""
+    b, s, n, tp = map(Sum.named, ("b", "s", "n", "tp"))
+    return 4 * b * s * n / tp
+
+
 _WAYS: Mapping[int, Callable[[int], _Way]] = {RING: _round, GATHER: _gathered, HEADS: _of_heads}
+
+
+def _join(name: str, phase: Phase, moved: Sum, width: int) -> Operator:
+    """The kernels around attention that several ranks need, as one operator; its bytes are those
+    that are read and written."""
+    half = Sum.of(Fraction(1, 2)) * moved
+    return replace(
+        _collective(name, phase, half, width),
+        kind="elementwise",
+        read_bytes=half,
+        written_bytes=half,
+    )
 
 
 def _collective(name: str, phase: Phase, message: Sum, width: int) -> Operator:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from mistlab.values.context_ways import GATHER, HEADS, RING
+
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 # Kernels beside which a collective can run: in a backward pass the products that make gradients of
 # weights, or those that make the gradient of a layer's input; in both passes attention.
@@ -40,4 +42,12 @@ EXCHANGES: Mapping[str, Exchange] = {
     "mistlab.all_to_all": Exchange(collective="all_to_all", group="experts"),
     "mistlab.gather_rows": Exchange(collective="all_gather", group="expert tensor"),
     "mistlab.scatter_rows": Exchange(collective="reduce_scatter", group="expert tensor"),
+}
+
+# Kernels around attention that context parallelism alone needs, and the way to which they belong:
+# partial outcomes are joined, keys put into order, heads put together.
+JOINS: Mapping[str, int] = {
+    "mistlab.join_parts": RING,
+    "mistlab.order_keys": GATHER,
+    "mistlab.order_heads": HEADS,
 }

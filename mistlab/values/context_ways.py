@@ -1,5 +1,14 @@
 """The ways in which context-parallel ranks let each query meet all keys, by their number in the
-dimension ``context_exchange``."""
+dimension ``context_exchange``.
+
+Beside its messages each way launches kernels that a single rank does without. Their numbers are
+those of Transformer Engine's ``context_parallel.py`` (``AttnFuncWithCPAndKVP2P``,
+``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``), for causal attention in 16 bits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 # Keys and values go round a ring, while each rank attends to those that it has.
 RING = 0
@@ -9,3 +18,38 @@ GATHER = 1
 HEADS = 2
 # What the ways are called.
 WORDS = ("ring of keys", "keys gathered", "heads exchanged")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launches:
+    """Kernels of a block's pass on one of several ranks: some once, some for each further rank."""
+
+    once: int
+    further: int = 0
+
+    def beside(self, further: Any) -> Any:
+        """The kernels on a rank with so many further ranks, at least one."""
+        return further * self.further + self.once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchesOfWay:
+    """The kernels that a way launches in a block's two passes."""
+
+    forward: Launches
+    backward: Launches
+
+
+LAUNCHES: Mapping[int, LaunchesOfWay] = {
+    # Forward: keys and values are packed, the first sums cloned and the first part scaled. For each
+    # further rank a send, a receive, attention, and its sums and its part joined to the others.
+    # Backward: keys and values are copied, and the first part's three gradients. For each further
+    # rank a send, a receive, attention, and three gradients added.
+    RING: LaunchesOfWay(forward=Launches(once=3, further=5), backward=Launches(once=4, further=6)),
+    # Forward: keys and values are gathered and put into order, the second half of the queries has
+    # its attention, both halves are copied. Backward: the same, gradients of all keys begin as
+    # zeros, four parts are added to them, and they are put back into order and scattered.
+    GATHER: LaunchesOfWay(forward=Launches(once=7), backward=Launches(once=17)),
+    # Four tensors in each pass: three copies and an exchange.
+    HEADS: LaunchesOfWay(forward=Launches(once=16), backward=Launches(once=16)),
+}

@@ -8,6 +8,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.layers import LayerModel, work_of
+from mistlab.engines.host_time import HostTime
 from mistlab.engines.table import ENGINES
 from mistlab.export.given import Given
 from mistlab.export.nearest import nearest
@@ -184,22 +185,92 @@ def of_many_keys(tokens: int) -> Workload:
 
 
 def test_what_each_way_is_good_for() -> None:
-    """A gather is not hidden, so it takes longer than a ring beside long attention. Exchanging
-    heads moves least among many ranks with as many keys as queries, and nothing hides it."""
+    """A gather is not hidden, so it takes longer than a ring beside long attention. Nothing hides
+    an exchange of heads, but the more ranks a ring has, the more parts of outcomes it joins."""
     ring, gathered = predicted(plan(1, 4), plan(1, 4, exchange=GATHER))
     assert gathered.iteration_s > ring.iteration_s
     assert gathered.stages[0].exposed_communication_s > ring.stages[0].exposed_communication_s
     best = []
-    for tokens in (4096, 16384):
-        predictor = SymbolicPredictor(workload=of_many_keys(tokens), cluster=CLUSTER)
-        alone = {"tensor_parallel": 1, "context_parallel": 8}
+    predictor = SymbolicPredictor(workload=of_many_keys(16384), cluster=CLUSTER)
+    for ranks in (4, 8):
+        alone = {"tensor_parallel": 1, "context_parallel": ranks}
         plans = [
             replace(one, stages=tuple(stage.with_values(alone) for stage in one.stages))
-            for one in (plan(1, 8, exchange=way) for way in (RING, GATHER, HEADS))
+            for one in (plan(8 // ranks, ranks, exchange=way) for way in (RING, GATHER, HEADS))
         ]
         times_s = [one.iteration_s for one in predictor.predict_many(plans)]
         best.append(times_s.index(min(times_s)))
-    assert best == [HEADS, RING]
+    assert best == [RING, HEADS]
+
+
+def test_a_ring_joins_a_part_for_each_rank() -> None:
+    """Kernels and bytes at the memory's rate that a rank has beyond one that is alone with as many
+    tokens, against a count by hand of what Transformer Engine runs on the last rank."""
+    work = work_of(graph_of(WORK), ENGINES["megatron"].kernels)
+
+    def values(tokens: int, ranks: int) -> dict[str, float]:
+        sizes = {name: np.array([size]) for name, size in {"b": 1, "tp": 1, "cp": ranks}.items()}
+        found = work(size_columns(replace(WORK, sequence_length=tokens), sizes))
+        return {name: float(value[0]) for name, value in found.items()}
+
+    spec, tokens = WORK.model, 4096
+    queries, keys = (2 * tokens * spec.head_dim * n for n in (spec.heads, 2 * spec.kv_heads))
+    sums = 4 * tokens * spec.heads
+    # Kernels and bytes once, and for each further rank.
+    by_hand = {
+        "forward": ((3, 2 * (keys + queries + sums)), (5, 5 * queries + 3 * sums)),
+        "backward": ((4, 2 * (keys + queries) + 5 / 2 * keys), (6, 7 * queries + 3 / 2 * keys)),
+    }
+    alone = values(tokens, 1)
+    for ranks in (2, 4):
+        several = values(ranks * tokens, ranks)
+        for phase, (once, further) in by_hand.items():
+            for unit, first, each in zip(("kernels", "memory bytes"), once, further, strict=True):
+                name = f"block {phase} {unit}"
+                more = several[name] - alone[name]
+                assert more == pytest.approx(first + (ranks - 1) * each, rel=1e-6)
+
+
+def test_a_host_launches_the_ring() -> None:
+    """Where passes are short they wait for the host, which has more to launch for each rank; in
+    played plans as in predicted ones."""
+
+    def seconds(kind: type, ranks: int) -> float:
+        data = 8 // ranks
+        work = replace(WORK, sequence_length=256, global_batch=8 * data)
+        own = replace(plan(data, ranks), engine="megatron-core", micro_batches=8)
+        return float(kind(workload=work, cluster=CLUSTER).predict(own).iteration_s)
+
+    host = HostTime(forward_s=2.0, backward_s=3.0, launch_s=0.1)
+    forward_s, backward_s = host.of_ranks(np.array([1, 2, 4, 4]), np.array([0, 0, 0, GATHER]))
+    assert forward_s == pytest.approx([2.0, 2.8, 3.8, 2.7])
+    assert backward_s == pytest.approx([3.0, 4.0, 5.2, 4.7])
+    compute = CLUSTER.hardware.compute
+    assert compute is not None
+    # Two ranks more have eleven kernels each, in 16 blocks of at least six of the eight passes.
+    for kind in (SymbolicPredictor, EventSimulator):
+        more_s = seconds(kind, 4) - seconds(kind, 2)
+        assert more_s > 6 * 16 * 2 * 11 * compute.launch_s
+
+
+def test_short_sequences_are_not_cut_into_many_parts() -> None:
+    """A ring of eight moves less than four tensor-parallel ranks; at 8,192 tokens its parts and
+    launches take more than that."""
+    workload = replace(
+        WORK, model=catalog.model("qwen3-32b"), sequence_length=8192, global_batch=512
+    )
+    cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=8, gpus_per_node=8)
+
+    def of(stages: int, **degrees: int) -> Plan:
+        stage = StagePlan(layers=64 // stages, micro_batch=1, zero=1, **degrees)
+        count = 512 // degrees["data_parallel"]
+        return Plan(engine="megatron-core", micro_batches=count, stages=(stage,) * stages)
+
+    split = of(2, data_parallel=8, tensor_parallel=4, sequence_parallel=1)
+    ring = of(4, data_parallel=2, tensor_parallel=1, context_parallel=8)
+    predictor = SymbolicPredictor(workload=workload, cluster=cluster)
+    tensor, context = predictor.predict_many([split, ring])
+    assert tensor.iteration_s < context.iteration_s
 
 
 @pytest.mark.parametrize(
