@@ -26,7 +26,10 @@ def import_plan(options: argparse.Namespace) -> int:
     with about(path):
         found = target.read(text_of(path), given)
     plan = job_to_mapping(found.job, Path())
-    assumed = [*_about_hardware(options, target), *_about_engine(options, target)]
+    assumed = [
+        *_about_hardware(options, target),
+        *_about_engine(options, target, found.job.plan.engine),
+    ]
     remarks = [*map(str, found.remarks), *assumed]
     if options.json:
         print_json({"plan": plan, "remarks": remarks})
@@ -64,9 +67,9 @@ def _about_hardware(options: argparse.Namespace, target: Target) -> Iterator[str
         yield f"assumed: hardware: {text}"
 
 
-def _about_engine(options: argparse.Namespace, target: Target) -> Iterator[str]:
+def _about_engine(options: argparse.Namespace, target: Target, engine: str) -> Iterator[str]:
     others = [name for name in target.own_engines.values() if name not in target.engines]
-    if options.engine is None and others:
+    if options.engine is None and others and engine == target.engines[0]:
         text = f"{target.engines[0]}, as it was measured on L4 and A100: --engine {others[0]} for"
         yield f"assumed: engine: {text} runs of today on later GPUs"
 

@@ -10,6 +10,7 @@ from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import canonical, with_engine
 from mistlab.export.remarks import Kind, Remark
 from mistlab.export.rules import shares
+from mistlab.export.target import NARROW
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
@@ -17,6 +18,7 @@ from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.mesh import dimensions_of_axes
 from mistlab.values.model import ModelSpec
+from mistlab.values.optimizers import Optimizer
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.workload import Attention, Precision, Workload
 
@@ -30,6 +32,7 @@ class Found:
     ``layers`` are the blocks of each stage, if the file divides them itself. ``values`` hold
     dimensions that all stages have in common, by name; a number of treated blocks may exceed the
     blocks of a stage. With ``recomputed_every`` n, every n-th block of a stage is recomputed.
+    ``engine`` is the one under which a file says that its plan was predicted.
     ``remarks`` grow while the file is read.
     """
 
@@ -40,6 +43,10 @@ class Found:
     micro_batches: int | None = None
     attention: Attention | None = None
     precision: Precision | None = None
+    optimizer: Optimizer = "adamw"
+    expert_capacity: float | None = None
+    expert_padding: bool = False
+    engine: str | None = None
     nodes: int | None = None
     gpus_per_node: int | None = None
     num_stages: int = 1
@@ -82,7 +89,8 @@ class Found:
 
     def job(self, given: Given, engines: Sequence[str]) -> Imported:
         """The job, under the first engine that can run its plan; the given one comes first."""
-        engines = engines if given.engine is None else (given.engine, *engines)
+        wanted = given.engine or self.engine
+        engines = engines if wanted is None else (wanted, *engines)
         model = self._model(given)
         cluster = self._cluster(given)
         data = self._data_parallel(cluster)
@@ -94,12 +102,21 @@ class Found:
             sequence_length=self.settled("sequence_length", given.sequence_length),
             global_batch=global_batch,
             attention=self.settled("attention", given.attention, "flash"),
-            precision=self.settled("precision", given.precision, "bf16"),
+            precision="bf16",
+            optimizer=self.optimizer,
+            expert_capacity=self.expert_capacity,
+            expert_padding=self.expert_padding,
         )
+        precision: Precision = self.settled("precision", given.precision, "bf16")
+        if precision not in NARROW:
+            workload = replace(workload, precision=precision)
         job = canonical(Job(workload=workload, cluster=cluster, plan=plan))
-        job = with_engine(job, engines, overlaps=self.overlaps)
+        job = with_engine(job, engines, overlaps=self.overlaps, precision=precision)
         known = [name for name in engines if name in names_for_plans()]
         self._tell_of_engine(job, known[0])
+        if precision != job.workload.precision:
+            text = f"{precision}: no engine has such products beside the plan's other choices"
+            self.remark("ignored", "precision", f"{text}: taken in {job.workload.precision}")
         return Imported(job=job, remarks=tuple(self.remarks))
 
     @property

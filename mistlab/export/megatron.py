@@ -1,23 +1,31 @@
 """Plans as the launch line of Megatron-LM at core 0.16.
 
-Stages share degrees, ZeRO level and the number of recomputed blocks. Blocks are divided by a
-layout. What is offloaded of the optimizer is stepped by the host; activations of whole blocks can
-go to the host where nothing is recomputed and there is no pipeline. Megatron-FSDP shards gradients
-and weights too, outside of pipelines.
+Stages share degrees, also of experts, ZeRO level and the number of recomputed blocks. Blocks are
+divided by a layout. What is offloaded of the optimizer is stepped by the host; activations of whole
+blocks can go to the host where nothing is recomputed and there is no pipeline. Megatron-FSDP shards
+gradients and weights too, outside of pipelines.
 """
 
 import math
 from collections.abc import Iterator
+from typing import get_args
 
+from mistlab.export.expert_rules import same_experts, split_sequences, whole_experts
+from mistlab.export.megatron_experts import expert_options
 from mistlab.export.megatron_model import model_options, sayable_model
+from mistlab.export.megatron_precision import PRECISION_AWARE, moment_options, precision_options
 from mistlab.export.megatron_read import (
     DEGREES,
     ENGINES,
+    ENGINES_OF_TODAY,
     EXCHANGES,
     STRATEGIES,
     SWITCHES,
+    engine_line,
+    engines_for,
     read,
 )
+from mistlab.export.nearest import under_any_engine, with_engine
 from mistlab.export.rules import (
     among_orders,
     dropped,
@@ -35,6 +43,8 @@ from mistlab.export.with_parts import with_values
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.job import Job
+from mistlab.values.optimizers import Optimizer
+from mistlab.values.workload import Precision, Workload
 
 _OF_BRIDGE = tuple(f"megatron-bridge{variant}" for variant in ("", "-alltoall", "-eager", "-graph"))
 
@@ -42,9 +52,19 @@ _OF_BRIDGE = tuple(f"megatron-bridge{variant}" for variant in ("", "-alltoall", 
 def _zero(job: Job) -> Job:
     most = 1 if job.plan.num_stages > 1 else 3
     level = int(min(highest(job, "zero"), most))
-    if highest(job, "offload_optimizer"):
+    if highest(job, "offload_optimizer") or job.workload.optimizer != "adamw":
         level = max(level, 1)
     return with_values(job, {"zero": level})
+
+
+def _experts(job: Job) -> Job:
+    """Experts divided alike on all stages; those with biases are whole."""
+    job, model = same_experts(job), job.workload.model
+    return whole_experts(job) if model.experts is not None and model.biases else job
+
+
+def _sequence_parallel(job: Job) -> Job:
+    return split_sequences(same_if_any(*SWITCHES)(job))
 
 
 def _core_recomputed(job: Job) -> Job:
@@ -67,12 +87,18 @@ ROWS = (
     Row(
         choices=("model",),
         nearest=sayable_model,
-        because="builds blocks of one kind, with GELU or SwiGLU",
+        because="builds blocks one part after the other, with GELU or SwiGLU, and rotates by whole "
+        "numbers",
     ),
     Row(
         choices=("data_parallel", "tensor_parallel", "micro_batch", *DEGREES),
         nearest=equal_meshes,
         because="gives all stages the same degrees",
+    ),
+    Row(
+        choices=("expert_parallel", "expert_tensor_parallel"),
+        nearest=_experts,
+        because="divides experts alike on all stages, and no experts that have biases",
     ),
     Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
     Row(
@@ -84,7 +110,7 @@ ROWS = (
         choices=("zero",),
         nearest=_zero,
         because="shards alike on all stages, only optimizer state in a pipeline, and has to shard "
-        "an optimizer that it offloads",
+        "an optimizer that it offloads, or whose moments have fewer bits",
     ),
     Row(
         choices=("layers", "checkpointed_layers"),
@@ -98,8 +124,8 @@ ROWS = (
     ),
     Row(
         choices=tuple(SWITCHES),
-        nearest=same_if_any(*SWITCHES),
-        because="switches it for all stages",
+        nearest=_sequence_parallel,
+        because="switches it for all stages, and needs it where tensor-parallel ranks have experts",
     ),
     Row(
         choices=("context_exchange",),
@@ -134,9 +160,23 @@ def write(job: Job) -> str:
         *_batch(job),
         *_states(job),
         *_activations(job),
+        *expert_options(job),
         *model_options(job.workload.model, job.plan.stages[0].tensor_parallel),
     ]
-    return " \\\n  ".join(lines) + "\n"
+    return " \\\n  ".join(lines) + "\n" + _engine(job)
+
+
+def _engine(job: Job) -> str:
+    """The plan's engine, where the launch line would be taken for another's."""
+    workload, plan = job.workload, job.plan
+    engines = engines_for(workload.model, workload.precision)
+    taken = with_engine(
+        under_any_engine(job),
+        engines,
+        overlaps=plan.overlap_communication,
+        precision=workload.precision,
+    )
+    return "" if taken.plan.engine == plan.engine else engine_line(plan.engine)
 
 
 def _degrees(job: Job) -> Iterator[str]:
@@ -156,7 +196,8 @@ def _degrees(job: Job) -> Iterator[str]:
     parts = [shares(stage.layers, chunks) for stage in plan.stages]
     sizes = [parts[stage][chunk] for chunk in range(chunks) for stage in range(plan.num_stages)]
     if len(set(sizes)) > 1:
-        yield f'--pipeline-model-parallel-layout "E{"|".join("t" * size for size in sizes)}L"'
+        blocks, further = "|".join("t" * size for size in sizes), job.workload.model.further_tokens
+        yield f'--pipeline-model-parallel-layout "E{blocks}{"m" * further}L"'
     elif chunks > 1:
         yield f"--num-virtual-stages-per-pipeline-rank {chunks}"
 
@@ -167,16 +208,24 @@ def _batch(job: Job) -> Iterator[str]:
     yield f"--global-batch-size {workload.global_batch}"
     yield f"--seq-length {workload.sequence_length}"
     yield f"--max-position-embeddings {workload.sequence_length}"
-    yield f"--attention-backend {'flash' if workload.attention == 'flash' else 'unfused'}"
-    if workload.precision != "fp32":
-        yield f"--{workload.precision}"
+    yield f"--attention-backend {_backend(workload)}"
+    yield from precision_options(workload, job.cluster.hardware)
+
+
+def _backend(workload: Workload) -> str:
+    """Who computes attention in one kernel. Flash-attention has no sinks, and no values of another
+    width than keys; Transformer Engine's fused attention has both."""
+    if workload.attention != "flash":
+        return "unfused"
+    model = workload.model
+    return "fused" if model.sinks or model.latent is not None else "flash"
 
 
 def _states(job: Job) -> Iterator[str]:
     stage, overlaps = job.plan.stages[0], job.plan.overlap_communication
     fraction = stage.offload.optimizer
     level = max(stage.zero, 1 if fraction else 0)
-    if level:
+    if level or job.workload.optimizer != "adamw":
         yield "--use-distributed-optimizer"
     if level > 1:
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {STRATEGIES[level]}"
@@ -184,9 +233,9 @@ def _states(job: Job) -> Iterator[str]:
         yield "--overlap-grad-reduce --overlap-param-gather" if level else "--overlap-grad-reduce"
     if fraction:
         yield (
-            "--optimizer-cpu-offload --use-precision-aware-optimizer "
-            f"--optimizer-offload-fraction {fraction!r}"
+            f"--optimizer-cpu-offload {PRECISION_AWARE} --optimizer-offload-fraction {fraction!r}"
         )
+    yield from moment_options(job.workload.optimizer)
 
 
 def _activations(job: Job) -> Iterator[str]:
@@ -229,5 +278,8 @@ MEGATRON = Target(
         **{name: name for name in ("megatron-core", "megatron-core-fused-loss", "megatron-fsdp")},
         **dict.fromkeys(_OF_BRIDGE, "megatron-core"),
     },
-    words_for_8_bits="--fp8-format hybrid",
+    engines_of_today=ENGINES_OF_TODAY,
+    precisions=get_args(Precision),
+    optimizers=get_args(Optimizer),
+    drops_tokens=True,
 )

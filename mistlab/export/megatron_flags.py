@@ -23,6 +23,7 @@ RENAMED: Mapping[str, str] = {
 TELLING = names_in(
     """
     --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
+    --cp-comm-type
     --sequence-parallel --qk-layernorm
     --pipeline-model-parallel-layout --decoder-first-pipeline-num-layers
     --decoder-last-pipeline-num-layers --num-layers-per-virtual-pipeline-stage
@@ -37,28 +38,38 @@ TELLING = names_in(
     --vocab-size --make-vocab-size-divisible-by --normalization --swiglu
     --position-embedding-type --use-rotary-position-embeddings --rotary-percent --rotary-base
     --untie-embeddings-and-output-weights --disable-bias-linear --attention-dropout
-    --hidden-dropout --world-size
+    --hidden-dropout --world-size --quick-geglu
+    --num-experts --moe-router-topk --moe-ffn-hidden-size --moe-shared-expert-intermediate-size
+    --moe-latent-size --moe-layer-freq --expert-model-parallel-size --expert-tensor-parallel-size
+    --moe-grouped-gemm --moe-token-dispatcher-type --moe-expert-capacity-factor
+    --moe-pad-expert-input-to-capacity --multi-latent-attention --q-lora-rank --kv-lora-rank
+    --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --window-size --window-attn-skip-freq
+    --softmax-type --mtp-num-layers --fp8-format --fp8-recipe --fp4-format --fp4-recipe
+    --use-precision-aware-optimizer --exp-avg-dtype --exp-avg-sq-dtype
+    --moe-router-load-balancing-type --moe-aux-loss-coeff --moe-router-enable-expert-bias
+    --moe-router-force-load-balancing
     """
 )
 
 # Options that change cost in ways that plans cannot say, and what a prediction takes instead.
 UNSAID: Mapping[str, str] = {
-    "--num-experts": "the model is taken without experts",
-    "--expert-model-parallel-size": "the model is taken without experts",
-    "--expert-tensor-parallel-size": "the model is taken without experts",
-    "--multi-latent-attention": "attention is taken as plain attention",
-    "--mtp-num-layers": "the model is taken without further token heads",
-    "--fp8-format": "products are taken in 16 bits",
-    "--fp4-format": "products are taken in 16 bits",
-    "--window-size": "attention is taken over the whole sequence",
+    "--moe-layer-recompute": "experts are taken as kept, not recomputed",
+    "--moe-shared-expert-overlap": "shared experts are taken as run before the exchange",
+    "--moe-shared-expert-gate": "shared experts are taken without a gate",
+    "--overlap-moe-expert-parallel-comm": "exchanges of tokens are taken as waited for",
+    "--moe-use-legacy-grouped-gemm": "experts are taken as Transformer Engine's grouped products",
+    "--attention-output-gate": "attention is taken without a gate",
+    "--no-rope-freq": "all blocks are taken with rotary embedding",
+    "--fp8-param-gather": "weights are taken in 16 bits",
+    "--fp4-param-gather": "weights are taken in 16 bits",
+    "--first-last-layers-bf16": "the first and last blocks are taken in 8 bits too",
+    "--no-fp8-wgrad": "gradients of weights are taken as products of 8 bits too",
     "--add-qkv-bias": "queries, keys and values are taken without biases of their own",
     "--squared-relu": "the activation is taken as GELU",
     "--grad-reduce-in-bf16": "gradients are taken in the engine's own width",
     "--accumulate-allreduce-grads-in-fp32": "gradients are taken in the engine's own width",
     "--main-grads-dtype": "gradients are taken in the engine's own width",
     "--main-params-dtype": "master weights are taken in 32 bits",
-    "--exp-avg-dtype": "moments are taken in 32 bits",
-    "--exp-avg-sq-dtype": "moments are taken in 32 bits",
     "--fine-grained-activation-offloading": "activations are taken to stay on the GPU",
     "--offload-modules": "activations are taken to stay on the GPU",
     "--cpu-offloading-weights": "weights are taken to stay on the GPU",
@@ -101,14 +112,20 @@ HARMLESS = names_in(
     --no-bias-dropout-fusion --no-rope-fusion --no-persist-layer-norm --cross-entropy-loss-fusion
     --cross-entropy-fusion-impl --manual-gc --manual-gc-interval
     --no-async-tensor-model-parallel-allreduce
-    --use-precision-aware-optimizer --use-torch-optimizer-for-cpu-offload
+    --use-torch-optimizer-for-cpu-offload
     --overlap-cpu-optimizer-d2h-h2d --no-pin-cpu-grads --no-pin-cpu-params --ddp-bucket-size
     --ddp-average-in-collective --check-for-nan-in-loss-and-grad --no-check-for-nan-in-loss-and-grad
     --deterministic-mode --eod-mask-loss --use-cpu-initialization --local-rank --rank
-    --moe-router-topk --moe-ffn-hidden-size --moe-router-load-balancing-type
-    --moe-aux-loss-coeff --moe-token-dispatcher-type --moe-grouped-gemm --moe-permute-fusion
-    --moe-router-dtype --moe-router-score-function --moe-layer-freq --moe-z-loss-coeff
-    --moe-shared-expert-intermediate-size --fp8-recipe --fp8-margin --fp8-amax-history-len
+    --moe-permute-fusion
+    --moe-router-dtype --moe-router-score-function --moe-z-loss-coeff --moe-router-pre-softmax
+    --moe-router-topk-scaling-factor --moe-router-num-groups --moe-router-group-topk
+    --moe-router-bias-update-rate --moe-router-fusion --moe-router-padding-for-quantization
+    --moe-router-padding-for-fp8 --moe-token-drop-policy --moe-per-layer-logging
+    --moe-apply-probs-on-input --moe-flex-dispatcher-backend --moe-enable-deepep
+    --moe-deepep-num-sms --moe-hybridep-num-sms --moe-use-upcycling --moe-input-jitter-eps
+    --rope-type --rotary-scaling-factor --mscale --mscale-all-dim --mtp-loss-scaling-factor
+    --enable-experimental --fp8-interval --num-layers-at-start-in-bf16 --num-layers-at-end-in-bf16
+    --fp8-margin --fp8-amax-history-len
     --fp8-amax-compute-algo --fp8-param-gather --no-initialization --weight-decay-incr-style
     --start-weight-decay --end-weight-decay --override-opt_param-scheduler --use-rope-scaling
     --rope-scaling-factor --rotary-interleaved --rotary-seq-len-interpolation-factor

@@ -1,14 +1,17 @@
 """A model's shape as Megatron-LM's options, and back.
 
-Megatron-LM builds one kind of block; its options choose norm, activation and position embedding. It
-pads vocabularies to a multiple, and takes a dropout of a tenth unless it is told otherwise.
+Megatron-LM's options choose norm, activation and position embedding of all blocks alike; parts that
+only some models have are those of ``megatron_parts``. It pads vocabularies to a multiple, and takes
+a dropout of a tenth unless it is told otherwise.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options
+from mistlab.export.megatron_parts import part_options, parts_of, sayable_parts
 from mistlab.export.with_parts import with_workload
 from mistlab.values.errors import InputError, refuse
 from mistlab.values.job import Job
@@ -31,9 +34,11 @@ def sayable_model(job: Job) -> Job:
             "the catalogue, or of a mapping"
         )
         refuse("workload.model", problem)
-    for name in ("experts", "latent", "window", "sinks", "pattern", "further_tokens"):
-        if getattr(model, name):
-            refuse(f"workload.model.{name}", "has no row in this export: leave it out")
+    if model.pattern:
+        refuse("workload.model.pattern", "has no row in this export: leave it out")
+    model = sayable_parts(model)
+    if not model.rotary_base.is_integer():
+        model = replace(model, name="", rotary_base=float(round(model.rotary_base)))
     if model.parallel_block:
         model = replace(model, name="", family="gpt", parallel_block=False)
     if model.mlp_type == "mlp" and model.activation != "gelu_tanh":
@@ -49,9 +54,11 @@ def model_options(model: ModelSpec, tensor_parallel: int) -> Iterator[str]:
     yield f"--num-attention-heads {model.heads}"
     if model.kv_heads != model.heads:
         yield f"--group-query-attention --num-query-groups {model.kv_heads}"
-    if model.head_dim * model.heads != model.hidden:
+    is_divided = model.hidden % model.heads == 0
+    if model.head_dim * model.heads != model.hidden and not (model.latent and is_divided):
         yield f"--kv-channels {model.head_dim}"
     yield from _kinds(model)
+    yield from part_options(model)
     if not model.tied_embeddings:
         yield "--untie-embeddings-and-output-weights"
     if not model.biases:
@@ -70,19 +77,19 @@ def _kinds(model: ModelSpec) -> Iterator[str]:
     words = {position: word for word, position in _POSITIONS.items()}
     yield f"--position-embedding-type {words[model.position_embedding]}"
     if model.position_embedding == "rotary":
-        if model.rotary_fraction != 1:
+        if model.rotary_fraction != 1 and model.latent is None:
             yield f"--rotary-percent {model.rotary_fraction!r}"
         if model.rotary_base != ROTARY_BASE:
-            yield f"--rotary-base {model.rotary_base:.15g}"
-    if model.qk_norm:
-        yield "--qk-layernorm"
+            yield f"--rotary-base {int(model.rotary_base)}"
 
 
 def model_of(options: Options, found: Found) -> ModelSpec:
     """The model that options describe."""
     hidden, heads = _needed(options, "--hidden-size"), _needed(options, "--num-attention-heads")
     layers = _needed(options, "--num-layers")
-    gated, norm = options.has("--swiglu"), options.choice("--normalization", tuple(_NORMS))
+    gated = options.has("--swiglu") or options.has("--quick-geglu")
+    norm = options.choice("--normalization", tuple(_NORMS))
+    ffn = options.whole("--ffn-hidden-size") or _default_ffn(hidden, gated=gated)
     position = _position(options)
     groups = options.whole("--num-query-groups")
     grouped = options.has("--group-query-attention")
@@ -93,26 +100,32 @@ def model_of(options: Options, found: Found) -> ModelSpec:
     percent = options.number("--rotary-percent", 1.0, maximum=1)
     base = options.number("--rotary-base", ROTARY_BASE)
     is_rotary = position == "rotary"
+    fields: dict[str, Any] = {} if channels is None else {"head_dim": channels}
+    fields |= {"rotary_fraction": percent if is_rotary else 0.0}
+    fields |= parts_of(options, found, layers, ffn)
     return ModelSpec.of(
         family="llama" if gated and norm == "RMSNorm" and is_rotary else "gpt",
         hidden=hidden,
         layers=layers,
         heads=heads,
         kv_heads=groups if grouped and groups else heads,
-        ffn=options.whole("--ffn-hidden-size") or 4 * hidden,
+        ffn=ffn,
         mlp_type="gated_mlp" if gated else "mlp",
         activation="silu" if gated else "gelu_tanh",
         norm=_NORMS[norm or "LayerNorm"],
         position_embedding=position,
-        rotary_fraction=percent if is_rotary else 0.0,
         rotary_base=base if is_rotary else ROTARY_BASE,
         tied_embeddings=not options.has("--untie-embeddings-and-output-weights"),
         biases=not options.has("--disable-bias-linear"),
         dropout=_dropout(options, found),
         vocab=_vocab(options, found),
-        qk_norm=options.has("--qk-layernorm"),
-        **({} if channels is None else {"head_dim": channels}),
+        **fields,
     )
+
+
+def _default_ffn(hidden: int, *, gated: bool) -> int:
+    """The width that Megatron-LM takes where none is given: two thirds for a gated network."""
+    return 8 * hidden // 3 // 64 * 64 if gated else 4 * hidden
 
 
 def _needed(options: Options, name: str) -> int:

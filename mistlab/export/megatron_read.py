@@ -5,15 +5,24 @@ from collections.abc import Mapping, Sequence
 
 from mistlab.export.found import Found, checked_whole
 from mistlab.export.given import Given, Imported
+from mistlab.export.megatron_experts import read_experts
 from mistlab.export.megatron_flags import HARMLESS, TELLING, UNSAID, Options
 from mistlab.export.megatron_model import model_of
+from mistlab.export.megatron_precision import read_precision
 from mistlab.export.shell import Launch, launch_of
+from mistlab.export.target import is_of_today
 from mistlab.schedule.orders import INTERLEAVED, order_of_chunks
 from mistlab.values.context_ways import GATHER, HEADS, RING
 from mistlab.values.errors import InputError, near_matches
+from mistlab.values.model import ModelSpec
+from mistlab.values.workload import Precision
 
 # What predictions are made with: Megatron-LM's own engine, or one that takes every plan.
 ENGINES = ("megatron", "mistlab")
+# Those that have what models and machines of today have come before them.
+ENGINES_OF_TODAY = ("megatron-core", "megatron-fsdp")
+# A plan's engine, where a launch line alone would be taken for another's.
+_ENGINE = re.compile(r"^# predicted under engine ([\w-]+)$", re.MULTILINE)
 # Megatron-FSDP's strategies by ZeRO level.
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 # Further dimensions that stages share, by name: the option that is their degree.
@@ -35,13 +44,27 @@ def read(text: str, given: Given) -> Imported:
         found.model = model_of(options, found)
     model = given.model or found.model
     assert model is not None
+    if said := _ENGINE.search(text):
+        found.engine = said[1]
     _degrees(options, found)
+    read_experts(options, found, has_experts=model.experts is not None)
     _workload(options, found)
+    read_precision(options, found, given.hardware)
     _stages(options, found, model.layers)
     _states(options, found)
     _activations(options, found, model.layers)
     _rest(options, found)
-    return found.job(given, ENGINES)
+    return found.job(given, engines_for(model, found.precision))
+
+
+def engines_for(model: ModelSpec, precision: Precision | None) -> tuple[str, ...]:
+    """The engines that may stand for a launch line of a model, the best first."""
+    return (*ENGINES_OF_TODAY, *ENGINES) if is_of_today(model, precision) else ENGINES
+
+
+def engine_line(engine: str) -> str:
+    """A comment that keeps the engine of a plan."""
+    return f"# predicted under engine {engine}\n"
 
 
 def _ranks(launch: Launch, options: Options, found: Found) -> None:
@@ -95,10 +118,6 @@ def _workload(options: Options, found: Found) -> None:
             f"--max-position-embeddings {positions} is shorter than --seq-length: took --seq-length"
         )
         found.remark("contradicting", "sequence_length", text)
-    halves = [name for name in ("bf16", "fp16") if options.has(f"--{name}")]
-    if len(halves) > 1:
-        found.remark("contradicting", "precision", "--bf16 and --fp16 are both given: took bf16")
-    found.precision = "bf16" if "bf16" in halves else "fp16" if halves else "fp32"
     backend = options.choice("--attention-backend", ("flash", "fused", "unfused", "local", "auto"))
     is_flash = options.has("--use-flash-attn")
     if backend in ("unfused", "local"):
@@ -182,10 +201,10 @@ def parts_of_layout(layout: str) -> list[int]:
     text = layout.replace(",", "")
     for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
         text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
-    if unknown := sorted(set(text) - set("EtL|")):
+    if unknown := sorted(set(text) - set("EtmL|")):
         message = (
             f"--pipeline-model-parallel-layout: {''.join(unknown)!r} is not known here: give E, t, "
-            "L and |, with (...)*N"
+            "m, L and |, with (...)*N"
         )
         raise InputError(message)
     return [part.count("t") for part in text.split("|")]
@@ -251,10 +270,11 @@ def _activations(options: Options, found: Found, layers: int) -> None:
 
 
 def _selective(modules: str, found: Found, layers: int) -> None:
-    if modules == "core_attn":
+    others = [name for name in modules.split() if name != "core_attn"]
+    if "core_attn" in modules.split():
         found.values["core_recomputed_layers"] = layers
-    else:
-        text = f"--recompute-modules {modules}: taken as nothing recomputed"
+    if others:
+        text = f"--recompute-modules {' '.join(others)}: taken as nothing of them recomputed"
         found.remark("ignored", "checkpointed_layers", text)
 
 

@@ -4,14 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mistlab.engines.table import names_for_plans
-from mistlab.export.remarks import Remark, changes
-from mistlab.export.target import Target
-from mistlab.export.with_parts import with_plan, with_workload
+from mistlab.export.remarks import Remark, changes, changes_of_workloads
+from mistlab.export.target import NARROW, Target
+from mistlab.export.with_parts import with_plan
 from mistlab.schedule.orders import DEFAULT_ORDER, is_order_path
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import FieldError
 from mistlab.values.job import Job
 from mistlab.values.mesh import ranks_of
+from mistlab.values.workload import Precision, Workload
 
 # The engine that takes every plan. Jobs change under it, and get the target's engine at the end.
 ANY_PLAN = "mistlab"
@@ -34,10 +35,10 @@ def nearest(job: Job, target: Target) -> Nearest:
     """The nearest job that a target can say."""
     wanted = job
     remarks: list[Remark] = []
-    changed = _without_8_bits(job)
-    remarks += changes(job, changed, f"the export to {target.title} has no row for it")
-    remarks += _8_bits_remark(wanted, target)
-    job = canonical(under_any_engine(changed))
+    workload = _sayable_workload(job.workload, target)
+    said = under_any_engine(replace(job, workload=workload))
+    remarks += _workload_remarks(wanted, workload, target)
+    job = canonical(said)
     named = with_plan(job, order=DEFAULT_ORDER) if is_order_path(job.plan.order) else job
     remarks += changes(job, named, f"{target.title} takes no order from a file")
     job = without(named, [name for name in DIMENSIONS if name not in target.said])
@@ -47,7 +48,9 @@ def nearest(job: Job, target: Target) -> Nearest:
         remarks += changes(job, changed, f"{target.title} {row.because}")
         job = changed
     overlaps = wanted.plan.overlap_communication or target.always_overlaps
-    job = with_engine(job, target.engines_for(wanted.plan.engine), overlaps=overlaps)
+    engines = target.engines_for(wanted)
+    job = with_engine(job, engines, overlaps=overlaps, precision=workload.precision)
+    remarks += _precision_remark(workload.precision, job)
     remarks += _overlap_remark(wanted, job, target)
     remarks += _engine_remark(wanted, job, target)
     remarks += [Remark(kind="noted", choice=target.name, text=note) for note in target.notes(job)]
@@ -55,31 +58,47 @@ def nearest(job: Job, target: Target) -> Nearest:
 
 
 def under_any_engine(job: Job) -> Job:
-    """A job under the engine that takes every plan."""
+    """A job under the engine that takes every plan, which has products of 16 bits at least."""
     plan = replace(job.plan, engine=ANY_PLAN, overlap_communication=True)
-    return replace(job, plan=plan)
+    return replace(job, workload=_with_wide_products(job.workload), plan=plan)
 
 
-def _without_8_bits(job: Job) -> Job:
-    """The job with products of 16 bits at least, and with moments of 32 bits."""
-    given = job.workload.precision
-    precision = "bf16" if given in ("fp8", "fp4") else given
-    return with_workload(job, precision=precision, optimizer="adamw")
+def _with_wide_products(workload: Workload) -> Workload:
+    is_narrow = workload.precision in NARROW
+    return replace(workload, precision="bf16") if is_narrow else workload
 
 
-def with_engine(job: Job, engines: Sequence[str], *, overlaps: bool) -> Job:
+def _sayable_workload(workload: Workload, target: Target) -> Workload:
+    """The workload without what a target's text has no words for. No text says how evenly a router
+    spreads its tokens."""
+    if workload.precision not in target.precisions:
+        workload = _with_wide_products(workload)
+    if workload.optimizer not in target.optimizers:
+        workload = replace(workload, optimizer="adamw")
+    if not target.drops_tokens:
+        workload = replace(workload, expert_capacity=None, expert_padding=False)
+    return replace(workload, expert_imbalance=1.0)
+
+
+def with_engine(
+    job: Job, engines: Sequence[str], *, overlaps: bool, precision: Precision | None = None
+) -> Job:
     """A job under the first of some engines that can run it, otherwise under the one that can run
-    every plan; it overlaps communication or not, as far as the engine leaves the choice."""
-    for engine in engines:
-        if engine not in names_for_plans():
-            continue
-        for overlap in (overlaps, True):
-            plan = replace(job.plan, engine=ANY_PLAN)
-            try:
-                plan = replace(plan, engine=engine, overlap_communication=overlap)
-                return replace(job, plan=plan)
-            except FieldError:
+    every plan; it overlaps communication or not, as far as the engine leaves the choice. Products
+    of few bits (``precision``) come back with an engine that has them."""
+    narrow = (precision,) if precision in NARROW else ()
+    for products in (*narrow, job.workload.precision):
+        workload = replace(job.workload, precision=products)
+        for engine in engines:
+            if engine not in names_for_plans():
                 continue
+            for overlap in (overlaps, True):
+                plan = replace(job.plan, engine=ANY_PLAN)
+                try:
+                    plan = replace(plan, engine=engine, overlap_communication=overlap)
+                    return replace(job, workload=workload, plan=plan)
+                except FieldError:
+                    continue
     return under_any_engine(job)
 
 
@@ -104,10 +123,17 @@ def without(job: Job, names: Sequence[str]) -> Job:
     return replace(job, plan=replace(job.plan, stages=tuple(stages)))
 
 
-def _8_bits_remark(wanted: Job, target: Target) -> Iterator[Remark]:
-    if wanted.workload.precision == "fp8" and target.words_for_8_bits:
-        text = f"add {target.words_for_8_bits} for 8-bit products: the plan itself has their cost"
-        yield Remark(kind="noted", choice="precision", text=text)
+def _workload_remarks(wanted: Job, workload: Workload, target: Target) -> Iterator[Remark]:
+    because = f"the export to {target.title} has no row for it"
+    yield from changes_of_workloads(wanted.workload, workload, because)
+
+
+def _precision_remark(said: Precision, job: Job) -> Iterator[Remark]:
+    """What became of products of few bits that no engine has beside the plan's other choices."""
+    now = job.workload.precision
+    if said in NARROW and now != said:
+        text = f"{said} -> {now}: no engine predicts such products with what else the plan has"
+        yield Remark(kind="approximated", choice="precision", text=text)
 
 
 def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
@@ -122,7 +148,7 @@ def _overlap_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
 
 
 def _engine_remark(wanted: Job, job: Job, target: Target) -> Iterator[Remark]:
-    engine, wished = job.plan.engine, target.engines_for(wanted.plan.engine)
+    engine, wished = job.plan.engine, target.engines_for(wanted)
     if engine not in wished[:1]:
         text = f"predictions are those of {engine}, which comes closest to {target.title} here"
         yield Remark(kind="noted", choice="engine", text=text)

@@ -10,6 +10,7 @@ from typing import Literal
 from mistlab.values.dimensions import DIMENSIONS, amount_words
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan
+from mistlab.values.workload import Workload
 
 # An export loses a choice, approximates it, or notes what comes with it; an import assumes what a
 # file does not say, ignores what has no effect, and finds what contradicts itself.
@@ -38,18 +39,25 @@ def changes(before: Job, after: Job, because: str) -> Iterator[Remark]:
     else:
         text = f"{before.plan.num_stages} -> {after.plan.num_stages}: {because}"
         yield Remark(kind="approximated", choice="stages", text=text)
-    for one, other in ((before.plan, after.plan), (before.workload, after.workload)):
-        for field in fields(one):
-            if field.name in ("stages", "model", "engine"):
-                continue
-            pair = getattr(one, field.name), getattr(other, field.name)
+    for field in fields(before.plan):
+        if field.name not in ("stages", "engine"):
+            pair = getattr(before.plan, field.name), getattr(after.plan, field.name)
             yield from _change(field.name, pair, because)
+    yield from changes_of_workloads(before.workload, after.workload, because)
     for name in ("nodes", "gpus_per_node"):
         was, now = getattr(before.cluster, name), getattr(after.cluster, name)
         if was != now:
             yield Remark(kind="noted", choice=f"cluster.{name}", text=f"{was} -> {now}: {because}")
-    for field in fields(before.workload.model):
-        pair = getattr(before.workload.model, field.name), getattr(after.workload.model, field.name)
+
+
+def changes_of_workloads(before: Workload, after: Workload, because: str) -> Iterator[Remark]:
+    """Remarks on every field in which two workloads, or their models, differ."""
+    for field in fields(before):
+        if field.name != "model":
+            pair = getattr(before, field.name), getattr(after, field.name)
+            yield from _change(field.name, pair, because)
+    for field in fields(before.model):
+        pair = getattr(before.model, field.name), getattr(after.model, field.name)
         if field.name not in ("name", "trained"):
             yield from _change(f"model.{field.name}", pair, because)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mistlab.export.expert_rules import dividing_experts
 from mistlab.export.with_parts import with_plan, with_stages, with_values
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
@@ -134,7 +135,7 @@ def equal_meshes(job: Job) -> Job:
     meshes = [
         (data, tensor)
         for tensor in range(1, gpus + 1)
-        if not degree_problem(job.workload.model, tensor)
+        if not _tensor_problem(job, tensor)
         for data in range(1, gpus // tensor + 1)
         if sequences % data == 0
     ]
@@ -143,20 +144,22 @@ def equal_meshes(job: Job) -> Job:
     return _on_mesh(job, {**fixed, **values})
 
 
+def _tensor_problem(job: Job, degree: int) -> str:
+    """Why a job's stages cannot have this degree of tensor parallelism; empty if they can."""
+    if job.workload.model.experts is not None and job.workload.sequence_length % degree:
+        return "blocks with experts divide sequences"
+    return degree_problem(job.workload.model, degree)
+
+
 def _on_mesh(job: Job, values: Mapping[str, Any]) -> Job:
-    """The job with other degrees, and as many of its replicas of states as divide them."""
-    return with_stages(
-        job,
-        [
-            stage.with_values(
-                {
-                    **values,
-                    "state_replicas": math.gcd(stage.state_replicas, values["data_parallel"]),
-                }
-            )
-            for stage in job.plan.stages
-        ],
-    )
+    """The job with other degrees, and as many of its replicas of states, and of its parts of
+    experts, as divide them."""
+    stages = []
+    for stage in job.plan.stages:
+        replicas = math.gcd(stage.state_replicas, values["data_parallel"])
+        changed = stage.with_values({**values, "state_replicas": replicas})
+        stages.append(changed.with_values(dividing_experts(changed)))
+    return with_stages(job, stages)
 
 
 def equal_nodes(job: Job) -> Job:

@@ -5,6 +5,12 @@ from dataclasses import dataclass, field
 
 from mistlab.export.given import Given, Imported
 from mistlab.values.job import Job
+from mistlab.values.model import ModelSpec
+from mistlab.values.optimizers import Optimizer
+from mistlab.values.workload import Precision
+
+# Products of few bits, beside which everything else has 16 or 32.
+NARROW: tuple[Precision, ...] = ("fp8", "fp4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +37,9 @@ class Target:
     what a user must know about the text. ``package`` is the pinned distribution. With
     ``always_overlaps`` communication cannot be left to the end of an iteration. ``own_engines`` are
     engines of which the framework runs plans as they are: for each, the one that stands for the
-    framework then. ``words_for_8_bits`` are to be added to the text for 8-bit products.
+    framework then. ``engines_of_today`` come before ``engines`` for what only models and machines
+    of today have. ``precisions`` and ``optimizers`` are those that the text can say; only with
+    ``drops_tokens`` it has words for a capacity of experts.
     """
 
     name: str
@@ -44,14 +52,27 @@ class Target:
     notes: Callable[[Job], Iterator[str]]
     always_overlaps: bool = False
     own_engines: Mapping[str, str] = field(default_factory=dict)
-    words_for_8_bits: str = ""
+    engines_of_today: tuple[str, ...] = ()
+    precisions: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
+    optimizers: tuple[Optimizer, ...] = ("adamw",)
+    drops_tokens: bool = False
 
-    def engines_for(self, engine: str) -> tuple[str, ...]:
-        """The engines that may stand for the framework where a plan of ``engine`` is exported."""
-        own = self.own_engines.get(engine)
-        return self.engines if own is None else (own, *self.engines)
+    def engines_for(self, job: Job) -> tuple[str, ...]:
+        """The engines that may stand for the framework where a job is exported."""
+        own = self.own_engines.get(job.plan.engine)
+        found = (own, *self.engines) if own is not None else self.engines
+        if own is None and is_of_today(job.workload.model, job.workload.precision):
+            found = (*self.engines_of_today, *self.engines)
+        return found
 
     @property
     def said(self) -> frozenset[str]:
         """The choices that have a row."""
         return frozenset(choice for row in self.rows for choice in row.choices)
+
+
+def is_of_today(model: ModelSpec, precision: Precision | None) -> bool:
+    """Whether a model has experts, latent attention, windows, sinks or further tokens, or its
+    products have 8 or 4 bits."""
+    parts = (model.experts, model.latent, model.window, model.sinks, model.further_tokens)
+    return any(parts) or precision in NARROW

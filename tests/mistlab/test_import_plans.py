@@ -116,9 +116,12 @@ def test_unknown_options_are_named_with_near_ones() -> None:
 
 
 def test_what_plans_cannot_say_is_named() -> None:
-    ignored = said(imported("--fp8-format hybrid --window-size 128 0"), "ignored")
-    assert ignored["--fp8-format hybrid"] == "products are taken in 16 bits"
-    assert ignored["--window-size 128 0"] == "attention is taken over the whole sequence"
+    ignored = said(imported("--fp8-format hybrid --squared-relu --window-size 128,0"), "ignored")
+    told = ignored["--fp8-format hybrid"]
+    assert told == "products are taken in 16 bits: l4-24gb has none of fewer"
+    assert ignored["--squared-relu"] == "the activation is taken as GELU"
+    told = ignored["--window-size 128,0"]
+    assert told == "in all blocks alike: attention is taken over the whole sequence"
 
 
 def test_what_is_given_wins() -> None:

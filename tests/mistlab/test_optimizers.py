@@ -69,7 +69,7 @@ def test_an_engine_without_such_moments_says_which_has_them() -> None:
         job("adamw-bf16", "fsdp")
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", [name for name in TARGETS if name != "megatron"])
 def test_an_export_says_that_moments_become_wide(name: str) -> None:
     found = nearest(job("adamw-8bit"), TARGETS[name])
     assert found.job.workload.optimizer == "adamw"

@@ -1,0 +1,145 @@
+"""The options of Megatron-LM at core 0.16 that exports write, with their types and choices.
+
+Names are those of ``megatron/training/arguments.py``, and of the fields of ``TransformerConfig``,
+``ModelParallelConfig`` and others of which it makes options. ``check`` holds a line against the
+rules of ``validate_args`` and of ``TransformerConfig`` for what is written.
+"""
+
+import argparse
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+from mistlab.export.shell import launch_of
+
+SWITCHES = """
+    --sequence-parallel --use-distributed-optimizer --use-megatron-fsdp --overlap-grad-reduce
+    --overlap-param-gather --optimizer-cpu-offload --use-precision-aware-optimizer --bf16 --fp16
+    --group-query-attention --swiglu --untie-embeddings-and-output-weights --disable-bias-linear
+    --qk-layernorm --multi-latent-attention --moe-grouped-gemm --moe-router-pre-softmax
+    --moe-pad-expert-input-to-capacity
+"""
+WHOLE_NUMBERS = """
+    --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
+    --expert-model-parallel-size --expert-tensor-parallel-size --micro-batch-size
+    --num-virtual-stages-per-pipeline-rank --global-batch-size --seq-length
+    --max-position-embeddings --recompute-num-layers --cpu-offloading-num-layers --num-layers
+    --hidden-size --ffn-hidden-size --num-attention-heads --num-query-groups --kv-channels
+    --vocab-size --make-vocab-size-divisible-by --rotary-base --num-experts --moe-router-topk
+    --moe-ffn-hidden-size --moe-shared-expert-intermediate-size --moe-latent-size --q-lora-rank
+    --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --mtp-num-layers
+"""
+NUMBERS = """
+    --optimizer-offload-fraction --attention-dropout --hidden-dropout --rotary-percent
+    --moe-aux-loss-coeff --moe-expert-capacity-factor
+"""
+CHOICES = {
+    "--cp-comm-type": ("p2p", "all_gather", "a2a", "a2a+p2p"),
+    "--attention-backend": ("flash", "fused", "unfused", "local", "auto"),
+    "--data-parallel-sharding-strategy": (
+        *("no_shard", "optim", "optim_grads", "optim_grads_params"),
+    ),
+    "--recompute-granularity": ("full", "selective"),
+    "--recompute-method": ("uniform", "block"),
+    "--recompute-modules": (
+        *("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"),
+    ),
+    "--normalization": ("LayerNorm", "RMSNorm"),
+    "--position-embedding-type": ("learned_absolute", "rope", "mrope", "relative", "none"),
+    "--softmax-type": ("vanilla", "off-by-one", "learnable"),
+    "--moe-router-load-balancing-type": (
+        *("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"),
+    ),
+    "--moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
+    "--fp8-format": ("e4m3", "hybrid"),
+    "--fp8-recipe": ("tensorwise", "delayed", "mxfp8", "blockwise", "custom"),
+    "--fp4-format": ("e2m1",),
+    "--fp4-recipe": ("nvfp4", "custom"),
+    "--exp-avg-dtype": ("fp32", "fp16", "bf16", "fp8"),
+    "--exp-avg-sq-dtype": ("fp32", "fp16", "bf16", "fp8"),
+}
+
+
+def _pattern(text: str) -> list[int] | int:
+    if "[" not in text:
+        return int(text)
+    if re.search(r"[^,\d\[\]\(\)\+\*]", text):
+        raise ValueError(text)
+    return list(eval(text))
+
+
+def _pair(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.strip("()").split(","))
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise ValueError(message)
+
+
+def parser() -> ArgumentParser:
+    """A parser that knows the options that exports write, and no other."""
+    made = _Parser(allow_abbrev=False)
+    for name in SWITCHES.split():
+        made.add_argument(name, action="store_true")
+    for name in WHOLE_NUMBERS.split():
+        made.add_argument(name, type=int)
+    for name in NUMBERS.split():
+        made.add_argument(name, type=float)
+    for name, choices in CHOICES.items():
+        made.add_argument(name, choices=choices)
+    made.add_argument("--pipeline-model-parallel-layout")
+    made.add_argument("--moe-layer-freq", type=_pattern)
+    made.add_argument("--window-attn-skip-freq", type=_pattern)
+    made.add_argument("--window-size", type=_pair)
+    return made
+
+
+def parsed(line: str) -> Namespace:
+    """The options of a launch line; refuses what Megatron-LM would refuse."""
+    arguments: Sequence[str] = launch_of(line).arguments
+    found = parser().parse_args(arguments)
+    for broken, rule in RULES.items():
+        if not rule(found):
+            raise ValueError(broken)
+    return found
+
+
+def _splits_sequences(found: argparse.Namespace) -> bool:
+    alone = (found.tensor_model_parallel_size or 1) == 1 or not found.num_experts
+    return alone or found.sequence_parallel
+
+
+RULES = {
+    "latent attention shares no keys": lambda found: (
+        not (found.multi_latent_attention and found.group_query_attention)
+    ),
+    "tensor-parallel ranks with experts split sequences": _splits_sequences,
+    "experts with biases are whole": lambda found: (
+        not found.num_experts or found.disable_bias_linear or found.expert_tensor_parallel_size == 1
+    ),
+    "experts are divided evenly": lambda found: (
+        not found.num_experts or found.num_experts % found.expert_model_parallel_size == 0
+    ),
+    "a single expert's softmax comes first": lambda found: (
+        not found.num_experts or found.moe_router_topk > 1 or found.moe_router_pre_softmax
+    ),
+    "padding needs a capacity": lambda found: (
+        not found.moe_pad_expert_input_to_capacity or found.moe_expert_capacity_factor is not None
+    ),
+    "a pattern has all blocks": lambda found: (
+        found.moe_layer_freq is None or len(found.moe_layer_freq) == found.num_layers
+    ),
+    "few bits beside bf16": lambda found: not (found.fp8_format or found.fp4_format) or found.bf16,
+    "8 or 4 bits": lambda found: not (found.fp8_format and found.fp4_format),
+    "short moments need their optimizer": lambda found: (
+        {found.exp_avg_dtype, found.exp_avg_sq_dtype} <= {None, "fp32"}
+        or (found.use_precision_aware_optimizer and found.use_distributed_optimizer)
+    ),
+    "later tokens need rotary embedding or none": lambda found: (
+        not found.mtp_num_layers or found.position_embedding_type in ("rope", "none")
+    ),
+    "a model of heads without given channels is divided by them": lambda found: (
+        found.kv_channels is not None or found.hidden_size % found.num_attention_heads == 0
+    ),
+}
