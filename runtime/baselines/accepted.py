@@ -2,10 +2,14 @@
 
 import json
 import logging
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
 
 from mistlab.export.table import TARGETS
 from mistlab.values.errors import InputError
@@ -53,12 +57,31 @@ def _megatron(text: str, job: Job) -> None:
         ]
     _same("blocks of stages", blocks, [stage.layers for stage in plan.stages])
     _same("ffn", made.ffn_hidden_size, job.workload.model.ffn)
-    _same("head_dim", made.kv_channels, job.workload.model.head_dim)
+    _same("head_dim", _channels(made), job.workload.model.head_dim)
+    _same_experts(made, job)
     _same(
         "vocabulary",
         others["vocab"],
         job.workload.model.padded_vocab(made.tensor_model_parallel_size),
     )
+
+
+def _channels(made: Any) -> int:
+    """Channels of a head's queries and keys in a configuration of Megatron-core."""
+    if made.multi_latent_attention:
+        return int(made.qk_head_dim + made.qk_pos_emb_head_dim)
+    return int(made.kv_channels)
+
+
+def _same_experts(made: Any, job: Job) -> None:
+    experts, stage = job.workload.model.experts, job.plan.stages[0]
+    if experts is None:
+        _same("experts", made.num_moe_experts, None)
+        return
+    _same("experts", made.num_moe_experts, experts.count)
+    _same("experts' width", made.moe_ffn_hidden_size, experts.ffn)
+    _same("ranks of experts", made.expert_model_parallel_size, stage.expert_parallel)
+    _same("parts of experts", made.expert_tensor_parallel_size, stage.expert_tensor_parallel)
 
 
 @contextmanager
@@ -68,10 +91,25 @@ def _with_transformer_engine() -> Iterator[None]:
     from packaging.version import Version  # noqa: PLC0415
 
     before, utils._te_version = utils._te_version, Version("2.9.0")
+    stands = ModuleType("transformer_engine.pytorch.optimizers")
+    stands.FusedAdam = _FusedAdam  # type: ignore[attr-defined]
     try:
-        yield
+        with patch.dict(sys.modules, {stands.__name__: stands}):
+            yield
     finally:
         utils._te_version = before
+
+
+class _FusedAdam:
+    """What Megatron-core wants to know of TransformerEngine's optimizer: that it has these."""
+
+    def __init__(
+        self,
+        master_weight_dtype: object,
+        exp_avg_dtype: object,
+        exp_avg_sq_dtype: object,
+        use_decoupled_grad: object,
+    ) -> None: ...
 
 
 def _deepspeed(text: str, job: Job) -> None:

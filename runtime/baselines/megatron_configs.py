@@ -11,12 +11,21 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from mistlab.export.megatron_flags import Options
 from mistlab.export.shell import Launch, launch_of
+from runtime.baselines.megatron_parts import latent_of, parts_of
+
+# As Megatron-LM takes the words for moments.
+_DTYPES = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.uint8,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +70,8 @@ def configs_of(text: str, **overrides: Any) -> MegatronConfigs:
             use_precision_aware_optimizer=options.has("--use-precision-aware-optimizer"),
             optimizer_cpu_offload=options.has("--optimizer-cpu-offload"),
             optimizer_offload_fraction=options.number("--optimizer-offload-fraction", 0.0),
+            exp_avg_dtype=_DTYPES[options.text("--exp-avg-dtype") or "fp32"],
+            exp_avg_sq_dtype=_DTYPES[options.text("--exp-avg-sq-dtype") or "fp32"],
         ),
         others=_others(launch, options),
     )
@@ -105,12 +116,15 @@ def _transformer(
         "cpu_offloading": options.has("--cpu-offloading-num-layers"),
         "cpu_offloading_num_layers": options.whole("--cpu-offloading-num-layers") or 0,
         "transformer_impl": "local",
+        **parts_of(options),
     }
     if layout is not None:
         made = PipelineParallelLayerLayout.from_str(layout, stages)
-        made.validate_layer_layout(fields["num_layers"], 0)
+        made.validate_layer_layout(fields["num_layers"], fields.get("mtp_num_layers"))
         fields["pipeline_model_parallel_layout"] = made
-    return TransformerConfig(**{**fields, **overrides})
+    latent = latent_of(options)
+    kind = MLATransformerConfig if latent else TransformerConfig
+    return kind(**{**fields, **latent, **overrides})
 
 
 def _others(launch: Launch, options: Options) -> dict[str, Any]:

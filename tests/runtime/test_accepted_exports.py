@@ -13,6 +13,7 @@ from runtime.baselines import accepted
 from runtime.baselines.accepted import check_accepted
 from runtime.baselines.installed import check_installed
 from tests.mistlab.drawn_plans import drawn_jobs
+from tests.mistlab.plans_of_today import jobs_of_today
 
 
 def needs(package: str) -> None:
@@ -60,6 +61,20 @@ def test_a_framework_refuses_a_faulty_export(name: str) -> None:
     assert faulty != text
     with pytest.raises(InputError, match=f"{TARGETS[name].title} refuses the export: "):
         check_accepted(name, faulty, found)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_megatron_takes_models_of_today_and_refuses_faulty_ones() -> None:
+    needs(TARGETS["megatron"].package)
+    for job in jobs_of_today(40, seed=7):
+        text, found = text_of("megatron", job)
+        check_accepted("megatron", text, found)
+        if found.workload.model.experts is None:
+            continue
+        faulty = text.replace("--num-experts ", "--num-experts 1")
+        with pytest.raises(InputError, match="Megatron-LM refuses the export: "):
+            check_accepted("megatron", faulty, found)
 
 
 def test_a_package_that_a_framework_lacks_is_told_with_its_install_command(
