@@ -124,7 +124,8 @@ HARMLESS = names_in(
     --moe-apply-probs-on-input --moe-flex-dispatcher-backend --moe-enable-deepep
     --moe-deepep-num-sms --moe-hybridep-num-sms --moe-use-upcycling --moe-input-jitter-eps
     --rope-type --rotary-scaling-factor --mscale --mscale-all-dim --mtp-loss-scaling-factor
-    --enable-experimental --fp8-interval --num-layers-at-start-in-bf16 --num-layers-at-end-in-bf16
+    --no-position-embedding --enable-experimental --fp8-interval --num-layers-at-start-in-bf16
+    --num-layers-at-end-in-bf16
     --fp8-margin --fp8-amax-history-len
     --fp8-amax-compute-algo --fp8-param-gather --no-initialization --weight-decay-incr-style
     --start-weight-decay --end-weight-decay --override-opt_param-scheduler --use-rope-scaling

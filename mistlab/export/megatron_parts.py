@@ -14,7 +14,7 @@ from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron_flags import Options
 from mistlab.values.errors import InputError, refuse, within
 from mistlab.values.model import ModelSpec
-from mistlab.values.model_parts import Experts, LatentAttention, Window
+from mistlab.values.model_parts import Experts, LatentAttention, Window, equal_query_rank
 
 # Megatron-LM's defaults.
 ACTIVE, KEY_RANK, HEAD_DIM, ROTATED, VALUE_DIM = 2, 32, 128, 64, 128
@@ -92,14 +92,16 @@ def _attention_of(options: Options, found: Found) -> dict[str, Any]:
         text = "latent vectors are taken as normalised: --qk-layernorm is not given"
         found.remark("assumed", "model.latent", text)
     query_rank = options.whole("--q-lora-rank")
-    if query_rank is None:
-        message = (
-            "--q-lora-rank: is missing: plans have no latent attention whose queries are made of "
-            "whole vectors; give a rank"
-        )
-        raise InputError(message)
     plain = options.whole("--qk-head-dim") or HEAD_DIM
     rotated = options.whole("--qk-pos-emb-head-dim") or ROTATED
+    if query_rank is None:
+        inner = (plain + rotated) * (options.whole("--num-attention-heads") or 1)
+        same = equal_query_rank(options.whole("--hidden-size") or 1, inner)
+        message = (
+            "--q-lora-rank: is missing: queries that are made of tokens at once are not described "
+            f"here: {same} takes as many parameters and as much work"
+        )
+        raise InputError(message)
     latent = LatentAttention(
         query_rank=query_rank,
         key_rank=options.whole("--kv-lora-rank") or KEY_RANK,

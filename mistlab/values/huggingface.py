@@ -11,6 +11,7 @@ from typing import Any
 from mistlab.values.errors import refuse
 from mistlab.values.field_checks import shown
 from mistlab.values.model import ModelSpec
+from mistlab.values.model_parts import equal_query_rank
 
 # The key that every config.json has, and no file of tracing.
 KIND = "model_type"
@@ -119,7 +120,7 @@ def _query_rank(config: Mapping[str, Any], channels: int) -> int:
         inner = _given(config, "num_attention_heads") * channels
         hidden = _given(config, "hidden_size")
         problem = "null, queries that are made of tokens at once, is not described here"
-        same = round(hidden * inner / (hidden + inner))
+        same = equal_query_rank(hidden, inner)
         refuse("q_lora_rank", f"{problem}: {same} takes as many parameters and as much work")
     return int(config["q_lora_rank"])
 

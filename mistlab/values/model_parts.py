@@ -51,6 +51,12 @@ class LatentAttention:
         check_fields(self)
 
 
+def equal_query_rank(hidden: int, inner: int) -> int:
+    """The ``query_rank`` whose two products have as many weights as one from ``hidden`` to
+    ``inner``, for queries that are made of tokens at once."""
+    return round(hidden * inner / (hidden + inner))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpace:
     """A mixer that reads a sequence into states, in place of attention: Mamba-2's, or with

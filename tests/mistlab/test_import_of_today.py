@@ -36,6 +36,50 @@ def imported(more: str = "", hardware: str = "h100-80gb", **given: Any) -> Impor
     return TARGETS["megatron"].read(line, Given(hardware=catalog.hardware(hardware), **given))
 
 
+SCRIPT = """\
+GPUS_PER_NODE=8
+NNODES=${SLURM_NNODES:-"2"}
+MODEL_ARGS=(
+    --use-mcore-models --disable-bias-linear --seq-length 4096 --max-position-embeddings 32768
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+    --init-method-std 0.01 --attention-dropout 0.0 --hidden-dropout 0.0 --normalization RMSNorm
+    --position-embedding-type rope --swiglu --untie-embeddings-and-output-weights
+    --group-query-attention --num-query-groups 8 --no-masked-softmax-fusion
+    --no-position-embedding --rotary-base 1000000 --vocab-size 32000 --use-flash-attn
+    --make-vocab-size-divisible-by 1
+)
+MOE_ARGS=(
+    --num-experts 8
+    --moe-router-topk 2
+    --moe-router-load-balancing-type aux_loss
+    --moe-aux-loss-coeff 1e-2
+    --moe-grouped-gemm
+    # --moe-token-dispatcher-type flex
+    --moe-token-dispatcher-type alltoall
+    --moe-layer-freq "([1]*32)"
+    --overlap-param-gather --overlap-grad-reduce
+)
+TRAINING_ARGS=(--micro-batch-size 1 --global-batch-size 256 --lr 1e-4 --train-iters 500000 --bf16)
+PARALLEL_ARGS=(
+    --tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 --expert-model-parallel-size 4
+    --use-distributed-optimizer --sequence-parallel
+)
+torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py \\
+    ${MODEL_ARGS[@]} ${MOE_ARGS[@]} ${TRAINING_ARGS[@]} ${PARALLEL_ARGS[@]}
+"""
+
+
+def test_a_script_of_mixtral_is_a_plan() -> None:
+    found = TARGETS["megatron"].read(SCRIPT, Given(hardware=catalog.hardware("h100-80gb")))
+    assert found.job.workload.model == catalog.model("mixtral-8x7b")
+    assert found.job.workload.model.name == "mixtral-8x7b"
+    assert [(one.data_parallel, one.expert_parallel) for one in found.job.plan.stages] == [
+        (4, 4)
+    ] * 4
+    assert set(said(found, "ignored")) == {"options"}
+    assert found.job.plan.engine == "megatron-core"
+
+
 def test_experts_have_the_defaults_of_megatron() -> None:
     found = imported(f"{EXPERTS} --ffn-hidden-size 4096 --tensor-model-parallel-size 2")
     model, (stage,) = found.job.workload.model, found.job.plan.stages
@@ -178,7 +222,7 @@ def test_the_core_of_attention_is_recomputed_beside_other_modules() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("--multi-latent-attention", "--q-lora-rank: is missing: plans have no latent attention"),
+        ("--multi-latent-attention", "--q-lora-rank: is missing: .*: 1229 takes as many"),
         ("--expert-model-parallel-size 2", "the model has no experts: give --num-experts, or 1"),
         (f"{EXPERTS} --expert-model-parallel-size 3", "3 does not divide experts 16"),
         (f"{EXPERTS} --moe-layer-freq '[1]*7'", "is of 7 blocks, the model has 8"),
