@@ -261,6 +261,8 @@ def _notes(job: Job) -> Iterator[str]:
         yield "the host steps what is offloaded of the optimizer; the prediction swaps it instead"
     if stage.offload.activations:
         yield "offloading activations needs TransformerEngine"
+    if job.workload.precision == "fp4" and job.workload.model.experts is not None:
+        yield "experts' products take 4 bits too; the prediction has them in 8"
     if stage.zero > 1:
         yield "Megatron-FSDP needs --no-gradient-accumulation-fusion where it is not supported"
 

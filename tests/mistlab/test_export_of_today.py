@@ -280,6 +280,43 @@ def test_a_launch_line_keeps_the_engine(engine: str, model: str, *, is_written: 
     assert MEGATRON.read(text, given).job.plan.engine == "mistlab"
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "standing"),
+    [
+        ("mistlab", "mixtral-8x7b", "megatron-core"),
+        ("mistlab", "llama3-8b", "megatron"),
+        ("megatron-bridge", "mixtral-8x7b", "megatron-core"),
+        ("megatron-fsdp", "mixtral-8x7b", "megatron-fsdp"),
+    ],
+)
+def test_models_of_today_are_predicted_by_the_engine_of_today(
+    engine: str, model: str, standing: str
+) -> None:
+    assert nearest(job_of(model, engine=engine), MEGATRON).job.plan.engine == standing
+
+
+def test_a_single_expert_a_token_has_its_softmax_before_it_is_chosen() -> None:
+    job = job_of("mixtral-8x7b")
+    model = job.workload.model
+    assert model.experts is not None
+    one = replace(model, name="", experts=replace(model.experts, active=1))
+    job = replace(job, workload=replace(job.workload, model=one))
+    assert parsed(text_of(job)).moe_router_pre_softmax
+    assert read_back(nearest(job, MEGATRON).job).job.workload.model == one
+
+
+def test_experts_products_of_4_bits_are_told() -> None:
+    told = "noted: megatron: experts' products take 4 bits too; the prediction has them in 8"
+    for model, precision in (
+        ("mixtral-8x7b", "fp4"),
+        ("mixtral-8x7b", "fp8"),
+        ("llama3-8b", "fp4"),
+    ):
+        found = nearest(job_of(model, hardware="b200-180gb", precision=precision), MEGATRON)
+        has_told = told in map(str, found.remarks)
+        assert has_told == (model == "mixtral-8x7b" and precision == "fp4")
+
+
 def test_latent_attention_without_rotated_channels_is_refused() -> None:
     job = job_of("deepseek-v3", {"layers": 61})
     model = replace(job.workload.model, position_embedding="none", rotary_fraction=0.0)
