@@ -7,7 +7,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.bounds import PredictionBounds, bounds_of
-from mistlab.cost.sureness import known_sureness
+from mistlab.cost.sureness import STRETCH, known_sureness
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
 from mistlab.symbolic.stage_model import StageModel
@@ -181,7 +181,7 @@ def test_an_unmeasured_engine_has_the_bounds_of_runs_of_its_kind_and_says_so() -
     runs = f"{known.runs:,} measured runs of kind {known.name!r} ({known.models} models)"
     words = f"engine mistlab is not calibrated on {bare.name}: bounds are those of {runs}"
     assert prediction.notes == (words,)
-    factor = prediction.mfu ** -(1.25 * known.share)
+    factor = prediction.mfu ** -(STRETCH * known.share)
     assert prediction.iteration_s_high == pytest.approx(prediction.iteration_s * factor)
     assert prediction.iteration_s_low == pytest.approx(prediction.iteration_s / factor)
     assert 1.05 < factor < 2
