@@ -27,6 +27,12 @@ def main(arguments: Sequence[str]) -> int:
         help="closed form, or task by task (default: symbolic)",
     )
     parser.add_argument(
+        "--breakdown",
+        action="store_true",
+        help="where the GPUs' time goes: arithmetic at the peak rate, what kernels lose to it, "
+        "exposed communication by kind, waiting in the pipeline; parts add up to the iteration",
+    )
+    parser.add_argument(
         "--timeline",
         type=Path,
         metavar="DIR",

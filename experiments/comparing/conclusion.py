@@ -227,6 +227,7 @@ def _write_page(
             prediction=prediction,
             plan=[*free_words(bench.problem.cluster), *plan_words(plan)],
             why=why_words(why),
+            breakdown=why.breakdown,
             timeline=(folder / "best.svg").read_text(encoding="utf-8"),
         )
     report = Report(

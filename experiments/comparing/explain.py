@@ -14,10 +14,13 @@ import numpy as np
 
 from experiments.comparing.bench import BASELINE, Bench, Entry
 from experiments.comparing.neighbours import neighbours
+from mistlab.cost.breakdown import breakdown_of
 from mistlab.cost.iteration_terms import Terms, slowest_stage
 from mistlab.cost.memory import host_bytes_over
+from mistlab.values.breakdown import Breakdown
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Comparison, Prediction, compared
+from simulators.symbolic import NAME as CLOSED_FORM
 
 # A stage is limited by communication where so much of its time nothing else hides it.
 TELLING_SHARE = 0.1
@@ -88,6 +91,7 @@ class Why:
 
     ``baseline`` is the Megatron grid's plan beside it, ``same`` who else found it.
     ``missed`` is a change that would make the plan faster and fit: no search proved it best.
+    ``breakdown`` says where the GPUs' time goes, of a plan that the closed form predicts.
     """
 
     searcher: str
@@ -97,6 +101,7 @@ class Why:
     same: tuple[str, ...]
     rejected: Rejected | None
     missed: str | None
+    breakdown: Breakdown | None
 
 
 def best_of(entries: Sequence[Entry]) -> Entry | None:
@@ -139,6 +144,7 @@ def explain(best: Entry, entries: Sequence[Entry], bench: Bench) -> Why:
         same=tuple(entry.searcher for entry in others if entry.result.plan == plan),
         rejected=rejected[0] if rejected else None,
         missed=next((change for _, change, _, found in faster if found.fits), None),
+        breakdown=breakdown_of(bench.job(plan)) if prediction.predictor == CLOSED_FORM else None,
     )
 
 

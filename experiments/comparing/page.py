@@ -16,17 +16,21 @@ from experiments.cli.rundir import command_line
 from experiments.comparing import search_plots
 from experiments.comparing.search_words import HEAD, NUMBERS, by_time, cells_of
 from experiments.frame.drawing import save
+from experiments.reports.breakdown_plot import bar
+from mistlab.values.breakdown import Breakdown
 from mistlab.values.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The best plan: who found it, in words, why, and an iteration of it as SVG."""
+    """The best plan: who found it, in words, why, where its time goes if the closed form predicts
+    it, and an iteration of it as SVG."""
 
     row: Mapping[str, Any]
     prediction: Prediction
     plan: Sequence[str]
     why: Sequence[str]
+    breakdown: Breakdown | None
     timeline: str
 
 
@@ -69,6 +73,7 @@ class Report:
             _list(answer.plan),
             "<h2>Why this one</h2>",
             _list([*answer.why, *answer.prediction.notes]),
+            *_time(answer.breakdown),
             "<h2>What fills its memory</h2>",
             _figure(bars, "A GPU of each stage at its fullest moment, by what it holds."),
             "<h2>One iteration of it</h2>",
@@ -96,6 +101,14 @@ class Report:
             ),
         ]
         return "\n".join(parts)
+
+
+def _time(breakdown: Breakdown | None) -> list[str]:
+    """The section about the GPUs' time, if there is one."""
+    if breakdown is None:
+        return []
+    caption = "What a GPU does in an iteration; of communication, what no arithmetic hides."
+    return ["<h2>Where the time goes</h2>", _figure(bar(breakdown), caption)]
 
 
 def _facts(answer: Answer) -> str:

@@ -8,6 +8,7 @@ from experiments.comparing.explain import Loser, Rejected, Why
 from experiments.comparing.smallest import Smallest
 from experiments.comparing.stages_alike import limits_in_words, runs_of
 from experiments.frame.rates import rate_words
+from experiments.reports.breakdown import sentence
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.dimensions import (
     DIMENSIONS,
@@ -200,7 +201,8 @@ def rival_words(entry: Entry) -> list[str]:
 
 def why_words(why: Why) -> list[str]:
     """All reasons, a line each."""
-    lines = [*limits_in_words(why.stages)]
+    lines = [] if why.breakdown is None else [sentence(why.breakdown)]
+    lines += limits_in_words(why.stages)
     if why.same:
         lines.append(f"The same plan was found by {', '.join(why.same)}.")
     if why.runner_up is not None:

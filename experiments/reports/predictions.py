@@ -19,8 +19,11 @@ from experiments.cli.commandline import (
 )
 from experiments.cli.problem import numbers_of, on_cluster_with, room_words
 from experiments.frame.rates import rate_words
+from experiments.reports.breakdown import lines as breakdown_lines
+from mistlab.cost.breakdown import breakdown_of
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
+from mistlab.values.breakdown import Breakdown
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, load_job
 from mistlab.values.prediction import Prediction, Predictor, compared
@@ -28,6 +31,7 @@ from mistlab.values.units import GIB_BYTES
 from mistlab.values.value import check_field, to_mapping
 from mistlab.values.workload import Workload
 from simulators.registry import PREDICTORS
+from simulators.symbolic import NAME as CLOSED_FORM
 
 if TYPE_CHECKING:
     from experiments.reports.disturbed import Disturbed
@@ -37,14 +41,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A plan file's prediction, or what is wrong with it; the iteration if it is to be drawn, and
-    what disturbs it where something does."""
+    """A plan file's prediction, or what is wrong with it; the iteration if it is to be drawn, what
+    disturbs it where something does, and where its time goes if that is asked."""
 
     path: Path
     job: Job | None
     prediction: Prediction | None
     simulation: "Simulation | None" = None
     disturbed: "Disturbed | None" = None
+    breakdown: Breakdown | None = None
     error: str = ""
 
 
@@ -59,6 +64,8 @@ def predict(options: argparse.Namespace) -> int:
     )
     if disturbs is not None:
         answers = _disturbed(answers, *disturbs)
+    if options.breakdown:
+        answers = [_broken_down(answer) for answer in answers]
     for answer in answers:
         if answer.simulation is not None:
             from experiments.reports.drawings import draw  # noqa: PLC0415 (needs SimPy)
@@ -85,6 +92,11 @@ def _checked(options: argparse.Namespace) -> "tuple[Variability, int] | None":
         if getattr(options, name) is not None and options.simulator != "events":
             message = f"--{name} needs what --simulator events plays: give both"
             raise InputError(message)
+    if options.breakdown and options.simulator != CLOSED_FORM:
+        message = (
+            f"--breakdown takes the closed form apart: leave out --simulator {options.simulator}"
+        )
+        raise InputError(message)
     with as_options():
         for name, number in numbers_of(options).items():
             check_field(Cluster, name, number)
@@ -109,6 +121,13 @@ def _disturbed(answers: Sequence[Answer], by: "Variability", samples: int) -> li
         except InputError as error:
             found.append(_refused(answer.path, answer.job, error))
     return found
+
+
+def _broken_down(answer: Answer) -> Answer:
+    """An answer with where its time goes, if it has a prediction."""
+    if answer.job is None or answer.prediction is None:
+        return answer
+    return replace(answer, breakdown=breakdown_of(answer.job))
 
 
 def predicted(
@@ -182,7 +201,8 @@ def _mapping(answer: Answer) -> Mapping[str, Any]:
     order = answer.job.plan.order
     own = {} if order == DEFAULT_ORDER else {"order": order}
     disturbed = {} if answer.disturbed is None else {"disturbed": answer.disturbed.mapping()}
-    return {"plan": str(answer.path), **own, **to_mapping(answer.prediction), **disturbed}
+    goes = {} if answer.breakdown is None else {"breakdown": to_mapping(answer.breakdown)}
+    return {"plan": str(answer.path), **own, **to_mapping(answer.prediction), **goes, **disturbed}
 
 
 def _table(answer: Answer) -> str:
@@ -215,7 +235,8 @@ def _table(answer: Answer) -> str:
     notes = [f"note: {note}" for note in prediction.notes]
     if answer.disturbed is not None:
         notes.insert(0, answer.disturbed.words(prediction.iteration_s))
-    return "\n".join([summary, *lines, *notes])
+    goes = () if answer.breakdown is None else breakdown_lines(answer.breakdown)
+    return "\n".join([summary, *lines, *goes, *notes])
 
 
 def _comparisons(answers: Sequence[Answer]) -> Iterator[str]:

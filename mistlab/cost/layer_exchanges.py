@@ -3,13 +3,14 @@
 Axes: S strategies.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.layers import Pass
+from mistlab.cost.layers import LayerFigures, Pass
 from mistlab.symbolic.exchanges import EXCHANGES, Beside, Collective
+from mistlab.symbolic.graph import Phase
 
 Values = NDArray[np.float64]
 # Seconds (S) of a collective over a group by its name, for its bytes and its messages (S each).
@@ -33,6 +34,26 @@ class LayerExchanges:
         """Whether ranks exchange anything in some passes."""
         names = {name for one in passes for name in one.exchanged}
         return any(self._of_several(EXCHANGES[name].group) for name in names)
+
+    def within(self, groups: Collection[str]) -> "LayerExchanges":
+        """The collectives of some groups of the mesh alone."""
+
+        def of_several(group: str) -> Sequence[object]:
+            return self._of_several(group) if group in groups else ()
+
+        return LayerExchanges(self._over, self._to_experts, of_several)
+
+    def unhidden_s(self, layer: LayerFigures, phase: Phase, *, overlaps_products: bool) -> Values:
+        """Seconds (S) of the collectives in one pass of a layer that nothing hides, with those of
+        what runs again before a backward pass."""
+        one = layer.passes[phase]
+        seconds = self.waited_s(one)
+        if phase == "backward":
+            if overlaps_products:
+                seconds = seconds - self.hidden_s(one, "weights") - self.hidden_s(one, "input")
+            if layer.again is not None:
+                seconds = seconds + self.waited_s(layer.again)
+        return seconds
 
     def waited_s(self, one: Pass) -> Values:
         """Seconds (S) of all collectives of a pass, but for those that attention hides."""

@@ -223,7 +223,7 @@ class LayerModel:
 
     def __call__(self, columns: Mapping[str, Values]) -> Mapping[str, LayerFigures]:
         """The figures of each type of layer for columns of all sizes and choices of graphs."""
-        values, rates = self.work(columns), self._rates()
+        values, rates = self.work(columns), self.rates()
         passes = {name: self._pass(name, values, rates) for name in self.work.passes}
 
         def pass_of(layer_type: str, phase: str) -> Pass | None:
@@ -242,7 +242,7 @@ class LayerModel:
             for name in self.work.types
         }
 
-    def _rates(self) -> Mapping[str, tuple[float, float]]:
+    def rates(self) -> Mapping[str, tuple[float, float]]:
         """The seconds for an operation and for a byte, of each class."""
         s_per_flop = self.slowdown / self.compute.sustained
         rates: dict[str, tuple[float, float]] = {
@@ -260,10 +260,7 @@ class LayerModel:
     def _pass(
         self, name: str, values: Mapping[str, Values], rates: Mapping[str, tuple[float, float]]
     ) -> Pass:
-        flop = np.array([values[f"{name} {one} flop"] for one in rates])
-        moved = np.array([values[f"{name} {one} bytes"] for one in rates])
-        factors = np.array([*rates.values()])
-        every = flop * factors[:, :1] + moved * factors[:, 1:]
+        _, every = of_classes(name, values, rates)
         seconds = dict(zip(rates, every, strict=True))
         launches_s = values[f"{name} kernels"] * self.compute.launch_s
         exchanged = {
@@ -289,6 +286,16 @@ class LayerModel:
         """How many times slower a class is than the class whose rate it takes."""
         takes = self.compute.given(operators)
         return self.of_8_bits if operators in EIGHT_BIT and takes not in EIGHT_BIT else 1.0
+
+
+def of_classes(
+    name: str, values: Mapping[str, Values], rates: Mapping[str, tuple[float, float]]
+) -> tuple[Values, Values]:
+    """The operations and the seconds (one for each rate, C) of a pass's kernels by their class."""
+    flop = np.array([values[f"{name} {one} flop"] for one in rates])
+    moved = np.array([values[f"{name} {one} bytes"] for one in rates])
+    factors = np.array([*rates.values()])
+    return flop, flop * factors[:, :1] + moved * factors[:, 1:]
 
 
 def _work(

@@ -203,10 +203,10 @@ class TaskSeconds:
         self.experts = np.stack([layer.experts for layer in self.of_type])
         self.tensor_s: dict[str, Values] = {}
         self.hidden_s: Values = np.zeros_like(self.parameters)
-        exchanges = LayerExchanges(self._over, self._to_experts, self.shapes.of_several)
+        self.exchanges = LayerExchanges(self._over, self._to_experts, self.shapes.of_several)
         hosts = model.workload, model.expert_exchange.operator_s, self.of_type
         for phase in GRAPH_PHASES:
-            sent_s = self._tensor_parallel(phase, exchanges)
+            sent_s = self._tensor_parallel(phase, self.exchanges)
             self.tensor_s[phase] = sent_s + waits_for_hosts_s(*hosts, phase, sent_s)
         self._found: dict[tuple[str, str], Values] = {}
         self._moved_bytes: dict[str, Values] = {}
@@ -334,15 +334,15 @@ class TaskSeconds:
         passes = [layer.passes[phase] for layer in self.of_type]
         if not exchanges.any_in([*passes, *(again for _, again in self._again())]):
             return np.zeros_like(self.parameters)
-        seconds = np.stack([exchanges.waited_s(one) for one in passes])
-        if phase == "backward":
-            if self.model.template.overlaps_tensor_backward:
-                self.hidden_s = np.stack([exchanges.hidden_s(one, "weights") for one in passes])
-                seconds -= self.hidden_s
-                seconds -= np.stack([exchanges.hidden_s(one, "input") for one in passes])
-            for layer_type, again in self._again():
-                seconds[layer_type] += exchanges.waited_s(again)
-        return seconds
+        overlaps = self.model.template.overlaps_tensor_backward
+        if phase == "backward" and overlaps:
+            self.hidden_s = np.stack([exchanges.hidden_s(one, "weights") for one in passes])
+        return np.stack(
+            [
+                exchanges.unhidden_s(layer, phase, overlaps_products=overlaps)
+                for layer in self.of_type
+            ]
+        )
 
     def _to_experts(self, size_bytes: Values, messages: Values) -> Values:
         """Seconds (S) of exchanges between ranks with different experts."""

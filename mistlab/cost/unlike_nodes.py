@@ -72,13 +72,21 @@ def _slower(own_s: Values, rows: Rows, there_s: Values) -> Values:
 
 
 def task_models(
-    workload: Workload, cluster: Cluster, engine: Engine, *, overlap_communication: bool = True
+    workload: Workload,
+    cluster: Cluster,
+    engine: Engine,
+    *,
+    overlap_communication: bool = True,
+    altered: Callable[[TaskModel], TaskModel] | None = None,
 ) -> tuple[TaskModel, ...]:
-    """The tasks of stages in each group of a cluster's nodes."""
+    """The tasks of stages in each group of a cluster's nodes; ``altered`` changes them before
+    groups meet."""
     alone = tuple(
         TaskModel.of(workload, group, engine, overlap_communication=overlap_communication)
         for group in cluster.of_groups
     )
+    if altered is not None:
+        alone = tuple(map(altered, alone))
     if len(alone) == 1:
         return alone
     return tuple(

@@ -194,7 +194,8 @@ def test_the_page_stands_alone_and_tells_all(answers: Answers) -> None:
     assert len(page.ids) == len(set(page.ids))
     assert set(page.references) <= set(page.ids)
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(pictures) == 5
+    assert len(pictures) == 6
+    assert "Where the time goes" in text
     for picture in pictures:
         ET.fromstring(picture)
     for row in answer["rows"]:

@@ -10,8 +10,10 @@ import pytest
 
 from experiments import predict
 from experiments.cli.commandline import run
+from experiments.reports.breakdown import sentence
 from experiments.reports.predictions import predicted
 from mistlab.machine.cluster import Cluster
+from mistlab.values.breakdown import PARTS, Breakdown, StepParts
 from mistlab.values.errors import InputError
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
@@ -245,3 +247,46 @@ def test_what_cannot_disturb_is_refused(
 def test_only_what_is_played_can_be_disturbed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(predict.main, ["--variability", "jitter=0.1"]) == 2
     assert "--variability needs what --simulator events plays" in capsys.readouterr().err
+
+
+def test_a_breakdown_adds_up_to_the_iteration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path, "plan.yaml")
+    assert run(predict.main, [path, "--breakdown", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    found = answer["breakdown"]
+    for parts in (found["parts"], *found["stages"]):
+        assert sum(parts.values()) == pytest.approx(answer["iteration_s"], rel=1e-9)
+    assert run(predict.main, [path, "--json"]) == 0
+    assert "breakdown" not in json.loads(capsys.readouterr().out)
+
+
+def test_a_table_tells_the_parts_that_are_not_negligible(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path, "plan.yaml")
+    assert run(predict.main, [path, "--breakdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(place for place, line in enumerate(lines) if "where a GPU's time goes" in line)
+    assert "stage 0, the busiest: s" in lines[first]
+    last = next(place for place, line in enumerate(lines) if line.startswith("the iteration"))
+    parts = lines[first + 1 : last]
+    shares = [float(share) for line in parts for share in re.findall(r"([\d.]+)%", line)]
+    assert sum(shares) == pytest.approx(100, abs=0.05 * 15)
+    assert not any("offloading" in line for line in parts)
+    assert len(parts) == len(shares)
+
+
+def test_only_the_closed_form_is_broken_down(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(predict.main, ["--breakdown", "--simulator", "events"]) == 2
+    assert "leave out --simulator events" in capsys.readouterr().err
+
+
+def test_a_sentence_sums_up_what_is_small() -> None:
+    small = dict.fromkeys(PARTS, 0.01)
+    parts = StepParts(**{**small, "arithmetic_s": 0.55, "sends_s": 0.32})
+    assert sentence(Breakdown(parts=parts, busiest_stage=0, stages=(parts,))) == (
+        "Where a GPU's time goes: 55% the model's arithmetic at the peak rate, "
+        "32% sends between stages, 13% the rest."
+    )

@@ -51,6 +51,8 @@ def test_the_plan_is_predicted_as_promised(
     prediction = json.loads(capsys.readouterr().out)
     assert prediction["fits"]
     assert prediction["iteration_s"] == row["predicted_s"]
+    parts = row["why"]["breakdown"]["parts"]
+    assert sum(parts.values()) == pytest.approx(row["predicted_s"], rel=1e-9)
     assert row["why"]["stages"][0]["limit"] in {"compute", "exposed communication", "memory"}
 
 
@@ -66,6 +68,10 @@ def test_one_page_tells_the_plan_and_why(
     assert each == pytest.approx(whole / load_job(out).cluster.num_gpus, abs=1)
     assert "stage 0: blocks 0 to" in page
     assert "Stage 0 is limited by" in page
+    goes = re.search(r"Where a GPU's time goes: (.*)\.\n", page)
+    assert goes
+    shares = [int(share) for share in re.findall(r"(\d+)%", goes[1])]
+    assert sum(shares) == pytest.approx(100, abs=0.5 * len(shares))
     assert page.endswith(f"plan: {out}\n")
 
 

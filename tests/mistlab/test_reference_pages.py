@@ -14,6 +14,7 @@ from mistlab.machine.hardware import Gpu, Hardware, Node, PeakTflops, Provenance
 from mistlab.machine.slowdowns import GroupSlowdowns, Interference, Slowdown
 from mistlab.machine.transfers import GroupTransfers, Line, Transfers
 from mistlab.machine.whole_runs import Allocator, EngineCalibration, MeasuredAt
+from mistlab.values.breakdown import Breakdown, StepParts
 from mistlab.values.datafile import parse_yaml
 from mistlab.values.job import Job, job_from_mapping
 from mistlab.values.model import ModelSpec
@@ -26,7 +27,15 @@ from mistlab.values.workload import Workload
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 TYPES = {
     "plan-file.md": (Job, Workload, ModelSpec, Cluster, Plan, StagePlan, Offload),
-    "json-output.md": (StageFigures, Prediction, StagePrediction, MemoryByClass, MemoryByPhase),
+    "json-output.md": (
+        StageFigures,
+        Prediction,
+        StagePrediction,
+        MemoryByClass,
+        MemoryByPhase,
+        Breakdown,
+        StepParts,
+    ),
     "hardware-file.md": (
         Hardware,
         Gpu,
