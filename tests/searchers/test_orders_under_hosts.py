@@ -123,7 +123,7 @@ def test_a_fault_in_the_time_of_a_host_is_noticed(
     assert min(map(largest_share, telling)) > 1 + EXACT
 
 
-@pytest.mark.parametrize("seed", [18, pytest.param(19, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [18, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_proof_with_a_slower_host_is_wrong(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     much_slower = slower(slower(slower(slower(SymbolicPredictor.part_seconds))))
     monkeypatch.setattr(SymbolicPredictor, "part_seconds", much_slower)
