@@ -225,7 +225,8 @@ def one_stage(job: Job) -> Job:
     plan, first = job.plan, job.plan.stages[0]
     if plan.num_stages == 1:
         return job
-    batch, gpus = job.workload.global_batch, plan.num_gpus // first.tensor_parallel
+    in_replica = first.num_gpus // first.data_parallel
+    batch, gpus = job.workload.global_batch, plan.num_gpus // in_replica
     data = max(degree for degree in range(1, gpus + 1) if batch % degree == 0)
     sequences = batch // data
     most = max(stage.micro_batch for stage in plan.stages)
@@ -238,7 +239,10 @@ def one_stage(job: Job) -> Job:
         for name in ("layers", *counts_of_blocks())
     }
     values |= {"data_parallel": data, "micro_batch": micro_batch}
-    one = replace(plan, micro_batches=sequences // micro_batch, stages=(first.with_values(values),))
+    values["state_replicas"] = math.gcd(first.state_replicas, data)
+    stage = first.with_values(values)
+    stage = stage.with_values(dividing_experts(stage))
+    one = replace(plan, micro_batches=sequences // micro_batch, stages=(stage,))
     return replace(job, plan=one)
 
 

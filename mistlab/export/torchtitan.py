@@ -23,6 +23,14 @@ from mistlab.export.given import Given, Imported
 from mistlab.export.rules import among_orders, dropped, equal_meshes, equal_nodes
 from mistlab.export.sections import Section
 from mistlab.export.target import Row, Target
+from mistlab.export.torchtitan_models import (
+    BROUGHT,
+    check_brought,
+    divided_experts,
+    has_to_shard,
+    without_pipeline,
+    words_of,
+)
 from mistlab.export.torchtitan_pipeline import SCHEDULES, pipeline_settings, read_stages
 from mistlab.export.with_parts import with_stages, with_values, with_workload
 from mistlab.export.words import names_in
@@ -32,8 +40,6 @@ from mistlab.values.job import Job
 from mistlab.values.mesh import ranks_of
 from mistlab.values.model import ModelSpec
 
-# The models that torchtitan brings, by flavour.
-FLAVOURS: Mapping[str, str] = {"8B": "llama3-8b", "70B": "llama3-70b", "405B": "llama3-405b"}
 # Further dimensions that stages share: the setting that is their degree.
 _DEGREES: Mapping[str, str] = {"context_parallel": "context_parallel_degree"}
 HARMLESS = names_in(
@@ -54,8 +60,7 @@ def _workload(job: Job) -> Job:
     if model.graph_file is not None:
         problem = "is traced from code of its own: export a plan of a model of the catalogue"
         refuse("workload.model", problem)
-    if model.experts or model.latent or model.further_tokens:
-        refuse("workload.model", "has experts, latent attention or further tokens: no row here")
+    check_brought(model)
     precision = "bf16" if job.workload.precision == "fp16" else job.workload.precision
     return with_workload(job, precision=precision, attention="flash")
 
@@ -109,7 +114,8 @@ def _zero(job: Job) -> Job:
     """FSDP2 also shards along the ranks that share sequences, whether replicas shard or not."""
     job = sharded(job)
     first = job.plan.stages[0]
-    return with_values(job, {"zero": 2}) if first.context_parallel > 1 and not first.zero else job
+    has_to = first.context_parallel > 1 or has_to_shard(first)
+    return with_values(job, {"zero": 2}) if has_to and not first.zero else job
 
 
 def _states(job: Job) -> Job:
@@ -129,6 +135,16 @@ ROWS = (
         nearest=equal_meshes,
         because="gives all stages the same degrees",
     ),
+    Row(
+        choices=(),
+        nearest=without_pipeline,
+        because="has no pipeline for this model",
+    ),
+    Row(
+        choices=("expert_parallel", "expert_tensor_parallel"),
+        nearest=divided_experts,
+        because="divides experts alike on all stages, each whole or in as many parts as layers",
+    ),
     Row(choices=(), nearest=equal_nodes, because="starts equally many processes on every node"),
     Row(
         choices=("order",),
@@ -143,7 +159,8 @@ ROWS = (
     Row(
         choices=("zero",),
         nearest=_zero,
-        because="shards by FSDP2, ZeRO-2 or 3, alike on all stages, and always along sequences",
+        because="shards by FSDP2, ZeRO-2 or 3, alike on all stages, and always along sequences or "
+        "where experts lie on several replicas",
     ),
     Row(
         choices=("state_replicas",),
@@ -171,14 +188,13 @@ ROWS = (
 def write(job: Job) -> str:
     """The configuration as TOML."""
     plan, stage, workload = job.plan, job.plan.stages[0], job.workload
-    flavours = {name: flavour for flavour, name in FLAVOURS.items()}
-    flavour = flavours.get(workload.model.name, workload.model.name or "mine")
+    name, flavour = words_of(workload.model)
     dtype = "float32" if workload.precision == "fp32" else "bfloat16"
     batches = plan.micro_batches if plan.num_stages > 1 else 1
     every = _every(job)
     option = "op" if _second_products(job) else str(every) if every > 1 else ""
     sections: dict[str, dict[str, object]] = {
-        "model": {"name": "llama3", "flavor": flavour},
+        "model": {"name": name, "flavor": flavour},
         "training": {
             "local_batch_size": stage.micro_batch * batches,
             "global_batch_size": workload.global_batch,
@@ -186,7 +202,7 @@ def write(job: Job) -> str:
             "mixed_precision_param": dtype,
             "enable_cpu_offload": offloads(job),
         },
-        "parallelism": {**_degrees(job), **pipeline_settings(job)},
+        "parallelism": {**_degrees(job), **_expert_degrees(job), **pipeline_settings(job)},
         "activation_checkpoint": {
             "mode": "selective" if option else "full" if every else "none",
             **({"selective_ac_option": option} if option else {}),
@@ -214,6 +230,17 @@ def _degrees(job: Job) -> dict[str, object]:
     return degrees
 
 
+def _expert_degrees(job: Job) -> dict[str, object]:
+    """The degrees of experts where they are divided; otherwise torchtitan reads none."""
+    stage = job.plan.stages[0]
+    if stage.expert_parallel == 1:
+        return {}
+    return {
+        "expert_parallel_degree": stage.expert_parallel,
+        "expert_tensor_parallel_degree": stage.expert_tensor_parallel,
+    }
+
+
 def _toml(value: object) -> str:
     """A value as TOML."""
     if isinstance(value, bool):
@@ -234,7 +261,7 @@ def read(text: str, given: Given) -> Imported:
     top = Section(content, "", found)
     found.model = _model(top.section("model"), given)
     training, parallelism = top.section("training"), top.section("parallelism")
-    _read_degrees(parallelism, found, found.model.layers)
+    _read_degrees(parallelism, found, found.model)
     _read_batch(training, parallelism, found)
     _read_recomputed(top.section("activation_checkpoint"), found, found.model.layers)
     if training.switch("enable_cpu_offload"):
@@ -245,18 +272,18 @@ def read(text: str, given: Given) -> Imported:
 
 def _model(section: Section, given: Given) -> ModelSpec:
     """The given model, else the one of the section's flavour."""
-    section.get("name")
+    kind = str(section.get("name", "llama3"))
     flavour = str(section.get("flavor", "debugmodel"))
     if given.model is not None:
         return given.model
-    name = FLAVOURS.get(flavour, flavour)
+    name = {words: name for name, words in BROUGHT.items()}.get((kind, flavour), flavour)
     if name not in catalog.model_names():
         message = f"model.flavor: {flavour!r} is no model of the catalogue: give --model"
         raise InputError(message)
     return catalog.model(name)
 
 
-def _read_degrees(section: Section, found: Found, layers: int) -> None:
+def _read_degrees(section: Section, found: Found, model: ModelSpec) -> None:
     found.values["tensor_parallel"] = section.whole("tensor_parallel_degree") or 1
     found.values["sequence_parallel"] = int(found.values["tensor_parallel"] > 1)
     found.num_stages = section.whole("pipeline_parallel_degree") or 1
@@ -283,7 +310,18 @@ def _read_degrees(section: Section, found: Found, layers: int) -> None:
         found.set_dimension(
             "state_replicas", replicas, f"data_parallel_replicate_degree {replicas}"
         )
-    read_stages(section, found, layers)
+    _read_experts(section, found, model)
+    read_stages(section, found, model.layers)
+
+
+def _read_experts(section: Section, found: Found, model: ModelSpec) -> None:
+    ranks = section.whole("expert_parallel_degree") or 1
+    parts = section.whole("expert_tensor_parallel_degree") or 1
+    if model.experts is None:
+        return
+    found.values["expert_parallel"] = ranks
+    tensor = found.values["tensor_parallel"]
+    found.values["expert_tensor_parallel"] = parts if ranks > 1 else tensor
 
 
 def _read_batch(training: Section, parallelism: Section, found: Found) -> None:
@@ -327,12 +365,13 @@ def _read_recomputed(section: Section, found: Found, layers: int) -> None:
 
 def _notes(job: Job) -> Iterator[str]:
     model = job.workload.model
-    if model.name not in FLAVOURS.values():
-        yield (
-            f"add the flavour {model.name or 'mine'!r} to the models: dim={model.hidden}, "
-            f"n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}, "
-            f"vocab_size={model.vocab}, feed-forward width {model.ffn}"
-        )
+    if model.name in BROUGHT:
+        return
+    yield (
+        f"add the flavour {model.name or 'mine'!r} to the models: dim={model.hidden}, "
+        f"n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}, "
+        f"vocab_size={model.vocab}, feed-forward width {model.ffn}"
+    )
     if model.family != "llama" or not model.has_plain_blocks:
         kind = f"a {model.family} model" if model.family != "llama" else "this one"
         yield f"its models are Llama's; {kind} needs a specification of its own"

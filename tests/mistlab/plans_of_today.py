@@ -1,6 +1,6 @@
 """Random jobs of models with experts, latent attention, windows and further tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -85,3 +85,30 @@ def _divided(draw: np.random.Generator, model: ModelSpec, stages: int) -> list[i
         layers[0] -= 1
         layers[-1] += 1
     return layers
+
+
+def job_of(
+    model: str = "qwen3-30b-a3b",
+    *stages: Mapping[str, Any],
+    hardware: str = "h100-80gb",
+    engine: str = "megatron-core",
+    **workload: Any,
+) -> Job:
+    """A job whose stages all have eight GPUs at least."""
+    shape, layers = catalog.model(model), catalog.model(model).layers
+    given = stages or ({},)
+    whole = {"layers": layers // len(given), "data_parallel": 8, "tensor_parallel": 1}
+    made = [StagePlan.of_values({**whole, "micro_batch": 1, **values}) for values in given]
+    precision = workload.pop("precision", "bf16")
+    return Job(
+        workload=Workload(
+            model=shape,
+            sequence_length=4096,
+            global_batch=4 * made[0].data_parallel,
+            attention="flash",
+            precision=precision,
+            **workload,
+        ),
+        cluster=Cluster(hardware=catalog.hardware(hardware), nodes=8, gpus_per_node=8),
+        plan=Plan(engine=engine, micro_batches=4, stages=tuple(made)),
+    )

@@ -1,6 +1,5 @@
 """Models with experts, latent attention and products of few bits in Megatron-LM's words."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,14 +11,11 @@ from mistlab.export.given import Given, Imported
 from mistlab.export.megatron_flags import HARMLESS, TELLING
 from mistlab.export.nearest import Nearest, nearest
 from mistlab.export.table import TARGETS
-from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
-from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.workload import Workload
 from tests.mistlab.drawn_plans import drawn_jobs
 from tests.mistlab.megatron_parser import parsed, parser
-from tests.mistlab.plans_of_today import jobs_of_today
+from tests.mistlab.plans_of_today import job_of, jobs_of_today
 from tests.mistlab.test_export import what_is_trained
 
 MEGATRON = TARGETS["megatron"]
@@ -32,33 +28,6 @@ def nearest_of_jobs() -> list[tuple[Job, Nearest]]:
 
 def read_back(job: Job) -> Imported:
     return MEGATRON.read(MEGATRON.write(job), Given(hardware=job.cluster.hardware))
-
-
-def job_of(
-    model: str = "qwen3-30b-a3b",
-    *stages: Mapping[str, Any],
-    hardware: str = "h100-80gb",
-    engine: str = "megatron-core",
-    **workload: Any,
-) -> Job:
-    """A job whose stages all have eight GPUs at least."""
-    shape, layers = catalog.model(model), catalog.model(model).layers
-    given = stages or ({},)
-    whole = {"layers": layers // len(given), "data_parallel": 8, "tensor_parallel": 1}
-    made = [StagePlan.of_values({**whole, "micro_batch": 1, **values}) for values in given]
-    precision = workload.pop("precision", "bf16")
-    return Job(
-        workload=Workload(
-            model=shape,
-            sequence_length=4096,
-            global_batch=4 * made[0].data_parallel,
-            attention="flash",
-            precision=precision,
-            **workload,
-        ),
-        cluster=Cluster(hardware=catalog.hardware(hardware), nodes=8, gpus_per_node=8),
-        plan=Plan(engine=engine, micro_batches=4, stages=tuple(made)),
-    )
 
 
 def text_of(job: Job) -> str:
