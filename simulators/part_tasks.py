@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from mistlab.cost.figures_at import groups_of
-from mistlab.cost.host_waits import peculiar_s
+from mistlab.cost.host_waits import of_ranks, peculiar_s
 from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.engines.host_time import HostTime
@@ -91,7 +91,7 @@ def _host_of(model: TaskModel, batch: StageBatch, stage: int) -> HostTime | None
     if model.host is None:
         return None
     ranks, way = (batch.value(name)[[stage]] for name in ("context_parallel", "context_exchange"))
-    (forward_s,), (backward_s,) = model.host.of_ranks(ranks, way)
+    (forward_s,), (backward_s,) = of_ranks(model.host, ranks, way)
     return replace(model.host, forward_s=float(forward_s), backward_s=float(backward_s))
 
 

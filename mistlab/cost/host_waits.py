@@ -21,10 +21,12 @@ from mistlab.engines.host_time import HostTime
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.slot_table import Phase
 from mistlab.symbolic.treatments import TREATMENTS
+from mistlab.values.context_ways import LAUNCHES
 from mistlab.values.mesh import num_gpus, ranks_of
 from mistlab.values.stages import StageBatch
 
 Values = NDArray[np.float64]
+Column = NDArray[Any]
 Flags = NDArray[np.bool_]
 
 
@@ -116,13 +118,25 @@ def issued_s(host: HostTime, batch: StageBatch, cluster: Cluster) -> Values:
     return np.asarray(forward + backward + peculiar_s(batch.value, cluster) * batch.layers)
 
 
+def of_ranks(host: HostTime, ranks: Column, way: Column) -> tuple[Values, Values]:
+    """The host's seconds (C) for a block's forward pass, and for its backward pass, on one of so
+    many context-parallel ranks (C), which exchange keys in some ``way`` (C)."""
+    forward, backward = np.full(len(ranks), host.forward_s), np.full(len(ranks), host.backward_s)
+    for number, launches in LAUNCHES.items():
+        rows = (ranks > 1) & (way == number)
+        further = ranks[rows] - 1
+        forward[rows] += host.launch_s * launches.forward.beside(further)
+        backward[rows] += host.launch_s * launches.backward.beside(further)
+    return forward, backward
+
+
 def issued_by_pass(host: HostTime, batch: StageBatch) -> tuple[Values, Values]:
     """The host's seconds (C) for a forward pass, and those for a backward pass; recomputed blocks
     run twice. A cluster's profile is left out."""
     again = np.sum([batch.value(row.dimension) for row in TREATMENTS.values()], axis=0)
     ends = host.end_s * (batch.has_embedding + batch.has_head)
     ranks, way = batch.value("context_parallel"), batch.value("context_exchange")
-    forward_s, backward_s = host.of_ranks(ranks, way)
+    forward_s, backward_s = of_ranks(host, ranks, way)
     forward = forward_s * batch.layers + ends
     return np.asarray(forward), np.asarray(backward_s * batch.layers + forward_s * again + ends)
 

@@ -1,14 +1,7 @@
 """The time of an eager engine's host: Python that issues a layer's kernels, one by one."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
-
-import numpy as np
-from numpy.typing import NDArray
-
-from mistlab.values.context_ways import LAUNCHES
-
-Values = NDArray[Any]
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +26,6 @@ class HostTime:
     sharded_step_s: float = 0.0
     operators: int = 0
     launch_s: float = 0.0
-
-    def of_ranks(self, ranks: Values, way: Values) -> "tuple[Values, Values]":
-        """Seconds (C) of a block's forward pass, and of its backward pass, on one of so many
-        context-parallel ranks (C), which exchange keys in some ``way`` (C)."""
-        forward, backward = (
-            np.full(len(ranks), self.forward_s),
-            np.full(len(ranks), self.backward_s),
-        )
-        for number, launches in LAUNCHES.items():
-            rows = (ranks > 1) & (way == number)
-            further = ranks[rows] - 1
-            forward[rows] += self.launch_s * launches.forward.beside(further)
-            backward[rows] += self.launch_s * launches.backward.beside(further)
-        return forward, backward
 
     def of_blocks(self, operators: float) -> Self:
         """The time of a host whose blocks have so many operators, in the mean."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
+from mistlab.cost.host_waits import of_ranks
 from mistlab.cost.layers import LayerModel, work_of
 from mistlab.engines.host_time import HostTime
 from mistlab.engines.table import ENGINES
@@ -242,7 +243,7 @@ def test_a_host_launches_the_ring() -> None:
         return float(kind(workload=work, cluster=CLUSTER).predict(own).iteration_s)
 
     host = HostTime(forward_s=2.0, backward_s=3.0, launch_s=0.1)
-    forward_s, backward_s = host.of_ranks(np.array([1, 2, 4, 4]), np.array([0, 0, 0, GATHER]))
+    forward_s, backward_s = of_ranks(host, np.array([1, 2, 4, 4]), np.array([0, 0, 0, GATHER]))
     assert forward_s == pytest.approx([2.0, 2.8, 3.8, 2.7])
     assert backward_s == pytest.approx([3.0, 4.0, 5.2, 4.7])
     compute = CLUSTER.hardware.compute
