@@ -28,9 +28,9 @@ _WHOLE_STEP = (
     Task(stream="compute", kind="S"),
     Task(stream="gpu_to_gpu", kind="U", from_zero=1),
 )
-# After the last backward: reduce all gradients, step, gather all weights, one after another.
+# After the last backward: reduce its gradients, step, gather all weights, one after another.
 AFTERWARDS = Template(
-    phases={**_PASSES, "last_backward": _PASSES["backward"], "step": _WHOLE_STEP},
+    phases={**_PASSES, "last_backward": (BACKWARD, GATHER_SHARDED), "step": _WHOLE_STEP},
     depth=0,
 )
 # Gradients are reduced during the last backward, weights gathered during the first forward.

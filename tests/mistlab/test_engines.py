@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mistlab.engines.table import ENGINES, names_for_plans, names_that_wait
-from mistlab.schedule.slot_table import PHASES
+from mistlab.schedule.slot_table import PHASES, Phase
 from mistlab.values.errors import InputError
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.space import space_of
@@ -22,6 +22,24 @@ def test_every_row_has_its_name_and_whole_tables(name: str) -> None:
         template = row.template(overlap_communication=overlaps)
         assert set(template.phases) == set(PHASES)
         assert template.sends == row.sends
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("name", ENGINES)
+def test_gradients_are_reduced_once_an_iteration_or_once_a_backward_pass(
+    name: str, overlaps: bool, zero: int
+) -> None:
+    phases = ENGINES[name].template(overlap_communication=overlaps).phases
+    zero = min(zero, ENGINES[name].highest_zero)
+
+    def reductions(*some: Phase) -> int:
+        tasks = [task for phase in some for task in phases[phase]]
+        return sum(task.kind == "R" and task.from_zero <= zero for task in tasks)
+
+    assert reductions("last_backward", "step") == 1
+    assert reductions("backward") == (zero >= 2)
+    assert not reductions("first_forward", "forward")
 
 
 @pytest.mark.parametrize("name", ENGINES)
