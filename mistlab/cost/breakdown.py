@@ -10,7 +10,7 @@ Axes: P parts of the model in order, S stages.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from mistlab.cost.arithmetic import stage_flop
 from mistlab.cost.figures_at import mean_peak_flop_per_s
 from mistlab.cost.kernel_parts import rest_of
 from mistlab.cost.order_times import ordered_iterations_s
-from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.cost.pipeline import TIMES, StageTimes, iteration_s
 from mistlab.cost.stage_parts import NAMES, split_parts, stage_parts
 from mistlab.cost.tasks import TaskModel
 from mistlab.cost.unlike_nodes import StagesOnGroups, task_models
@@ -91,7 +91,7 @@ def _iteration_s(model: StagesOnGroups, plan: Plan) -> float:
     if plan.order != DEFAULT_ORDER:
         return float(ordered_iterations_s(model, [plan])[0])
     seconds = model(StageBatch.of_plan(plan))
-    times = {entry.name: getattr(seconds, entry.name)[None] for entry in fields(StageTimes)}
+    times = {name: getattr(seconds, name)[None] for name in TIMES}
     return float(iteration_s(StageTimes(**times), np.array([plan.micro_batches]))[0])
 
 

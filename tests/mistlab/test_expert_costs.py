@@ -13,28 +13,12 @@ from mistlab.cost.links import LinkTimes
 from mistlab.cost.tasks import TaskModel, task_columns
 from mistlab.engines.expert_exchange import ExpertExchange
 from mistlab.engines.table import ENGINES
-from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.eight_bit import CAST
 from mistlab.symbolic.library import graph_of
-from mistlab.values.model import ModelSpec
 from mistlab.values.model_parts import Experts
 from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Workload
-
-MODEL = ModelSpec.of(
-    family="llama",
-    hidden=1024,
-    layers=8,
-    heads=16,
-    ffn=4096,
-    vocab=32000,
-    experts=Experts(count=16, active=2, ffn=2048),
-)
-WORK = Workload(
-    model=MODEL, sequence_length=2048, global_batch=64, attention="flash", precision="bf16"
-)
-B200 = catalog.hardware("b200-180gb")
-CLUSTER = Cluster(hardware=B200, nodes=2, gpus_per_node=8)
+from tests.mistlab.test_experts import B200, CLUSTER, MODEL, WORK
 
 
 def test_an_exchange_across_nodes_by_hand() -> None:
