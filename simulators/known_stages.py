@@ -4,12 +4,12 @@ Axes: C candidates.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.pipeline import StageTimes
+from mistlab.cost.pipeline import TIMES
 from mistlab.values.prediction import MemoryByClass, MemoryByPhase, StagePrediction
 from mistlab.values.stages import StageCosts, StageFigures
 
@@ -33,7 +33,7 @@ def known_stages(
     costs: StageCosts, figures: StageFigures, num_gpus: NDArray[np.int64], gpus_per_node: int
 ) -> Iterator[KnownStage]:
     """Every candidate as a known stage, with so many GPUs on nodes of so many."""
-    pipeline_s = _rows(*(getattr(costs.seconds, entry.name) for entry in fields(StageTimes)))
+    pipeline_s = _rows(*(getattr(costs.seconds, name) for name in TIMES))
     return map(
         KnownStage,
         map(tuple, pipeline_s),

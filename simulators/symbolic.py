@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
 from mistlab.cost.order_memory import figures_in_order, peaks_in_order
 from mistlab.cost.order_times import ordered_iterations_s
-from mistlab.cost.pipeline import StageTimes, iteration_s
+from mistlab.cost.pipeline import TIMES, StageTimes, iteration_s
 from mistlab.cost.slot_sums import FEW_ROWS
 from mistlab.cost.tasks import TaskModel
 from mistlab.cost.unlike_nodes import StagesOnGroups, task_models
@@ -199,7 +199,7 @@ class SymbolicPredictor:
         """
         mode = EngineMode(engine=engine, overlap_communication=overlap_communication)
         seconds = self._model(mode)(batch)
-        return iteration_s(_table(seconds, len(micro_batches)), micro_batches)
+        return iteration_s(StageTimes.of(seconds, len(micro_batches), -1), micro_batches)
 
     def iterations_of(self, plans: Sequence[Plan], engine: Engine) -> list[float]:
         """Seconds of an iteration of each plan, run by an engine that may be a changed one."""
@@ -253,7 +253,7 @@ class SymbolicPredictor:
             return [0.0] * len(plans)
         if mode not in self._slow:
             self._slow[mode] = self._model_on(cluster, mode)
-        table = _table(self._slow[mode](StageBatch.of_plans(plans)), len(plans))
+        table = StageTimes.of(self._slow[mode](StageBatch.of_plans(plans)), len(plans), -1)
         seconds: list[float] = iteration_s(
             table, np.array([plan.micro_batches for plan in plans])
         ).tolist()
@@ -389,12 +389,6 @@ def _iterations(stages: Sequence[KnownStage], micro_batches: Sequence[int]) -> l
     columns = np.array([stage.times for stage in stages]).T.reshape(
         len(stages[0].times), len(micro_batches), -1
     )
-    names = (entry.name for entry in fields(StageTimes))
-    times = StageTimes(**dict(zip(names, columns, strict=True)))
+    times = StageTimes(**dict(zip(TIMES, columns, strict=True)))
     seconds: list[float] = iteration_s(times, np.array(micro_batches)).tolist()
     return seconds
-
-
-def _table(seconds: StageSeconds, plans: int) -> StageTimes:
-    names = [entry.name for entry in fields(StageTimes)]
-    return StageTimes(**{name: getattr(seconds, name).reshape(plans, -1) for name in names})

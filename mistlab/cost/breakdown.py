@@ -19,7 +19,7 @@ from mistlab.cost.arithmetic import stage_flop
 from mistlab.cost.figures_at import mean_peak_flop_per_s
 from mistlab.cost.kernel_parts import rest_of
 from mistlab.cost.order_times import ordered_iterations_s
-from mistlab.cost.pipeline import TIMES, StageTimes, iteration_s
+from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage_parts import NAMES, split_parts, stage_parts
 from mistlab.cost.tasks import TaskModel
 from mistlab.cost.unlike_nodes import StagesOnGroups, task_models
@@ -91,8 +91,8 @@ def _iteration_s(model: StagesOnGroups, plan: Plan) -> float:
     if plan.order != DEFAULT_ORDER:
         return float(ordered_iterations_s(model, [plan])[0])
     seconds = model(StageBatch.of_plan(plan))
-    times = {name: getattr(seconds, name)[None] for name in TIMES}
-    return float(iteration_s(StageTimes(**times), np.array([plan.micro_batches]))[0])
+    times = StageTimes.of(seconds, 1, -1)
+    return float(iteration_s(times, np.array([plan.micro_batches]))[0])
 
 
 def _works(model: StagesOnGroups, plan: Plan) -> list[dict[str, float]]:

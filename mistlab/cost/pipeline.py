@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mistlab.cost.algebra import Algebra, Columns, Length, Numbers
 from mistlab.cost.chains import PASSES, SENDS, Chains, Counts, PassLengths, Whole, chained
+from mistlab.values.stages import StageSeconds
 
 Table = NDArray[np.float64]
 
@@ -38,6 +39,12 @@ class StageTimes:
     def __post_init__(self) -> None:
         shapes = {getattr(self, name).shape for name in TIMES}
         assert len(shapes) == 1, f"tables of unlike shapes: {shapes}"
+
+    @classmethod
+    def of(cls, seconds: StageSeconds, *shape: int) -> Self:
+        """The tables of such a shape, from the times of stages: pipeline by pipeline, each in the
+        order of its stages."""
+        return cls(**{name: getattr(seconds, name).reshape(shape) for name in TIMES})
 
     @property
     def begin_s(self) -> Table:

@@ -10,7 +10,7 @@ Axes: C candidates, S stages.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Protocol, final
 
 import numpy as np
@@ -181,16 +181,10 @@ def _by_chains(
         seconds = predictor.stage_costs(batch, engine=engine).seconds
         micro_batches = np.array([plans[place].micro_batches for place in places])
         full_s, seen_s = (
-            iteration_s(_table(one, len(places)), micro_batches)
+            iteration_s(StageTimes.of(one, len(places), -1), micro_batches)
             for one in (seconds, extras.times(seconds, batch.micro_batches))
         )
         yield from zip(places, (seen_s / full_s).tolist(), strict=True)
-
-
-def _table(seconds: StageSeconds, plans: int) -> StageTimes:
-    return StageTimes(
-        **{e.name: getattr(seconds, e.name).reshape(plans, -1) for e in fields(StageTimes)}
-    )
 
 
 def _by_stages(prediction: Prediction, plan: Plan, extras: Extras) -> float:
