@@ -54,7 +54,7 @@ def ladder(problem: Problem, first: Plan, last: Plan, predict: Predict) -> list[
     left = [name for name in _in_order() if here.get(name) != end.get(name)]
     while left:
         tried = _tried(problem, first, here, end, left, predict)
-        name = _chosen(left, tried, rungs[-1].prediction)
+        name = _chosen(tried, rungs[-1].prediction)
         if name is None:
             break
         here = {**here, name: end[name]}
@@ -137,11 +137,9 @@ def _tried(
     }
 
 
-def _chosen(
-    left: Sequence[str], tried: Mapping[str, tuple[Plan, Prediction]], now: Prediction
-) -> str | None:
-    """The next choice to change: of those that spend memory, fit and gain time, the fastest; else
-    the next that frees memory; else the next that fits; else the next."""
+def _chosen(tried: Mapping[str, tuple[Plan, Prediction]], now: Prediction) -> str | None:
+    """The choice to change next: the fastest of the choices that spend memory, fit and gain time;
+    else the first that frees memory; else the first that fits; else the first."""
     gains = [
         (prediction.iteration_s, name)
         for name, (_, prediction) in tried.items()
@@ -149,12 +147,9 @@ def _chosen(
     ]
     if gains:
         return min(gains)[1]
-    frees = [
-        name
-        for name in left
-        if name in tried and _saves(name) and _fullest(tried[name][1]) < _fullest(now)
-    ]
-    fits = [name for name in left if name in tried and tried[name][1].fits]
+    held = {name: one.peak_reserved_bytes for name, (_, one) in tried.items()}
+    frees = [name for name in held if _saves(name) and held[name] < now.peak_reserved_bytes]
+    fits = [name for name, (_, one) in tried.items() if one.fits]
     return next(iter([*frees, *fits, *tried]), None)
 
 
@@ -168,7 +163,7 @@ def _rung(
 ) -> Rung:
     terms = Terms.of(plan, prediction)
     start = terms if before is None else Terms.of(before.plan, before.prediction)
-    held = _fullest(prediction)
+    freed_from = prediction if before is None else before.prediction
     return Rung(
         changed=name,
         words=words,
@@ -176,14 +171,9 @@ def _rung(
         plan=plan,
         prediction=prediction,
         terms=terms - start,
-        freed_bytes=0 if before is None else _fullest(before.prediction) - held,
+        freed_bytes=freed_from.peak_reserved_bytes - prediction.peak_reserved_bytes,
         bought=bought,
     )
-
-
-def _fullest(prediction: Prediction) -> int:
-    """What torch's allocator holds on the fullest GPU."""
-    return max(stage.peak_reserved_bytes for stage in prediction.stages)
 
 
 def _words(name: str, before: Plan, after: Plan) -> str:

@@ -127,7 +127,7 @@ class Front:
 
     def see(self, _plan: Plan, prediction: Prediction) -> None:
         """Remember a prediction."""
-        memory_bytes = round(fullest_bytes(prediction) + self.outside_bytes)
+        memory_bytes = round(prediction.peak_reserved_bytes + self.outside_bytes)
         self.points.append(Point(iteration_s=prediction.iteration_s, memory_bytes=memory_bytes))
         if len(self.points) > MOST_POINTS:
             self.points = list(front_of(self.points))
@@ -270,11 +270,6 @@ def decided(entry: Entry) -> Entry:
 def _tasks(plan: Plan) -> int:
     """About how many tasks an iteration has at most."""
     return TASKS_A_BLOCK * plan.micro_batches * plan.layers
-
-
-def fullest_bytes(prediction: Prediction) -> int:
-    """What torch's allocator holds on the fullest GPU."""
-    return max(stage.peak_reserved_bytes for stage in prediction.stages)
 
 
 def front_of(points: Sequence[Point]) -> tuple[Point, ...]:

@@ -73,7 +73,7 @@ class RandomPlan:
         allocator = self.job.cluster.hardware.allocator
         assert allocator is not None
         room = self.job.cluster.memory_bytes - allocator.outside_bytes
-        return max(stage.peak_reserved_bytes for stage in self.prediction.stages) >= CLOSE * room
+        return self.prediction.peak_reserved_bytes >= CLOSE * room
 
     @property
     def strata(self) -> frozenset[str]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from experiments.cli.commandline import DONE, as_options, progress
 from experiments.cli.problem import load_equal, numbers_of, on_cluster_with, problem_of
-from experiments.comparing.bench import fullest_bytes
 from experiments.costing.changes import Changed, single, spread, together
 from experiments.costing.fitting_words import report_of
 from experiments.costing.tried import Tried
@@ -149,7 +148,7 @@ def _telling(tried: Sequence[Tried]) -> Iterator[Tried]:
         if fitting:
             yield min(fitting, key=lambda one: one.prediction.iteration_s)
         else:
-            yield min(alike, key=lambda one: fullest_bytes(one.prediction))
+            yield min(alike, key=lambda one: one.prediction.peak_reserved_bytes)
 
 
 def _elsewhere(asked: Tried) -> Iterator[Tried]:

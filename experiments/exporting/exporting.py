@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, progress
+from experiments.frame.rates import brief_words
 from mistlab.export.nearest import Nearest, nearest
 from mistlab.export.table import TARGETS, target_for
 from mistlab.export.target import Target
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, load_job
 from mistlab.values.prediction import Prediction, compared
-from mistlab.values.units import GIB_BYTES
 from mistlab.values.value import to_mapping
 from simulators.symbolic import SymbolicPredictor
 
@@ -52,22 +52,16 @@ def _cost_words(found: Nearest, predictions: list[Prediction | InputError]) -> I
         problem = given if isinstance(given, InputError) else near
         yield f"cost: not predicted: {problem}"
         return
-    yield f"cost: the plan itself {_prediction_words(given)}"
+    yield f"cost: the plan itself {brief_words(given)}"
     comparison = compared(given, near)
     longer = comparison.ratio - 1
     by = f"{abs(longer):.1%} {'longer' if longer >= 0 else 'shorter'}"
     sure = "beyond" if comparison.exceeds_bounds else "within"
     form = "said exactly" if found.is_exact else "its nearest form"
     yield (
-        f"cost: {form} under engine {found.job.plan.engine} {_prediction_words(near)}; {by}, "
+        f"cost: {form} under engine {found.job.plan.engine} {brief_words(near)}; {by}, "
         f"{sure} what the bounds tell apart"
     )
-
-
-def _prediction_words(prediction: Prediction) -> str:
-    fullest = max(stage.peak_reserved_bytes for stage in prediction.stages) / GIB_BYTES
-    fits = "fits" if prediction.fits else "does not fit"
-    return f"{prediction.iteration_s:.3f} s an iteration, {fullest:.1f} GiB on a GPU, {fits}"
 
 
 def _print_json(

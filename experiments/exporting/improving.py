@@ -7,10 +7,10 @@ from pathlib import Path
 
 from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress, writable
 from experiments.exporting.single_changes import Change, single_changes
+from experiments.frame.rates import brief_words
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, dump_job, load_job
 from mistlab.values.prediction import Prediction, compared
-from mistlab.values.units import GIB_BYTES
 from simulators.symbolic import SymbolicPredictor
 
 # How many changes are told alone, how many are made one after another, and the least that each of
@@ -34,9 +34,9 @@ def improve(options: argparse.Namespace) -> int:
     job = load_job(options.start)
     predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
     before = predictor.predict(job.plan)
-    progress(f"{options.start}: {words_of(before)}")
+    progress(f"{options.start}: {brief_words(before)}")
     alone = ranked(job, before, predictor)
-    steps = walked(job, before, predictor, alone)
+    steps = walked(before, predictor, alone)
     if not before.fits and not any(step.prediction.fits for step in (*alone, *steps)):
         message = (
             f"{options.start}: it does not fit, and no few changes make it fit: tune without --from"
@@ -71,9 +71,7 @@ def best_of_choices(steps: Sequence[Step]) -> list[Step]:
     return list(best.values())[:ALONE]
 
 
-def walked(
-    job: Job, before: Prediction, predictor: SymbolicPredictor, first: Sequence[Step]
-) -> list[Step]:
+def walked(before: Prediction, predictor: SymbolicPredictor, first: Sequence[Step]) -> list[Step]:
     """The best change, then the best one after it, until none gains enough."""
     steps: list[Step] = []
     choices = list(first)
@@ -84,7 +82,7 @@ def walked(
         if is_over == was_over and 1 - then / before_it < LEAST_GAIN:
             break
         steps.append(best)
-        progress(f"{best.change.words}: {words_of(best.prediction)}")
+        progress(f"{best.change.words}: {brief_words(best.prediction)}")
         now = best.prediction
         choices = ranked(best.change.job, now, predictor)
     return steps
@@ -105,19 +103,12 @@ def _predicted(
 
 def _key(prediction: Prediction) -> tuple[bool, float]:
     """What is better: to fit; then to be faster, or to hold less where nothing fits."""
-    held = max(stage.peak_reserved_bytes for stage in prediction.stages)
-    return not prediction.fits, prediction.iteration_s if prediction.fits else held
-
-
-def words_of(prediction: Prediction) -> str:
-    """A prediction in words."""
-    held = max(stage.peak_reserved_bytes for stage in prediction.stages) / GIB_BYTES
-    fits = "fits" if prediction.fits else "does not fit"
-    return f"{prediction.iteration_s:.3f} s an iteration, {held:.1f} GiB on a GPU, {fits}"
+    by = prediction.iteration_s if prediction.fits else prediction.peak_reserved_bytes
+    return not prediction.fits, by
 
 
 def _page(before: Prediction, alone: Sequence[Step], steps: Sequence[Step]) -> Iterator[str]:
-    yield f"as it is: {words_of(before)}"
+    yield f"as it is: {brief_words(before)}"
     if not alone:
         yield "no single change makes it better"
         return
@@ -134,9 +125,9 @@ def _page(before: Prediction, alone: Sequence[Step], steps: Sequence[Step]) -> I
 
 def _gain_words(before: Prediction, after: Prediction) -> str:
     if not before.fits:
-        return words_of(after)
+        return brief_words(after)
     saved = 1 - after.iteration_s / before.iteration_s
-    return f"{words_of(after)}, {saved:.1%} less time"
+    return f"{brief_words(after)}, {saved:.1%} less time"
 
 
 def _sure_words(before: Prediction, after: Prediction) -> str:

@@ -1,7 +1,8 @@
-"""What an iteration of a plan takes, in the words that all commands share."""
+"""Predictions in the words that all commands share."""
 
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
+from mistlab.values.units import GIB_BYTES
 
 
 def rate_words(plan: Plan, prediction: Prediction) -> str:
@@ -12,3 +13,10 @@ def rate_words(plan: Plan, prediction: Prediction) -> str:
         f"{prediction.iteration_s_low:.3f} to {prediction.iteration_s_high:.3f}), "
         f"{tokens:,.0f} tokens/s, {tokens / plan.num_gpus:,.0f} a GPU, MFU {prediction.mfu:.0%}"
     )
+
+
+def brief_words(prediction: Prediction) -> str:
+    """The time of an iteration, the memory of the fullest GPU, and whether the plan fits."""
+    held_gib = prediction.peak_reserved_bytes / GIB_BYTES
+    fits = "fits" if prediction.fits else "does not fit"
+    return f"{prediction.iteration_s:.3f} s an iteration, {held_gib:.1f} GiB on a GPU, {fits}"

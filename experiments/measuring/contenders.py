@@ -74,8 +74,8 @@ def _order(contender: Contender) -> tuple[bool, float]:
     prediction = contender.prediction
     if prediction is None:
         return True, float("inf")
-    held = max(stage.peak_reserved_bytes for stage in prediction.stages)
-    return not prediction.fits, prediction.iteration_s if prediction.fits else held
+    by = prediction.iteration_s if prediction.fits else prediction.peak_reserved_bytes
+    return not prediction.fits, by
 
 
 def _predicted(job: Job) -> Prediction | None:

@@ -118,5 +118,5 @@ def llama3_405b() -> Iterator[Row]:
             "tflop_per_s_per_gpu": found.mfu * cluster.peak_flop_per_s("bf16") / TFLOP,
             "terms_s": asdict(Terms.of(plan, found)),
             "fits": found.fits,
-            "peak_reserved_bytes": max(one.peak_reserved_bytes for one in found.stages),
+            "peak_reserved_bytes": found.peak_reserved_bytes,
         }

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.cli.commandline import DONE, NoAnswerError
 from experiments.cli.live import Live
 from experiments.cli.problem import problem_of
-from experiments.comparing.bench import Bench, fullest_bytes
+from experiments.comparing.bench import Bench
 from experiments.comparing.search_words import plan_words
 from experiments.frame.charts import Bars
 from experiments.frame.study import Report, Study
@@ -63,7 +63,7 @@ def _bare(bench: Bench) -> Plan:
         for place, prediction in enumerate(predictions)
         if prediction.fits
     ]
-    least = [(fullest_bytes(prediction), place) for place, prediction in enumerate(predictions)]
+    least = [(one.peak_reserved_bytes, place) for place, one in enumerate(predictions)]
     return plans[min(fitting or least)[1]]
 
 
@@ -101,7 +101,7 @@ def _row(rung: Rung) -> Row:
         "fits": rung.prediction.fits,
         **{name: getattr(rung.terms, name) for name in TERMS},
         "freed_bytes": rung.freed_bytes,
-        "fullest_bytes": fullest_bytes(rung.prediction),
+        "fullest_bytes": rung.prediction.peak_reserved_bytes,
         "bought": list(rung.bought),
         "plan": "; ".join(plan_words(rung.plan)),
     }

@@ -71,13 +71,12 @@ def _fastest(played: Sequence[tuple[Tried, float]]) -> tuple[Tried, float]:
 
 
 def _figures(one: Tried, seconds: float) -> dict[str, Any]:
-    fullest = max(stage.peak_reserved_bytes for stage in one.prediction.stages)
     return {
         "words": words_of(one.run, one),
         "predicted_s": one.prediction.iteration_s,
         "played_s": seconds,
         "fits": one.prediction.fits,
-        "memory_gib": fullest / GIB_BYTES,
+        "memory_gib": one.prediction.peak_reserved_bytes / GIB_BYTES,
         "full": one.full,
     }
 

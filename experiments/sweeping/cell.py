@@ -14,7 +14,7 @@ from typing import Any
 from joblib import parallel_config
 
 from experiments.bars.short_words import in_short
-from experiments.comparing.bench import Bench, Entry, decided, fullest_bytes
+from experiments.comparing.bench import Bench, Entry, decided
 from experiments.comparing.search_rows import rows_of
 from experiments.comparing.search_words import need_words
 from experiments.comparing.smallest import nearest
@@ -123,7 +123,7 @@ def _searched(cell: Cell) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
         "tokens_per_s": prediction.tokens_per_s,
         "tokens_per_s_per_gpu": prediction.tokens_per_s / problem.cluster.num_gpus,
         "share_of_peak": prediction.mfu,
-        "memory_bytes": round(fullest_bytes(prediction) + bench.outside_bytes),
+        "memory_bytes": round(prediction.peak_reserved_bytes + bench.outside_bytes),
         "chosen_by": "played" if entry.is_played else "predicted",
         "plan": in_short(plan),
     }, job_to_mapping(bench.job(plan))

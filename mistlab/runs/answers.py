@@ -108,9 +108,8 @@ def is_far_too_full(prediction: Prediction, found: RunJob) -> bool:
     What recomputes a part of a block's products saves less, so all of each block must be
     recomputed. Other systems have more ways, such as activations in host memory.
     """
-    peak = max(stage.peak_reserved_bytes for stage in prediction.stages)
     is_sharded = found.job.plan.engine.startswith("fsdp")
-    return is_sharded and peak > 2 * room_bytes(found.job.cluster)
+    return is_sharded and prediction.peak_reserved_bytes > 2 * room_bytes(found.job.cluster)
 
 
 def _repeated(prediction: Prediction, times: int) -> Prediction:

@@ -98,6 +98,11 @@ class Prediction:
             )
             refuse("iteration_s", problem)
 
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The bytes that torch's allocator holds on the fullest GPU."""
+        return max(stage.peak_reserved_bytes for stage in self.stages)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.comparing.bench import Bench, Entry, Point, front_of, fullest_bytes
+from experiments.comparing.bench import Bench, Entry, Point, front_of
 from experiments.comparing.explain import explain
 from experiments.comparing.neighbours import neighbours
 from experiments.comparing.search_words import why_words
@@ -95,7 +95,7 @@ def test_the_rejected_plan_is_faster_and_lacks_what_is_said(bench: Bench) -> Non
     other = bench.predictor.predict(neighbour)
     assert not other.fits
     assert prediction.iteration_s - other.iteration_s == why.rejected.faster_by_s > 0
-    over = fullest_bytes(other) - bench.room_bytes(neighbour)[0]
+    over = other.peak_reserved_bytes - bench.room_bytes(neighbour)[0]
     assert why.rejected.over_bytes == pytest.approx(over, abs=1)
     assert any(stage.limit == "memory" for stage in why.stages)
     assert any("does not fit" in line for line in why_words(why))
@@ -132,8 +132,8 @@ def test_no_plan_needs_less_than_the_smallest(bench: Bench) -> None:
         room, host = room_bytes(tight.problem.cluster), tight.problem.cluster.host_memory_bytes
         return max(memory_bytes / room, host_bytes / host)
 
-    at_least = fullness(fullest_bytes(least.prediction), least.host_bytes)
+    at_least = fullness(least.prediction.peak_reserved_bytes, least.host_bytes)
     for plan in drawn(tight, space, 200):
         prediction = tight.predictor.predict(plan)
         host = max(stage.host_bytes for stage in prediction.stages)
-        assert fullness(fullest_bytes(prediction), host) >= 0.999 * at_least
+        assert fullness(prediction.peak_reserved_bytes, host) >= 0.999 * at_least

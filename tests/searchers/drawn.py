@@ -49,7 +49,7 @@ def drawn_problem(seed: int) -> tuple[Problem, SearchSpace]:
 
 def with_less_memory(problem: Problem, predictions: Sequence[Prediction], share: float) -> Problem:
     """The same with GPUs that hold a share of the plans' different peaks, the smallest at least."""
-    peaks = sorted({max(one.peak_reserved_bytes for one in p.stages) for p in predictions})
+    peaks = sorted({p.peak_reserved_bytes for p in predictions})
     peak = peaks[int(share * (len(peaks) - 1))] + allocator_of(problem.cluster).outside_bytes
     memory_gib = (peak + 1) / GIB_BYTES
     return replace(problem, cluster=replace(problem.cluster, memory_gib=memory_gib))

@@ -65,6 +65,6 @@ def short_of_memory(problem: Problem, predictions: Sequence[Prediction]) -> Prob
     fastest = min(predictions, key=lambda one: one.iteration_s)
     allocator = problem.cluster.hardware.allocator
     assert allocator is not None
-    peak = max(stage.peak_reserved_bytes for stage in fastest.stages) + allocator.outside_bytes
+    peak = fastest.peak_reserved_bytes + allocator.outside_bytes
     cluster = replace(problem.cluster, memory_gib=0.99 * peak / GIB_BYTES)
     return replace(problem, cluster=cluster)
