@@ -16,6 +16,7 @@ from mistlab.values.dimensions import DIMENSIONS, names_of
 from mistlab.values.job import degree_problem, parts_problem, replicas_problem
 from mistlab.values.mesh import num_gpus, ranks_of
 from mistlab.values.search import Problem
+from mistlab.values.shares import even_shares
 from mistlab.values.space import SearchSpace
 
 
@@ -213,8 +214,7 @@ def layer_counts(layers: int, num_stages: int, space: SearchSpace) -> range:
 
 def even_layers(layers: int, num_stages: int) -> tuple[int, ...]:
     """The blocks of each stage, as equal as possible; the first stages take the rest."""
-    share, rest = divmod(layers, num_stages)
-    return tuple(share + (stage < rest) for stage in range(num_stages))
+    return even_shares(layers, num_stages)
 
 
 def _sequences(

@@ -18,6 +18,7 @@ from experiments.frame.tables import Row, table
 from mistlab.cost.averages import Summary
 from mistlab.cost.named_views import FULL, VIEWS
 from mistlab.values.errors import InputError
+from mistlab.values.shares import spread_shares
 from mistlab.values.space import space_of
 from searchers.strategies.published import published
 
@@ -50,10 +51,9 @@ def overlapped(options: argparse.Namespace) -> int:
     places = clusters(options.hardware)[: 1 if options.quick else None]
     cases = [case_of(place, "gpt3", size, "flash") for size in chosen for place in places]
     count = min(options.plans, QUICK_PLANS) if options.quick else options.plans
-    shares = [count * (n + 1) // len(cases) - count * n // len(cases) for n in range(len(cases))]
     asked = [
         Asked(case=case, plans=max(1, share), seed=options.seed)
-        for case, share in zip(cases, shares, strict=True)
+        for case, share in zip(cases, spread_shares(count, len(cases)), strict=True)
     ]
     study = Study.begin("overlap", options)
     for _, rows in answers(study, compared, asked, "cases"):

@@ -12,6 +12,7 @@ from mistlab.engines.megatron import MEGATRON
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.hardware import Hardware
 from mistlab.values.model import ModelSpec
+from mistlab.values.shares import even_shares
 from mistlab.values.units import MILLISECONDS, TFLOP
 from mistlab.values.workload import Workload
 
@@ -89,8 +90,7 @@ def _uniform(
 ) -> PublishedRun:
     """A Megatron run: equal stages, everything computed again, no collective overlapped."""
     num_stages, gpus = sizes["pipeline_parallel"], sizes["gpus"]
-    per_stage, left = divmod(sizes["layers"], num_stages)
-    layers = np.array([per_stage + (i < left) for i in range(num_stages)])
+    layers = np.array(even_shares(sizes["layers"], num_stages))
     micro_batches = sizes["global_batch"] // (micro_batch * sizes["data_parallel"])
 
     def same(value: int) -> np.ndarray:

@@ -23,6 +23,7 @@ from mistlab.values.job import Job
 from mistlab.values.plan import Offload, Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.search import Budget, Problem
+from mistlab.values.shares import spread_shares
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
@@ -117,8 +118,8 @@ def random_plans(count: int, seed: int) -> Iterator[RandomPlan]:
     """``count`` plans, about as many of each problem, the same for the same seed; those that
     searchers propose are among them."""
     problems = [*_problems(np.random.default_rng(seed))]
-    for number, problem in enumerate(problems):
-        wanted = count * (number + 1) // len(problems) - count * number // len(problems)
+    shares = spread_shares(count, len(problems))
+    for number, (problem, wanted) in enumerate(zip(problems, shares, strict=True)):
         draw = np.random.default_rng((seed, number))
         for plan in _of_problem(problem, wanted, draw):
             yield replace(plan, is_default=number == 0)

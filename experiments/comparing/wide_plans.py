@@ -20,6 +20,7 @@ from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.plan import NO_OFFLOAD, Offload, Plan, StagePlan
 from mistlab.values.search import Problem
+from mistlab.values.shares import even_shares, spread_shares
 from mistlab.values.workload import Workload
 from simulators.symbolic import SymbolicPredictor
 
@@ -97,8 +98,8 @@ def wide_plans(count: int, seed: int) -> Iterator[WidePlan]:
     problems = [*_problems(np.random.default_rng(seed))]
     problems = problems[:: -(-len(problems) * FEWEST_OF_A_PROBLEM // max(count, 1)) or 1]
     engines = names_for_plans()
-    for number, problem in enumerate(problems):
-        wanted = count * (number + 1) // len(problems) - count * number // len(problems)
+    shares = spread_shares(count, len(problems))
+    for number, (problem, wanted) in enumerate(zip(problems, shares, strict=True)):
         draw = np.random.default_rng((seed, number))
         predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
         without_plans: set[str] = set()
@@ -186,8 +187,7 @@ def _drawn(problem: Problem, engine: str, draw: np.random.Generator) -> Plan | N
         zero=one_of(*range(row.highest_zero_of(in_pipeline=stages > 1) + 1)),
         offload=_offload(draw) if row.offloads and ways[2] < 1 / 3 else NO_OFFLOAD,
     )
-    few, more = divmod(layers, stages)
-    blocks = [few + (place < more) for place in range(stages)]
+    blocks = [*even_shares(layers, stages)]
     if stages > 1 and draw.random() < 1 / 4:
         blocks[0] += 1
         blocks[-1] -= 1

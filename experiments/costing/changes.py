@@ -15,6 +15,7 @@ from mistlab.values.dimensions import DIMENSIONS, OFFLOADS, counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.shares import even_shares
 
 EIGHTHS = tuple(i / 8 for i in range(1, 9))
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
@@ -216,9 +217,7 @@ def _pipeline(degree: int) -> Callable[[Plan], Plan | None]:
 
 def _parts(stage: StagePlan, degree: int, replicas: int) -> Iterator[StagePlan]:
     """A stage's blocks over several stages of equal choices."""
-    least, more = divmod(stage.layers, degree)
-    for place in range(degree):
-        layers = least + (place < more)
+    for layers in even_shares(stage.layers, degree):
         counts = {
             name: min(layers, -(-stage.degree(name) * layers // stage.layers))
             for name in counts_of_blocks()

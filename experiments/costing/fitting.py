@@ -18,6 +18,7 @@ from mistlab.values.errors import InputError
 from mistlab.values.job import Job, dump_job
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.prediction import MemoryByClass
+from mistlab.values.shares import even_shares
 from mistlab.values.value import to_mapping
 from simulators.symbolic import SymbolicPredictor
 
@@ -74,8 +75,6 @@ def _job(options: argparse.Namespace) -> Job:
             f"{replicas * options.micro_batch}"
         )
         raise InputError(message)
-    least, more = divmod(layers, stages)
-    shares = [least + (place < more) for place in range(stages)]
     with as_options():
         own = tuple(
             StagePlan(
@@ -86,7 +85,7 @@ def _job(options: argparse.Namespace) -> Job:
                 zero=options.zero,
                 checkpointed_layers=min(options.checkpointed_layers, share),
             )
-            for share in shares
+            for share in even_shares(layers, stages)
         )
     plan = Plan(engine=options.engine or "mistlab", micro_batches=count, stages=own)
     with as_options():

@@ -11,13 +11,13 @@ from typing import Any
 
 from mistlab.export.nearest import canonical
 from mistlab.export.remarks import choice_of, values_words
-from mistlab.export.rules import shares
 from mistlab.schedule.orders import ORDERS
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.mesh import dimensions_of_axes
 from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.shares import even_shares
 from searchers.meshes import divisors
 
 # Shares of blocks and ratios of states that are tried.
@@ -166,7 +166,7 @@ def _remeshed(job: Job, degrees: dict[str, int]) -> Plan | None:
         if name not in _DEGREES and name not in counts_of_blocks()
     }
     made = []
-    for layers in shares(plan.layers, degrees["pipeline"]):
+    for layers in even_shares(plan.layers, degrees["pipeline"]):
         counts = {
             name: round(sum(one.value(name) for one in stages) / plan.layers * layers)
             for name in counts_of_blocks()

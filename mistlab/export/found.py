@@ -9,7 +9,6 @@ from mistlab.engines.table import names_for_plans
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import canonical, with_engine
 from mistlab.export.remarks import Kind, Remark
-from mistlab.export.rules import shares
 from mistlab.export.target import NARROW
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
@@ -20,6 +19,7 @@ from mistlab.values.mesh import dimensions_of_axes
 from mistlab.values.model import ModelSpec
 from mistlab.values.optimizers import Optimizer
 from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.shares import even_shares
 from mistlab.values.workload import Attention, Precision, Workload
 
 Content = TypeVar("Content")
@@ -177,7 +177,7 @@ class Found:
         return batch
 
     def _plan(self, model: ModelSpec, data: int, micro_batch: int, batch: int) -> Plan:
-        layers = self.layers or shares(model.layers, self.num_stages)
+        layers = self.layers or even_shares(model.layers, self.num_stages)
         counts = counts_of_blocks()
         stages = []
         for count in layers:

@@ -36,7 +36,6 @@ from mistlab.export.rules import (
     none_or_all_blocks,
     same,
     same_if_any,
-    shares,
 )
 from mistlab.export.target import Row, Target
 from mistlab.export.with_parts import with_values
@@ -44,6 +43,7 @@ from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
 from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.job import Job
 from mistlab.values.optimizers import Optimizer
+from mistlab.values.shares import even_shares
 from mistlab.values.workload import Precision, Workload
 
 _OF_BRIDGE = tuple(f"megatron-bridge{variant}" for variant in ("", "-alltoall", "-eager", "-graph"))
@@ -193,7 +193,7 @@ def _degrees(job: Job) -> Iterator[str]:
         if name in DIMENSIONS and first.value(name):
             yield option
     chunks = INTERLEAVED.get(plan.order, 1)
-    parts = [shares(stage.layers, chunks) for stage in plan.stages]
+    parts = [even_shares(stage.layers, chunks) for stage in plan.stages]
     sizes = [parts[stage][chunk] for chunk in range(chunks) for stage in range(plan.num_stages)]
     if len(set(sizes)) > 1:
         blocks, further = "|".join("t" * size for size in sizes), job.workload.model.further_tokens

@@ -17,6 +17,7 @@ from mistlab.values.errors import refuse
 from mistlab.values.job import Job, degree_problem
 from mistlab.values.mesh import dimensions_of_axes
 from mistlab.values.plan import StagePlan
+from mistlab.values.shares import even_shares
 
 Rule = Callable[[Job], Job]
 
@@ -84,25 +85,14 @@ def even_layers(job: Job) -> Job:
     """Stages have equal numbers of blocks; the first stages take the rest. A stage that treated all
     of its blocks in one way treats all of them again."""
     stages = []
-    for layers, stage in zip(
-        shares(job.plan.layers, job.plan.num_stages), job.plan.stages, strict=True
-    ):
+    even = even_shares(job.plan.layers, job.plan.num_stages)
+    for layers, stage in zip(even, job.plan.stages, strict=True):
         wanted = {
             name: layers if count == stage.layers else count
             for name, count in _counts(stage).items()
         }
         stages.append(stage.with_values({"layers": layers, **_within(wanted, layers)}))
     return with_stages(job, stages)
-
-
-def shares(whole: int, parts: int) -> list[int]:
-    """A number divided as evenly as possible, the first parts taking the rest.
-
-    >>> shares(32, 5)
-    [7, 7, 6, 6, 6]
-    """
-    each, rest = divmod(whole, parts)
-    return [each + (part < rest) for part in range(parts)]
 
 
 def _counts(stage: StagePlan) -> dict[str, float]:
@@ -200,7 +190,7 @@ def _of_fewer_stages(job: Job, num_stages: int) -> Job:
     if num_stages == job.plan.num_stages:
         return job
     values = {name: highest(job, name) for name in DIMENSIONS}
-    first, layers = job.plan.stages[0], shares(job.plan.layers, num_stages)
+    first, layers = job.plan.stages[0], even_shares(job.plan.layers, num_stages)
     return with_stages(
         job,
         [first.with_values({**values, "layers": own, **_within(values, own)}) for own in layers],

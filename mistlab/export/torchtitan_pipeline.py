@@ -9,6 +9,7 @@ from mistlab.schedule.placement import Placement, loop, turning
 from mistlab.schedule.stage_chunks import parts_of_plan
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
+from mistlab.values.shares import even_shares
 
 # Torch's name for each order.
 SCHEDULES: Mapping[str, str] = {
@@ -93,8 +94,7 @@ def _of_stages(blocks: Sequence[int], placement: Placement) -> list[int]:
 
 def _weighted(layers: int, stages: int, first: int, last: int) -> list[int]:
     """Blocks of stages (or parts) where embedding and head count as so many blocks."""
-    each, rest = divmod(layers + first + last, stages)
-    counts = [each + (stage < rest) for stage in range(stages)]
+    counts = [*even_shares(layers + first + last, stages)]
     counts[0] -= first
     counts[-1] -= last
     return counts

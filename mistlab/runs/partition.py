@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from mistlab.runs.configuration import Configuration
 from mistlab.values.errors import refuse
+from mistlab.values.shares import even_shares
 
 LAST_PARTS = ("head", "cast", "loss")
 # No pipeline that anybody trained with has more stages.
@@ -32,9 +33,8 @@ def blocks_of_stages(run: Configuration, notes: list[str]) -> list[int]:
         if sum(blocks) != layers:
             refuse("pp", f"{layers} blocks do not divide over {stages} stages with shorter ends")
     else:
-        few, more = divmod(layers, stages)
         # The stages in front have the extra blocks: the last one has the head.
-        blocks = [few + (place < more) for place in range(stages)]
+        blocks = [*even_shares(layers, stages)]
     if empty := blocks.count(0):
         notes.append(f"{empty} of {stages} stages have no blocks")
     return blocks

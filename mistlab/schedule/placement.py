@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from mistlab.values.errors import InputError
+from mistlab.values.shares import even_shares
 
 # The steps from a stage to the stage that a part's input comes from, or that its outcome goes to.
 PREVIOUS, HERE, NEXT = -1, 0, 1
@@ -155,8 +156,7 @@ def blocks_of_chunks(blocks: int, chunks: int, *, is_first: bool = False) -> tup
     >>> blocks_of_chunks(8, 3, is_first=True)
     (2, 3, 3)
     """
-    each, rest = divmod(blocks, chunks)
-    shares = tuple(each + (chunk < rest) for chunk in range(chunks))
+    shares = even_shares(blocks, chunks)
     return shares[::-1] if is_first else shares
 
 

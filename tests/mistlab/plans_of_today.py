@@ -11,6 +11,7 @@ from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.model import ModelSpec
 from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.shares import even_shares
 from mistlab.values.workload import Workload
 
 MODELS = (
@@ -79,8 +80,7 @@ def _drawn(draw: np.random.Generator) -> Job:
 
 
 def _divided(draw: np.random.Generator, model: ModelSpec, stages: int) -> list[int]:
-    each, rest = divmod(model.layers, stages)
-    layers = [each + (stage < rest) for stage in range(stages)]
+    layers = [*even_shares(model.layers, stages)]
     if stages > 1 and draw.random() < 0.3:
         layers[0] -= 1
         layers[-1] += 1
