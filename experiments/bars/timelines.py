@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from experiments.reports.plots import TASK_COLOURS, lanes
-from mistlab.machine.slowdowns import STREAMS
+from experiments.reports.plots import lanes, legend, name_lanes
 from mistlab.schedule.slot_table import Kind
 from simulators.events import Simulation
 
@@ -25,20 +23,10 @@ def timelines(played: Mapping[str, Simulation]) -> Figure:
     for axes, (name, one, stage) in zip(panels[:, 0], rows, strict=True):
         tasks = [task for task in one.tasks() if task.action.stage == stage]
         lanes(axes, tasks, (0.0, longest_s), seen)
-        axes.set_ylabel(f"stage {stage}", rotation=0, ha="right", va="center")
-        axes.set_yticks(range(len(STREAMS)), [stream.replace("_", " ") for stream in STREAMS])
-        axes.tick_params(axis="y", labelsize="xx-small")
+        name_lanes(axes, stage)
         if stage == 0:
             axes.set_title(f"{name}: {one.iteration_s:.3f} s", loc="left", fontsize="small")
         axes.axvline(one.iteration_s, color="black", linewidth=0.8, linestyle=":")
     panels[-1, 0].set_xlabel("seconds")
-    handles = [Line2D([], [], color=TASK_COLOURS[kind], linewidth=6) for kind in seen]
-    figure.legend(
-        handles,
-        [*seen.values()],
-        loc="outside lower center",
-        ncols=8,
-        frameon=False,
-        fontsize="x-small",
-    )
+    legend(figure, seen, columns=8)
     return figure

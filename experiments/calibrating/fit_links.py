@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from mistlab.values.errors import InputError
 from mistlab.values.units import GBYTES, GIB_BYTES, MICROSECONDS
 
 FEWEST_ROWS = 4
+# Numbers of nodes, and of GPUs in each, for which parameters are published.
+PUBLISHED_SIZES = (1, 2, 4, 8)
 
 
 def bandwidth(path: Path, campaign: str | None) -> Step:
@@ -37,11 +40,8 @@ def bandwidth(path: Path, campaign: str | None) -> Step:
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_transfer_table(path, campaign=campaign)
-        groups, residuals = _lines(path, table)
-        fitted = _fitted_transfers(table, residuals)
-        value = Transfers(groups=_merged((), groups))
-        if hardware.transfers is not None:
-            value = replace(hardware.transfers, groups=value.groups)
+        groups, fitted = _lines(path, table)
+        value = _with_groups(hardware.transfers, _merged((), groups))
         return calibrated(hardware, "transfers", value, fitted, more=False), fitted
 
     return step
@@ -52,12 +52,9 @@ def collectives(path: Path, table_hardware: str | None) -> Step:
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_collective_table(path, hardware=table_hardware)
-        groups, residuals = _lines(path, table)
-        fitted = _fitted_transfers(table, residuals)
+        groups, fitted = _lines(path, table)
         have = hardware.transfers.groups if hardware.transfers is not None else ()
-        merged = _merged(have, groups)
-        base = hardware.transfers or Transfers(groups=merged)
-        value = replace(base, groups=merged)
+        value = _with_groups(hardware.transfers, _merged(have, groups))
         return calibrated(hardware, "transfers", value, fitted, more=True), fitted
 
     return step
@@ -68,14 +65,10 @@ def point_to_point(path: Path, table_hardware: str | None) -> Step:
 
     def step(hardware: Hardware) -> tuple[Hardware, Fitted]:
         table = read_point_to_point_table(path, hardware=table_hardware)
-        groups, residuals = _lines(path, table)
-        fitted = _fitted_transfers(table, residuals)
+        groups, fitted = _lines(path, table)
         lines = {shape.nodes: of_shape["send"] for shape, of_shape in groups.items()}
-        value = replace(
-            _transfers_of(hardware, path),
-            in_node=lines.get(1),
-            across_nodes=lines.get(2),
-        )
+        transfers_ = _transfers_of(hardware, path)
+        value = replace(transfers_, in_node=lines.get(1), across_nodes=lines.get(2))
         return calibrated(hardware, "transfers", value, fitted, more=True), fitted
 
     return step
@@ -93,15 +86,13 @@ def published_lines(path: Path, name: str) -> Step:
             raise InputError(message) from None
         transfers_ = _transfers_of(hardware, path)
         have = {(group.gpus_in_node, group.nodes) for group in transfers_.groups}
-        sizes = (1, 2, 4, 8)
         pairs = list(zip(parameters[::2], parameters[1::2], strict=True))
         unfitted = pairs[0]
         groups = [
-            GroupTransfers(gpus_in_node=gpus, nodes=nodes, all_gather=_published_line(*pair, ranks))
-            for (nodes, gpus), pair in zip(
-                [(n, g) for n in sizes for g in sizes], pairs, strict=True
+            GroupTransfers(
+                gpus_in_node=gpus, nodes=nodes, all_gather=_published_line(*pair, nodes * gpus)
             )
-            for ranks in (nodes * gpus,)
+            for (nodes, gpus), pair in zip(product(PUBLISHED_SIZES, repeat=2), pairs, strict=True)
             if nodes > 1 and pair != unfitted and (gpus, nodes) not in have
         ]
         value = replace(transfers_, groups=(*transfers_.groups, *groups))
@@ -136,9 +127,8 @@ def streams(path: Path, campaign: str | None, seed: int) -> Step:
     return step
 
 
-def _lines(
-    path: Path, table: TransferTable
-) -> tuple[dict[GroupShape, dict[str, Line]], list[Residual]]:
+def _lines(path: Path, table: TransferTable) -> tuple[dict[GroupShape, dict[str, Line]], Fitted]:
+    """The lines of each kind of message, by the shape of its group."""
     report_dropped(table.origin.duplicates, "repeat another byte for byte")
     groups: dict[GroupShape, dict[str, Line]] = {}
     residuals = []
@@ -156,20 +146,19 @@ def _lines(
                 half = transfers.fit(rows.every_second(0))
             error = transfers.mean_error(rows.every_second(1), half)
             residuals.append(Residual(shape=shape, what=kind, rows=len(rows), held_out=error))
-    return groups, residuals
-
-
-def _fitted_transfers(table: TransferTable, residuals: Sequence[Residual]) -> Fitted:
-    origin = table.origin
-    return Fitted(
+    return groups, Fitted(
         group="transfers",
-        table=origin.path,
-        sha256=origin.sha256,
-        note=f"campaign {origin.campaign or 'unnamed'}",
+        table=table.origin.path,
+        sha256=table.origin.sha256,
+        note=f"campaign {table.origin.campaign or 'unnamed'}",
         residuals=tuple(residuals),
-        duplicates=origin.duplicates,
+        duplicates=table.origin.duplicates,
         spread=table.spread,
     )
+
+
+def _with_groups(before: Transfers | None, groups: tuple[GroupTransfers, ...]) -> Transfers:
+    return Transfers(groups=groups) if before is None else replace(before, groups=groups)
 
 
 def _merged(

@@ -8,11 +8,10 @@ from typing import Any
 from experiments.calibrating import fit_links, fit_runs, fits
 from experiments.calibrating.fit_kernels import best_products, collective_tests, kernel_rates
 from experiments.calibrating.fit_operators import launch_time, operator_rates
-from experiments.cli.commandline import DONE, print_json, writable
-from mistlab.values.datafile import write_yaml
+from experiments.calibrating.fitted_hardware import write_fitted
+from experiments.cli.commandline import DONE, writable
 from mistlab.values.errors import InputError
 from mistlab.values.references import hardware_from
-from mistlab.values.value import to_mapping
 
 
 def calibrate(options: argparse.Namespace) -> int:
@@ -29,12 +28,7 @@ def calibrate(options: argparse.Namespace) -> int:
         hardware = fits.borrowed(hardware_from(options.borrow, Path()))(hardware)
     hardware, fitted = fits.applied(steps, hardware)
     out = writable(options.out, "file")
-    write_yaml(to_mapping(hardware, omit_defaults=True), out)
-    if options.json:
-        print_json({"hardware": options.hardware, **fits.by_group(fitted), "out": str(out)})
-    else:
-        print("\n".join(map(fits.text_of, fitted)))
-        print(f"written: {out} (name it as `hardware:` in a plan file)")
+    write_fitted(hardware, fitted, out, options.hardware, as_json=options.json)
     return DONE
 
 

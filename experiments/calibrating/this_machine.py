@@ -7,9 +7,7 @@ from pathlib import Path
 
 from experiments.calibrating.noted_machine import Machine, noted_machine
 from experiments.cli.commandline import DONE, print_json, writable
-from mistlab.values.datafile import write_yaml
 from mistlab.values.references import hardware_from
-from mistlab.values.value import to_mapping
 
 
 def profile(options: argparse.Namespace) -> int:
@@ -23,8 +21,8 @@ def profile(options: argparse.Namespace) -> int:
         else:
             print(f"measured: {tables} (--only fit makes the file from it)")
         return DONE
-    profiled, fits = (
-        import_module(f"experiments.calibrating.{name}") for name in ("profiled", "fits")
+    profiled, fitted_hardware = (
+        import_module(f"experiments.calibrating.{name}") for name in ("profiled", "fitted_hardware")
     )
     request = profiled.Request(
         name=out.stem,
@@ -33,12 +31,7 @@ def profile(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     hardware, fitted = profiled.profiled(request, machine)
-    write_yaml(to_mapping(hardware, omit_defaults=True), out)
-    if options.json:
-        print_json({"hardware": hardware.name, **fits.by_group(fitted), "out": str(out)})
-    else:
-        print("\n".join(map(fits.text_of, fitted)))
-        print(f"written: {out} (name it as `hardware:` in a plan file)")
+    fitted_hardware.write_fitted(hardware, fitted, out, hardware.name, as_json=options.json)
     return DONE
 
 

@@ -54,13 +54,13 @@ def report(options: argparse.Namespace) -> int:
         write_sureness(plain, options.sureness)
     if profile is not None:
         pairs = zip(options.tables, plain, strict=True)
-        of_cluster = [path for path, table in pairs if _of_engine([table], ENGINE_OF_PROFILES)]
+        of_cluster = [path for path, table in pairs if _of_profiles([table])]
         under = _tables(of_cluster, RowPredictor(profile))
         page += _summary(f"Under the profile {profile.name}", under)
         page.append(f"The profile: {profile.source}.\n")
-        rows = _of_engine(under, ENGINE_OF_PROFILES)
+        rows = _of_profiles(under)
         page += [*_details("Runs under the profile", rows), *_parts("under the profile", rows)]
-    page += _parts("without a profile", _of_engine(plain, ENGINE_OF_PROFILES))
+    page += _parts("without a profile", _of_profiles(plain))
     for name, rows in plain:
         page += _details(name, rows)
     path = writable(options.out / "runs.md", "folder")
@@ -82,9 +82,10 @@ def _tables(paths: Sequence[Path], predictor: RowPredictor) -> Tables:
     return found
 
 
-def _of_engine(tables: Tables, engine: str) -> list[Judged]:
+def _of_profiles(tables: Tables) -> list[Judged]:
+    """The rows of the engine whose runs have a profile of their cluster."""
     every = (one for _, rows in tables for one in rows)
-    return [one for one in every if engine in one.row.cells.get("engine", "")]
+    return [one for one in every if ENGINE_OF_PROFILES in one.row.cells.get("engine", "")]
 
 
 def _summary(title: str, tables: Tables) -> Iterator[str]:

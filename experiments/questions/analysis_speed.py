@@ -31,8 +31,8 @@ from simulators.symbolic import SymbolicPredictor
 RATIOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ROUNDS, MESHES, PLANS = 5, 6, 2000
 QUICK_ROUNDS, QUICK_MESHES, QUICK_PLANS = 3, 2, 200
-# Published: configurations a second, and times faster than one by one.
-PUBLISHED_RATE, PUBLISHED_RATIO = 1e5, 1e5
+# Published: configurations a second.
+PUBLISHED_RATE = 1e5
 MEMORY, COSTS, WHOLE, CONCRETE, EVERY_BLOCK = (
     "stage candidates, memory",
     "stage candidates, memory and times",

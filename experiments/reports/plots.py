@@ -185,21 +185,11 @@ def timeline(simulation: Simulation, path: Path, title: str) -> None:
     for stage, row in enumerate(panels):
         for axes, span in zip(row, spans, strict=True):
             lanes(axes, [t for t in tasks if t.action.stage == stage], span, seen)
-        row[0].set_ylabel(f"stage {stage}", rotation=0, ha="right", va="center")
-        row[0].set_yticks(range(len(STREAMS)), [name.replace("_", " ") for name in STREAMS])
-        row[0].tick_params(axis="y", labelsize="xx-small")
+        name_lanes(row[0], stage)
     for axes in panels[-1]:
         axes.set_xlabel("seconds")
     figure.suptitle(f"{title}: one iteration, {end:.3f} s", x=0.01, ha="left")
-    handles = [Line2D([], [], color=TASK_COLOURS[kind], linewidth=6) for kind in seen]
-    figure.legend(
-        handles,
-        [*seen.values()],
-        loc="outside lower center",
-        ncols=11,
-        frameon=False,
-        fontsize="x-small",
-    )
+    legend(figure, seen, columns=11)
     save(figure, path)
 
 
@@ -240,6 +230,25 @@ def lanes(
     axes.set_ylim(len(STREAMS) - 0.5, -0.5)
     axes.set_yticks([])
     axes.tick_params(labelsize="x-small")
+
+
+def name_lanes(axes: Axes, stage: int) -> None:
+    """Write the names of a stage and of its four lanes beside them."""
+    axes.set_ylabel(f"stage {stage}", rotation=0, ha="right", va="center")
+    axes.set_yticks(range(len(STREAMS)), [name.replace("_", " ") for name in STREAMS])
+    axes.tick_params(axis="y", labelsize="xx-small")
+
+
+def legend(figure: Figure, seen: Mapping[Kind, str], *, columns: int) -> None:
+    """Name the kinds of tasks that were drawn below a figure."""
+    figure.legend(
+        [Line2D([], [], color=TASK_COLOURS[kind], linewidth=6) for kind in seen],
+        [*seen.values()],
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize="x-small",
+    )
 
 
 def _mesh(row: Mapping[str, Any]) -> str:

@@ -166,17 +166,9 @@ def ends_of_several(left: Streams, slowed_by: SlowedBy) -> Streams:
     return ends
 
 
-def beside_endless(
-    alone: NDArray[np.float64], factors: Factors
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds (C) until all other streams have done their work of ``alone`` (C, 4) while the link
-    between GPUs never rests; and the work (C) that the link does in this time. The factors may be
-    ``lowered`` or ``raised``."""
-    return endless(np.ascontiguousarray(alone.T), SlowedBy.of_all(factors, len(alone)))
-
-
 def endless(alone: Streams, slowed_by: SlowedBy) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """``beside_endless`` for work (4, C) with the streams first, under factors of each case."""
+    """Seconds (C) until all other streams have done their work of ``alone`` (4, C) while the link
+    between GPUs never rests; and the work (C) that the link does in this time."""
     left = alone.copy()
     left[LINK] = 0.0
     elapsed, done = np.zeros(left.shape[1]), np.zeros(left.shape[1])

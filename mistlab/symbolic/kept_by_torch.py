@@ -17,7 +17,7 @@ from typing import Any
 
 from mistlab.symbolic.stored_graph import StoredGraph
 
-EAGER, COMPILED = "eager", "compiled"
+EAGER = "eager"
 
 Plain = Mapping[str, Any]
 

@@ -128,8 +128,8 @@ def config_with(
     )
 
 
-def config_of(workload: Workload, *, tensor_parallel: int = 1, layers: int = 0) -> ModelConfig:
-    """The configuration of a workload's model, with ``layers`` blocks (0: all of them)."""
+def config_of(workload: Workload, *, tensor_parallel: int = 1) -> ModelConfig:
+    """The configuration of a workload's model."""
     spec = workload.model
     return ModelConfig(
         **_sizes_of_parts(spec),
@@ -141,7 +141,7 @@ def config_of(workload: Workload, *, tensor_parallel: int = 1, layers: int = 0) 
         vocab=spec.padded_vocab(tensor_parallel),
         positions=workload.sequence_length,
         rotated=spec.rotated_channels,
-        layers=layers or spec.layers,
+        layers=spec.layers,
         tensor_parallel=tensor_parallel,
         attention=workload.attention,
         dtype=TYPE_OF_PRECISION[workload.precision],

@@ -78,7 +78,7 @@ def test_flop_of_a_gpt_block_is_the_published_closed_form() -> None:
 @pytest.mark.parametrize("name", ["llama-7b", "llama3-8b"])
 def test_channels_turn_by_the_model_s_own_base(name: str) -> None:
     work = workload(name)
-    config = replace(config_of(work, layers=1), positions=8, dtype=torch.float32)
+    config = replace(config_of(work), layers=1, positions=8, dtype=torch.float32)
     tables = RotaryTables(config)
     half = work.model.rotated_channels // 2
     for pair in (0, 1, half // 2, half - 1):

@@ -6,7 +6,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mistlab.cost.beside_sends import BesideSend
-from mistlab.cost.side_by_side import Factors, beside_endless, lowered, overlapped, raised
+from mistlab.cost.side_by_side import Factors, SlowedBy, endless, lowered, overlapped, raised
 
 
 def random_factors(seed: int) -> Factors:
@@ -33,6 +33,12 @@ def test_no_greater_work_undercuts_lowered_factors(seed: int) -> None:
         assert (overlapped(less, lowered(factors), awaited) <= true * (1 + 1e-12)).all()
     # Without lowering, more work would sometimes take less time.
     assert (overlapped(less, factors) > overlapped(more, factors) * (1 + 1e-3)).any()
+
+
+def beside_endless(
+    alone: NDArray[np.float64], factors: Factors
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return endless(np.ascontiguousarray(alone.T), SlowedBy.of_all(factors, len(alone)))
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mistlab import catalog
-from mistlab.cost.side_by_side import beside_endless
+from mistlab.cost.side_by_side import SlowedBy, endless
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
@@ -85,6 +85,6 @@ def test_reductions_and_sends_share_the_link_in_a_turn(batch: int) -> None:
 
 
 def test_a_slot_alone_keeps_its_work_beside_an_endless_send() -> None:
-    alone = np.array([[1.0, 2.0, 0.0, 0.0]])
-    beside_endless(alone, np.ones((16, 4)))
-    assert alone.tolist() == [[1.0, 2.0, 0.0, 0.0]]
+    alone = np.array([[1.0], [2.0], [0.0], [0.0]])
+    endless(alone, SlowedBy.of_all(np.ones((16, 4)), 1))
+    assert alone.tolist() == [[1.0], [2.0], [0.0], [0.0]]

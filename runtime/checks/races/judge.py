@@ -55,9 +55,9 @@ class Judge:
             if source.wait is not None
         }
 
-    def findings(self, without: Waits = NONE) -> list[RaceFinding]:
-        """The pairs that nothing orders if the waits in ``without`` are left out."""
-        return [self._finding(need) for need in self._unmet(without)]
+    def findings(self) -> list[RaceFinding]:
+        """The pairs that nothing orders."""
+        return [self._finding(need) for need in self._unmet(NONE)]
 
     def is_needed(self, *waits: Wait) -> bool:
         """Whether some pair is unordered without these waits."""
