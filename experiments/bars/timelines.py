@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from experiments.reports.plots import lanes, legend, name_lanes
+from experiments.reports.lanes import lanes, legend, name_lanes
 from mistlab.schedule.slot_table import Kind
 from simulators.events import Simulation
 

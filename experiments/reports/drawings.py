@@ -17,11 +17,11 @@ from simulators.timeline import trace_text
 
 def draw(job: Job, simulation: Simulation, name: str, folder: Path) -> None:
     """One iteration as a trace and as a picture."""
-    from experiments.reports import plots  # noqa: PLC0415 (matplotlib takes longer to load than to predict)
+    from experiments.reports.lanes import timeline  # noqa: PLC0415 (needs matplotlib)
 
     trace, picture = folder / f"{name}.trace.json", folder / f"{name}.svg"
     trace.write_text(trace_text(simulation, _memory(job, simulation)), encoding="utf-8")
-    plots.timeline(simulation, picture, name)
+    timeline(simulation, picture, name)
     progress(f"{trace} (open it at ui.perfetto.dev), {picture}")
 
 

@@ -49,7 +49,8 @@ def draw(rows: Sequence[ReportRow], folder: Path) -> None:
     ran = [row for row in rows if "error" not in row]
     if not ran:
         return
-    from experiments.reports import plots  # noqa: PLC0415 (needs matplotlib)
+    from experiments.frame.drawing import save  # noqa: PLC0415 (needs matplotlib)
+    from experiments.reports import plots  # noqa: PLC0415
 
     models = [row["plan"].split("-s")[0] for row in ran]
     times = [
@@ -64,8 +65,8 @@ def draw(rows: Sequence[ReportRow], folder: Path) -> None:
         }
         for model, row in zip(models, ran, strict=True)
     ]
-    plots.times(times, folder / "times.svg")
-    plots.predicted_beside_measured(memory, folder / "memory.svg")
+    save(plots.times_figure(times), folder / "times.svg")
+    save(plots.memory_figure(memory), folder / "memory.svg")
 
 
 def _losses(checks: Checks) -> list[str]:
