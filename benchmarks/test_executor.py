@@ -34,14 +34,7 @@ from runtime.engine.streams.lanes import Streams
 from runtime.engine.streams.simulated import SimulatedStreams
 from runtime.models.families import model_of
 from runtime.profiling.launches import undisturbed
-from runtime.profiling.tiny_blocks import (
-    FEW,
-    MANY,
-    MICRO_BATCHES,
-    SEQUENCE,
-    TinyBlocks,
-    tiny,
-)
+from runtime.profiling.tiny_blocks import FEW, MANY, MICRO_BATCHES, SEQUENCE, TinyBlocks, tiny
 
 ROUNDS = 8
 CPU = torch.device("cpu")

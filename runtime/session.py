@@ -18,14 +18,7 @@ from mistlab.values.measurement import Clocks, Environment
 from runtime.checkpoint_folder import latest
 from runtime.comm.isolated import isolated
 from runtime.comm.objects import gathered
-from runtime.comm.processes import (
-    World,
-    device_of,
-    join,
-    leave,
-    maker,
-    world_of_launcher,
-)
+from runtime.comm.processes import World, device_of, join, leave, maker, world_of_launcher
 from runtime.comm.shortage import Shortage, ShortageError, refusals
 from runtime.comm.topology import Connections, Topology, connected
 from runtime.data import Sequences, Synthetic, batches_of, open_tokens

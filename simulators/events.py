@@ -20,10 +20,7 @@ from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.plan_orders import passes_of_plan
-from mistlab.schedule.slot_table import (
-    Action,
-    Kind,
-)
+from mistlab.schedule.slot_table import Action, Kind
 from mistlab.values.errors import refuse
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction, StagePrediction

@@ -6,22 +6,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.cli.commandline import (
-    DONE,
-    INTERRUPTED,
-    NO_ANSWER,
-    print_json,
-    progress,
-    writable,
-)
+from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, print_json, progress, writable
 from experiments.cli.problem import free_words
 from experiments.cli.rundir import RunDirectory, earlier_rows
-from experiments.cli.search_options import (
-    budget_of,
-    can_ask,
-    searched,
-    searchers_called,
-)
+from experiments.cli.search_options import budget_of, can_ask, searched, searchers_called
 from experiments.comparing.bench import Bench, Entry
 from experiments.comparing.entries import Comparison
 from experiments.comparing.explain import Why, best_of, explain

@@ -23,13 +23,7 @@ from mistlab.values.prediction import Prediction
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.units import GIB_BYTES
-from searchers.meshes import (
-    Pipeline,
-    equal_pipelines,
-    even_layers,
-    layer_counts,
-    pipelines,
-)
+from searchers.meshes import Pipeline, equal_pipelines, even_layers, layer_counts, pipelines
 from searchers.savings import stage_of
 from searchers.why_empty import why_empty
 

@@ -6,13 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.cli.commandline import (
-    DONE,
-    NO_ANSWER,
-    about,
-    print_json,
-    progress,
-)
+from experiments.cli.commandline import DONE, NO_ANSWER, about, print_json, progress
 from experiments.cli.problem import load_equal
 from mistlab.cost.memory import host_bytes_of_fullest_node
 from mistlab.symbolic.stage_model import StageModel

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from experiments.cli.commandline import (
-    progress,
-)
+from experiments.cli.commandline import progress
 from mistlab.cost.memory import reserved_bytes, room_of_plan
 from mistlab.engines.table import ENGINES
 from mistlab.symbolic.stage_model import StageModel

@@ -9,9 +9,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from experiments.calibrating.published_run import PublishedRun
-from experiments.calibrating.whole_runs import (
-    fit_allocator,
-)
+from experiments.calibrating.whole_runs import fit_allocator
 from mistlab.calibration.sureness import misses
 
 # Two runs that differ by less than this can be in either order.

@@ -4,10 +4,7 @@ import argparse
 import math
 from pathlib import Path
 
-from experiments.cli.commandline import (
-    parser_of,
-    writable,
-)
+from experiments.cli.commandline import parser_of, writable
 from mistlab.values.errors import InputError
 
 # In place of a folder: the newest checkpoint of the run itself.

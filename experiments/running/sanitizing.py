@@ -6,13 +6,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from experiments.cli.commandline import (
-    DONE,
-    NO_ANSWER,
-    as_options,
-    print_json,
-    progress,
-)
+from experiments.cli.commandline import DONE, NO_ANSWER, as_options, print_json, progress
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job, load_job
 from mistlab.values.value import to_mapping

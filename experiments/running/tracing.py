@@ -7,13 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.commandline import (
-    DONE,
-    NoAnswerError,
-    print_json,
-    progress,
-    writable,
-)
+from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress, writable
 from experiments.running.traced_words import summary_of, tell
 from mistlab.symbolic import graphfile
 from mistlab.symbolic.graph import ModelGraph

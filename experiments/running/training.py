@@ -10,30 +10,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from experiments.cli.commandline import (
-    DONE,
-    NoAnswerError,
-    as_options,
-    print_json,
-    progress,
-)
+from experiments.cli.commandline import DONE, NoAnswerError, as_options, print_json, progress
 from experiments.cli.rundir import RunDirectory, revision
 from experiments.running.measured_trace import write_trace
 from experiments.running.restarts import restarted
 from experiments.running.run_endings import in_words, last_checkpoint
-from experiments.running.run_options import (
-    check_places,
-    check_stage,
-    checkpoints_of,
-    goes_on,
-)
-from experiments.running.run_results import (
-    WARM_UP,
-    History,
-    measurement_of,
-    result_of,
-    summary_of,
-)
+from experiments.running.run_options import check_places, check_stage, checkpoints_of, goes_on
+from experiments.running.run_results import WARM_UP, History, measurement_of, result_of, summary_of
 from mistlab.cost.arithmetic import mfu_of
 from mistlab.values.datafile import write_yaml
 from mistlab.values.job import Job, load_job

@@ -25,13 +25,7 @@ from mistlab.values.errors import FieldError, InputError, near_matches, refuse, 
 from mistlab.values.field_checks import shown
 from mistlab.values.group_references import with_groups
 from mistlab.values.model import ModelSpec
-from mistlab.values.references import (
-    MODEL,
-    hardware_from,
-    model_from,
-    profile_from,
-    space_from,
-)
+from mistlab.values.references import MODEL, hardware_from, model_from, profile_from, space_from
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.value import bounded, check_fields, from_mapping

@@ -7,12 +7,7 @@ reduced in it, and weights are gathered in place.
 
 from dataclasses import replace
 
-from mistlab.engines.baselines import (
-    AFTERWARDS,
-    CACHED_SHARE,
-    KERNELS,
-    OVERLAPPED,
-)
+from mistlab.engines.baselines import AFTERWARDS, CACHED_SHARE, KERNELS, OVERLAPPED
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.kernel_rules import KernelRule

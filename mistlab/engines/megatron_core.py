@@ -17,12 +17,7 @@ whole iteration as one CUDA graph and exchanges hidden.
 
 from dataclasses import replace
 
-from mistlab.engines.baselines import (
-    AFTERWARDS,
-    CACHED_SHARE,
-    OVERLAPPED,
-    SEQUENCE_FIRST,
-)
+from mistlab.engines.baselines import AFTERWARDS, CACHED_SHARE, OVERLAPPED, SEQUENCE_FIRST
 from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.expert_exchange import ExpertExchange

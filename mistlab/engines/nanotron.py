@@ -19,13 +19,7 @@ from mistlab.engines.engine import Engine
 from mistlab.engines.engine_memory import EngineMemory
 from mistlab.engines.host_time import HostTime
 from mistlab.engines.kernel_rules import KernelRule
-from mistlab.schedule.slot_table import (
-    BACKWARD,
-    FORWARD,
-    REDUCE,
-    Task,
-    Template,
-)
+from mistlab.schedule.slot_table import BACKWARD, FORWARD, REDUCE, Task, Template
 
 _PASSES = Template(
     phases={

@@ -8,12 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mistlab.schedule.order_text import (
-    OrderedPass,
-    PassKind,
-    PipelineOrder,
-    splits_backward,
-)
+from mistlab.schedule.order_text import OrderedPass, PassKind, PipelineOrder, splits_backward
 from mistlab.schedule.placement import Placement, StageChunk, loop
 from mistlab.schedule.slot_table import Phase
 

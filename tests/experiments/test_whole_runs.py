@@ -7,12 +7,7 @@ import pytest
 
 from experiments.calibrating.published import read_megatron
 from experiments.calibrating.published_run import PublishedRun
-from experiments.calibrating.whole_runs import (
-    FittedRuns,
-    Values,
-    widths_left_out,
-    with_engines,
-)
+from experiments.calibrating.whole_runs import FittedRuns, Values, widths_left_out, with_engines
 from mistlab import catalog
 from mistlab.calibration.sureness import WIDTH_OF_MEAN, half_width_of
 

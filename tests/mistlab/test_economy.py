@@ -10,20 +10,9 @@ from hypothesis import strategies as st
 
 from mistlab import catalog
 from mistlab.economy.bill import Prices, bill_of
-from mistlab.economy.failures import (
-    Reliability,
-    Shares,
-    best_interval_s,
-    failures_in,
-    shares_of,
-)
+from mistlab.economy.failures import Reliability, Shares, best_interval_s, failures_in, shares_of
 from mistlab.economy.parameters import model_parameters
-from mistlab.economy.training_time import (
-    batch_of,
-    chinchilla_tokens,
-    training_s,
-    utilisation_of,
-)
+from mistlab.economy.training_time import batch_of, chinchilla_tokens, training_s, utilisation_of
 from mistlab.values.errors import InputError
 from mistlab.values.workload import Workload
 from simulators.failures import played

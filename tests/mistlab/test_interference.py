@@ -16,13 +16,7 @@ from mistlab.calibration.slowdowns import OverlapRows, combined, errors, fit
 from mistlab.calibration.tables import read_overlap_table
 from mistlab.cost.side_by_side import BITS, BLOCK, factors_of, overlapped
 from mistlab.machine.derived_slowdowns import slowdowns_of_group
-from mistlab.machine.slowdowns import (
-    SHARED_SETS,
-    STREAMS,
-    GroupSlowdowns,
-    Interference,
-    Slowdown,
-)
+from mistlab.machine.slowdowns import SHARED_SETS, STREAMS, GroupSlowdowns, Interference, Slowdown
 from mistlab.values.errors import FieldError, InputError
 
 NO_SLOWDOWN = GroupSlowdowns(gpus_in_node=2, nodes=1, slowdowns=())

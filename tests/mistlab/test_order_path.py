@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from mistlab.cost.order_bound import order_bound_s
-from mistlab.cost.order_path import (
-    EndTimes,
-    HostTimes,
-    SplitTimes,
-    order_iteration_s,
-)
+from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.schedule.checked_orders import named_order, order_of_text
 from mistlab.schedule.orders import interleaved, zero_bubble

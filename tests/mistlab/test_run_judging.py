@@ -21,12 +21,7 @@ from mistlab.runs.ranking import ranked, separation, spreads
 from mistlab.runs.table import TableRow
 from mistlab.values.errors import InputError
 from mistlab.values.job import dump_job, load_job
-from mistlab.values.prediction import (
-    MemoryByClass,
-    MemoryByPhase,
-    Prediction,
-    StagePrediction,
-)
+from mistlab.values.prediction import MemoryByClass, MemoryByPhase, Prediction, StagePrediction
 from mistlab.values.units import GIB_BYTES
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.test_runs import run

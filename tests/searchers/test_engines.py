@@ -18,13 +18,7 @@ from searchers.registry import SEARCHERS
 from searchers.strategies.exhaustive import all_plans
 from searchers.strategy import StrategySearcher
 from tests.searchers.drawn import drawn_problem
-from tests.searchers.test_every_plan import (
-    OTHERS,
-    PROVING,
-    Tried,
-    predictor_of,
-    wrong_proofs,
-)
+from tests.searchers.test_every_plan import OTHERS, PROVING, Tried, predictor_of, wrong_proofs
 from tests.sweep import sweep
 
 SEEDS = range(24)

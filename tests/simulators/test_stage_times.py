@@ -11,15 +11,7 @@ from simulators.graph import TaskGraph
 from simulators.play import Times
 from simulators.stage_times import PassTimes, pass_times
 from simulators.symbolic import SymbolicPredictor
-from tests.simulators.test_events import (
-    EVERYTHING,
-    EXACT,
-    HALF,
-    PLAIN,
-    WORK,
-    cluster_of,
-    plan_of,
-)
+from tests.simulators.test_events import EVERYTHING, EXACT, HALF, PLAIN, WORK, cluster_of, plan_of
 
 # Nobody sends, so whatever a stage waits for is its own.
 ALONE = {

@@ -18,12 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.engine.streams.ranks import StreamedRanks
-from runtime.models.parallel import (
-    ColumnLinear,
-    MultiplyGathered,
-    RowLinear,
-    shared_parameters,
-)
+from runtime.models.parallel import ColumnLinear, MultiplyGathered, RowLinear, shared_parameters
 
 # Takes work, and does it now or later in the same backward pass of the layer.
 RunBeside = Callable[[Callable[[], object]], None]
