@@ -80,13 +80,6 @@ class Found:
         self.remark("assumed", name, f"{default}, for the file does not say: {option}")
         return default
 
-    def set_dimension(self, name: str, value: float, words: str) -> None:
-        """Set a dimension that every stage shares, if plans have such a dimension."""
-        if name in DIMENSIONS:
-            self.values[name] = value
-        else:
-            self.remark("ignored", words, "plans have no such choice; the prediction is without it")
-
     def job(self, given: Given, engines: Sequence[str]) -> Imported:
         """The job, under the first engine that can run its plan; the given one comes first."""
         wanted = given.engine or self.engine

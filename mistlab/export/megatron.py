@@ -15,12 +15,10 @@ from mistlab.export.megatron_experts import expert_options
 from mistlab.export.megatron_model import model_options, sayable_model
 from mistlab.export.megatron_precision import PRECISION_AWARE, moment_options, precision_options
 from mistlab.export.megatron_read import (
-    DEGREES,
     ENGINES,
     ENGINES_OF_TODAY,
     EXCHANGES,
     STRATEGIES,
-    SWITCHES,
     engine_line,
     engines_for,
     read,
@@ -35,12 +33,10 @@ from mistlab.export.rules import (
     highest,
     none_or_all_blocks,
     same,
-    same_if_any,
 )
 from mistlab.export.target import Row, Target
 from mistlab.export.with_parts import with_values
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED
-from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.job import Job
 from mistlab.values.optimizers import Optimizer
 from mistlab.values.shares import even_shares
@@ -64,7 +60,7 @@ def _experts(job: Job) -> Job:
 
 
 def _sequence_parallel(job: Job) -> Job:
-    return split_sequences(same_if_any(*SWITCHES)(job))
+    return split_sequences(same("sequence_parallel")(job))
 
 
 def _core_recomputed(job: Job) -> Job:
@@ -91,7 +87,7 @@ ROWS = (
         "numbers",
     ),
     Row(
-        choices=("data_parallel", "tensor_parallel", "micro_batch", *DEGREES),
+        choices=("data_parallel", "tensor_parallel", "micro_batch", "context_parallel"),
         nearest=equal_meshes,
         because="gives all stages the same degrees",
     ),
@@ -123,7 +119,7 @@ ROWS = (
         because="recomputes attention's core of all blocks or none, and nothing else then",
     ),
     Row(
-        choices=tuple(SWITCHES),
+        choices=("sequence_parallel",),
         nearest=_sequence_parallel,
         because="switches it for all stages, and needs it where tensor-parallel ranks have experts",
     ),
@@ -183,15 +179,13 @@ def _degrees(job: Job) -> Iterator[str]:
     plan, first = job.plan, job.plan.stages[0]
     yield f"--tensor-model-parallel-size {first.tensor_parallel}"
     yield f"--pipeline-model-parallel-size {plan.num_stages}"
-    for name, option in DEGREES.items():
-        if name in DIMENSIONS and first.value(name) > 1:
-            yield f"{option} {first.degree(name)}"
+    if first.context_parallel > 1:
+        yield f"--context-parallel-size {first.context_parallel}"
     if first.context_exchange:
         words = {way: word for word, way in EXCHANGES.items()}
         yield f"--cp-comm-type {words[first.context_exchange]}"
-    for name, option in SWITCHES.items():
-        if name in DIMENSIONS and first.value(name):
-            yield option
+    if first.sequence_parallel:
+        yield "--sequence-parallel"
     chunks = INTERLEAVED.get(plan.order, 1)
     parts = [even_shares(stage.layers, chunks) for stage in plan.stages]
     sizes = [parts[stage][chunk] for chunk in range(chunks) for stage in range(plan.num_stages)]

@@ -25,14 +25,8 @@ ENGINES_OF_TODAY = ("megatron-core", "megatron-fsdp")
 _ENGINE = re.compile(r"^# predicted under engine ([\w-]+)$", re.MULTILINE)
 # Megatron-FSDP's strategies by ZeRO level.
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-# Further dimensions that stages share, by name: the option that is their degree.
-DEGREES: Mapping[str, str] = {
-    "context_parallel": "--context-parallel-size",
-}
 # How context-parallel ranks exchange keys, by the word for ``--cp-comm-type``.
 EXCHANGES: Mapping[str, int] = {"p2p": RING, "all_gather": GATHER, "a2a": HEADS}
-# Further dimensions that are on or off.
-SWITCHES: Mapping[str, str] = {"sequence_parallel": "--sequence-parallel"}
 
 
 def read(text: str, given: Given) -> Imported:
@@ -88,14 +82,9 @@ def _ranks(launch: Launch, options: Options, found: Found) -> None:
 def _degrees(options: Options, found: Found) -> None:
     found.values["tensor_parallel"] = options.whole("--tensor-model-parallel-size") or 1
     found.num_stages = options.whole("--pipeline-model-parallel-size") or 1
-    for name, option in DEGREES.items():
-        degree = options.whole(option) or 1
-        if degree > 1:
-            found.set_dimension(name, degree, f"{option} {degree}")
+    found.values["context_parallel"] = options.whole("--context-parallel-size") or 1
+    found.values["sequence_parallel"] = int(options.has("--sequence-parallel"))
     _exchange(options, found)
-    for name, option in SWITCHES.items():
-        if options.has(option):
-            found.set_dimension(name, 1, option)
 
 
 def _exchange(options: Options, found: Found) -> None:

@@ -39,15 +39,6 @@ def same(*names: str) -> Rule:
     return lambda job: with_values(job, {name: highest(job, name) for name in names})
 
 
-def same_if_any(*names: str) -> Rule:
-    """As ``same``, for those dimensions that there are."""
-
-    def rule(job: Job) -> Job:
-        return same(*[name for name in names if name in DIMENSIONS])(job)
-
-    return rule
-
-
 def dropped(*names: str) -> Rule:
     """Dimensions go back to their defaults."""
     return lambda job: with_values(job, {name: DIMENSIONS[name].default for name in names})

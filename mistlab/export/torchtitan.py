@@ -6,7 +6,7 @@ flavour; one that torchtitan does not bring has to be added to its table under t
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from mistlab import catalog
@@ -34,14 +34,11 @@ from mistlab.export.torchtitan_models import (
 from mistlab.export.torchtitan_pipeline import SCHEDULES, pipeline_settings, read_stages
 from mistlab.export.with_parts import with_stages, with_values, with_workload
 from mistlab.export.words import names_in
-from mistlab.values.dimensions import DIMENSIONS
 from mistlab.values.errors import InputError, refuse
 from mistlab.values.job import Job
 from mistlab.values.mesh import ranks_of
 from mistlab.values.model import ModelSpec
 
-# Further dimensions that stages share: the setting that is their degree.
-_DEGREES: Mapping[str, str] = {"context_parallel": "context_parallel_degree"}
 HARMLESS = names_in(
     """
     job profiling metrics optimizer lr_scheduler checkpoint comm memory_estimation
@@ -131,7 +128,7 @@ ROWS = (
         because="trains in bf16 or fp32, with fused attention",
     ),
     Row(
-        choices=("data_parallel", "tensor_parallel", "micro_batch", *_DEGREES),
+        choices=("data_parallel", "tensor_parallel", "micro_batch", "context_parallel"),
         nearest=equal_meshes,
         because="gives all stages the same degrees",
     ),
@@ -217,17 +214,14 @@ def write(job: Job) -> str:
 def _degrees(job: Job) -> dict[str, object]:
     stage = job.plan.stages[0]
     replicas = stage.state_replicas if stage.zero else stage.data_parallel
-    degrees: dict[str, object] = {
+    return {
         "data_parallel_replicate_degree": replicas,
         "data_parallel_shard_degree": stage.data_parallel // replicas,
         "fsdp_reshard_after_forward": "always" if stage.zero == 3 else "never",
         "tensor_parallel_degree": stage.tensor_parallel,
         "pipeline_parallel_degree": job.plan.num_stages,
+        "context_parallel_degree": stage.context_parallel,
     }
-    degrees |= {
-        setting: stage.degree(name) for name, setting in _DEGREES.items() if name in DIMENSIONS
-    }
-    return degrees
 
 
 def _expert_degrees(job: Job) -> dict[str, object]:
@@ -287,10 +281,7 @@ def _read_degrees(section: Section, found: Found, model: ModelSpec) -> None:
     found.values["tensor_parallel"] = section.whole("tensor_parallel_degree") or 1
     found.values["sequence_parallel"] = int(found.values["tensor_parallel"] > 1)
     found.num_stages = section.whole("pipeline_parallel_degree") or 1
-    for name, setting in _DEGREES.items():
-        degree = section.whole(setting) or 1
-        if degree > 1:
-            found.set_dimension(name, degree, f"{setting} {degree}")
+    found.values["context_parallel"] = section.whole("context_parallel_degree") or 1
     replicas = section.whole("data_parallel_replicate_degree") or 1
     shards = section.whole("data_parallel_shard_degree", minimum=-1)
     shards = -1 if shards is None else shards
@@ -304,12 +295,10 @@ def _read_degrees(section: Section, found: Found, model: ModelSpec) -> None:
         )
         raise InputError(message)
     reshards = keeps == "always" or (keeps == "default" and found.num_stages == 1)
-    whole = shards == 1 and found.values.get("context_parallel", 1) == 1
+    whole = shards == 1 and found.values["context_parallel"] == 1
     found.values["zero"] = 0 if whole else 3 if reshards else 2
     if replicas > 1 and not whole:
-        found.set_dimension(
-            "state_replicas", replicas, f"data_parallel_replicate_degree {replicas}"
-        )
+        found.values["state_replicas"] = replicas
     _read_experts(section, found, model)
     read_stages(section, found, model.layers)
 

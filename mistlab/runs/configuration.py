@@ -43,7 +43,7 @@ from mistlab.runs.words import (
 )
 from mistlab.values.errors import refuse
 from mistlab.values.field_checks import shown
-from mistlab.values.workload import Precision
+from mistlab.values.workload import Attention, Precision
 
 # Micro-batches of a step where a table does not say the batch.
 MICRO_BATCHES = 8
@@ -87,7 +87,7 @@ class Configuration:
     recompute: str
     saves_unsaid: bool
     precision: Precision
-    attention: str
+    attention: Attention
     short_ends: bool
     ends: tuple[int, int] | None
     drops_tokens: bool
@@ -234,7 +234,7 @@ def _at_first(engine: str, degrees: Mapping[str, int]) -> str:
     return "nanotron-whole-inputs" if engine == "nanotron" and splits else engine
 
 
-def _attention(remarks: str, source: str, shape: Shape, usual: Usual | None) -> str:
+def _attention(remarks: str, source: str, shape: Shape, usual: Usual | None) -> Attention:
     is_windowed = any(name in _FUSED_ONLY and part for name, part in shape.parts)
     written_out = writes_attention_out(remarks, source) or (
         usual is not None and usual.attention == "math"

@@ -14,14 +14,13 @@ from mistlab.runs.ahead import host_is_ahead
 from mistlab.runs.configuration import GPUS_OF_A_NODE, Configuration
 from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.recomputed import recomputed
+from mistlab.runs.shapes import Shape
 from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.placement import most_chunks
-from mistlab.values.dimensions import DIMENSIONS
-from mistlab.values.errors import refuse
 from mistlab.values.job import Job
 from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.workload import Workload
+from mistlab.values.workload import Attention, Precision, Workload
 
 # A node with more GPUs is a rack, of which runs take so many.
 MOST_IN_BOX, RACK = 16, 64
@@ -51,13 +50,14 @@ def job_of(
     A ``hardware`` stands in for that of its name in the catalogue.
     """
     notes = list(run.notes)
+    drops_tokens = run.drops_tokens and run.shape.model.experts is not None
     workload = _workload(
         run.shape,
         run.sequence_length,
         run.global_batch,
         run.attention,
         run.precision,
-        run.drops_tokens and run.shape.model.experts is not None,
+        drops_tokens=drops_tokens,
     )
     blocks = blocks_of_stages(run, notes)
     order = _order(run, blocks, notes)
@@ -67,7 +67,10 @@ def job_of(
         "micro_batch": run.micro_batch,
         "zero": run.zero if run.data_parallel * run.context_parallel > 1 else 0,
         "state_replicas": run.state_replicas,
-        **_today(run, notes),
+        "context_parallel": run.context_parallel,
+        "sequence_parallel": int(run.sequence_parallel),
+        "expert_parallel": run.expert_parallel,
+        "expert_tensor_parallel": run.expert_tensor_parallel,
     }
     stages = tuple(
         StagePlan.of_values({"layers": layers, **mesh, **recomputed(run, layers)})
@@ -105,28 +108,10 @@ def _overlaps(run: Configuration) -> bool:
     copies = run.data_parallel * run.tensor_parallel * run.context_parallel
     copies //= run.expert_parallel * run.expert_tensor_parallel
     crosses = copies > 1 and run.num_gpus > in_node
-    has_experts = "experts" in dict(run.shape.parts) and dict(run.shape.parts)["experts"]
+    has_experts = dict(run.shape.parts).get("experts") is not None
     is_rack = run.gpus.hardware.startswith("gb")
     is_bridge = run.engine.startswith("megatron-bridge")
     return run.overlaps and not (is_bridge and has_experts and crosses and not is_rack)
-
-
-def _today(run: Configuration, notes: list[str]) -> dict[str, int]:
-    """Sequence and context parallelism, as far as plans have these dimensions."""
-    values = {}
-    if run.expert_parallel * run.expert_tensor_parallel > 1:
-        values["expert_parallel"] = run.expert_parallel
-        values["expert_tensor_parallel"] = run.expert_tensor_parallel
-    if run.sequence_parallel:
-        if "sequence_parallel" in DIMENSIONS:
-            values["sequence_parallel"] = 1
-        else:
-            notes.append("predicted without sequence parallelism")
-    if run.context_parallel > 1:
-        if "context_parallel" not in DIMENSIONS:
-            refuse("cp", f"{run.context_parallel} cannot be said yet: give 1")
-        values["context_parallel"] = run.context_parallel
-    return values
 
 
 def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
@@ -151,17 +136,24 @@ def _order(run: Configuration, blocks: Sequence[int], notes: list[str]) -> str:
 
 
 @cache
-def _workload(*choices: object) -> Workload:
-    shape, sequence_length, global_batch, attention, precision, drops_tokens = choices
+def _workload(
+    shape: Shape,
+    sequence_length: int,
+    global_batch: int,
+    attention: Attention,
+    precision: Precision,
+    *,
+    drops_tokens: bool,
+) -> Workload:
     return Workload(
-        model=shape.model,  # type: ignore[attr-defined]
-        sequence_length=sequence_length,  # type: ignore[arg-type]
-        global_batch=global_batch,  # type: ignore[arg-type]
-        attention=attention,  # type: ignore[arg-type]
-        precision=precision,  # type: ignore[arg-type]
+        model=shape.model,
+        sequence_length=sequence_length,
+        global_batch=global_batch,
+        attention=attention,
+        precision=precision,
         # Every expert takes as many tokens as come in the mean.
         expert_capacity=1.0 if drops_tokens else None,
-        expert_padding=bool(drops_tokens),
+        expert_padding=drops_tokens,
     )
 
 
