@@ -24,6 +24,8 @@ from searchers.strategies.published import published
 
 SIZES, QUICK_SIZES = ("1.3b", "2.7b", "7b"), ("1.3b",)
 QUICK_PLANS = 100
+# The views that leave something out.
+PARTIAL = tuple(view for view in VIEWS if view != FULL)
 # The published search, and what is changed in it.
 VARIANTS: Mapping[str, Mapping[str, bool]] = {
     "published": {},
@@ -31,6 +33,8 @@ VARIANTS: Mapping[str, Mapping[str, bool]] = {
     "longest chain": {"by_chains": True},
     "both": {"weighted": False, "by_chains": True},
 }
+# Rows by case, and by view or search.
+Winners = Mapping[tuple[str, str], Row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,39 +149,13 @@ def report(rows: Sequence[Row]) -> Report:
                 "the plan that is found with it (as played in brackets). "
                 f"{len(beaten)} of {len(slower)} beat it."
             ),
-            table(
-                ("case", "full s", *(view for view in VIEWS if view != FULL)),
-                [
-                    (
-                        case,
-                        f"{winners[case, FULL]['full_s']:.3f}",
-                        *(_slower(winners, case, view) for view in VIEWS if view != FULL),
-                    )
-                    for case in cases
-                ],
-            ),
+            _winners_table(winners, cases),
             (
                 "The published search, and what is gained by true frontiers in place of weighted "
                 "sums, by the longest chain in place of the published objective, and by both: "
                 "how much slower each one's plan is than that of `mist`."
             ),
-            table(
-                ("case", *VARIANTS),
-                [
-                    (
-                        case,
-                        *(
-                            "-"
-                            if (case, name) not in searches
-                            else _percent(
-                                searches[case, name]["full_s"] / winners[case, FULL]["full_s"] - 1
-                            )
-                            for name in VARIANTS
-                        ),
-                    )
-                    for case in cases
-                ],
-            ),
+            _searches_table(searches, winners, cases),
         ],
         summary={"plans": count, "broken": broken, "beaten": len(beaten)},
         pictures=[
@@ -190,8 +168,7 @@ def report(rows: Sequence[Row]) -> Report:
                         None if (share := slower.get((case, view))) is None else 100 * share
                         for case in cases
                     ]
-                    for view in VIEWS
-                    if view != FULL
+                    for view in PARTIAL
                 },
                 y="slower than with the whole predictor (%)",
             )
@@ -208,18 +185,46 @@ def _spreads(orders: Sequence[Row]) -> list[tuple[str, ...]]:
             f"{Summary.of([row['over_full'][view]['median'] for row in orders]).mean:.3f}",
             f"{max(row['over_full'][view]['most'] for row in orders):.3f}",
         )
-        for view in VIEWS
-        if view != FULL
+        for view in PARTIAL
     ]
 
 
-def _slower(winners: Mapping[tuple[str, str], Row], case: str, view: str) -> str:
-    if (case, view) not in winners:
-        return "-"
-    own, whole = winners[case, view], winners[case, FULL]
-    shares = (own[name] / whole[name] - 1 for name in ("full_s", "played_s"))
-    return "{} ({})".format(*map(_percent, shares))
+def _winners_table(winners: Winners, cases: Sequence[str]) -> str:
+    """How much slower each view's winner is, and in brackets as it is played."""
+
+    def slower(case: str, view: str) -> str:
+        own, whole = winners.get((case, view)), winners[case, FULL]
+        if own is None:
+            return "-"
+        return f"{_slower(own, whole, 'full_s')} ({_slower(own, whole, 'played_s')})"
+
+    return table(
+        ("case", "full s", *PARTIAL),
+        [
+            (case, f"{winners[case, FULL]['full_s']:.3f}", *(slower(case, one) for one in PARTIAL))
+            for case in cases
+        ],
+    )
 
 
-def _percent(share: float) -> str:
-    return f"{share:+.2%}"
+def _searches_table(searches: Winners, winners: Winners, cases: Sequence[str]) -> str:
+    """How much slower the plan of each published search is than that of ``mist``."""
+    return table(
+        ("case", *VARIANTS),
+        [
+            (
+                case,
+                *(
+                    _slower(own, winners[case, FULL], "full_s")
+                    if (own := searches.get((case, name)))
+                    else "-"
+                    for name in VARIANTS
+                ),
+            )
+            for case in cases
+        ],
+    )
+
+
+def _slower(own: Row, whole: Row, by: str) -> str:
+    return f"{own[by] / whole[by] - 1:+.2%}"

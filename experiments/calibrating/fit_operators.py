@@ -47,29 +47,19 @@ def operator_rates(
         before = hardware.compute
         if before is not None:
             rates |= {name: before.rate(name) for name in FUSED_ATTENTION}
-        notes = [table_hardware or "unnamed"]
-        if attention is not None:
-            origin, kernels = read_attention_table(
-                attention[0], hardware.gpu.peak_tflops, campaign=attention[1]
-            )
-            rates |= {rate.operators: rate for rate in kernels}
-            digest = origin.sha256[:DIGEST_CHARACTERS]
-            notes.append(f"attention's kernels from {attention[0].name} (sha256 {digest})")
-        elif attention_tflops is not None:
-            given = zip(FUSED_ATTENTION, attention_tflops, strict=True)
-            rates |= {name: Rate(operators=name, tflops=tflops) for name, tflops in given}
-            notes.append("fused attention as given")
-        elif before is None:
+        own, note = _of_attention(hardware, attention, attention_tflops)
+        if not own and before is None:
             message = (
                 f"{path}: says nothing of fused attention: give --attention TABLE.csv, "
                 "--attention-tflops FORWARD BACKWARD, or --borrow a hardware that has them"
             )
             raise InputError(message)
+        rates |= {rate.operators: rate for rate in own}
         fitted = Fitted(
             group="compute",
             table=path,
             sha256=table.origin.sha256,
-            note=", ".join(notes),
+            note=f"{table_hardware or 'unnamed'}{note}",
             residuals=tuple(
                 Residual(
                     what=f"{name}, widths left out",
@@ -88,6 +78,22 @@ def operator_rates(
         return calibrated(hardware, "compute", value, fitted, more=False), fitted
 
     return step
+
+
+def _of_attention(
+    hardware: Hardware, table: tuple[Path, str | None] | None, tflops: Sequence[float] | None
+) -> tuple[Sequence[Rate], str]:
+    """The rates of attention's kernels, by their table or as given, and how a source ends that says
+    so; none if neither is there."""
+    if table is not None:
+        path, campaign = table
+        origin, kernels = read_attention_table(path, hardware.gpu.peak_tflops, campaign=campaign)
+        digest = origin.sha256[:DIGEST_CHARACTERS]
+        return kernels, f", attention's kernels from {path.name} (sha256 {digest})"
+    if tflops is not None:
+        given = zip(FUSED_ATTENTION, tflops, strict=True)
+        return [Rate(operators=one, tflops=of) for one, of in given], ", fused attention as given"
+    return (), ""
 
 
 def launch_time(path: Path, table_hardware: str | None) -> Step:

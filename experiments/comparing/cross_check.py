@@ -301,12 +301,16 @@ def _words(summary: Mapping[str, Any], wanted: int, population: Population) -> I
         "The largest differences, each with the one thing without which the two differ least (if "
         "that takes half of the difference away):"
     )
-    worst = (
+    yield _worst_table(summary["worst"])
+
+
+def _worst_table(rows: Sequence[Row]) -> str:
+    head = (
         *("plan", "difference", "order", "stages", "micro-batches", "first and last", "problem"),
         "reason",
     )
-    yield table(
-        worst,
+    return table(
+        head,
         [
             (
                 row["plan"],
@@ -318,7 +322,7 @@ def _words(summary: Mapping[str, Any], wanted: int, population: Population) -> I
                 row["workload"],
                 row["reason"],
             )
-            for row in summary["worst"]
+            for row in rows
         ],
     )
 
