@@ -106,7 +106,7 @@ class TaskGraph:
         return self.places[bisect_right(self.first_layers, layer) - 1].chunk
 
     def action(self, task: int) -> Action:
-        """What a task does."""
+        """The action of a task."""
         kind, direction, layer = self.labels[task]
         return Action(
             stage=self.stage(task),

@@ -52,7 +52,7 @@ STAGES_AT_ONCE = FEW_ROWS
 
 
 def as_they_are(tasks: TaskModel) -> TaskModel:
-    """The same times of tasks."""
+    """The times of tasks, unchanged."""
     return tasks
 
 

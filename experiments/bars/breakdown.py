@@ -210,7 +210,7 @@ def _cases_table(rows: Sequence[Row]) -> str:
 
 
 def _missing(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """What share of the whole's speed is lost without each component."""
+    """The share of the whole's speed that is lost without each component."""
     whole = {row["case"]: row for row in rows if row["chapter"] == "with"}
     without = [row for row in rows if row["chapter"] == "without" and row["kept_s"]]
     for step in dict.fromkeys(row["step"] for row in without):

@@ -42,7 +42,7 @@ class Found:
 
     @property
     def terms(self) -> Terms:
-        """What these seconds are made of."""
+        """The terms that add up to these seconds."""
         return Terms.of(self.plan, self.prediction)
 
 
@@ -75,7 +75,7 @@ class Desk:
         seed: int = 0,
         listener: Callable[[Ledger], None] | None = None,
     ) -> Found | None:
-        """What a searcher finds while it sees a view; None where nothing fits."""
+        """The best plan of a searcher that sees a view; None where no plan fits."""
         strategy = SEARCHERS[searcher] if isinstance(searcher, str) else searcher
         asking = StrategySearcher(
             strategy=strategy, predictor=self.predictor(view), listener=listener

@@ -66,7 +66,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
 
 
 def report(rows: Sequence[Row]) -> Report:
-    """What the rows say."""
+    """The report of the rows."""
     summaries = [*_summaries(rows)]
     return Report(
         title="The evaluation: over baselines as published, and over tuned ones",

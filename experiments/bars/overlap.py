@@ -124,7 +124,7 @@ def _holds(rows: Sequence[Row]) -> bool:
 
 
 def report(rows: Sequence[Row]) -> Report:
-    """What the rows say."""
+    """The report of the rows."""
     orders = [row for row in rows if row["chapter"] == "order"]
     winners, searches = _of(rows, "winners", "view"), _of(rows, "published search", "search")
     cases = [*dict.fromkeys(case for case, view in winners if view == FULL)]

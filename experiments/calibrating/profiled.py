@@ -22,7 +22,8 @@ ALLOCATOR_OF = "l4-24gb"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to call the hardware, where its tables are, and whose datasheet has its peaks."""
+    """The name of a hardware, the folder of its tables, and the hardware whose datasheet has its
+    peaks."""
 
     name: str
     tables: Path

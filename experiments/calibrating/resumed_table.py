@@ -36,7 +36,7 @@ class ResumedTable:
 
     @property
     def rows(self) -> Sequence[Mapping[str, str]]:
-        """What was measured."""
+        """The measured rows."""
         return [*self._rows.values()]
 
     def has(self, key: Key) -> bool:

@@ -7,7 +7,7 @@ MOST_MOVED = 0.03
 
 
 def moved_words(before: Clocks | None, after: Clocks | None) -> str:
-    """That clocks have moved by more than they may; empty if they have not, or nobody told."""
+    """A warning if clocks have moved by more than they may; else, or if they are unknown, empty."""
     if before is None or after is None or after.moved_from(before) <= MOST_MOVED:
         return ""
     return (

@@ -58,7 +58,7 @@ class RunDirectory:
         self.write_text("rows.jsonl", "".join(lines))
 
     def rows(self) -> list[dict[str, Any]]:
-        """What ``rows.jsonl`` holds; a last line that was cut off is none."""
+        """The rows of ``rows.jsonl``, without a last line that was cut off."""
         return read_rows(self.path / "rows.jsonl")
 
 

@@ -273,7 +273,7 @@ def _tasks(plan: Plan) -> int:
 
 
 def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Those that no other beats in both time and memory, fastest first."""
+    """The Pareto frontier of the points in time and memory, fastest first."""
     front: list[Point] = []
     for point in sorted(points):
         if not front or point.memory_bytes < front[-1].memory_bytes:

@@ -157,7 +157,7 @@ def _row(number: int, plan: RandomPlan) -> dict[str, Any]:
 
 
 def _extras_s(plan: RandomPlan) -> float:
-    """What the first and last micro-batches take beyond steady ones, the most of any stage."""
+    """Seconds that first and last micro-batches take beyond steady ones, the most of any stage."""
     return max(
         max(0.0, stage.delta_forward_s) + max(0.0, stage.delta_backward_s)
         for stage in plan.prediction.stages

@@ -30,7 +30,7 @@ Limit = Literal["compute", "exposed communication", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLimit:
-    """What keeps a stage from being faster.
+    """The resource that keeps a stage from being faster.
 
     ``memory`` where saving less would make the plan faster, and the stage has no room for it.
     """

@@ -78,7 +78,7 @@ class RandomPlan:
 
     @property
     def strata(self) -> frozenset[str]:
-        """What the plan has, in the words of reports."""
+        """The properties of the plan, in the words of reports."""
         plan, cluster = self.job.plan, self.job.cluster
         nodes = "1 node" if cluster.nodes == 1 else "2 to 4 nodes"
         if not plan.overlap_communication:

@@ -26,8 +26,8 @@ HALF = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """What was removed, and the difference without it; ``removed`` is empty if nothing alone takes
-    half of the difference away."""
+    """The thing that was removed, and the difference without it; ``removed`` is empty if no single
+    thing takes half of the difference away."""
 
     removed: str
     difference: float

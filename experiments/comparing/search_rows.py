@@ -66,7 +66,7 @@ def _row(
 
 
 def _answer(entry: Entry, bench: Bench) -> dict[str, Any]:
-    """What is known of the best plan, all null where there is none."""
+    """The columns of the best plan, all null where there is none."""
     names = ("predicted_s", "predicted_s_low", "predicted_s_high", "simulated_s")
     if entry.answer is None:
         return dict.fromkeys((*names, "headroom_bytes"))

@@ -78,7 +78,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def reasons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What searchers say about how they ended."""
+    """The reasons that searchers give for their ends."""
     return [f"{row['searcher']}: {row['reason']}" for row in rows if row["reason"]]
 
 

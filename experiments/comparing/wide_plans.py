@@ -50,7 +50,7 @@ class WidePlan(RandomPlan):
 
     @property
     def strata(self) -> frozenset[str]:
-        """What the plan has, in the words of reports."""
+        """The properties of the plan, in the words of reports."""
         plan, stage = self.job.plan, self.job.plan.stages[0]
         experts = self.job.workload.model.experts is not None
         has = {

@@ -19,7 +19,7 @@ WAYS = {
 
 
 def report_of(study: Study, prices: Prices) -> Report:
-    """What the study has to say."""
+    """The report of the study."""
     own = [row for row in study.rows if row["way"] in WAYS]
     runs = [row for row in study.rows if row["way"] == "published run"]
     bills = [row for row in study.rows if row["way"] == "published bill"]

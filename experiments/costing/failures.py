@@ -74,7 +74,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _asked(given: Reliability, interval_s: float, best_s: float) -> list[Row]:
-    """What is worked out: the question, then other intervals, numbers of GPUs, and checkpoints."""
+    """The cases to work out: the asked one, other intervals, numbers of GPUs, and checkpoints."""
     rows: list[Row] = [{"kind": "asked", "given": given, "interval_s": interval_s}]
     rows += [{"kind": "interval", "given": given, "interval_s": by * best_s} for by in INTERVALS]
     for by in SIZES:

@@ -130,8 +130,8 @@ def _cheapest(study: Study, asked: Tried) -> Tried | None:
 
 
 def _price(one: Tried) -> tuple[float, float]:
-    """What a change costs: power of all boards first, where there are more GPUs or other ones, then
-    seconds."""
+    """The price of a change: power of all boards first, where there are more GPUs or other ones,
+    then seconds."""
     watts = one.job.cluster.hardware.gpu.board_watts or 0.0
     return watts * one.job.plan.num_gpus, one.prediction.iteration_s
 

@@ -22,7 +22,7 @@ NARROW = "Peaks are predicted wrongly by up to a tenth or so, so try it before y
 
 
 def report_of(study: Study, asked: Tried, cheapest: Tried | None) -> Report:
-    """What the study has to say."""
+    """The report of the study."""
     row = study.rows[0]
     work, cluster = asked.job.workload, asked.job.cluster
     title = f"Will it fit: {work.model.name} on {cluster.num_gpus} {cluster.hardware.name}"

@@ -102,7 +102,7 @@ def _predicted(
 
 
 def _key(prediction: Prediction) -> tuple[bool, float]:
-    """What is better: to fit; then to be faster, or to hold less where nothing fits."""
+    """Sorts predictions, the best first: plans that fit by time, then others by memory."""
     by = prediction.iteration_s if prediction.fits else prediction.peak_reserved_bytes
     return not prediction.fits, by
 

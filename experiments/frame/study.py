@@ -26,7 +26,7 @@ ASIDE = ("out", "json", "page")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What an experiment has to say.
+    """The report of an experiment.
 
     ``words`` are paragraphs and tables in Markdown: they are printed, and stand on the page.
     ``beside`` stands on the page alone: what was published, and why this differs. ``summary`` is

@@ -70,7 +70,7 @@ def contenders(
 
 
 def _order(contender: Contender) -> tuple[bool, float]:
-    """Plans that fit by their time, others by the memory that they need."""
+    """Sorts plans, the best first: those that fit by time, then others by memory."""
     prediction = contender.prediction
     if prediction is None:
         return True, float("inf")

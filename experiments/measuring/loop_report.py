@@ -49,7 +49,7 @@ class Measured:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Measured":
-        """What the rows of a plan say, of which one at least ran."""
+        """The measurement in the rows of a plan, of which one at least ran."""
         first = rows[0]
         return cls(
             name=first["name"],

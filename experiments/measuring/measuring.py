@@ -151,7 +151,7 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UnderWay:
-    """What a call measures, what earlier calls have measured, and when it ends."""
+    """The measurements of a call and of earlier calls, and the time at which the call ends."""
 
     options: argparse.Namespace
     systems: Sequence[str]
@@ -273,7 +273,7 @@ def _report(
 
 
 def _tried(rows: Sequence[Row], case: Case, system: str) -> str:
-    """What became of the trials of a system of which none ran."""
+    """The outcomes of the trials of a system of which none ran."""
     outcomes = dict.fromkeys(
         row["outcome"] for row in _rows_of(rows, case, system) if row["phase"] == "trial"
     )

@@ -112,7 +112,7 @@ class Nodes:
         return time.monotonic() - self._over_since > PARTING_S
 
     def outcomes(self) -> list[str]:
-        """What became of other nodes' parts, as far as they have ended."""
+        """The outcomes of other nodes' parts, as far as they have ended."""
         keys = map(self._key, self._others)
         return [self.store.get(key).decode() for key in keys if self.store.check([key])]
 

@@ -136,8 +136,8 @@ def _configurations(run: Configuration) -> Iterator[Configuration]:
 
 
 def _recomputed(run: Configuration) -> Iterator[str]:
-    """What may be recomputed: what the run says, if this is no number of blocks, nothing, or a part
-    of each stage's blocks, in words of tables."""
+    """Ways to recompute, in words of tables: the run's own, unless it is a number of blocks; none;
+    and parts of each stage's blocks."""
     if not run.recompute.startswith("full"):
         yield run.recompute
     if run.recompute != "none":

@@ -75,7 +75,7 @@ def checks_of(plans: Sequence[ReportPlan], said: Mapping[str, Said]) -> Checks:
 
 
 def machine_of(said: Said) -> str:
-    """What measurements that mix have in common, of a run; empty where it does not tell."""
+    """The device and the versions of a run, alike in runs that may be compared; empty if untold."""
     of = said.get("environment", {})
     words = (of.get("device"), of.get("torch"), of.get("cuda"))
     named = zip(("", "torch ", "CUDA "), words, strict=True)

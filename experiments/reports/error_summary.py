@@ -25,7 +25,7 @@ def by_set(rows: Sequence[dict[str, Any]]) -> Mapping[str, list[dict[str, Any]]]
 
 
 def summary_of(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the errors of a set's runs come to."""
+    """The errors of a set's runs in a few figures."""
     errors = np.array([row["error"] for row in rows])
     unseen = [row for row in rows if not row["fitted"] or row["error_left_out"] is not None]
     of_unseen = np.array(
@@ -96,7 +96,7 @@ def _order(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], in
 def memory_summary(
     rows: Sequence[dict[str, Any]], runs: Sequence[PublishedRun]
 ) -> dict[str, Any] | None:
-    """What the errors of all stages' memory come to; nothing where no run has peaks."""
+    """The errors of all stages' memory in a few figures; none where no run has peaks."""
     if not rows:
         return None
     with_peaks = [one for one in runs if one.reserved_bytes and one.plan is not None]

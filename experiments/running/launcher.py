@@ -48,7 +48,7 @@ class Launcher:
         self._worker.close()
 
     def run(self, plan: Path, gpus: int) -> Mapping[str, Any]:
-        """What ``run_plan --json`` says of a plan, or a mapping with ``error``."""
+        """The output of ``run_plan --json`` for a plan, or a mapping with ``error``."""
         run = PlanRun(plan=plan, steps=self.steps, seed=self.seed)
         try:
             said = self._alone(run) if gpus == 1 else self._together(run, gpus)
@@ -75,5 +75,5 @@ class Launcher:
 
 
 def silent(status: int) -> str:
-    """What is said of a run that said nothing."""
+    """The error of a run that ended without a word."""
     return f"it ended with status {status}, without a word"

@@ -162,7 +162,7 @@ def ended_within(
     env: Mapping[str, str] | None = None,
     hangs: Callable[[], bool] = lambda: False,
 ) -> subprocess.CompletedProcess[str] | None:
-    """What a command said, or None if it was interrupted because its time was over, or because it
+    """The output of a command; None if it was interrupted because its time was over, or because it
     is known to hang."""
     pipe = subprocess.PIPE
     ends = time.monotonic() + seconds

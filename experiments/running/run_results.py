@@ -32,7 +32,7 @@ WARM_UP = 2
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """What the steps came to, a row each, in order; the ``earlier`` ones before this process.
+    """The results of steps, a row each, in order; the ``earlier`` ones are of processes before.
 
     Also the first GPU's clocks after warming up and at the end, and seconds until the first step.
     """
@@ -58,7 +58,7 @@ class History:
 
     @property
     def moved_clocks(self) -> str:
-        """That clocks have moved since warming up; empty if they have not, or nobody told."""
+        """A warning if clocks have moved since warming up; else, or if they are unknown, empty."""
         return moved_words(self.clocks[0], self.clocks[-1]) if self.clocks else ""
 
     @property
@@ -88,7 +88,7 @@ def result_of(
     memory: Sequence["RankMemory"],
     environment: Environment,
 ) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """The output of ``--json``."""
     median = statistics.median(history.timed_s)
     return {
         "plan": str(options.plan),
@@ -204,7 +204,7 @@ def stages_run(job: Job, stage: int | None) -> Sequence[int]:
 
 
 def prediction_of(job: Job, stage: int | None) -> Prediction:
-    """What the closed form says of the plan, or of one of its stages on a GPU by itself."""
+    """The closed form's prediction of the plan, or of one of its stages on a GPU by itself."""
     if stage is None:
         return SymbolicPredictor(workload=job.workload, cluster=job.cluster).predict(job.plan)
     alone = SymbolicPredictor(workload=job.workload, cluster=job.cluster.alone)
@@ -212,7 +212,7 @@ def prediction_of(job: Job, stage: int | None) -> Prediction:
 
 
 def _predicted(job: Job, stage: int | None) -> dict[str, Any]:
-    """What was predicted of a run, the peaks of each rank; null where nothing was."""
+    """The predicted figures of a run, peaks rank by rank; null where nothing was predicted."""
     found = _prediction(job, stage)
     pairs = zip(stages_run(job, stage), found.stages if found else (), strict=bool(found))
     ranks = [one for number, one in pairs for _ in range(job.plan.stages[number].num_gpus)]

@@ -34,7 +34,7 @@ ACROSS = {"pair": (1, 2), "two": (8, 2), "four": (8, 4)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is fitted: a hardware, an engine, and the profile of the cluster if it has one."""
+    """The values to fit: a hardware, an engine, and the profile of the cluster if it has one."""
 
     hardware: Hardware
     engine: Engine
@@ -120,7 +120,7 @@ def _values_of_transfers(transfers: Transfers) -> dict[str, float]:
 
 
 def _of_exchange(exchange: ExpertExchange) -> dict[str, float]:
-    """Those of an exchange between experts, as far as it has them."""
+    """The constants of an exchange between experts, as far as it has them."""
     found = {"expert_us": 1e6 * exchange.expert_s, "exchange_ms": 1e3 * exchange.wait_s}
     return {name: value for name, value in found.items() if value}
 

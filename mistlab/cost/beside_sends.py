@@ -60,7 +60,7 @@ class BesideSend:
     most_sent_s: Values | None = None
 
     def chosen(self, rows: NDArray[np.intp] | slice) -> Self:
-        """Those of the candidates in these rows."""
+        """The passes of the candidates in these rows."""
         assert self.most_sent_s is None, "rows of boxes are chosen before their ends are joined"
         return type(self)(*(getattr(self, entry.name)[rows] for entry in fields(self)[:-1]))
 
@@ -125,8 +125,8 @@ class BesideSend:
 
     @classmethod
     def of_box(cls, ends: Sequence[Self], longest_s: Values | float) -> Self:
-        """What no candidate of a box undercuts, from the passes at both ends of its recomputed
-        blocks, with the least ratios. No pass of the box with copies takes more than ``longest_s``
+        """Lower bounds over a box, from the passes at both ends of its recomputed blocks with the
+        least ratios. No pass of the box with copies takes more than ``longest_s``
         beside a send that goes on all through it."""
         computing_longer_s, computing_sent_s, late_s = (
             np.minimum(*(getattr(end, name) for end in ends))

@@ -48,7 +48,7 @@ class FirstPass:
     end_steps: Values
 
     def chosen(self, rows: NDArray[np.intp] | slice) -> "FirstPass":
-        """Those of the candidates in these rows."""
+        """The parts of the candidates in these rows."""
         parts = (getattr(self, entry.name) for entry in fields(self))
         # Without offloading a part is one zero for all candidates.
         return FirstPass(*(part if len(part) == 1 else part[rows] for part in parts))

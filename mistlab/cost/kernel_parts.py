@@ -41,7 +41,7 @@ class KernelParts:
 
 
 def kernel_parts(seconds: TaskSeconds) -> KernelParts:
-    """What the kernels of each type of layer take, for each strategy."""
+    """The seconds of the kernels of each type of layer, for each strategy."""
     model, types = seconds.model.layers, seconds.model.types
     sizes = {symbol: seconds.columns[name] for symbol, name in layer_columns().items()}
     values, rates = model.work(size_columns(seconds.model.workload, sizes)), model.rates()
@@ -73,6 +73,6 @@ def kernel_parts(seconds: TaskSeconds) -> KernelParts:
 
 
 def rest_of(whole_s: Values, parts_s: Values) -> Values:
-    """What is left of some seconds without their parts; nothing if only rounding is."""
+    """The seconds that are no part of a whole's parts; none if only rounding is left."""
     rest_s = whole_s - parts_s
     return np.where(rest_s > ROUNDING * whole_s, rest_s, 0.0)

@@ -229,7 +229,7 @@ class OrderedStages:
         return forward, backward
 
     def _for_all_chunks(self) -> StagePeaks:
-        """What the closed form says for the micro-batches that all chunks hold at once."""
+        """The peaks by the closed form, with the micro-batches that all chunks hold at once."""
         return self.model.peaks(self.batch.with_columns(in_flight=self.moments.least_held))
 
     def _chosen(self, rows: Rows) -> "OrderedStages":

@@ -56,7 +56,7 @@ class PassSeconds:
     step_computing: Values
 
     def chosen(self, rows: NDArray[np.intp] | slice) -> "PassSeconds":
-        """Those of the candidates in these rows."""
+        """The passes of the candidates in these rows."""
         inside = {phase: seconds[rows] for phase, seconds in self.inside.items()}
         return PassSeconds(
             inside=inside,
@@ -83,7 +83,7 @@ class PassSums:
     steps: bool
 
     def chosen(self, rows: NDArray[np.intp]) -> "PassSums":
-        """Those of the candidates in these rows."""
+        """The sums of the candidates in these rows."""
         return PassSums(self.values.take(rows, axis=1), self.steps)
 
     def passes(self) -> PassSeconds:

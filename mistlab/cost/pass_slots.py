@@ -98,8 +98,8 @@ class PassSlots:
         return np.stack([passes_s[here], seconds.alone("S", "")[here]])
 
     def of_steps(self) -> Values:
-        """What ``FirstPass`` sums up (parts, K', S); no parts if nothing of the steps leaves the
-        GPU."""
+        """The parts of ``FirstPass`` (parts, K', S), to be summed; no parts if nothing of the steps
+        leaves the GPU."""
         columns = self._seconds.columns
         offloads = (columns["offload_weights"] > 0) | (columns["offload_optimizer"] > 0)
         if not (self._seconds.model.template.depth and offloads.any()):

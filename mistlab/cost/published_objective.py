@@ -18,7 +18,7 @@ from mistlab.cost.chains import PassLengths
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Published(Generic[Length]):
-    """What the objective needs of a stage and all stages after it: the slowest stage's time, the
+    """The terms of the objective for a stage and all stages after it: the slowest stage's time, the
     sum of their times, and the longest extra that is not hidden."""
 
     slowest: Length
@@ -44,7 +44,7 @@ def steady_s(stage: PassLengths[Length]) -> Length:
 
 
 def extra_s(stage: PassLengths[Length]) -> Length:
-    """What the first and the last micro-batch take beyond a steady one."""
+    """The time that the first and the last micro-batch take beyond steady ones."""
     total: Length = (
         stage.begin_s
         + (stage.through_forward_s - stage.forward_s)

@@ -26,14 +26,14 @@ def run_seconds(
 
 
 class PinnedMemory:
-    """What the process that runs has pinned: strict runs have one of their own."""
+    """The memory that the running process has pinned; strict runs have a process of their own."""
 
     def __init__(self) -> None:
         self._gib = 0.0
         self._is_strict: bool | None = None
 
     def seconds(self, gib: float, *, is_strict: bool) -> float:
-        """Of another process if this is the first of its kind, and of what a run pins."""
+        """The time to start a process, if this run is the first of its kind, and to pin memory."""
         seconds = 0.0
         if is_strict != self._is_strict:
             self._is_strict, self._gib, seconds = is_strict, 0.0, PROCESS_S

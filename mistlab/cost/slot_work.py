@@ -108,6 +108,6 @@ class SlotWork:
 
 @cache
 def _neighbour(place: Place, phase: Phase, depth: int) -> int:
-    """The one of a slot's three layers that a task with this place is for."""
+    """Which of a slot's three layers a task with this place works on."""
     above = layers_above(place, phase, depth)
     return UPPER if above > 0 else LOWER if above < 0 else HERE

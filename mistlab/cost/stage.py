@@ -174,9 +174,9 @@ def split_seconds(model: StageTimeModel, batch: StageBatch) -> Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutsidePasses:
-    """What the times of candidates (C) have beside those of passes: sends there and back, how many
-    times as long sends take beside arithmetic, tied tables, and whether gradients are reduced in
-    place."""
+    """The times of candidates (C) that are no part of their passes: sends there and back, how many
+    times as long sends take beside arithmetic, and reductions of tied tables. Reductions of
+    gradients ``in_place`` go on after the last backward pass has computed."""
 
     received_s: Values
     sent_s: Values
@@ -186,7 +186,7 @@ class OutsidePasses:
     in_place: NDArray[np.bool_]
 
     def chosen(self, rows: NDArray[np.intp] | slice) -> "OutsidePasses":
-        """Those of the candidates in these rows."""
+        """The times of the candidates in these rows."""
         return OutsidePasses(
             **{entry.name: getattr(self, entry.name)[rows] for entry in fields(self)}
         )
@@ -232,7 +232,7 @@ class StageSlots:
         return longest_beside_sends(self.seconds, self.kinds, self.summed)
 
     def outside_passes(self) -> OutsidePasses:
-        """What the times of candidates have beside those of passes."""
+        """The times of candidates that are no part of their passes."""
         batch, seconds, of_strategy = self.batch, self.seconds, self.strategies.index
         ways = seconds.receive_s[of_strategy], seconds.send_s[of_strategy]
         # The first stage ends last, so it has the time of tied tables.

@@ -96,8 +96,8 @@ def _counts(model: StageTimeModel, batch: StageBatch) -> Values:
 
 
 def split_parts(model: StageTimeModel, batch: StageBatch) -> Values:
-    """What the ``NAMES`` of each candidate (names, C) have more if gradients of weights are passes
-    of their own: they no longer hide exchanges, and reductions run beside them alone."""
+    """Seconds by which the ``NAMES`` of each candidate (names, C) grow if gradients of weights are
+    passes of their own: they no longer hide exchanges, and reductions run beside them alone."""
     seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
     weights_s, less_s = split_seconds(model, batch)
     longer_s = np.maximum(weights_s - less_s, 0.0)

@@ -111,11 +111,11 @@ class _ViewedPlans:
     view: View
 
     def predict(self, plan: Plan) -> Prediction:
-        """What the plan costs in this view."""
+        """The predicted cost of a plan in this view."""
         return self.predict_many([plan])[0]
 
     def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
-        """What each plan costs in this view, in order."""
+        """The predicted cost of each plan in this view, in order."""
         predictions = self.predictor.predict_many(plans)
         if (extras := self.view.extras) is not None:
             both = zip(plans, predictions, strict=True)
@@ -134,11 +134,11 @@ class _ViewedStages:
     view: View
 
     def predict(self, plan: Plan) -> Prediction:
-        """What the plan costs in this view."""
+        """The predicted cost of a plan in this view."""
         return self.predict_many([plan])[0]
 
     def predict_many(self, plans: Sequence[Plan]) -> Sequence[Prediction]:
-        """What each plan costs in this view, in order."""
+        """The predicted cost of each plan in this view, in order."""
         predictions = self.predictor.predict_many(plans)
         if (extras := self.view.extras) is not None:
             times = dict(_by_chains(self.predictor, plans, extras))

@@ -9,7 +9,7 @@ WATTS_A_KILOWATT = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What an hour of one GPU takes.
+    """The prices of an hour of one GPU.
 
     ``watts`` is the power of a GPU's board. ``overhead`` is what the whole building draws for each
     watt of its machines (power usage effectiveness), ``kg_per_kwh`` the carbon dioxide of a
@@ -27,7 +27,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """What a number of GPU hours comes to."""
+    """The money, energy and carbon of a number of GPU hours."""
 
     gpu_hours: float
     usd: float

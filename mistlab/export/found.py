@@ -27,7 +27,7 @@ Content = TypeVar("Content")
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What a file says; None stands for what it does not say.
+    """The choices that a file states; None where it states nothing.
 
     ``layers`` are the blocks of each stage, if the file divides them itself. ``values`` hold
     dimensions that all stages have in common, by name; a number of treated blocks may exceed the
@@ -63,7 +63,7 @@ class Found:
         self.remarks.append(Remark(kind=kind, choice=choice, text=text))
 
     def settled(self, name: str, given: Content | None, default: Content | None = None) -> Content:
-        """What is given, else what the file says, else a default; remarks tell where they
+        """The option's value, else the file's, else a default; a remark tells where the first two
         differ."""
         said: Content | None = getattr(self, name)
         option = f"--{name.replace('_', '-')}"

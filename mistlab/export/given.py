@@ -11,9 +11,9 @@ from mistlab.values.workload import Attention, Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What is given beside a file; None leaves it to the file, or to a default.
+    """The options given beside a file; None leaves a choice to the file, or to a default.
 
-    What is given wins over the file, and a remark tells where the two differ.
+    An option wins over the file, and a remark tells where the two differ.
     """
 
     hardware: Hardware

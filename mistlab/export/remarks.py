@@ -19,7 +19,7 @@ Kind = Literal["lost", "approximated", "noted", "assumed", "ignored", "contradic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """What became of a choice, in words."""
+    """A remark on a choice: it was changed, ignored or assumed, in words."""
 
     kind: Kind
     choice: str

@@ -21,7 +21,7 @@ NEARLY_FULL = 70 / 79.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """What a run's bounds depend on: its kind, its GPUs, and the range that they lie around."""
+    """The grounds of a run's bounds: its kind, its GPUs, and the range that they lie around."""
 
     kind: RunKind
     gpus: int
@@ -30,9 +30,9 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAnswer:
-    """What is answered to a row; without a prediction, ``refused`` says why.
+    """The answer to a row; without a prediction, ``refused`` says why.
 
-    ``doubt`` is what its bounds were made of.
+    ``doubt`` has the grounds of its bounds.
     """
 
     prediction: Prediction | None = None

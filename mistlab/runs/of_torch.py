@@ -36,13 +36,14 @@ def fsdp_of(cells: Mapping[str, str], remarks: str) -> str:
 
 
 def recompute_said(cells: Mapping[str, str]) -> str:
-    """What a row says about recomputation; empty if it says nothing."""
+    """A row's words about recomputation; empty if it has none."""
     words = text_of(cells, "recompute").casefold()
     return "" if words.startswith(("not stated", "none (not stated")) else words
 
 
 def recompute_of(cells: Mapping[str, str], model: ModelSpec, notes: list[str]) -> str:
-    """What a row says about recomputation, or its software's recipes; empty if neither does."""
+    """A row's words about recomputation, or those of its software's recipes; empty if neither has
+    any."""
     if words := recompute_said(cells):
         return words
     software, assumed = text_of(cells, "engine").casefold(), ""

@@ -61,7 +61,7 @@ class Hazards:
         return self._clocks[by_end_of][self._lanes[task]] > self._places[task]
 
     def _known(self, lane: str, ended: Iterable[int], started: Iterable[int]) -> Clock:
-        """What has ended before the next task of a lane begins, whatever buffers it touches."""
+        """The tasks that have ended before a lane's next task, whatever buffers it touches."""
         clock: Clock = (0,) * len(self._numbers)
         for source in (*self.last(lane), *ended):
             clock = _later(clock, self._clocks[source])

@@ -49,7 +49,7 @@ def slot_counts(
 def _at(
     positions: NDArray[np.float64], edges: NDArray[np.float64], places: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """What is at each position (P, J), as one of the places of runs (R + 2, J or R + 2, 1)."""
+    """The place of the run at each position (P, J), of places (R + 2, J or R + 2, 1) of runs."""
     run = (positions[:, None] >= edges).sum(axis=1)
     if places.shape[1] == 1:
         return np.asarray(places[run, 0])

@@ -49,7 +49,7 @@ def _keeping(layer: Plain, kept_by: str) -> Plain:
 
 
 def _kept(operator: Plain, kept_by: str) -> Iterator[Plain]:
-    """What an operator of a forward pass keeps more than its graph says."""
+    """The tensors that an operator of a forward pass keeps beyond those of its graph."""
     if kept_by == EAGER and operator["name"] == "mistlab.rms_norm":
         yield _tensor(operator, operator["outputs"][0], _OF_NORM)
     if kept_by == EAGER and operator["name"] == "mistlab.swiglu":

@@ -137,6 +137,6 @@ def _begins(one: Sum, other: Sum) -> bool:
 
 
 def _left(one: Sum, base: Sum) -> Mapping[Powers, Number]:
-    """What a sum has beyond the sum with which it begins."""
+    """The terms of a sum beyond those of the sum with which it begins."""
     terms = {powers: number - base.terms.get(powers, 0) for powers, number in one.terms.items()}
     return {powers: number for powers, number in terms.items() if number}

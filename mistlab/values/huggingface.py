@@ -29,7 +29,7 @@ def model_of_config(config: Mapping[str, Any], name: str) -> ModelSpec:
 
 
 def _trunk(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What all of these architectures have: gated networks, RMSNorm, rotary embedding."""
+    """The fields that all of these architectures share: gated networks, RMSNorm, rotation."""
     trunk = {
         "family": "llama",
         "hidden": _given(config, "hidden_size"),

@@ -10,7 +10,7 @@ from mistlab.values.value import bounded, check_fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What was published of a model's training; None for what was not."""
+    """The published figures of a model's training; None where nothing was published."""
 
     billion_tokens: float | None = field(default=None, metadata=bounded(above=0))
     batch_million_tokens: float | None = field(default=None, metadata=bounded(above=0))

@@ -30,7 +30,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronConfigs:
-    """What Megatron-core is told: the model and its parallelism, data parallelism, the optimizer.
+    """Configurations of Megatron-core: model and parallelism, data parallelism, optimizer.
 
     ``others`` are numbers that no configuration of Megatron-core holds.
     """

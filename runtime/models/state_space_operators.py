@@ -130,7 +130,7 @@ def _(
 def chunk_scan(
     mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, skip: Tensor, sizes: list[int]
 ) -> Tensor:
-    """What Mamba-2's states say (B, S, H P); ``sizes`` are G, P and N."""
+    """The outputs of Mamba-2's states (B, S, H P); ``sizes`` are G, P and N."""
     return _scanned(mixed, steps, decay, shift, skip, sizes).contiguous()
 
 
@@ -181,7 +181,7 @@ def _(  # noqa: PLR0913, PLR0917 (as above)
 def delta_rule(
     mixed: Tensor, steps: Tensor, decay: Tensor, shift: Tensor, sizes: list[int]
 ) -> Tensor:
-    """What states under the gated delta rule say (B, S, H P); ``sizes`` are G, P and N."""
+    """The outputs of states under the gated delta rule (B, S, H P); ``sizes`` are G, P and N."""
     return _by_delta_rule(mixed, steps, decay, shift, sizes).contiguous()
 
 

@@ -69,7 +69,7 @@ class Kept:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LeftForWeights:
-    """What a backward pass of inputs has left of a layer for the pass that makes its gradients of
+    """The work on a layer that a backward pass of inputs leaves to the pass of its gradients of
     weights: products that add to gradients of matrices, and gradients of vectors."""
 
     add: Sequence[Callable[[], object]]
