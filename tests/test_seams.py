@@ -30,14 +30,9 @@ from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=replace(catalog.model("gpt3-1.3b"), layers=8),
-    sequence_length=1024,
-    global_batch=16,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 1024, 16, layers=8)
 CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
 STAGE = StagePlan(layers=4, data_parallel=2, tensor_parallel=1, micro_batch=2, zero=1)
 PLAN = Plan(micro_batches=4, stages=(STAGE, STAGE))

@@ -8,24 +8,18 @@ from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
-from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
 from searchers.ledger import BudgetSpentError, Ledger
 from searchers.strategies.random_search import random_search
 from searchers.strategy import Ending
+from tests.workloads import workload_of
 
 
 @pytest.fixture(scope="session")
 def small_problem() -> Problem:
     """Quickly searched."""
     return Problem(
-        workload=Workload(
-            model=catalog.model("llama-350m"),
-            sequence_length=1024,
-            global_batch=4,
-            attention="flash",
-            precision="fp16",
-        ),
+        workload=workload_of("llama-350m", 1024, 4),
         cluster=Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=2),
     )
 

@@ -11,15 +11,9 @@ from mistlab.cost.tasks import TaskModel
 from mistlab.machine.cluster import Cluster
 from mistlab.values.job import Job
 from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.workload import Workload
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=replace(catalog.model("gpt3-1.3b"), layers=8),
-    sequence_length=1024,
-    global_batch=16,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 1024, 16, layers=8)
 STAGE = StagePlan(layers=4, data_parallel=2, tensor_parallel=1, micro_batch=2)
 JOB = Job(
     workload=WORK,

@@ -23,17 +23,11 @@ from mistlab.machine.cluster import Cluster
 from mistlab.values.errors import InputError
 from mistlab.values.job import Job
 from mistlab.values.search import Budget
-from mistlab.values.workload import Workload
 from runtime.baselines import installed
 from runtime.baselines.builds import check_builds
+from tests.workloads import workload_of
 
-WORKLOAD = Workload(
-    model=catalog.model("gpt3-1.3b"),
-    sequence_length=2048,
-    global_batch=8,
-    attention="flash",
-    precision="bf16",
-)
+WORKLOAD = workload_of("gpt3-1.3b", 2048, 8, "bf16")
 SECONDS = {"mistlab": 2.0, "megatron": 3.0, "deepspeed": 1.0, "deepcompile": 4.0, "fsdp": None}
 
 

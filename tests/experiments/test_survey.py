@@ -16,16 +16,10 @@ from mistlab.machine.cluster import Cluster
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("llama-350m"),
-    sequence_length=2048,
-    global_batch=8,
-    attention="math",
-    precision="bf16",
-)
+WORK = workload_of("llama-350m", 2048, 8, "bf16", attention="math")
 CLUSTER = Cluster(
     hardware=catalog.hardware("l4-24gb"),
     nodes=1,

@@ -6,18 +6,12 @@ from mistlab import catalog
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
 CLUSTER = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=4)
-WORK = Workload(
-    model=catalog.model("llama-7b"),
-    sequence_length=4096,
-    global_batch=32,
-    attention="flash",
-    precision="bf16",
-)
+WORK = workload_of("llama-7b", 4096, 32, "bf16")
 STAGE = StagePlan(layers=16, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1)
 
 

@@ -8,6 +8,7 @@ from mistlab import catalog
 from mistlab.cost.arithmetic import megatron_flop, model_flop
 from mistlab.values.model_parts import Window
 from mistlab.values.workload import Attention, Workload
+from tests.workloads import workload_of
 
 # Of attention's products, forward and backward: all six of them, whole; and fused, half of each
 # (the future is left out), with one of them done again in the backward pass.
@@ -17,13 +18,7 @@ SHARE_OF_ATTENTION: dict[Attention, float] = {"math": 1.0, "flash": 7 / 12}
 @pytest.mark.parametrize("name", ["gpt3-1.3b", "gpt3-13b"])
 @pytest.mark.parametrize("attention", SHARE_OF_ATTENTION)
 def test_a_step_of_gpt_takes_the_published_operations(name: str, attention: Attention) -> None:
-    work = Workload(
-        model=catalog.model(name),
-        sequence_length=2048,
-        global_batch=8,
-        attention=attention,
-        precision="fp16",
-    )
+    work = workload_of(name, 2048, 8, attention=attention)
     tokens, model = work.tokens, work.model
     hidden = model.hidden
     products = 72 * tokens * model.layers * hidden**2

@@ -25,14 +25,9 @@ from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.drawn_plans import drawn_jobs
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=replace(catalog.model("gpt3-1.3b"), layers=16),
-    sequence_length=1024,
-    global_batch=32,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 1024, 32, layers=16)
 ONE = StagePlan(layers=16, data_parallel=1, tensor_parallel=1, micro_batch=4)
 A100 = catalog.hardware("a100-40gb")
 COMMUNICATION = (*EXCHANGED, "data_parallel_s", "sends_s")

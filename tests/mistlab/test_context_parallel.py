@@ -35,14 +35,9 @@ from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("llama3-8b"),
-    sequence_length=16384,
-    global_batch=8,
-    attention="flash",
-    precision="bf16",
-)
+WORK = workload_of("llama3-8b", 16384, 8, "bf16")
 CLUSTER = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=2, gpus_per_node=8)
 
 

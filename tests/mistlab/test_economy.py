@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mistlab import catalog
 from mistlab.economy.bill import Prices, bill_of
 from mistlab.economy.failures import Reliability, Shares, best_interval_s, failures_in, shares_of
 from mistlab.economy.parameters import model_parameters
 from mistlab.economy.training_time import batch_of, chinchilla_tokens, training_s, utilisation_of
 from mistlab.values.errors import InputError
-from mistlab.values.workload import Workload
 from simulators.failures import played
+from tests.workloads import workload_of
 
 DAY_S = 86_400.0
 # 175 failures in 60 days on 992 GPUs, one in 8.2 hours.
@@ -57,13 +56,7 @@ def test_a_batch_is_near_the_tokens_asked_for_and_divides(batch_tokens: float) -
     ("name", "billions"), [("gpt3-175b", 175.2), ("llama-65b", 65.3), ("llama3-8b", 8.03)]
 )
 def test_parameters_are_those_of_the_papers(name: str, billions: float) -> None:
-    work = Workload(
-        model=catalog.model(name),
-        sequence_length=2048,
-        global_batch=1,
-        attention="flash",
-        precision="fp16",
-    )
+    work = workload_of(name, 2048, 1)
     assert model_parameters(work) / 1e9 == pytest.approx(billions, rel=2e-3)
 
 

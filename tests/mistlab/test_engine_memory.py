@@ -11,14 +11,9 @@ from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.stages import StageBatch, StageFigures
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.workload import Precision, Workload
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("llama-1.3b"),
-    sequence_length=1024,
-    global_batch=32,
-    attention="flash",
-    precision="bf16",
-)
+WORK = workload_of("llama-1.3b", 1024, 32, "bf16")
 STAGE = StagePlan(layers=24, data_parallel=4, tensor_parallel=1, micro_batch=1, zero=1)
 ALONE = (STAGE,)
 PIPELINE = (replace(STAGE, layers=12), replace(STAGE, layers=12))

@@ -4,22 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mistlab import catalog
 from mistlab.symbolic.feasible import divides, holds, remainders
 from mistlab.symbolic.library import graph_of
-from mistlab.values.workload import Attention, Workload
+from mistlab.values.workload import Attention
+from tests.workloads import workload_of
 
 LLAMA = {"h": 4096, "n": 32, "k": 8, "d": 128, "r": 128, "f": 14336, "V": 128256, "s": 2048}
 
 
 def feasible(attention: Attention, sizes: Mapping[str, int], degrees: Sequence[int]) -> list[bool]:
-    work = Workload(
-        model=catalog.model("llama3-8b"),
-        sequence_length=2048,
-        global_batch=8,
-        attention=attention,
-        precision="bf16",
-    )
+    work = workload_of("llama3-8b", 2048, 8, "bf16", attention=attention)
     columns = {name: np.full(len(degrees), size) for name, size in sizes.items()}
     columns["tp"] = np.array(degrees)
     of_graph = remainders(graph_of(work).counts.conditions, tuple(columns))

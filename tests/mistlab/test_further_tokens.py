@@ -22,14 +22,9 @@ from mistlab.values.stages import StageBatch, StageFigures
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("llama3-8b"),
-    sequence_length=4096,
-    global_batch=16,
-    attention="flash",
-    precision="bf16",
-)
+WORK = workload_of("llama3-8b", 4096, 16, "bf16")
 CLUSTER = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=8)
 TABLE = 128256 * 4096
 

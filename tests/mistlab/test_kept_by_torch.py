@@ -5,20 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mistlab import catalog
 from mistlab.symbolic.library import graph_of, sequence_graph_of
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.symbolic.treatments import TREATMENTS
 from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
+from tests.workloads import workload_of
 
-LLAMA = Workload(
-    model=catalog.model("llama3-8b"),
-    sequence_length=4096,
-    global_batch=8,
-    attention="flash",
-    precision="bf16",
-)
+LLAMA = workload_of("llama3-8b", 4096, 8, "bf16")
 # Of a Llama block in units of its width: network, and heads of keys over those of queries.
 F, K = 14336 / 4096, 8 / 32
 SIZES = {"b": 1, "s": 1, "h": 4096, "n": 32, "k": 8, "d": 128, "r": 128, "f": 14336, "tp": 1}

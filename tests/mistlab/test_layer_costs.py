@@ -16,19 +16,14 @@ from mistlab.symbolic.sizes import size_columns
 from mistlab.values.errors import FieldError
 from mistlab.values.model import ModelSpec
 from mistlab.values.workload import Workload
+from tests.workloads import workload_of
 
 RATES = tuple(
     Rate(operators=operators, tflops=None if operators == "memory" else 50.0, gbytes_per_s=200.0)
     for operators in OPERATOR_CLASSES
 )
 COMPUTE = Compute(rates=RATES, launch_us=0.0)
-WORK = Workload(
-    model=catalog.model("gpt3-1.3b"),
-    sequence_length=2048,
-    global_batch=8,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 2048, 8)
 
 
 def sizes_of(work: Workload, b: np.ndarray, tp: np.ndarray) -> dict[str, np.ndarray]:

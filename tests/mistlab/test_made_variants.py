@@ -3,13 +3,13 @@
 import pytest
 import sympy
 
-from mistlab import catalog
 from mistlab.symbolic.graph import LayerGraph, ModelGraph
 from mistlab.symbolic.library import Variant, graph_of, shipped
 from mistlab.symbolic.made_variants import with_dropout, with_scores
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.values.model import ModelSpec
 from mistlab.values.workload import Workload
+from tests.workloads import workload_of
 
 NUMBERS = {"b": 2, "s": 64, "h": 48, "n": 4, "k": 4, "d": 12, "f": 192, "V": 256, "tp": 2}
 
@@ -74,13 +74,7 @@ def test_a_model_that_nobody_traced_with_dropout_has_a_graph() -> None:
     )
     modules = [one.module for one in graph_of(work).block.saved]
     assert modules.count("dropout") == 2
-    latent = Workload(
-        model=catalog.model("deepseek-v3"),
-        sequence_length=64,
-        global_batch=2,
-        attention="math",
-        precision="bf16",
-    )
+    latent = workload_of("deepseek-v3", 64, 2, "bf16", attention="math")
     # Dense first blocks write attention out too.
     for block in graph_of(latent).graph.kinds.values():
         assert any(one.shape[-1] == one.shape[-2] for one in block.saved if len(one.shape) == 4)

@@ -5,23 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mistlab import catalog
 from mistlab.cost.order_memory import figures_in_order
 from mistlab.schedule.held_moments import HeldMoments, moments_of_plan
 from mistlab.schedule.orders import DEFAULT_ORDER, ORDERS, order_problem
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.stages import StageBatch, StageFigures
-from mistlab.values.workload import Workload
 from tests.sweep import sweep
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=replace(catalog.model("gpt3-1.3b"), layers=64),
-    sequence_length=1024,
-    global_batch=64,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 1024, 64, layers=64)
 PEAKS = ("forward_peak_bytes", "backward_peak_bytes")
 
 

@@ -14,6 +14,7 @@ from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.stages import StageBatch
 from mistlab.values.units import MIB_BYTES
 from mistlab.values.workload import Workload
+from tests.workloads import workload_of
 
 CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=8)
 ALLOCATOR = allocator_of(CLUSTER)
@@ -22,13 +23,7 @@ PLAN = Plan(micro_batches=8, stages=(STAGE, STAGE))
 
 
 def work_of(name: str) -> Workload:
-    return Workload(
-        model=replace(catalog.model(name), layers=24),
-        sequence_length=2048,
-        global_batch=32,
-        attention="flash",
-        precision="fp16",
-    )
+    return workload_of(name, 2048, 32, layers=24)
 
 
 @pytest.mark.parametrize(

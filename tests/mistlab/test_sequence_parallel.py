@@ -21,20 +21,14 @@ from mistlab.values.prediction import Prediction
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
 from searchers.membership import contains
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-7b"),
-    sequence_length=2048,
-    global_batch=16,
-    attention="flash",
-    precision="bf16",
-)
+WORK = workload_of("gpt3-7b", 2048, 16, "bf16")
 CLUSTER = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=1, gpus_per_node=8)
 STAGE = StagePlan(layers=16, data_parallel=1, tensor_parallel=4, micro_batch=2, zero=1)
 PLAN = Plan(engine="megatron", micro_batches=8, stages=(STAGE, STAGE))

@@ -15,7 +15,6 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.slowdowns import STREAMS
 from mistlab.values.errors import InputError
 from mistlab.values.stages import StageBatch, StageSeconds
-from mistlab.values.workload import Workload
 from tests.mistlab.slots_by_hand import (
     Slot,
     beside_endless_send,
@@ -24,14 +23,9 @@ from tests.mistlab.slots_by_hand import (
     lost_beside,
     together,
 )
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-2.7b"),
-    sequence_length=2048,
-    global_batch=64,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-2.7b", 2048, 64)
 CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=2, gpus_per_node=8)
 
 

@@ -22,14 +22,9 @@ from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=replace(catalog.model("llama3-8b"), name="", layers=8),
-    sequence_length=2048,
-    global_batch=32,
-    attention="flash",
-    precision="bf16",
-)
+WORK = workload_of("llama3-8b", 2048, 32, "bf16", name="", layers=8)
 CLUSTER = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=2, gpus_per_node=8)
 EXPERTS = replace(WORK, model=replace(catalog.model("mixtral-8x7b"), name="", layers=4))
 

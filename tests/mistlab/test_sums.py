@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from mistlab import catalog
 from mistlab.symbolic.compiled import compile_expressions, compile_sums
 from mistlab.symbolic.library import Variant, graph_of, shipped
 from mistlab.symbolic.maximum import largest
@@ -15,7 +14,7 @@ from mistlab.symbolic.symbols import size_names
 from mistlab.symbolic.text import expression_from
 from mistlab.symbolic.treatments import TREATMENTS
 from mistlab.values.errors import InputError
-from mistlab.values.workload import Workload
+from tests.workloads import workload_of
 
 TEXTS = (
     "2*b*h*s/tp - b*h*s/tp + 3",
@@ -53,13 +52,7 @@ def test_a_text_that_is_no_sum_is_refused(text: str) -> None:
 def test_sums_of_a_block_are_those_that_sympy_adds_up() -> None:
     """Memory, peaks, parameters and operations of a block with experts, at random sizes."""
     variant = Variant(family="llama", attention="flash", precision="half", parts=("experts",))
-    work = Workload(
-        model=catalog.model("mixtral-8x7b"),
-        sequence_length=2048,
-        global_batch=8,
-        attention="flash",
-        precision="bf16",
-    )
+    work = workload_of("mixtral-8x7b", 2048, 8, "bf16")
     block, names = shipped(variant).block, size_names()
     ours = graph_of(work).counts.block
     pairs = {
@@ -102,13 +95,7 @@ def test_an_unknown_size_is_named() -> None:
 def test_treated_blocks_are_made_of_sums_as_of_expressions() -> None:
     """Recomputed blocks of a traced family run the operators again that SymPy's graph does."""
     variant = Variant(family="gpt", attention="math", precision="half")
-    work = Workload(
-        model=catalog.model("gpt3-1.3b"),
-        sequence_length=2048,
-        global_batch=8,
-        attention="math",
-        precision="fp16",
-    )
+    work = workload_of("gpt3-1.3b", 2048, 8, attention="math")
     block, traced = graph_of(work).counts.block, shipped(variant).block
     for row in TREATMENTS.values():
         own, other = row.graph(block), row.graph(traced)

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.workloads import workload_of
+
 torch = pytest.importorskip("torch")
 
 from mistlab import catalog  # noqa: E402
@@ -19,13 +21,7 @@ from runtime.models.families import GPT, Falcon, Llama, model_of  # noqa: E402
 
 
 def workload(name: str, attention: str = "flash") -> Workload:
-    return Workload(
-        model=catalog.model(name),
-        sequence_length=2048,
-        global_batch=8,
-        attention=attention,
-        precision="bf16",
-    )
+    return workload_of(name, 2048, 8, "bf16", attention=attention)
 
 
 def numbers(work: Workload) -> dict[object, int]:

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.workloads import workload_of
+
 pytest.importorskip("torch")
 
 from mistlab import catalog
@@ -33,13 +35,7 @@ LARGE = Plan(
         ),
     ),
 )
-WORK = Workload(
-    model=catalog.model("llama3-70b"),
-    sequence_length=8192,
-    global_batch=16 * 65,
-    attention="flash",
-    precision="bf16",
-)
+WORK = workload_of("llama3-70b", 8192, 16 * 65, "bf16")
 
 
 def kinds(plan: Plan) -> list[set[tuple[str, str, str]]]:

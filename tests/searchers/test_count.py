@@ -8,10 +8,10 @@ from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.search import Problem
 from mistlab.values.space import OffloadRatios, SearchSpace
-from mistlab.values.workload import Workload
 from searchers.count import number_of_plans
 from searchers.strategies.exhaustive import all_plans, count_plans
 from tests.searchers.small import small_problem
+from tests.workloads import workload_of
 
 FREE = SearchSpace(
     name="free",
@@ -25,13 +25,7 @@ FREE = SearchSpace(
 
 def problem(layers: int, nodes: int, gpus_per_node: int, global_batch: int = 4) -> Problem:
     return Problem(
-        workload=Workload(
-            model=replace(catalog.model("llama-1.3b"), name="small", layers=layers),
-            sequence_length=1024,
-            global_batch=global_batch,
-            attention="flash",
-            precision="fp16",
-        ),
+        workload=workload_of("llama-1.3b", 1024, global_batch, name="small", layers=layers),
         cluster=Cluster(
             hardware=catalog.hardware("l4-24gb"), nodes=nodes, gpus_per_node=gpus_per_node
         ),

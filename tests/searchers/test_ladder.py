@@ -10,18 +10,12 @@ from mistlab.cost.iteration_terms import Terms
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.search import Problem
-from mistlab.values.workload import Workload
 from searchers.ladder import STAGES, Rung, choices_of, ladder, plan_with
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
 PROBLEM = Problem(
-    workload=Workload(
-        model=catalog.model("gpt3-2.7b"),
-        sequence_length=4096,
-        global_batch=8,
-        attention="flash",
-        precision="fp16",
-    ),
+    workload=workload_of("gpt3-2.7b", 4096, 8),
     cluster=Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4),
 )
 # Two stages of two tensor-parallel ranks, with all in memory.

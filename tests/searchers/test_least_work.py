@@ -11,24 +11,18 @@ from mistlab.values.dimensions import names_of
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
 from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
 from searchers.joining.least_work import work_of
 from searchers.ledger import Ledger
 from searchers.meshes import Mesh
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
 # Two nodes: a stage of eight GPUs sends over the network, and its tensor-parallel ranks reduce
 # beside the send. Stages of few blocks end before their sends do.
 PROBLEM = Problem(
-    workload=Workload(
-        model=catalog.model("gpt3-13b"),
-        sequence_length=4096,
-        global_batch=256,
-        attention="flash",
-        precision="fp16",
-    ),
+    workload=workload_of("gpt3-13b", 4096, 256),
     cluster=Cluster(hardware=catalog.hardware("a100-40gb"), nodes=2, gpus_per_node=8),
 )
 PREDICTOR = SymbolicPredictor(workload=PROBLEM.workload, cluster=PROBLEM.cluster)

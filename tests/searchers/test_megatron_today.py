@@ -12,22 +12,16 @@ from mistlab.machine.cluster import Cluster
 from mistlab.values.job import Job
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
 from searchers.membership import contains
 from searchers.meshes import divisors, meshes
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
 PROBLEM = Problem(
-    workload=Workload(
-        model=replace(catalog.model("llama3-8b"), layers=16),
-        sequence_length=16384,
-        global_batch=16,
-        attention="flash",
-        precision="bf16",
-    ),
+    workload=workload_of("llama3-8b", 16384, 16, "bf16", layers=16),
     cluster=Cluster(hardware=catalog.hardware("a100-80gb"), nodes=2, gpus_per_node=8),
 )
 SPACE = space_of("megatron-today")

@@ -6,22 +6,16 @@ from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
 from searchers.membership import contains
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
 
 def test_the_stage_with_the_head_has_fewer_blocks() -> None:
     """The head of 152,000 tokens takes as long as blocks do."""
-    work = Workload(
-        model=replace(catalog.model("qwen3-30b-a3b"), layers=16),
-        sequence_length=4096,
-        global_batch=32,
-        attention="flash",
-        precision="bf16",
-    )
+    work = workload_of("qwen3-30b-a3b", 4096, 32, "bf16", layers=16)
     cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=1, gpus_per_node=4)
     problem = Problem(workload=work, cluster=cluster)
     predictor = SymbolicPredictor(workload=work, cluster=cluster)

@@ -8,21 +8,15 @@ from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
 from searchers.membership import contains
 from searchers.meshes import meshes
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
 PROBLEM = Problem(
-    workload=Workload(
-        model=replace(catalog.model("llama3-8b"), name="", layers=8),
-        sequence_length=2048,
-        global_batch=64,
-        attention="flash",
-        precision="bf16",
-    ),
+    workload=workload_of("llama3-8b", 2048, 64, "bf16", name="", layers=8),
     cluster=Cluster(
         hardware=catalog.hardware("a100-80gb"),
         nodes=4,

@@ -11,14 +11,9 @@ from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-1.3b"),
-    sequence_length=2048,
-    global_batch=8,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 2048, 8)
 TIED = replace(WORK, model=replace(WORK.model, name="", tied_embeddings=True))
 HARDWARE = catalog.hardware("l4-24gb")
 # A machine whose transfers between GPUs were never measured.

@@ -12,14 +12,9 @@ from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-1.3b"),
-    sequence_length=2048,
-    global_batch=32,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 2048, 32)
 PLAIN = StagePlan(layers=24, data_parallel=1, tensor_parallel=1, micro_batch=1)
 
 

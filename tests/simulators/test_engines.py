@@ -8,9 +8,9 @@ import pytest
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
 # Machine, model, attention, tensor-parallel ranks, replicas, stages, sequences of a micro-batch.
 PLANS = (
@@ -38,13 +38,7 @@ FAMILIES = ("gpt3", "llama", "falcon")
 def ratio(case: Case) -> float:
     """Seconds of an iteration on engine mistlab over those on engine megatron."""
     hardware, model, attention, tensor, data, stages, micro_batch = case
-    work = Workload(
-        model=catalog.model(model),
-        sequence_length=2048,
-        global_batch=16 * data * micro_batch,
-        attention=attention,  # type: ignore[arg-type]
-        precision="fp16",
-    )
+    work = workload_of(model, 2048, 16 * data * micro_batch, attention=attention)
     gpus = tensor * data * stages
     cluster = Cluster(
         hardware=catalog.hardware(hardware),
@@ -95,13 +89,7 @@ def test_no_plan_takes_more_than_that(hardware: str, family: str) -> None:
 @pytest.mark.parametrize("engine", ["megatron", "deepspeed"])
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_without_overlap_a_stage_does_one_thing_after_another(engine: str, zero: int) -> None:
-    work = Workload(
-        model=catalog.model("gpt3-1.3b"),
-        sequence_length=2048,
-        global_batch=8,
-        attention="flash",
-        precision="fp16",
-    )
+    work = workload_of("gpt3-1.3b", 2048, 8)
     cluster = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=1, gpus_per_node=4)
     stage = StagePlan(layers=24, data_parallel=4, tensor_parallel=1, micro_batch=1, zero=zero)
     for overlaps in (False, True):

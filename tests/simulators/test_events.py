@@ -18,18 +18,12 @@ from mistlab.machine.slowdowns import GroupSlowdowns, Interference
 from mistlab.schedule.slot_table import Sends
 from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.stages import StageBatch
-from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, PlayedTask, Simulation
 from simulators.graph import LANES, SENDS
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-1.3b"),
-    sequence_length=2048,
-    global_batch=32,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 2048, 32)
 # Streams that do not slow one another down.
 APART = Interference(groups=(GroupSlowdowns(gpus_in_node=2, nodes=1, slowdowns=()),))
 EVERYTHING = Offload(weights=0.5, gradients=1.0, optimizer=1.0, activations=0.5)

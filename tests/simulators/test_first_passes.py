@@ -7,17 +7,11 @@ import pytest
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-1.3b"),
-    sequence_length=2048,
-    global_batch=8,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 2048, 8)
 NODE = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=8)
 PLAIN = StagePlan(layers=3, data_parallel=1, tensor_parallel=1, micro_batch=2)
 

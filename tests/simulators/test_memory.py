@@ -10,18 +10,12 @@ from mistlab.machine.cluster import Cluster
 from mistlab.machine.transfers import Line
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.memory import MemoryOverTime, memory_of
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-1.3b"),
-    sequence_length=2048,
-    global_batch=32,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 2048, 32)
 CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
 STAGE = StagePlan(layers=12, data_parallel=2, tensor_parallel=1, micro_batch=2, zero=1)
 PLAN = Plan(micro_batches=8, stages=(replace(STAGE, layers=13), replace(STAGE, layers=11)))

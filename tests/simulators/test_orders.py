@@ -13,20 +13,14 @@ from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import interleaved, zero_bubble
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor
 from simulators.timeline import trace_of
 from tests.pipeline_orders import all_forwards_first
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=replace(catalog.model("gpt3-1.3b"), layers=16),
-    sequence_length=1024,
-    global_batch=32,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 1024, 32, layers=16)
 CLUSTER = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=1, gpus_per_node=8)
 PLAIN = StagePlan(layers=4, data_parallel=2, tensor_parallel=1, micro_batch=2)
 PLAN = Plan(micro_batches=8, stages=(PLAIN,) * 4)

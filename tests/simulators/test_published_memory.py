@@ -11,8 +11,9 @@ from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.units import MIB_BYTES
-from mistlab.values.workload import Attention, Workload
+from mistlab.values.workload import Attention
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
 HARDWARE = catalog.hardware("l4-24gb")
 STAGE = StagePlan(layers=1, data_parallel=1, tensor_parallel=1, micro_batch=1, zero=1)
@@ -26,13 +27,7 @@ MIST = [
 
 
 def predictor_of(name: str, attention: Attention, gpus: int) -> SymbolicPredictor:
-    work = Workload(
-        model=catalog.model(name),
-        sequence_length=2048,
-        global_batch=32 * gpus // 2,
-        attention=attention,
-        precision="fp16",
-    )
+    work = workload_of(name, 2048, 32 * gpus // 2, attention=attention)
     cluster = Cluster(hardware=HARDWARE, nodes=1, gpus_per_node=gpus)
     return SymbolicPredictor(workload=work, cluster=cluster)
 

@@ -10,19 +10,13 @@ from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.plan_orders import passes_of_plan
 from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.workload import Workload
 from simulators.build import build_graph
 from simulators.graph import LANES, TaskGraph
 from simulators.part_tasks import tasks_of_parts
 from simulators.play import Factors, play
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-1.3b"),
-    sequence_length=2048,
-    global_batch=16,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 2048, 16)
 CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=8)
 STAGE = StagePlan(
     layers=12,

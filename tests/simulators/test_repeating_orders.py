@@ -20,6 +20,7 @@ from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
 CLUSTER = Cluster(hardware=catalog.hardware("a100-80gb"), nodes=1, gpus_per_node=8)
 STAGE = StagePlan(layers=8, data_parallel=1, tensor_parallel=2, micro_batch=1)
@@ -27,13 +28,7 @@ UNLIKE = (replace(STAGE, layers=6), replace(STAGE, layers=9, checkpointed_layers
 
 
 def work(micro_batches: int, layers: int = 31) -> Workload:
-    return Workload(
-        model=replace(catalog.model("gpt3-2.7b"), layers=layers),
-        sequence_length=2048,
-        global_batch=micro_batches,
-        attention="flash",
-        precision="bf16",
-    )
+    return workload_of("gpt3-2.7b", 2048, micro_batches, "bf16", layers=layers)
 
 
 def plan(order: str, micro_batches: int, engine: str = "mistlab") -> Plan:

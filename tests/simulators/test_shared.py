@@ -13,14 +13,9 @@ from mistlab.values.plan import Offload, Plan, StagePlan
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-1.3b"),
-    sequence_length=2048,
-    global_batch=32,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 2048, 32)
 TIED = replace(WORK, model=replace(WORK.model, name="", tied_embeddings=True))
 # Of four stages the first two are in one node, the others in the next; its network is slow.
 PLAN = Plan(

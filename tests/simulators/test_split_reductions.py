@@ -5,17 +5,11 @@ import pytest
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan, StagePlan
-from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-1.3b"),
-    sequence_length=2048,
-    global_batch=64,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 2048, 64)
 # Each stage has the GPUs of two nodes, so gradients are reduced over the network.
 NODES = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=4, gpus_per_node=4)
 

@@ -18,14 +18,9 @@ from mistlab.values.stages import StageBatch, StageFigures
 from mistlab.values.workload import Workload
 from simulators import symbolic
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-2.7b"),
-    sequence_length=2048,
-    global_batch=64,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-2.7b", 2048, 64)
 CLUSTER = Cluster(hardware=catalog.hardware("l4-24gb"), nodes=1, gpus_per_node=4)
 STAGE = StagePlan(layers=16, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=1)
 PLAN = Plan(micro_batches=32, stages=(replace(STAGE, checkpointed_layers=8), STAGE))

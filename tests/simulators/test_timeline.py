@@ -7,9 +7,9 @@ import pytest
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Offload, Plan, StagePlan
-from mistlab.values.workload import Workload
 from simulators.events import EventSimulator, Simulation
 from simulators.timeline import MICROSECONDS, trace_of, trace_text
+from tests.workloads import workload_of
 
 
 def simulation_of(engine: str) -> Simulation:
@@ -17,13 +17,7 @@ def simulation_of(engine: str) -> Simulation:
     stage = StagePlan(
         layers=12, data_parallel=2, tensor_parallel=1, micro_batch=1, zero=2, offload=offload
     )
-    work = Workload(
-        model=catalog.model("gpt3-1.3b"),
-        sequence_length=2048,
-        global_batch=8,
-        attention="flash",
-        precision="fp16",
-    )
+    work = workload_of("gpt3-1.3b", 2048, 8)
     cluster = Cluster(hardware=catalog.hardware("a100-40gb"), nodes=1, gpus_per_node=4)
     plan = Plan(engine=engine, micro_batches=4, stages=(stage, stage))
     return EventSimulator(workload=work, cluster=cluster).simulate(plan)

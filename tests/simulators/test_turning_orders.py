@@ -21,26 +21,20 @@ from mistlab.values.parts import batch_of_parts
 from mistlab.values.plan import Plan, StagePlan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import space_of
-from mistlab.values.workload import Workload
 from searchers.membership import contains
 from searchers.registry import SEARCHERS
 from searchers.strategy import StrategySearcher
 from simulators.events import EventSimulator
 from simulators.memory import memory_of
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
 HARDWARE = catalog.hardware("a100-80gb")
 ONE_NODE = Cluster(hardware=HARDWARE, nodes=1, gpus_per_node=8)
 NODES = Cluster(hardware=HARDWARE, nodes=4, gpus_per_node=2)
 STAGE = StagePlan(layers=8, data_parallel=1, tensor_parallel=2, micro_batch=1)
 STAGES = (replace(STAGE, layers=7), replace(STAGE, checkpointed_layers=3), STAGE, STAGE)
-WORK = Workload(
-    model=replace(catalog.model("gpt3-2.7b"), layers=31, tied_embeddings=True),
-    sequence_length=2048,
-    global_batch=12,
-    attention="flash",
-    precision="bf16",
-)
+WORK = workload_of("gpt3-2.7b", 2048, 12, "bf16", layers=31, tied_embeddings=True)
 
 
 def plan_of(order: str, engine: str = "mistlab") -> Plan:

@@ -20,14 +20,9 @@ from mistlab.values.stages import StageBatch
 from mistlab.values.workload import Workload
 from simulators.events import EventSimulator
 from simulators.symbolic import SymbolicPredictor
+from tests.workloads import workload_of
 
-WORK = Workload(
-    model=catalog.model("gpt3-1.3b"),
-    sequence_length=2048,
-    global_batch=32,
-    attention="flash",
-    precision="fp16",
-)
+WORK = workload_of("gpt3-1.3b", 2048, 32)
 L4, A100 = catalog.hardware("l4-24gb"), catalog.hardware("a100-40gb")
 HALF = StagePlan(layers=12, data_parallel=2, tensor_parallel=2, micro_batch=1)
 QUARTER = replace(HALF, layers=6, tensor_parallel=1)
