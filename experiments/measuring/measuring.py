@@ -1,4 +1,4 @@
-"""Measured speedups: trials of every system, then the best of each in turn, and a table."""
+"""Measured speedups: trials of every system, then the best of each in turn."""
 
 import argparse
 import os
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from statistics import geometric_mean, median
 from typing import Any
 
 from experiments.cli.commandline import DONE, as_options, progress
-from experiments.frame.study import Report, Study
-from experiments.frame.tables import TIMING, Row, table
+from experiments.frame.study import Study
+from experiments.frame.tables import TIMING, Row
 from experiments.measuring.contenders import OURS, TARGET, Contender, contenders
 from experiments.measuring.nodes import Nodes
+from experiments.measuring.speedup_report import Case, report_of
 from experiments.measuring.trial import run_trial, take_part
 from mistlab.export.found import checked_whole
 from mistlab.export.table import TARGETS
@@ -25,28 +25,10 @@ from mistlab.values.references import hardware_from, model_from
 from mistlab.values.workload import Workload
 
 SYSTEMS = (OURS, *TARGET)
-HEAD = (
-    *("model", "GiB", "batch", "system"),
-    *("measured s", "spread", "predicted s", "ours is faster by"),
-)
 # With less time left no run begins. One that the end of the call cuts begins again in the next.
 SHORTEST_S = 30.0
 # What --quick leaves: one plan of each system, once.
 QUICK = {"trials": 1, "repeats": 1, "steps": 3}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model, a memory cap and a batch; each is measured by itself."""
-
-    model: str
-    cap_gib: float
-    batch: int
-
-    @property
-    def words(self) -> str:
-        """The case in words."""
-        return f"{self.model}, {self.cap_gib:g} GiB, batch {self.batch}"
 
 
 def measure(options: argparse.Namespace) -> int:
@@ -90,7 +72,7 @@ def _measured(options: argparse.Namespace, nodes: Nodes) -> int:
             study.add(row)
     if left:
         progress(f"{left} of {len(cases)} cases are left: give the same command again")
-    return study.end(_report(cases, study.rows, systems, left), DONE)
+    return study.end(report_of(cases, study.rows, systems, left), DONE)
 
 
 def _leads(options: argparse.Namespace, said: Mapping[str, str]) -> bool:
@@ -237,64 +219,3 @@ def _contenders(case: Case, system: str, options: argparse.Namespace) -> list[Co
 
 def _outcome_words(told: Row) -> str:
     return f"{told[TIMING]['median_s']:.3f} s" if TIMING in told else str(told["outcome"])
-
-
-def _report(
-    cases: Sequence[Case], rows: Sequence[Row], systems: Sequence[str], left: int
-) -> Report:
-    lines: list[Sequence[object]] = []
-    gains: dict[str, list[float]] = {system: [] for system in systems if system != OURS}
-    for case in cases:
-        found = {system: _best_s(rows, case, system) for system in systems}
-        ours = found.get(OURS)
-        for system in systems:
-            seconds, spread, predicted_s = found[system] or (None, None, None)
-            gain = None
-            if ours is not None and ours[0] and seconds and system != OURS:
-                gain = seconds / ours[0]
-                gains[system].append(gain)
-            lines.append(
-                (
-                    *(case.model, f"{case.cap_gib:g}", case.batch, system),
-                    _tried(rows, case, system) if seconds is None else f"{seconds:.3f}",
-                    "-" if spread is None else f"{spread:.1%}",
-                    "-" if predicted_s is None else f"{predicted_s:.3f}",
-                    "" if gain is None else f"{gain:.2f}x",
-                )
-            )
-    means = {system: geometric_mean(ratios) for system, ratios in gains.items() if ratios}
-    words = [table(HEAD, lines)]
-    words += [f"over {system}: {mean:.2f}x in geometric mean" for system, mean in means.items()]
-    if left:
-        words.append(f"{left} of {len(cases)} cases are not finished.")
-    return Report(
-        title="Measured speedups", words=words, summary={TIMING: {"speedups": means}, "left": left}
-    )
-
-
-def _tried(rows: Sequence[Row], case: Case, system: str) -> str:
-    """The outcomes of the trials of a system of which none ran."""
-    outcomes = dict.fromkeys(
-        row["outcome"] for row in _rows_of(rows, case, system) if row["phase"] == "trial"
-    )
-    return "; ".join(outcomes) or "-"
-
-
-def _rows_of(rows: Sequence[Row], case: Case, system: str) -> list[Row]:
-    of = (case.model, case.cap_gib, case.batch, system)
-    return [
-        row for row in rows if (row["model"], row["cap_gib"], row["batch"], row["system"]) == of
-    ]
-
-
-def _best_s(
-    rows: Sequence[Row], case: Case, system: str
-) -> tuple[float, float, float | None] | None:
-    """The median of the repeats of a system's best plan, their spread, and its prediction."""
-    own = [row for row in _rows_of(rows, case, system) if TIMING in row]
-    last = [row for row in own if row["phase"] == "repeat"] or own[:1]
-    if not last:
-        return None
-    seconds = [row[TIMING]["median_s"] for row in last]
-    middle = median(seconds)
-    return middle, (max(seconds) - min(seconds)) / middle, last[0]["predicted_s"]
