@@ -12,6 +12,9 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+# Pages that tell of the code as it is, and the folders of which they name files.
+PAGES_OF_NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]
+ROOMS = "|".join((*PACKAGES, "tests", "docs", "benchmarks"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -33,12 +36,30 @@ def test_every_page_of_results_is_listed() -> None:
     assert set(listed) == {page.name for page in folder.glob("*.md")} - {"README.md"}
 
 
-def test_contributing_names_files_that_are_there() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`([a-z]+/[\w/.-]+)`", text))
-    paths = {path for path in named if "NAME" not in path}
-    assert len(paths) >= 10
+def test_pages_name_files_that_are_there() -> None:
+    paths = {
+        path
+        for page in PAGES_OF_NOW
+        for path in re.findall(rf"`((?:{ROOMS})/[\w/.-]+)`", page.read_text(encoding="utf-8"))
+        if "NAME" not in path
+    }
+    assert len(paths) >= 100
     assert {path for path in paths if not (ROOT / path).exists()} == set()
+
+
+def test_pages_name_code_that_the_file_has() -> None:
+    """``name`` in ``room/file.py``: the word is in the file."""
+    named = {
+        pair
+        for page in PAGES_OF_NOW
+        for pair in re.findall(
+            rf"`([A-Za-z_]\w*)`\s+(?:\(|in )`((?:{ROOMS})/[\w/]+\.py)`",
+            page.read_text(encoding="utf-8"),
+        )
+    }
+    assert len(named) >= 30
+    texts = {file: (ROOT / file).read_text(encoding="utf-8") for _, file in named}
+    assert [pair for pair in named if not re.search(rf"\b{pair[0]}\b", texts[pair[1]])] == []
 
 
 def test_the_glossary_is_in_order() -> None:
