@@ -7,13 +7,13 @@ send. Where both ends meet, the receiver's compute stream is as long in a task o
 pass, and hosts issue nothing meanwhile; elsewhere receiving takes no time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.pass_links import PassLinks
 from mistlab.schedule.placement import StageChunk
-from mistlab.schedule.slot_table import IN_TURN, Action, Phase, Template
+from mistlab.schedule.slot_table import IN_TURN, Action, Phase, Task, Template
 from mistlab.schedule.stage_passes import StagePass, StagePasses
 from simulators.graph import LANES, SENDS, TaskGraph
 from simulators.pass_pattern import Pattern, StageTasks
@@ -160,14 +160,13 @@ class _Stage:
             Action(stage=self.stage, kind="X", layer=last, micro_batch=one.micro_batch),
             "compute" if self.template.sends in IN_TURN else SENDS,
             seconds,
+            after=[] if self.last_send < 0 else [self.last_send],
         )
         if self.template.sends == "meeting":
             self.graph.holds.add(send)
         uses = tasks.networks.get(one.kind)
         if uses:
             self.graph.networks[send] = uses
-        if self.last_send >= 0:
-            self.graph.wait(send, end_of=self.last_send)
         self.last_send = send
         return send
 
@@ -183,10 +182,9 @@ class _Stage:
         tasks = self.chunks[one.chunk]
         first = tasks.first_layer + (0 if comes_forward else tasks.num_layers - 1)
         action = Action(stage=self.stage, kind="Y", layer=first, micro_batch=one.micro_batch)
-        receive = self.graph.add(action, "compute", seconds)
+        before = [] if self.links.holding < 0 else [self.links.holding]
+        receive = self.graph.add(action, "compute", seconds, after=before)
         self.graph.holds.add(receive)
-        if self.links.holding >= 0:
-            self.graph.wait(receive, end_of=self.links.holding)
         return receive
 
     def _link_s(self, lower: StagePass | StageChunk) -> float:
@@ -201,27 +199,26 @@ class _Stage:
         tied_s = max(tasks.tied_s for tasks in self.chunks)
         if tied_s:
             action = Action(stage=self.stage, kind="R", micro_batch=micro_batch)
-            self.tied = self.graph.add(action, "gpu_to_gpu", tied_s)
-            for source in before:
-                self.graph.wait(self.tied, end_of=source)
+            self.tied = self.graph.add(action, "gpu_to_gpu", tied_s, after=before)
             before = [self.tied]
+        for row, layer, seconds in self._tasks_of_step():
+            action = Action(
+                stage=self.stage,
+                kind=row.kind,
+                direction=row.direction,
+                layer=layer,
+                micro_batch=micro_batch,
+            )
+            before = [self.graph.add(action, row.stream, seconds, after=before)]
+
+    def _tasks_of_step(self) -> Iterator[tuple[Task, int, float]]:
+        """The tasks of the optimizer's step that take time, each with its layer and its seconds."""
         for row in self.template.phases["step"]:
             for tasks in self.chunks:
-                if tasks.zero < row.from_zero:
-                    continue
-                for layer, seconds in enumerate(tasks.seconds[row.kind, row.direction]):
-                    if seconds > 0:
-                        action = Action(
-                            stage=self.stage,
-                            kind=row.kind,
-                            direction=row.direction,
-                            layer=tasks.first_layer + layer,
-                            micro_batch=micro_batch,
-                        )
-                        task = self.graph.add(action, row.stream, seconds)
-                        for source in before:
-                            self.graph.wait(task, end_of=source)
-                        before = [task]
+                of_layers = tasks.seconds[row.kind, row.direction]
+                for layer, seconds in enumerate(of_layers, tasks.first_layer):
+                    if seconds > 0 and tasks.zero >= row.from_zero:
+                        yield row, layer, seconds
 
 
 # A stage and one of its chunks.

@@ -67,8 +67,8 @@ class TaskGraph:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def add(self, action: Action, lane: str, seconds: float) -> int:
-        """Add a task; its number."""
+    def add(self, action: Action, lane: str, seconds: float, *, after: Iterable[int] = ()) -> int:
+        """Add a task that begins after the ends of others; its number."""
         assert action.stage < self.stages, f"{action}: there are {self.stages} stages"
         self.labels.append((action.kind, action.direction, action.layer))
         self.micro_batches.append(action.micro_batch)
@@ -77,7 +77,10 @@ class TaskGraph:
         self.waits.append(0)
         self.after_end.append(())
         self.after_start.append(())
-        return len(self) - 1
+        task = len(self) - 1
+        for source in after:
+            self.wait(task, end_of=source)
+        return task
 
     def wait(self, task: int, *, end_of: int) -> None:
         """Let a task wait until another has ended."""

@@ -97,6 +97,7 @@ def first_slots(
     pass slots take ``usual`` seconds (K, S). As bounds, the next pass does not wait."""
     columns, (below, here, above) = seconds.columns, kinds.T
     found = np.zeros((PARTS, *usual.shape))
+    unawaited, after, stepped_s, block_steps, end_steps = found
     weights, state = (with_nothing(seconds.alone(kind, ">")) for kind in ("P", "O"))
     chosen = np.flatnonzero((weights + state).any(axis=0))
     if not len(chosen):
@@ -124,15 +125,15 @@ def first_slots(
     forward = with_nothing(seconds.alone("F", ""))[:, chosen]
     hidden = (forward[below] + forward[above])[last]
     left = until(STREAMS, left_ends, without_weights)
-    after = 0.0 if is_least else np.maximum(left - computed - hidden, 0.0)
     is_last = is_last[last]
-    found[0][at_last] = np.where(is_last, until(STREAMS, ends, work) - computed, 0.0)
-    found[1][at_last] = np.where(is_last, after, 0.0)
-    found[2][:, chosen] = np.where(swaps, until(STREAMS, kept_ends, kept), usual[:, chosen])
+    unawaited[at_last] = np.where(is_last, until(STREAMS, ends, work) - computed, 0.0)
+    if not is_least:
+        after[at_last] = np.where(is_last, np.maximum(left - computed - hidden, 0.0), 0.0)
+    stepped_s[:, chosen] = np.where(swaps, until(STREAMS, kept_ends, kept), usual[:, chosen])
     kept_computed = until(_NOT_AWAY, kept_ends[:, last], kept[:, last])
-    found[2][at_last] = np.where(is_last, kept_computed, found[2][at_last])
+    stepped_s[at_last] = np.where(is_last, kept_computed, stepped_s[at_last])
 
     stepping, swapped = with_nothing(seconds.alone("S", ""))[above][:, chosen], weights[above] > 0
-    found[3][:, chosen] = np.where(swapped, stepping, 0.0)
-    found[4][:, chosen] = np.where(swapped, 0.0, stepping)
+    block_steps[:, chosen] = np.where(swapped, stepping, 0.0)
+    end_steps[:, chosen] = np.where(swapped, 0.0, stepping)
     return found
