@@ -341,7 +341,7 @@ class _Held:
         whole = _whole_types(model) if splits_backward else {}
         stays = 1 - stages.offload_activations
         saved = {name: sums[sum_name(name, "saved_bytes")] for name in types.names}
-        counts = [_layers_of_types(model, chunk) for chunk in chunks]
+        counts = [types.counts(chunk.columns) for chunk in chunks]
 
         def summed(bytes_of: Mapping[str, Values]) -> Values:
             each = np.stack([bytes_of[name] for name in types.names])
@@ -380,15 +380,3 @@ class _Held:
     def _most(self, counts: NDArray[np.int64]) -> Values:
         kept = counts @ np.concatenate([self.between, self.afterwards])
         return np.asarray(kept.max(axis=0))
-
-
-def _layers_of_types(model: StageModel, chunk: StageBatch) -> Values:
-    """How many layers of each type (T, C) chunks have."""
-    sizes, places = model.types.runs(chunk.columns)
-    places = np.broadcast_to(places, sizes.shape)
-    return np.stack(
-        [
-            np.where(places == place, sizes, 0.0).sum(axis=0)
-            for place in range(len(model.types.names))
-        ]
-    )

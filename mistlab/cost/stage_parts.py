@@ -36,7 +36,7 @@ def stage_parts(model: StageTimeModel, batch: StageBatch) -> Values:
     Nothing sends and no host waits in the model, so a stage works for the sum of all seconds.
     """
     seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
-    counts = _counts(model, batch)
+    counts = model.tasks.types.counts(batch.columns)
     kernels = kernel_parts(seconds)
 
     def in_passes(of_types: Values) -> Values:
@@ -88,20 +88,13 @@ def _exchanged(seconds: TaskSeconds) -> tuple[dict[str, Values], Values]:
     return found, rest_of(waited_s, np.sum([*found.values()], axis=0))
 
 
-def _counts(model: StageTimeModel, batch: StageBatch) -> Values:
-    """How many layers of each type a stage has (T, C)."""
-    types = model.tasks.types
-    layers = types.of_stages(batch.value)
-    return np.array([[one.count(place) for one in layers] for place in range(len(types.names))])
-
-
 def split_parts(model: StageTimeModel, batch: StageBatch) -> Values:
     """Seconds by which the ``NAMES`` of each candidate (names, C) grow if gradients of weights are
     passes of their own: they no longer hide exchanges, and reductions run beside them alone."""
     seconds = model.tasks.seconds({name: batch.value(name) for name in task_columns()})
     weights_s, less_s = split_seconds(model, batch)
     longer_s = np.maximum(weights_s - less_s, 0.0)
-    waits_s = (_counts(model, batch) * seconds.hidden_s).sum(axis=0)
+    waits_s = (model.tasks.types.counts(batch.columns) * seconds.hidden_s).sum(axis=0)
     found = dict.fromkeys(NAMES, np.zeros(len(batch)))
     found["tensor_exchange_s"] = batch.micro_batches * np.minimum(longer_s, waits_s)
     found["data_parallel_s"] = batch.micro_batches * np.maximum(longer_s - waits_s, 0.0)

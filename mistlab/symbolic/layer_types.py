@@ -75,6 +75,13 @@ class LayerTypes:
         runs = [columns["has_embedding"], plain, *counts, columns["has_head"]]
         return np.stack(runs).astype(np.float64), np.arange(len(runs))[:, None]
 
+    def counts(self, columns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """How many layers of each type (T, J) stages of these columns have."""
+        sizes, places = self.runs(columns)
+        places = np.broadcast_to(places, sizes.shape)
+        types = range(len(self.names))
+        return np.stack([np.where(places == one, sizes, 0.0).sum(axis=0) for one in types])
+
     def _runs_of_patterns(
         self, columns: Mapping[str, NDArray[np.float64]]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
