@@ -31,10 +31,10 @@ def sweep(options: argparse.Namespace) -> int:
     cells = load_cells(options.sweep, options.seed)
     if options.quick:
         cells = [replace(cell, budget=QUICK) for cell in cells[:QUICK_CELLS]]
-    with workers(options.jobs, options.cluster) as those:
+    with workers(options.jobs, options.cluster) as pool:
         study = Study.begin("sweep", options)
         answers = Answers(study, [cell.key(here()["sources"]) for cell in cells])
-        is_interrupted = answers.fill(cells, those)
+        is_interrupted = answers.fill(cells, pool)
     for answer in answers.in_order():
         study.add(answer.row)
     answers.write_plans()
@@ -60,7 +60,7 @@ class Answers:
         self._answers = {place: answer for place, answer in known if answer is not None}
 
     def fill(
-        self, cells: Sequence[Cell], those: Workers, call: Callable[[Cell], Answer] = solved
+        self, cells: Sequence[Cell], pool: Workers, call: Callable[[Cell], Answer] = solved
     ) -> bool:
         """Solve the cells that have no answer; whether that was interrupted."""
         missing = [place for place in range(len(cells)) if place not in self._answers]
@@ -68,7 +68,7 @@ class Answers:
             progress(f"cells: {len(self._answers)} of {len(cells)} are kept from before")
         countdown = Countdown(what="cells", total=len(missing), clock=self._study.clock)
         try:
-            for number, answer in those.answers(call, [cells[place] for place in missing]):
+            for number, answer in pool.answers(call, [cells[place] for place in missing]):
                 self._keep(missing[number], answer)
                 countdown.step()
         except KeyboardInterrupt:
