@@ -18,6 +18,17 @@ from tests.experiments.test_run_plan import MODEL, PIPELINE, plan_file, refusal 
 
 Ending = Callable[..., str]
 
+SHORT = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    """A function that raises an error, whatever it is called with."""
+
+    def raises(*_: object, **__: object) -> None:
+        raise error
+
+    return raises
+
 
 @pytest.fixture
 def ending(capfd: pytest.CaptureFixture[str]) -> Ending:
@@ -52,11 +63,7 @@ def test_a_loss_that_is_no_number_ends_the_run(
 def test_a_shortage_of_memory_says_where_and_what_was_predicted(
     tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_out(*_: object) -> None:
-        message = "CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more."
-        raise torch.OutOfMemoryError(message)
-
-    monkeypatch.setattr(Passes, "backward", run_out)
+    monkeypatch.setattr(Passes, "backward", raising(torch.OutOfMemoryError(f"{SHORT}\nAnd more.")))
     complaint = ending(plan_file(tmp_path))
     assert "stage 0 is out of memory at 0B.4m0 (backward)" in complaint
     assert "held weights 0.00, gradients 0.00" in complaint
@@ -71,12 +78,8 @@ def test_a_stage_by_itself_is_named_by_its_place_in_the_plan(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run_out(*_: object) -> None:
-        message = "CUDA out of memory. Tried to allocate 2.00 GiB."
-        raise torch.OutOfMemoryError(message)
-
     plan = plan_file(tmp_path, *PIPELINE, model={**MODEL, "layers": 4})
-    monkeypatch.setattr(Passes, "backward", run_out)
+    monkeypatch.setattr(Passes, "backward", raising(torch.OutOfMemoryError(SHORT)))
     complaint = ending(plan, "--stage", 2)
     assert "stage 2 is out of memory at 2B.5m0 (backward)" in complaint
     assert "predicted 0.00 GiB (" in complaint
@@ -89,10 +92,7 @@ def test_a_stage_by_itself_is_named_by_its_place_in_the_plan(
 def test_a_shortage_while_weights_are_exported_is_told_too(
     tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_out(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(Parameters, "stepped", run_out)
+    monkeypatch.setattr(Parameters, "stepped", raising(MemoryError()))
     complaint = ending(plan_file(tmp_path), "--export", tmp_path / "weights.safetensors")
     assert "stage 0 is out of memory at the export" in complaint
 
@@ -100,14 +100,10 @@ def test_a_shortage_while_weights_are_exported_is_told_too(
 def test_a_shortage_while_a_checkpoint_is_read_is_told_too(
     tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_out(*_: object) -> None:
-        message = "CUDA out of memory. Tried to allocate 2.00 GiB."
-        raise torch.OutOfMemoryError(message)
-
     plan, out = plan_file(tmp_path), tmp_path / "out"
     saving = [str(plan), "--steps", "1", "--out", str(out), "--save-every", "1"]
     assert run(run_plan.main, saving) == DONE
-    monkeypatch.setattr(Loader, "resolve_tensor", run_out)
+    monkeypatch.setattr(Loader, "resolve_tensor", raising(torch.OutOfMemoryError(SHORT)))
     complaint = ending(plan, "--resume", out / "checkpoints")
     assert "stage 0 is out of memory at a checkpoint (CUDA out of memory." in complaint
 
@@ -115,11 +111,8 @@ def test_a_shortage_while_a_checkpoint_is_read_is_told_too(
 def test_a_shortage_before_the_first_step_is_told_too(
     tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(*_: object, **__: object) -> None:
-        message = "DefaultCPUAllocator: can't allocate memory: you tried to allocate much."
-        raise RuntimeError(message)
-
-    monkeypatch.setattr(arena.torch, "zeros", no_room)
+    no_room = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to get much.")
+    monkeypatch.setattr(arena.torch, "zeros", raising(no_room))
     complaint = ending(plan_file(tmp_path))
     assert "stage 0 is out of memory at its start" in complaint
     assert "can't allocate memory" in complaint
