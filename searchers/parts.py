@@ -17,6 +17,9 @@ from searchers.meshes import other_names
 
 # Whole searches of these spaces are quick, or are proven best.
 FIRST = ("3d", "mist")
+# Where meshes have other choices, such as sequence parallelism: a space of stages that are alike with
+# these, whose search takes a hundredth of the questions of one whose stages choose for themselves.
+ALIKE = "moe"
 # Numbers of recomputed blocks that a space allows, from few to many.
 _RECOMPUTED: tuple[Recomputation, ...] = ("all", "none_or_all", "any")
 
@@ -25,14 +28,17 @@ def parts_of(space: SearchSpace) -> Iterator[SearchSpace]:
     """The parts to search before the whole space, the smallest first; none if its stages have equal
     meshes, whose search is quick.
 
-    The last part has the meshes' other choices, such as sequence parallelism, in a small space.
+    The last part has the meshes' other choices, such as sequence parallelism, in a small space; a
+    part before has some of them where stages are alike, so a budget that ends early has seen them.
     """
     if not space.unequal_meshes:
         return
     # A single rank takes the lowest ZeRO level, and what it takes matters where it offloads: so the
     # lowest one is the whole space's. It goes with every pipeline, too.
     lowest = min(space.zero)
-    smaller = [space_of(name) for name in FIRST]
+    has_others = any(len(getattr(space, name)) > 1 for name in _own_others())
+    first, *others = FIRST
+    smaller = [space_of(name) for name in (first, *[ALIKE] * has_others, *others)]
     found = [common(space, replace(one, zero=tuple({lowest, *one.zero}))) for one in smaller]
     last = found[-1]
     if last is not None and other_names():

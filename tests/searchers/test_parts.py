@@ -9,7 +9,7 @@ import pytest
 from mistlab import catalog
 from mistlab.machine.cluster import Cluster
 from mistlab.values.search import Budget, Problem, SearchResult
-from mistlab.values.space import space_of
+from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
 from searchers.membership import Members, contains
@@ -32,12 +32,15 @@ PROBLEM = Problem(
 
 
 def test_a_search_of_everything_begins_with_the_published_spaces() -> None:
-    first, second, third = parts_of(space_of("everything"))
+    first, alike, second, last = parts_of(space_of("everything"))
     # With the lowest ZeRO level of the whole space.
     assert replace(first, name="3d") == replace(space_of("3d"), zero=(0, 1))
     assert replace(second, name="mist") == replace(space_of("mist"), zero=(0, 1, 2, 3))
-    assert third.sequence_parallel == (0, 1)
-    assert not third.unequal_meshes
+    assert alike.sequence_parallel == last.sequence_parallel == (0, 1)
+    assert not alike.unequal_stages
+    assert not last.unequal_meshes
+    # Spaces without a choice of the meshes begin without stages that are alike.
+    assert [part.zero for part in parts_of(space_of("wide"))] == [first.zero, second.zero]
     assert [*parts_of(space_of("mist"))] == []
 
 
@@ -69,11 +72,37 @@ def test_a_small_budget_finds_as_much_in_everything(monkeypatch: pytest.MonkeyPa
     assert searched_s("everything", 8) > everything_s
 
 
+def test_everything_is_no_worse_than_a_space_of_experts_that_it_contains() -> None:
+    """Llama 3 70B on 64 H100: the parts whose stages choose for themselves take most of a budget
+    before they come to sequence parallelism."""
+    workload = Workload(
+        model=catalog.model("llama3-70b"),
+        sequence_length=8192,
+        global_batch=512,
+        attention="flash",
+        precision="bf16",
+    )
+    cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=8, gpus_per_node=8)
+    problem = Problem(workload=workload, cluster=cluster)
+    less, more = (
+        found_s(problem, space_of(name).on("megatron-core"), 20) for name in ("moe", "everything")
+    )
+    assert more <= less
+
+
 def test_a_budget_that_ends_in_a_part_leaves_a_gap_of_the_whole_space() -> None:
     found = searched("everything", 8)
     assert found.status == "BUDGET"
     assert found.gap is not None
     assert 0 < found.gap < 1
+
+
+def found_s(problem: Problem, space: SearchSpace, evaluations: int) -> float:
+    predictor = SymbolicPredictor(workload=problem.workload, cluster=problem.cluster)
+    searcher = StrategySearcher(strategy=SEARCHERS["mist"], predictor=predictor)
+    found = searcher.search(problem, space, Budget(evaluations=evaluations), 0)
+    assert found.prediction is not None
+    return found.prediction.iteration_s
 
 
 def searched_s(name: str, evaluations: int) -> float:
