@@ -18,6 +18,7 @@ from mistlab.values.plan import Plan
 from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.programme import join as join_exactly
 from searchers.joining.programme import join_hastily, places_by_stage
+from searchers.joining.silence import silent
 
 # PuLP is not typed.
 Expression = Any
@@ -129,7 +130,8 @@ class _Programme:
         none."""
         if seconds <= 0:
             return False
-        self.problem.solve(SOLVERS[solver](seconds))
+        with silent():
+            self.problem.solve(SOLVERS[solver](seconds))
         is_best = self.problem.sol_status == pulp.LpSolutionOptimal
         return bool(is_best or self.problem.status == pulp.LpStatusInfeasible)
 

@@ -1,11 +1,13 @@
 """Joining stages: against brute force over the same menus, with both solvers, in processes."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from time import perf_counter
 
 import numpy as np
+import pulp
 import pytest
 from joblib import parallel_config
 
@@ -16,6 +18,7 @@ from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from mistlab.values.workload import Workload
+from searchers.joining import milp
 from searchers.joining.candidate_table import undominated
 from searchers.joining.candidates import Menus, spread
 from searchers.joining.groups import Group, groups_of
@@ -212,3 +215,25 @@ def test_groups_on_a_ray_cluster_give_the_same_plan() -> None:
         ray.shutdown()
     assert together.plan == alone.plan
     assert together.status == alone.status == "OPTIMAL"
+
+
+def test_a_solver_that_greets_says_nothing_on_standard_output(
+    group: tuple[Problem, SearchSpace, Group],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As HiGHS 1.16 does, wherever it is made."""
+    made = milp.SOLVERS["highs"]
+
+    class Greeting(pulp.HiGHS):  # type: ignore[misc]
+        def createAndConfigureSolver(self, programme: pulp.LpProblem) -> None:  # noqa: N802
+            os.write(1, b"Running HiGHS")
+            super().createAndConfigureSolver(programme)
+
+    def greeting(seconds: float) -> pulp.LpSolver:
+        return Greeting(**{"msg": False, "timeLimit": made(seconds).timeLimit})
+
+    monkeypatch.setitem(milp.SOLVERS, "highs", greeting)
+    assert join_by("highs", 60)(menus_of(*group), np.inf) is not None
+    os.write(1, b"an answer")
+    assert capfd.readouterr().out == "an answer"
