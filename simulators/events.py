@@ -238,8 +238,13 @@ class EventSimulator:
         """The tasks of stages in each group of nodes."""
         row, overlaps = engine or ENGINES[plan.engine], plan.overlap_communication
         if (row, overlaps) not in self._models:
-            models = task_models(self.workload, self.cluster, row, overlap_communication=overlaps)
-            self._models[row, overlaps] = tuple(map(self.altered, models))
+            self._models[row, overlaps] = task_models(
+                self.workload,
+                self.cluster,
+                row,
+                overlap_communication=overlaps,
+                altered=self.altered,
+            )
         return self._models[row, overlaps]
 
 

@@ -69,7 +69,8 @@ class SymbolicPredictor:
     """Predicts plans of one workload on one cluster; compiles expressions at the first prediction.
 
     The cost of a stage does not depend on the other stages, so it is kept for other plans.
-    ``altered`` changes the times of tasks before anything is predicted from them.
+    ``altered`` changes the times of tasks before unlike groups meet, and anything is predicted
+    from them.
     """
 
     workload: Workload
@@ -361,8 +362,14 @@ class SymbolicPredictor:
 
     def _model_on(self, cluster: Cluster, mode: EngineMode) -> StagesOnGroups:
         overlaps = mode.overlap_communication
-        tasks = task_models(self.workload, cluster, mode.engine, overlap_communication=overlaps)
-        return StagesOnGroups.of(cluster, tuple(map(self.altered, tasks)))
+        tasks = task_models(
+            self.workload,
+            cluster,
+            mode.engine,
+            overlap_communication=overlaps,
+            altered=self.altered,
+        )
+        return StagesOnGroups.of(cluster, tasks)
 
     def _calibration(self, engine: str) -> PredictionBounds:
         if engine not in self._bounds:

@@ -7,7 +7,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.figures_at import groups_of
-from mistlab.cost.tasks import task_columns
+from mistlab.cost.tasks import TaskModel, task_columns
 from mistlab.cost.unlike_nodes import task_models
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
@@ -65,6 +65,22 @@ def test_equal_nodes_written_as_groups_are_equal_nodes(name: str) -> None:
     for answer in (predicted, played):
         one, other = (answer(PLANS[name], on, tied) for on in (equal, groups(L4, L4)))
         assert replace(other, notes=one.notes) == one
+
+
+@pytest.mark.parametrize("kind", [SymbolicPredictor, EventSimulator])
+def test_tasks_are_altered_in_every_group_before_groups_meet(
+    kind: type[SymbolicPredictor] | type[EventSimulator],
+) -> None:
+    """A send between groups takes as long as on the slower side, altered there too."""
+
+    def hardly_sent(tasks: TaskModel) -> TaskModel:
+        return replace(tasks, send_factor=1e-9)
+
+    equal, grouped = (
+        kind(workload=WORK, cluster=on, altered=hardly_sent).predict(PLANS["two stages"])
+        for on in (Cluster(hardware=L4, nodes=2, gpus_per_node=4), groups(L4, L4))
+    )
+    assert grouped.iteration_s == equal.iteration_s
 
 
 @pytest.mark.parametrize("name", PLANS)
