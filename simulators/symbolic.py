@@ -69,8 +69,7 @@ class SymbolicPredictor:
     """Predicts plans of one workload on one cluster; compiles expressions at the first prediction.
 
     The cost of a stage does not depend on the other stages, so it is kept for other plans.
-    ``altered`` changes the times of tasks before unlike groups meet, and anything is predicted
-    from them.
+    ``altered`` changes the times of tasks before anything is predicted from them.
     """
 
     workload: Workload
@@ -138,10 +137,8 @@ class SymbolicPredictor:
         assert all(
             ((least.value(name) > 0) == (most.value(name) > 0)).all() for name in OFFLOADS
         ), "ratios between zero and more have no common bound"
-        mode, peaks = (
-            EngineMode(engine=own, overlap_communication=True),
-            self._stages(engine).peaks,
-        )
+        mode = EngineMode(engine=own, overlap_communication=True)
+        peaks = self._stages(engine).peaks
         # Both ends of recomputed blocks, as far as they differ.
         differ = np.flatnonzero(least.value(RECOMPUTED) != most.value(RECOMPUTED))
         others = least.chosen(differ).with_columns(**{RECOMPUTED: most.value(RECOMPUTED)[differ]})
@@ -237,12 +234,9 @@ class SymbolicPredictor:
         slowest = self._slowest_s(mode, plans) if order is None else iterations
         for number, (plan, seconds) in enumerate(zip(plans, iterations, strict=True)):
             own = stages[number * count : (number + 1) * count]
-            prediction = self._prediction(plan.engine, seconds, own, flop, slowest[number])
-            yield (
-                prediction
-                if order is None
-                else replace(prediction, notes=(*prediction.notes, _unmeasured(plan)))
-            )
+            found = self._prediction(plan.engine, seconds, own, flop, slowest[number])
+            further = () if order is None else (_unmeasured(plan),)
+            yield replace(found, notes=(*found.notes, *further)) if further else found
 
     def _slowest_s(self, mode: EngineMode, plans: Sequence[Plan]) -> list[float]:
         """Seconds of each plan's iteration on the slowest cluster known; 0 if there is none.
@@ -361,13 +355,9 @@ class SymbolicPredictor:
         return self._times[mode]
 
     def _model_on(self, cluster: Cluster, mode: EngineMode) -> StagesOnGroups:
-        overlaps = mode.overlap_communication
+        engine, overlaps, work = mode.engine, mode.overlap_communication, self.workload
         tasks = task_models(
-            self.workload,
-            cluster,
-            mode.engine,
-            overlap_communication=overlaps,
-            altered=self.altered,
+            work, cluster, engine, overlap_communication=overlaps, altered=self.altered
         )
         return StagesOnGroups.of(cluster, tasks)
 
