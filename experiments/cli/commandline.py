@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -283,6 +284,12 @@ def missing(package: str) -> InputError:
     """The error that says how to install a package."""
     what = f"'.[{EXTRAS[package]}]'" if package in EXTRAS else package
     return InputError(f"{package} is not installed, and this command needs it: pip install {what}")
+
+
+def check_torch() -> None:
+    """Refuse to go on without torch, before anything is made ready that needs it."""
+    if find_spec("torch") is None:
+        raise missing("torch")
 
 
 def _missing(error: ModuleNotFoundError) -> InputError:

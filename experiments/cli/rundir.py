@@ -5,6 +5,7 @@
 """
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from experiments.cli.commandline import progress
+from experiments.cli.commandline import progress, writable
 from mistlab.values.datafile import read_json
 from mistlab.values.errors import InputError
 
@@ -82,6 +83,17 @@ def earlier_rows(
     return read_rows(path / "rows.jsonl") if here == there else []
 
 
+def file_at(path: Path, what: str) -> Path:
+    """The path of a result; one in a temporary folder where its own cannot be made or changed,
+    which is said. A folder in its place is refused."""
+    if path.is_dir():
+        return writable(path, what)
+    folder = _folder(path.parent)
+    if folder == path.parent and path.exists() and not os.access(path, os.W_OK):
+        folder = _temporary(path, "it may not be changed")
+    return folder / path.name
+
+
 def _folder(path: Path) -> Path:
     """The folder, made if it is not there; a temporary one where it cannot be made or changed."""
     if path.exists() and not path.is_dir():
@@ -92,9 +104,14 @@ def _folder(path: Path) -> Path:
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError as error:
-        other = Path(tempfile.mkdtemp(prefix="mistlab-"))
-        progress(f"warning: --out {path}: {error.strerror}: results go to {other}")
-        return other
+        return _temporary(path, error.strerror or str(error))
+
+
+def _temporary(path: Path, problem: str) -> Path:
+    """A temporary folder in place of a path that cannot be written."""
+    other = Path(tempfile.mkdtemp(prefix="mistlab-"))
+    progress(f"warning: --out {path}: {problem}: results go to {other}")
+    return other
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

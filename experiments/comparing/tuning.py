@@ -9,10 +9,10 @@ from experiments.cli.commandline import (
     NoAnswerError,
     print_json,
     progress,
-    writable,
 )
 from experiments.cli.live import Live
 from experiments.cli.problem import free_words
+from experiments.cli.rundir import file_at
 from experiments.cli.search_options import (
     budget_of,
     searched,
@@ -48,7 +48,7 @@ def tune(options: argparse.Namespace) -> int:
     (name,) = searchers_called([options.searcher or SEARCHER], options.predictor)
     problem, space = searched(options)
     budget = budget_of(options, budget_for(QUICK if options.quick else BUDGET, space))
-    out = writable(options.out, "plan file")
+    out = file_at(options.out, "plan file")
     bench, space = Bench.of(problem, options.predictor, options.view), space_for(name, space)
     bench.warm_up(space)
     entry = _searched(bench, name, space, budget, options.seed)

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress, writable
+from experiments.cli.commandline import DONE, NoAnswerError, print_json, progress
+from experiments.cli.rundir import file_at
 from experiments.exporting.single_changes import Change, single_changes
 from experiments.frame.rates import brief_words
 from mistlab.values.errors import InputError
@@ -30,7 +31,7 @@ class Step:
 
 def improve(options: argparse.Namespace) -> int:
     """Tell the changes that gain most, and write the plan that has them."""
-    out = writable(options.out, "plan file")
+    out = file_at(options.out, "plan file")
     job = load_job(options.start)
     predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
     before = predictor.predict(job.plan)

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.commandline import DONE, as_options, progress
+from experiments.cli.commandline import DONE, as_options, check_torch, progress
 from experiments.frame.study import Study
 from experiments.frame.tables import TIMING, Row
 from experiments.measuring.contenders import OURS, TARGET, Contender, contenders
@@ -97,6 +97,7 @@ def chosen_systems(text: str) -> list[str]:
 def _check_installed(systems: Sequence[str]) -> None:
     from runtime.baselines.installed import check_installed  # noqa: PLC0415
 
+    check_torch()
     missing = {}
     for system in systems:
         if system in ("megatron", "deepspeed", "deepcompile"):

@@ -20,6 +20,7 @@ from experiments.cli.commandline import (
 from experiments.cli.problem import numbers_of, on_cluster_with, room_words
 from experiments.frame.rates import rate_words
 from experiments.reports.breakdown import lines as breakdown_lines
+from experiments.reports.fullest import fullest_words
 from mistlab.cost.breakdown import breakdown_of
 from mistlab.machine.cluster import Cluster
 from mistlab.schedule.orders import DEFAULT_ORDER
@@ -236,7 +237,8 @@ def _table(answer: Answer) -> str:
     if answer.disturbed is not None:
         notes.insert(0, answer.disturbed.words(prediction.iteration_s))
     goes = () if answer.breakdown is None else breakdown_lines(answer.breakdown)
-    return "\n".join([summary, *lines, *goes, *notes])
+    fullest = fullest_words(job, prediction)
+    return "\n".join([summary, *lines, *fullest, *goes, *notes])
 
 
 def _comparisons(answers: Sequence[Answer]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from experiments.calibrating.noted_machine import noted_machine
 from experiments.cli.commandline import (
     DONE,
     NO_ANSWER,
+    check_torch,
     print_json,
     progress,
     writable,
@@ -152,6 +153,8 @@ def work(options: argparse.Namespace) -> int:
     """Work for some minutes; print the summary once all is there."""
     if options.dry_run:
         return _tell_estimates(options)
+    if not options.draw:
+        check_torch()
     folder = writable(options.out / "x", "folder").parent
     begin(folder, options.packed)
     done = True if options.draw else _work(folder, options)

@@ -13,6 +13,9 @@ from mistlab.values.units import GBYTES, GIB_BYTES
 from mistlab.values.value import bounded, check_fields
 from mistlab.values.workload import Precision
 
+# Far above any cluster: whoever asks for more has mistaken an option.
+MOST_NODES = 10**6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -27,7 +30,7 @@ class Cluster:
     """
 
     hardware: Hardware
-    nodes: int = field(metadata=bounded(minimum=1))
+    nodes: int = field(metadata=bounded(minimum=1, maximum=MOST_NODES))
     gpus_per_node: int = field(metadata=bounded(minimum=1))
     memory_gib: float | None = field(default=None, metadata=bounded(above=0))
     host_memory_gib: float | None = field(default=None, metadata=bounded(above=0))

@@ -33,9 +33,9 @@ class NumberRange:
     def text(self) -> str:
         """The bounds in words that follow "a number"."""
         if self.minimum is not None and self.maximum is not None:
-            return f" between {self.minimum:g} and {self.maximum:g}"
+            return f" between {_words(self.minimum)} and {_words(self.maximum)}"
         parts = [
-            f"{word} {limit:g}"
+            f"{word} {_words(limit)}"
             for word, limit in (
                 ("of at least", self.minimum),
                 ("above", self.above),
@@ -54,6 +54,11 @@ class NumberRange:
         if self.maximum is not None and number > self.maximum:
             return f"not {self.noun}" if self.noun else "too large"
         return ""
+
+
+def _words(limit: float) -> str:
+    """A limit in digits."""
+    return f"{limit:,.0f}" if limit == int(limit) else f"{limit:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

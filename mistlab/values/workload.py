@@ -11,6 +11,9 @@ from mistlab.values.value import bounded, check_fields
 Attention = Literal["flash", "math"]
 Precision = Literal["fp16", "bf16", "fp32", "fp8", "fp4"]
 
+# Far above any training: whoever asks for more has mistaken a unit, and its divisors take hours.
+MOST = 10**9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -26,8 +29,8 @@ class Workload:
     """
 
     model: ModelSpec
-    sequence_length: int = field(metadata=bounded(minimum=1))
-    global_batch: int = field(metadata=bounded(minimum=1))
+    sequence_length: int = field(metadata=bounded(minimum=1, maximum=MOST))
+    global_batch: int = field(metadata=bounded(minimum=1, maximum=MOST))
     attention: Attention
     precision: Precision
     optimizer: Optimizer = "adamw"

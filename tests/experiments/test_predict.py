@@ -12,11 +12,13 @@ from experiments import predict
 from experiments.cli.commandline import run
 from experiments.reports.breakdown import sentence
 from experiments.reports.predictions import predicted
+from mistlab.cost.memory import room_bytes
 from mistlab.machine.cluster import Cluster
 from mistlab.values.breakdown import PARTS, Breakdown, StepParts
 from mistlab.values.errors import InputError
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
+from mistlab.values.units import GIB_BYTES
 from mistlab.values.workload import Workload
 from simulators.registry import PREDICTORS
 from simulators.symbolic import SymbolicPredictor
@@ -290,3 +292,47 @@ def test_a_sentence_sums_up_what_is_small() -> None:
         "Where a GPU's time goes: 55% the model's arithmetic at the peak rate, "
         "32% sends between stages, 13% the rest."
     )
+
+
+@pytest.mark.parametrize(("memory_gib", "fits"), [(22, True), (17, False), (15, False)])
+def test_the_stage_that_binds_memory_is_named(
+    memory_gib: float, fits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = ("gpus_per_node: 4", f"gpus_per_node: 4, memory_gib: {memory_gib}")
+    # The first stage recomputes all of its blocks, the last one none.
+    larger = ("checkpointed_layers: 4", "checkpointed_layers: 16")
+    path = plan_file(tmp_path, "a.yaml", memory, larger)
+    ((answer,), text) = predicted([Path(path)]), _told(path, capsys)
+    assert answer.prediction is not None
+    assert answer.job is not None
+    assert answer.prediction.fits == fits
+    reserved = [stage.peak_reserved_bytes for stage in answer.prediction.stages]
+    room = room_bytes(answer.job.cluster)
+    assert reserved[1] > reserved[0]
+    takes = f"it takes {reserved[1] / GIB_BYTES:.2f} of {room / GIB_BYTES:.2f} GiB"
+    rest = f"{abs(room - reserved[1]) / GIB_BYTES:.2f}"
+    if fits:
+        assert f"\nstage 1 binds memory: {takes}, {rest} are left; most in the backward" in text
+    else:
+        lacking = sum(size > room for size in reserved)
+        assert f"\nstage 1 lacks {rest} GiB: {takes}" in text
+        assert ("2 stages in all lack memory" in text) == (lacking == 2)
+    assert "of host memory" not in text
+
+
+def test_a_node_that_lacks_host_memory_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offloads = ("checkpointed_layers: 4", "checkpointed_layers: 4, offload: {optimizer: 1.0}")
+    path = plan_file(
+        tmp_path, "a.yaml", offloads, ("gpus_per_node: 4", "gpus_per_node: 4, host_memory_gib: 4")
+    )
+    ((answer,), text) = predicted([Path(path)]), _told(path, capsys)
+    assert answer.prediction is not None
+    held = sum(stage.host_bytes for stage in answer.prediction.stages)
+    assert f"\nthe fullest node lacks {held / GIB_BYTES - 4:.2f} GiB of host memory\n" in text
+
+
+def _told(path: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert run(predict.main, [path]) == 0
+    return capsys.readouterr().out

@@ -164,7 +164,7 @@ def test_nothing_fits_is_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--model", "gpt3-2.7"], "--model: 'gpt3-2.7' is unknown: did you mean"),
         (["--hardware", "a100"], "--hardware: 'a100' is unknown: did you mean"),
         (["--gpus-per-node", "9"], "--gpus-per-node: 9 is more than a node of l4-24gb has"),
-        (["--nodes", "0"], "--nodes: 0 is too small: give a whole number of at least 1"),
+        (["--nodes", "0"], "--nodes: 0 is too small: give a whole number between 1 and 1,000,000"),
         (["--sequence-length", "-1"], "--sequence-length: -1 is too small"),
         (["--model", "missing.json"], "--model: missing.json: there is no such file"),
         (["--hardware", "v100-16gb", "--precision", "bf16"], "--precision: "),

@@ -1,7 +1,10 @@
 """One searcher's plan, as a file that other commands take."""
 
+import errno
 import json
+import os
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -284,6 +287,42 @@ def test_a_folder_in_the_place_of_the_file_is_refused(
 ) -> None:
     assert tuned(tmp_path) == 2
     assert "cannot be written: it is a folder: give another plan file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["a folder that may not be made", "a file that may not be changed"])
+def test_a_plan_without_a_place_goes_to_a_temporary_folder(
+    place: str,
+    tuned: Tune,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody searches for a minute to hear that a folder may only be read."""
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
+    out = tmp_path / "kept" / "plan.yaml"
+    if place.startswith("a folder"):
+        made = Path.mkdir
+
+        def refused(path: Path, *of: Any, **options: Any) -> None:
+            if path == out.parent:
+                raise OSError(errno.EROFS, "Read-only file system")
+            made(path, *of, **options)
+
+        monkeypatch.setattr(Path, "mkdir", refused)
+    else:
+        out.parent.mkdir()
+        out.write_text("mine", encoding="utf-8")
+        allowed = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: path != out and allowed(path, mode))
+    assert tuned(out) == 0
+    captured = capsys.readouterr()
+    assert "results go to " in captured.err
+    (written,) = own.rglob("plan.yaml")
+    assert captured.out.endswith(f"plan: {written}\n")
+    assert load_job(written).plan
+    assert not out.exists() or out.read_text(encoding="utf-8") == "mine"
 
 
 def test_the_event_simulator_is_asked_by_those_who_need_plans_alone(

@@ -1,0 +1,52 @@
+"""Which stage of a predicted plan binds memory, by how much, and what fills it."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from mistlab.cost.memory import host_bytes_over, room_of_plan
+from mistlab.values.job import Job
+from mistlab.values.prediction import (
+    MemoryByClass,
+    MemoryByPhase,
+    Prediction,
+    StagePrediction,
+)
+from mistlab.values.units import GIB_BYTES
+
+
+def fullest_words(job: Job, prediction: Prediction) -> Iterator[str]:
+    """The stage whose GPU has least room left or lacks most, and a node that lacks host memory."""
+    rooms = room_of_plan(job.cluster, job.plan).tolist()
+    left = [
+        room - stage.peak_reserved_bytes
+        for room, stage in zip(rooms, prediction.stages, strict=True)
+    ]
+    number = left.index(min(left))
+    fullest = prediction.stages[number]
+    size, room = fullest.peak_reserved_bytes / GIB_BYTES, rooms[number] / GIB_BYTES
+    rest = abs(left[number]) / GIB_BYTES
+    lacking = sum(one < 0 for one in left)
+    what = f"takes {size:.2f} of {room:.2f} GiB"
+    if not lacking:
+        begin = f"stage {number} binds memory: it {what}, {rest:.2f} are left"
+    else:
+        others = "" if lacking == 1 else f", and {lacking} stages in all lack memory"
+        begin = f"stage {number} lacks {rest:.2f} GiB: it {what}{others}"
+    yield f"{begin}; {_held_words(fullest)}"
+    over = host_bytes_over(job.plan, prediction, job.cluster)
+    if over > 0:
+        yield f"the fullest node lacks {over / GIB_BYTES:.2f} GiB of host memory"
+
+
+def _held_words(stage: StagePrediction) -> str:
+    """When a stage's GPU is fullest, and what holds most of it then."""
+    phase, _ = _largest(stage.memory_by_phase)
+    held, size = _largest(stage.memory)
+    return f"most in the {phase} phase, by {held} ({size / GIB_BYTES:.2f} GiB)"
+
+
+def _largest(sizes: MemoryByClass | MemoryByPhase) -> tuple[str, int]:
+    """The largest field of a value of bytes."""
+    found = {entry.name: getattr(sizes, entry.name) for entry in fields(sizes)}
+    name = max(found, key=lambda one: found[one])
+    return name, found[name]
