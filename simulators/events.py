@@ -105,6 +105,22 @@ class Simulation:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DisturbedIteration:
+    """The tasks of an iteration, and what disturbs them."""
+
+    graph: TaskGraph
+    factors: tuple[Factors, ...]
+    by: Variability
+
+    def __len__(self) -> int:
+        return len(self.graph)
+
+    def played_s(self, sample: int) -> float:
+        """Seconds of the iteration with the jitter of a sample."""
+        return _played(self.by.disturbed(self.graph, sample), self.factors).iteration_s
+
+
 @dataclass(slots=True, kw_only=True)
 class EventSimulator:
     """Plays plans of one workload on one cluster; compiles expressions at the first call.
@@ -150,10 +166,13 @@ class EventSimulator:
     def monte_carlo(self, plan: Plan, variability: Variability, samples: int) -> Quantiles:
         """Play ``samples`` iterations, each with its own jitter."""
         samples = check_field(Quantiles, "samples", samples)
+        iteration = self.disturbed(plan, variability)
+        return Quantiles.of(map(iteration.played_s, range(samples)), variability.seed)
+
+    def disturbed(self, plan: Plan, variability: Variability) -> DisturbedIteration:
+        """An iteration that can be played again and again, each time with other jitter."""
         graph, factors = self._graph(plan)
-        disturbed = (variability.disturbed(graph, sample) for sample in range(samples))
-        played_s = [_played(one, factors).iteration_s for one in disturbed]
-        return Quantiles.of(played_s, variability.seed)
+        return DisturbedIteration(graph=graph, factors=tuple(factors), by=variability)
 
     def _graph(self, plan: Plan, engine: Engine | None = None) -> tuple[TaskGraph, list[Factors]]:
         _check_layers(plan)
@@ -259,7 +278,7 @@ def _check_layers(plan: Plan) -> None:
             refuse(f"plan.stages[{number}].layers", problem)
 
 
-def _played(graph: TaskGraph, factors: list[Factors]) -> Simulation:
+def _played(graph: TaskGraph, factors: Sequence[Factors]) -> Simulation:
     return Simulation(graph=graph, times=play(graph, factors))
 
 

@@ -5,7 +5,7 @@ streams slow one another down do not change, nor does the time of an iteration o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -90,8 +90,9 @@ class Quantiles:
         check_fields(self)
 
     @classmethod
-    def of(cls, iterations_s: Sequence[float], seed: int) -> Self:
+    def of(cls, iterations_s: Iterable[float], seed: int) -> Self:
         """The quantiles of at least one iteration's time, interpolated between iterations."""
+        iterations_s = list(iterations_s)
         check_field(cls, "samples", len(iterations_s))
         low, middle, high = np.quantile(iterations_s, [0.05, 0.5, 0.95]).tolist()
         return cls(

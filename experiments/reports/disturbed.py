@@ -1,16 +1,20 @@
 """What plans take where stages, links or clocks are slow and tasks differ by chance."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from experiments.cli.countdown import Countdown
 from mistlab.values.errors import FieldError, InputError, near_matches
 from mistlab.values.job import Job
 from mistlab.values.value import check_field, from_mapping, to_mapping
-from simulators.events import EventSimulator
+from simulators.events import DisturbedIteration, EventSimulator
 from simulators.variability import Quantiles, Variability
 
 SAMPLES = 100
+# Of iterations with many tasks fewer are played: chance hardly moves their sums, and each takes
+# longer. So many tasks in all take some ten seconds.
+MOST_TASKS, FEWEST = 2_000_000, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +25,14 @@ class Disturbed:
     played: Quantiles
 
     @classmethod
-    def of(cls, job: Job, by: Variability, samples: int) -> Self:
-        """A plan's iterations, each with its own jitter. Without jitter all would be equal."""
+    def of(cls, job: Job, by: Variability, samples: int | None) -> Self:
+        """A plan's iterations, each with its own jitter, as many as its size allows where nobody
+        says how many. Without jitter all would be equal."""
         simulator = EventSimulator(workload=job.workload, cluster=job.cluster)
         try:
-            played = simulator.monte_carlo(job.plan, by, samples if by.jitter else 1)
+            iteration = simulator.disturbed(job.plan, by)
+            count = 1 if not by.jitter else samples or samples_of(len(iteration))
+            played = Quantiles.of(_played_s(iteration, count), by.seed)
         except FieldError as error:
             raise _refused(error) from None
         return cls(by=by, played=played)
@@ -45,10 +52,24 @@ class Disturbed:
         )
 
 
-def variability_of(text: str) -> tuple[Variability, int]:
-    """What disturbs, and the samples, of a text such as ``jitter=0.1,slow_links_factor=2``."""
+def samples_of(tasks: int) -> int:
+    """How many iterations of so many tasks are played where nobody says it."""
+    return max(FEWEST, min(SAMPLES, MOST_TASKS // tasks))
+
+
+def _played_s(iteration: DisturbedIteration, count: int) -> Iterator[float]:
+    """Seconds of each iteration; standard error hears how many are played."""
+    countdown = Countdown(what="iterations played", total=count)
+    for sample in range(count):
+        yield iteration.played_s(sample)
+        countdown.step()
+
+
+def variability_of(text: str) -> tuple[Variability, int | None]:
+    """What disturbs, and the samples if there are any, of a text such as
+    ``jitter=0.1,slow_links_factor=2``."""
     known = [entry.name for entry in fields(Variability)]
-    given: dict[str, float] = {"samples": SAMPLES}
+    given: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = (own.strip() for own in part.partition("="))
         if name not in (*known, "samples"):
@@ -60,7 +81,9 @@ def variability_of(text: str) -> tuple[Variability, int]:
             message = f"--variability {part!r} is no number: write it as {name}=NUMBER"
             raise InputError(message) from None
     try:
-        samples: int = check_field(Quantiles, "samples", given.pop("samples"))
+        samples = given.pop("samples", None)
+        if samples is not None:
+            samples = check_field(Quantiles, "samples", samples)
         return from_mapping(Variability, given), samples
     except FieldError as error:
         raise _refused(error) from None

@@ -86,7 +86,7 @@ def predict(options: argparse.Namespace) -> int:
     return DONE if all(answer.prediction is not None for answer in answers) else NO_ANSWER
 
 
-def _checked(options: argparse.Namespace) -> "tuple[Variability, int] | None":
+def _checked(options: argparse.Namespace) -> "tuple[Variability, int | None] | None":
     """What disturbs the plans, and how often each is played then; refuses options that are wrong,
     or do not go together."""
     for name in ("timeline", "variability"):
@@ -108,7 +108,7 @@ def _checked(options: argparse.Namespace) -> "tuple[Variability, int] | None":
     return variability_of(options.variability)
 
 
-def _disturbed(answers: Sequence[Answer], by: "Variability", samples: int) -> list[Answer]:
+def _disturbed(answers: Sequence[Answer], by: "Variability", samples: int | None) -> list[Answer]:
     """The answers, with what plans take while something disturbs them."""
     from experiments.reports.disturbed import Disturbed  # noqa: PLC0415 (needs SimPy)
 

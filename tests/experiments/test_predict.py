@@ -10,7 +10,9 @@ import pytest
 
 from experiments import predict
 from experiments.cli.commandline import run
+from experiments.reports import disturbed
 from experiments.reports.breakdown import sentence
+from experiments.reports.disturbed import samples_of
 from experiments.reports.predictions import predicted
 from mistlab.cost.memory import room_bytes
 from mistlab.machine.cluster import Cluster
@@ -336,3 +338,24 @@ def test_a_node_that_lacks_host_memory_is_named(
 def _told(path: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert run(predict.main, [path]) == 0
     return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tasks", "samples"), [(1, 100), (20_000, 100), (40_000, 50), (10**6, 20), (10**8, 20)]
+)
+def test_fewer_long_iterations_are_played(tasks: int, samples: int) -> None:
+    assert samples_of(tasks) == samples
+
+
+def test_the_iterations_of_a_disturbed_plan_are_counted_on_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer of a long one, where nobody says how many, and as many as are asked for."""
+    monkeypatch.setattr(disturbed, "MOST_TASKS", 1)
+    path = plan_file(tmp_path, "a.yaml")
+    for given, count in (("", 20), (",samples=3", 3)):
+        options = ["--simulator", "events", "--variability", f"jitter=0.1{given}", "--json"]
+        assert run(predict.main, [path, *options]) == 0
+        captured = capsys.readouterr()
+        assert json.loads(captured.out)["disturbed"]["samples"] == count
+        assert f"iterations played: {count} of {count}\n" in captured.err
