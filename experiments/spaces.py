@@ -19,6 +19,8 @@ FAMILIES = ("gpt3", "llama", "falcon")
 def main(arguments: Sequence[str]) -> int:
     """Search each problem in each space, print and write the tables."""
     options = _parser().parse_args(arguments)
+    if options.families is None:
+        options.families = FAMILIES[:1] if options.quick else FAMILIES
     from experiments.questions.spaces import spaces  # noqa: PLC0415 (not for --help)
 
     return spaces(options)
@@ -38,8 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         "--families",
         nargs="+",
         choices=FAMILIES,
-        default=FAMILIES,
-        help="models of the evaluation (default: all)",
+        help=f"models of the evaluation (default: all; with --quick {FAMILIES[0]})",
     )
     return parser
 

@@ -74,7 +74,8 @@ def sensitivity(options: argparse.Namespace) -> int:
         every = [*_ends(every)]
     problems = [*dict.fromkeys(case.problem for case in every)]
     search = partial(_searched, space=space, seed=options.seed)
-    found = answers(study, search, problems, "problems")
+    # A process that begins imports and compiles for as long as a few quick searches take.
+    found = answers(study, search, problems, "problems", side_by_side=not options.quick)
     known: dict[Problem, Row] = {}
     for case in every:
         if case.problem not in known:

@@ -269,10 +269,11 @@ def test_spaces_are_searched_side_by_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(side_by_side, "SPACES", ("3d", "+zero", "mist", "everything"))
-    options = ["--hardware", "a100-40gb", "--evaluations", "20"]
+    families = ("gpt3", "llama", "falcon")
+    options = ["--hardware", "a100-40gb", "--evaluations", "20", "--families", *families]
     content = answer_of(spaces, tmp_path, capsys, *options)
     assert content["worse"] == []
-    names = [f"A100 {family}-1.3b" for family in ("gpt3", "llama", "falcon")]
+    names = [f"A100 {family}-1.3b" for family in families]
     asked = [(row["problem"], row["space"]) for row in content["rows"]]
     assert asked == [*product(names, ("3d", "+zero", "mist", "everything"))]
 
@@ -352,7 +353,9 @@ def test_small_problems_are_searched_in_this_process(
         return [{**row, "space": name, "status": "OPTIMAL", "plan": "one"} for name in names]
 
     monkeypatch.setattr(side_by_side, "_searched", searched)
-    assert answer_of(spaces, tmp_path, capsys)["problems"] == 6
+    # Without a word about families, of the first one alone.
+    assert answer_of(spaces, tmp_path, capsys)["problems"] == 2
+    assert answer_of(spaces, tmp_path, capsys, "--families", "llama", "falcon")["problems"] == 4
 
 
 def test_published_configurations_are_played_beside_ours(
