@@ -9,6 +9,7 @@ from experiments.cli.commandline import as_options
 from experiments.cli.problem import problem_of
 from mistlab.engines.table import ENGINES, names_for_plans
 from mistlab.values.errors import InputError, near_matches
+from mistlab.values.model import ModelSpec
 from mistlab.values.references import space_from
 from mistlab.values.search import Budget, Problem, StageCostModel
 from mistlab.values.space import SearchSpace, space_of
@@ -23,8 +24,8 @@ OWN_SPACES = ("megatron", "deepspeed", "megatron:published", "deepspeed:publishe
 
 def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
     """The problem and the space of the options; what no plan can divide is refused."""
-    space = space_called(options.space, options.engine)
     workload, cluster = problem_of(options, takes_groups=True)
+    space = space_called(options.space or usual_space(workload.model), options.engine)
     problem = Problem(workload=workload, cluster=cluster)
     for engine in space.engines:
         if why := ENGINES[engine].precision_problem(workload.precision):
@@ -36,6 +37,12 @@ def searched(options: argparse.Namespace) -> tuple[Problem, SearchSpace]:
         message = f"--global-batch {workload.global_batch} on {cluster.num_gpus} GPUs: {reason}"
         raise InputError(message)
     return problem, space
+
+
+def usual_space(model: ModelSpec) -> str:
+    """The space that is searched where nobody names one. Models with experts are trained with
+    expert parallelism, which space mist has none of: without it DeepSeek-V3 fits on no cluster."""
+    return "mist" if model.experts is None else "moe"
 
 
 def space_called(called: str, engines: str | None) -> SearchSpace:

@@ -33,9 +33,13 @@ def search_parser(
         description,
         **PROBLEM,
         **dict.fromkeys(OF_CLUSTER),
-        space="mist",
         seed=0,
         **defaults,
+    )
+    parser.add_argument(
+        "--space",
+        help="which plans may be chosen: 3d, mist, wide, ..., or a file (default: mist, or moe for "
+        "models with experts)",
     )
     parser.add_argument(
         "--engine",

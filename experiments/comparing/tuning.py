@@ -93,6 +93,7 @@ def _no_answer(entry: Entry, bench: Bench) -> int:
         return INTERRUPTED
     if entry.result.status == "REFUSED":
         raise NoAnswerError(entry.result.reason)
+    progress("nothing fits: what would make a plan fit is tried")
     words = smallest_words(smallest(bench, entry.space), entry.space.name)
     words += free_words(bench.problem.cluster)
     reason = [entry.result.reason] if entry.result.reason else []

@@ -289,6 +289,26 @@ def test_a_folder_in_the_place_of_the_file_is_refused(
     assert "cannot be written: it is a folder: give another plan file" in capsys.readouterr().err
 
 
+def test_models_with_experts_are_tuned_with_expert_parallelism(
+    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless another space is named."""
+    dense, experts = tmp_path / "dense.yaml", tmp_path / "experts.yaml"
+    sizes = "family: llama\nhidden: 256\nlayers: 4\nheads: 4\nvocab: 512\n"
+    dense.write_text(sizes, encoding="utf-8")
+    experts.write_text(f"{sizes}experts: {{count: 4, active: 2, ffn: 256}}\n", "utf-8")
+
+    def space(*options: str) -> tuple[str, str]:
+        assert tuned(tmp_path / "plan.yaml", "--json", *options) == 0
+        row = json.loads(capsys.readouterr().out)
+        return row["space"], row["engine"]
+
+    assert space("--model", str(dense)) == ("mist", "mistlab")
+    assert space("--model", str(experts)) == ("moe", "megatron-core")
+    assert space("--model", str(experts), "--space", "mist") == ("mist", "mistlab")
+    assert space("--model", str(experts), "--engine", "fsdp") == ("moe", "fsdp")
+
+
 @pytest.mark.parametrize("place", ["a folder that may not be made", "a file that may not be changed"])
 def test_a_plan_without_a_place_goes_to_a_temporary_folder(
     place: str,
