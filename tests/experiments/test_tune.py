@@ -306,7 +306,8 @@ def test_models_with_experts_are_tuned_with_expert_parallelism(
     assert space("--model", str(dense)) == ("mist", "mistlab")
     assert space("--model", str(experts)) == ("moe", "megatron-core")
     assert space("--model", str(experts), "--space", "mist") == ("mist", "mistlab")
-    assert space("--model", str(experts), "--engine", "fsdp") == ("moe", "fsdp")
+    on_fsdp = ("--engine", "fsdp", "--precision", "bf16")
+    assert space("--model", str(experts), *on_fsdp) == ("moe", "fsdp")
 
 
 @pytest.mark.parametrize("place", ["a folder that may not be made", "a file that may not be changed"])
