@@ -240,7 +240,7 @@ def _baseline_words(comparison: Comparison) -> str:
 
 
 def _verdict(comparison: Comparison) -> str:
-    return ("beyond" if comparison.exceeds_bounds else "within") + " what the bounds tell apart"
+    return ("beyond" if comparison.exceeds_bounds else "within") + " what the bounds leave open"
 
 
 def _rejected_words(rejected: Rejected) -> str:

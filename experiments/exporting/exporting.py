@@ -60,7 +60,7 @@ def _cost_words(found: Nearest, predictions: list[Prediction | InputError]) -> I
     form = "said exactly" if found.is_exact else "its nearest form"
     yield (
         f"cost: {form} under engine {found.job.plan.engine} {brief_words(near)}; {by}, "
-        f"{sure} what the bounds tell apart"
+        f"{sure} what the bounds leave open"
     )
 
 

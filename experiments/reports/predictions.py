@@ -254,7 +254,7 @@ def _comparisons(answers: Sequence[Answer]) -> Iterator[str]:
             sure = "beyond" if comparison.exceeds_bounds else "within"
             yield (
                 f"{first} is {comparison.ratio - 1:.1%} faster than {path}, "
-                f"{sure} what the bounds tell apart"
+                f"{sure} what the bounds leave open"
                 if not math.isclose(comparison.ratio, 1.0)
                 else f"{first} and {path} take equally long"
             )

@@ -162,8 +162,8 @@ def test_words_say_what_fits_and_what_the_bounds_tell_apart(
     assert out.count("fits 21.7 GiB: a GPU's 22.0 less 0.3 outside of torch's allocator\n") == 3
     assert f"{fast} is" in out
     beyond, within = (next(x for x in out.splitlines() if f"than {p}," in x) for p in (slow, near))
-    assert beyond.endswith("beyond what the bounds tell apart")
-    assert within.endswith("within what the bounds tell apart")
+    assert beyond.endswith("beyond what the bounds leave open")
+    assert within.endswith("within what the bounds leave open")
 
 
 def test_what_a_slower_network_would_cost(
