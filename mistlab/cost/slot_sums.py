@@ -15,8 +15,11 @@ Values = NDArray[np.float64]
 
 # With more products of strategies and layers for each candidate than this, candidates are summed
 # one by one.
-DENSE = 8
+DENSE = 16
 ROWS_AT_ONCE = 8192
+# Up to so many multiplications, OpenBLAS keeps a product of tables on one thread. Threads for such
+# small products mostly wait for one another: beside other work, thirty times as long.
+ON_ONE_THREAD = 1 << 18
 # Up to so many candidates, as in plans, a candidate's sum does not depend on the others.
 FEW_ROWS = 1024
 
@@ -58,7 +61,7 @@ def _sum_up(
     """Fill in seconds (C) from lengths of slots (K, S) and their counts (K, J)."""
     rows = len(strategies.index)
     if lengths.shape[1] * counts.shape[1] <= DENSE * rows:
-        table = lengths.T @ counts
+        table = _products(lengths, counts)
         found[:] = table.take(strategies.index * counts.shape[1] + stages.index)
         return
     lengths, counts = np.ascontiguousarray(lengths.T), np.ascontiguousarray(counts.T)
@@ -66,3 +69,16 @@ def _sum_up(
         block = slice(start, start + ROWS_AT_ONCE)
         of_block = lengths[strategies.index[block]] * counts[stages.index[block]]
         found[block] = of_block.sum(axis=1)
+
+
+def _products(lengths: Values, counts: Values) -> Values:
+    """The sum (S, J) of each strategy's lengths (K, S) with each set of layers' counts (K, J)."""
+    if lengths.shape[1] == 1 or counts.shape[1] == 1:
+        # OpenBLAS shares products with a single column among threads far sooner.
+        return np.asarray(np.einsum("ks,kj->sj", lengths, counts))
+    table = np.empty((lengths.shape[1], counts.shape[1]))
+    at_once = max(2, ON_ONE_THREAD // max(1, counts.size))
+    for start in range(0, len(table), at_once):
+        block = slice(min(start, len(table) - 2), start + at_once)
+        np.matmul(lengths[:, block].T, counts, out=table[block])
+    return table
