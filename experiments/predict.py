@@ -43,7 +43,8 @@ def main(arguments: Sequence[str]) -> int:
         metavar="NAME=NUMBER,...",
         help="with --simulator events: what iterations take with jitter, a slow_stage by its "
         "slow_stage_factor, a slow_links_factor or a clock_factor; samples (100; of long "
-        "iterations fewer, 20 at least) and seed say how many are played, and which. Such as jitter=0.1,slow_stage=0,slow_stage_factor=1.2",
+        "iterations fewer, 20 at least) and seed say how many are played, and which. "
+        "Such as jitter=0.1,slow_stage=0,slow_stage_factor=1.2",
     )
     options = parser.parse_args(arguments)
     from experiments.reports.predictions import predict  # noqa: PLC0415 (not for --help)

@@ -17,8 +17,8 @@ from searchers.meshes import other_names
 
 # Whole searches of these spaces are quick, or are proven best.
 FIRST = ("3d", "mist")
-# Where meshes have other choices, such as sequence parallelism: a space of stages that are alike with
-# these, whose search takes a hundredth of the questions of one whose stages choose for themselves.
+# Where meshes have other choices, such as sequence parallelism: a space of stages that are alike
+# with these choices. Its search asks a hundredth of what one of unlike stages asks.
 ALIKE = "moe"
 # Numbers of recomputed blocks that a space allows, from few to many.
 _RECOMPUTED: tuple[Recomputation, ...] = ("all", "none_or_all", "any")

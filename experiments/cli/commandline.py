@@ -289,7 +289,8 @@ def missing(package: str) -> InputError:
 def check_torch() -> None:
     """Refuse to go on without torch, before anything is made ready that needs it."""
     if find_spec("torch") is None:
-        raise missing("torch")
+        error = missing("torch")
+        raise error
 
 
 def _missing(error: ModuleNotFoundError) -> InputError:

@@ -310,7 +310,9 @@ def test_models_with_experts_are_tuned_with_expert_parallelism(
     assert space("--model", str(experts), *on_fsdp) == ("moe", "fsdp")
 
 
-@pytest.mark.parametrize("place", ["a folder that may not be made", "a file that may not be changed"])
+@pytest.mark.parametrize(
+    "place", ["a folder that may not be made", "a file that may not be changed"]
+)
 def test_a_plan_without_a_place_goes_to_a_temporary_folder(
     place: str,
     tuned: Tune,

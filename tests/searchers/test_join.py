@@ -231,7 +231,7 @@ def test_a_solver_that_greets_says_nothing_on_standard_output(
             super().createAndConfigureSolver(programme)
 
     def greeting(seconds: float) -> pulp.LpSolver:
-        return Greeting(**{"msg": False, "timeLimit": made(seconds).timeLimit})
+        return Greeting(msg=False, timeLimit=made(seconds).timeLimit)
 
     monkeypatch.setitem(milp.SOLVERS, "highs", greeting)
     assert join_by("highs", 60)(menus_of(*group), np.inf) is not None
