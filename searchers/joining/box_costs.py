@@ -90,16 +90,47 @@ class BoxCosts:
         for some in _parts(asked):
             yield from self._pools(some, _Rows.of(some), limit_s)
 
+    def least(self, asked: Sequence[Asked], limit_s: float) -> Iterator[tuple[Options, Numbers]]:
+        """Candidates that nothing of ``pools`` is faster than, and the number of each one's place;
+        without what only plans need."""
+        start = 0
+        for some in _parts(asked):
+            rows, boxes = self._hopeful(_Rows.of(some), limit_s)
+            # The true times of others are no less than those of their boxes.
+            own = rows.chosen(alike := np.flatnonzero(rows.are_alike))
+            fitting = alike[self._fits(own, own.low, own.most, of_others=False)]
+            options, ends, _ = self._with_candidates(rows, boxes, fitting)
+            yield options, start + ends.place
+            start += len(some)
+
     def _pools(
         self, asked: Sequence[Asked], rows: "_Rows", limit_s: float
     ) -> Iterator[tuple[StagePosition, Pool]]:
+        rows, boxes = self._hopeful(rows, limit_s)
+        fitting = np.flatnonzero(self._fits(rows, rows.low, rows.most, of_others=False))
+        both, ends, are_open = self._with_candidates(rows, boxes, fitting)
+        in_order = np.argsort(ends.place, kind="stable")
+        bounds = np.searchsorted(ends.place[in_order], np.arange(len(asked) + 1)).tolist()
+        for one, (start, end) in zip(asked, pairwise(bounds), strict=True):
+            here = in_order[start:end]
+            own = one.boxes.chosen(ends.row[here])
+            own = own.with_blocks(ends.fewest[here], ends.most[here])
+            yield one.place, Pool(options=both.chosen(here), boxes=own, is_open=are_open[here])
+
+    def _hopeful(self, rows: "_Rows", limit_s: float) -> tuple["_Rows", Options]:
+        """The boxes that may fit and be part of a pipeline that takes less than a limit, and
+        candidates that nothing in them is better than."""
         rows = rows.chosen(self._fits(rows, rows.high, rows.most, of_others=True))
         rows = replace(rows, fewest=self._fewest(rows, rows.high, of_others=True))
         boxes = self._bounds(rows)
         may = self._has_host(rows, boxes) & (self._least_s(rows, boxes) < limit_s)
-        rows, boxes = rows.chosen(may), boxes.chosen(may)
-        # Where the least ratios fit, they are a candidate.
-        fitting = np.flatnonzero(self._fits(rows, rows.low, rows.most, of_others=False))
+        return rows.chosen(may), boxes.chosen(may)
+
+    def _with_candidates(
+        self, rows: "_Rows", boxes: Options, fitting: Numbers
+    ) -> tuple[Options, "_Rows", Mask]:
+        """The candidates of the boxes that are ``fitting`` with the least ratios, then those boxes
+        in which something else may be better; and which of both are boxes."""
         sure = rows.chosen(fitting)
         sure = replace(sure, fewest=self._fewest(sure, sure.low, of_others=False))
         true, are_best = self._true(sure)
@@ -108,19 +139,11 @@ class BoxCosts:
         if not self.group.has_formula:
             # Memory may grow with recomputed blocks: none of several numbers is left out.
             are_best &= rows.are_points[fitting]
-        closed = fitting[has_host & are_best]
-        is_open[closed] = False
+        is_open[fitting[has_host & are_best]] = False
         closed, open_rows = fitting[has_host], np.flatnonzero(is_open)
         both = true.chosen(has_host).and_also(boxes.chosen(open_rows))
         ends = sure.chosen(has_host).closed().and_also(rows.chosen(open_rows))
-        are_open = np.repeat([False, True], [len(closed), len(open_rows)])
-        in_order = np.argsort(ends.place, kind="stable")
-        bounds = np.searchsorted(ends.place[in_order], np.arange(len(asked) + 1)).tolist()
-        for one, (start, end) in zip(asked, pairwise(bounds), strict=True):
-            here = in_order[start:end]
-            own = one.boxes.chosen(ends.row[here])
-            own = own.with_blocks(ends.fewest[here], ends.most[here])
-            yield one.place, Pool(options=both.chosen(here), boxes=own, is_open=are_open[here])
+        return both, ends, np.repeat([False, True], [len(closed), len(open_rows)])
 
     def _true(self, rows: "_Rows") -> tuple[Options, Mask]:
         """Candidates with the least ratios and the fewest recomputed blocks; and whether, if each

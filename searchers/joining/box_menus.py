@@ -7,7 +7,7 @@ pipelines that it stands for, and if it has no boxes it is one of them.
 Axes: R rows of a place.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from mistlab.values.dimensions import RECOMPUTED, counts_of_blocks
 from mistlab.values.search import FEWEST_ALIKE, Problem
 from mistlab.values.space import SearchSpace
 from searchers.joining.box_costs import Asked, BoxCosts, Pool
-from searchers.joining.boxes import HALVED, Boxes, Choices
+from searchers.joining.boxes import HALVED, Boxes
 from searchers.joining.candidate_table import Options, telling_columns, undominated
 from searchers.joining.candidates import StagePosition, hopeful_s
 from searchers.joining.groups import Group
@@ -27,6 +27,8 @@ from searchers.meshes import Mesh
 from searchers.savings import CountsRow, counts_choices, savings_choices
 
 Mask = NDArray[np.bool_]
+# Numbers of treated blocks (R, T), and the largest number of recomputed ones (R).
+Runs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 # Boxes that are halved at once for a stage that is a whole pipeline: as a rule all that are left.
 ALONE = 1024
@@ -50,6 +52,9 @@ class BoxMenus:
     _largest: dict[tuple[Mesh, int, bool], tuple[NDArray[np.int64], Boxes]] = field(
         default_factory=dict, init=False
     )
+    # The largest boxes of a mesh, and the runs of some blocks.
+    _of_mesh: dict[tuple[Mesh, bool], Boxes] = field(default_factory=dict, init=False)
+    _runs: dict[int, Runs] = field(default_factory=dict, init=False)
     # The rows of a place's pool that no other row is at least as good as.
     _best: dict[StagePosition, tuple[Options, NDArray[np.intp]]] = field(
         default_factory=dict, init=False
@@ -69,14 +74,33 @@ class BoxMenus:
         for place, pool in self._costs.pools(asked, limit_s):
             self._pools[place] = self._tidied(pool)
 
+    def least(
+        self, places: Sequence[StagePosition], limit_s: float
+    ) -> Iterator[tuple[Options, NDArray[np.intp]]]:
+        """Candidates that no other at some places is better than, in pipelines that take less than
+        a limit, and the number of each one's place; the menus stay as they are."""
+        return self._costs.least([self._whole(place) for place in places], limit_s)
+
     def _whole(self, place: StagePosition) -> Asked:
         """The largest boxes of a place, each with every run of numbers of recomputed blocks."""
         key = place.mesh, place.layers, place.is_alone
         if key not in self._largest:
-            choices = savings_choices(self.space, place.mesh, in_pipeline=not place.is_alone)
-            self._largest[key] = whole_boxes(self.space, choices, place.layers)
+            self._largest[key] = whole_boxes(self._ways(place), self._runs_of(place.layers))
         counts, boxes = self._largest[key]
         return Asked(place=place, counts=counts, boxes=boxes)
+
+    def _ways(self, place: StagePosition) -> Boxes:
+        """The largest boxes of a mesh, without recomputed blocks, made once."""
+        key = place.mesh, place.is_alone
+        if key not in self._of_mesh:
+            choices = savings_choices(self.space, place.mesh, in_pipeline=not place.is_alone)
+            self._of_mesh[key] = Boxes.whole(tuple(tuple(sorted(own)) for own in choices))
+        return self._of_mesh[key]
+
+    def _runs_of(self, layers: int) -> Runs:
+        if layers not in self._runs:
+            self._runs[layers] = runs_of(self.space, layers)
+        return self._runs[layers]
 
     def is_open(self, place: StagePosition, row: int) -> bool:
         """Whether a row of a place's menu stands for a box."""
@@ -182,20 +206,17 @@ def halvings(boxes: int) -> int:
     return max(HALVED, (FEW_PARTS // max(1, boxes)).bit_length() - 1)
 
 
-def whole_boxes(
-    space: SearchSpace, choices: Choices, layers: int
-) -> tuple[NDArray[np.int64], Boxes]:
+def whole_boxes(whole: Boxes, runs: Runs) -> tuple[NDArray[np.int64], Boxes]:
     """The largest boxes of a stage, each with every run of numbers of recomputed blocks; and its
     fewest treated blocks (R, T)."""
-    whole = Boxes.whole(tuple(tuple(sorted(own)) for own in choices))
-    counts, most = runs_of(space, layers)
+    counts, most = runs
     of_row = np.repeat(np.arange(len(counts)), len(whole))
     fewest = counts[of_row, counts_of_blocks().index(RECOMPUTED)]
     boxes = whole.chosen(np.tile(np.arange(len(whole)), len(counts)))
     return counts[of_row], boxes.with_blocks(fewest, most[of_row])
 
 
-def runs_of(space: SearchSpace, layers: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def runs_of(space: SearchSpace, layers: int) -> Runs:
     """The numbers of a stage's treated blocks (R, T) as runs: each from its number of recomputed
     blocks to a largest one (R). Where slots are not of the same kinds, a run has one number."""
     at, counts = counts_of_blocks().index(RECOMPUTED), counts_choices(space, layers)

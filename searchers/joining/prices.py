@@ -17,6 +17,7 @@ Whole = NDArray[np.intp]
 FAR = 50.0
 # The numbers of ends.
 LAST, BETWEEN, FIRST = range(3)
+ENDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,6 +16,7 @@ any weights and prices; a linear programme finds those that make it high.
 Axes: M columns, S positions from the end, K partial pipelines.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -28,7 +29,7 @@ from mistlab.values.search import Problem
 from searchers.joining.box_menus import BoxMenus
 from searchers.joining.candidates import StagePosition
 from searchers.joining.partials import Partials
-from searchers.joining.prices import BETWEEN, FIRST, LAST, Columns, Prices, dearest
+from searchers.joining.prices import BETWEEN, ENDS, FIRST, LAST, Columns, Prices, dearest
 from searchers.meshes import Mesh, lies_well
 
 Values = NDArray[np.float64]
@@ -216,47 +217,61 @@ def _columns(menus: BoxMenus, limit_s: float) -> tuple[Sequence[Mesh], Columns]:
     """The columns of stages in pipelines of several stages that take less than a limit, and their
     meshes."""
     places = [*_places(menus, limit_s)]
-    menus.prepare(places, limit_s)
-    found: dict[tuple[Mesh, int], Values] = {}
-    for place in places:
-        options = menus[place]
-        if len(options):
-            times = options.times
-            passed_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
-            own = passed_s, times.point_to_point_s, times.forward_s, times.backward_s
-            # Where no stage is that fits, none is faster.
-            ends = found.setdefault((place.mesh, place.layers), np.full((4, 3), limit_s))
-            end = FIRST if place.is_first else LAST if place.is_last else BETWEEN
-            ends[:, end] = np.minimum(ends[:, end], [column.min() for column in own])
-    times_s = np.array([*found.values()]).reshape(-1, 4, 3)
-    passed_s, sent_s, forward_s, backward_s = np.moveaxis(times_s, 0, -1)
+    numbers: dict[tuple[Mesh, int], int] = {}
+    ends = [
+        ENDS * numbers.setdefault((place.mesh, place.layers), len(numbers)) + _end(place)
+        for place in places
+    ]
+    # Where no stage is that fits, none is faster.
+    found = np.full((4, ENDS * len(numbers)), limit_s)
+    for options, of_place in menus.least(places, limit_s):
+        times = options.times
+        passed_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
+        own = np.stack([passed_s, times.point_to_point_s, times.forward_s, times.backward_s])
+        end = np.array(ends, dtype=np.intp)[of_place]
+        in_order = np.argsort(end, kind="stable")
+        first = np.flatnonzero(np.diff(end[in_order], prepend=-1))
+        here = end[in_order[first]]
+        least_s = np.minimum.reduceat(own[:, in_order], first, axis=1) if len(first) else own
+        found[:, here] = np.minimum(found[:, here], least_s)
+    times_s = found.reshape(4, -1, ENDS)
+    kept = np.flatnonzero((times_s < limit_s).any(axis=(0, 2)))
+    passed_s, sent_s, forward_s, backward_s = times_s[:, kept].swapaxes(1, 2)
+    every = [*numbers]
+    meshes = [every[row][0] for row in kept.tolist()]
     columns = Columns(
         micro_batches=menus.group.micro_batches,
         all_layers=menus.problem.workload.model.layers,
         all_gpus=menus.problem.cluster.num_gpus,
-        layers=np.array([layers for _, layers in found], dtype=np.intp),
-        gpus=np.array([mesh.num_gpus for mesh, _ in found], dtype=np.intp),
+        layers=np.array([every[row][1] for row in kept.tolist()], dtype=np.intp),
+        gpus=np.array([mesh.num_gpus for mesh in meshes], dtype=np.intp),
         passed_s=passed_s,
         # The last stage sends nothing on.
         sent_s=sent_s[[BETWEEN, FIRST]].min(axis=0),
         forward_s=forward_s,
         backward_s=backward_s,
     )
-    return [mesh for mesh, _ in found], columns
+    return meshes, columns
+
+
+def _end(place: StagePosition) -> int:
+    return FIRST if place.is_first else LAST if place.is_last else BETWEEN
 
 
 def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
     """A place for each mesh, number of blocks and place in a node, where a stage needs the least
     memory: as the first stage, as the last one, and between them."""
     problem, group, work = menus.problem, menus.group, menus.work
-    layers = problem.workload.model.layers
+    layers, gpus = problem.workload.model.layers, problem.cluster.num_gpus
     least_s = min(work[mesh].block_s for mesh in group.meshes)
+    each_s, gpu_s = limit_s / group.micro_batches, group.least_gpu_s(work, 1)
     for mesh in group.meshes:
-        if mesh.num_gpus == problem.cluster.num_gpus:
+        if mesh.num_gpus == gpus:
             continue
         block_s = work[mesh].block_s
-        most = work[mesh].blocks_within(limit_s / group.micro_batches, layers - 1)
-        for count in range(1, most + 1):
+        most = work[mesh].blocks_within(each_s, layers - 1)
+        fewest = layers - _most_elsewhere(each_s * (gpus - mesh.num_gpus), gpu_s, layers)
+        for count in range(fewest, most + 1):
             if count * block_s + (layers - count) * least_s >= limit_s:
                 break
             for place in sorted(_places_in_node(problem, mesh.num_gpus)):
@@ -272,6 +287,12 @@ def _places(menus: BoxMenus, limit_s: float) -> Iterator[StagePosition]:
                 yield between._replace(is_last=True)
                 if place == problem.cluster.like_rank(0, mesh.num_gpus):
                     yield between._replace(is_first=True)
+
+
+def _most_elsewhere(gpus_s: float, gpu_s: float, layers: int) -> int:
+    """The most blocks in the other stages, which have so many GPU-seconds for a micro-batch: a
+    block takes at least ``gpu_s`` of them."""
+    return math.ceil(min(gpus_s / gpu_s, layers - 1))
 
 
 def _places_in_node(problem: Problem, gpus: int) -> set[int]:

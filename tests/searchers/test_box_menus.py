@@ -10,6 +10,7 @@ from mistlab.values.search import Budget
 from mistlab.values.space import space_of
 from searchers.joining.box_menus import FEW_PARTS, BoxMenus, halvings
 from searchers.joining.boxes import HALVED
+from searchers.joining.candidate_table import Options
 from searchers.joining.candidates import StagePosition
 from searchers.joining.hierarchy import Hierarchy
 from searchers.joining.partials import Partials
@@ -73,3 +74,26 @@ def test_of_pipelines_with_equal_places_the_first_is_named() -> None:
     )
     # The first two differ in their options alone.
     assert both.first_with_each_places(np.array([2, 1, 0, 3])).tolist() == [2, 1, 3]
+
+
+def test_least_times_are_those_of_the_menus() -> None:
+    menus = menus_of(2)
+    places = [*menus._pools]
+    found: dict[int, list[np.ndarray]] = {}
+    for options, of_place in menus.least(places, np.inf):
+        for number in np.unique(of_place).tolist():
+            found.setdefault(number, []).append(times_of(options)[:, of_place == number])
+    for number, place in enumerate(places):
+        true = times_of(menus._pools[place].options)
+        assert number in found or not true.size
+        if true.size:
+            least = np.concatenate(found[number], axis=1).min(axis=1)
+            assert (least == true.min(axis=1)).all()
+    assert len(found) > 3
+
+
+def times_of(options: Options) -> np.ndarray:
+    """The times of which bounds of fractions are made."""
+    times = options.times
+    passed_s = times.through_forward_s + times.within_forward_s + times.through_backward_s
+    return np.stack([passed_s, times.forward_s, times.backward_s])

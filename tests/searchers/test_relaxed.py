@@ -15,6 +15,7 @@ from mistlab.values.prediction import Prediction
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.stages import StageBatch
+from searchers.joining import relaxed
 from searchers.joining.box_menus import BoxMenus
 from searchers.joining.groups import Group
 from searchers.joining.hierarchy import Hierarchy
@@ -57,14 +58,14 @@ def bounds_of(seed: int, limit_s: float) -> dict[int, Relaxed]:
     ledger = Ledger(predictor=predictor_of(problem), budget=ENOUGH, clock=float)
     hierarchy = Hierarchy.of(problem, space, ledger)
 
-    def relaxed(group: Group) -> Relaxed:
+    def bound(group: Group) -> Relaxed:
         menus = BoxMenus(
             problem=problem, space=space, ledger=ledger, group=group, work=hierarchy.work
         )
         return Relaxed.of(menus, limit_s)
 
     groups = [group for group in hierarchy.least_s if group.num_stages is None]
-    return {group.micro_batches: relaxed(group) for group in groups}
+    return {group.micro_batches: bound(group) for group in groups}
 
 
 def undercut(seed: int) -> Iterator[str]:
@@ -178,6 +179,11 @@ def costlier(cost_s: Callable[..., Any]) -> Any:
 FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "weights": (Prices, "made", weighed_twice),
     "costs of columns": (Prices, "cost_s", costlier),
+    "blocks of other stages": (
+        relaxed,
+        "_most_elsewhere",
+        lambda true: lambda gpus_s, *given: true(0.2 * gpus_s, *given),
+    ),
     "weights of the rest": (Prices, "weight_of", lambda true: lambda *given: 0.3 * true(*given)),
 }
 
