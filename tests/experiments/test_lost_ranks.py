@@ -19,7 +19,9 @@ pytest.importorskip("torch")
 from experiments import run_plan
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, run
 from experiments.running.run_process import CRASHED
-from tests.experiments.test_run_plan import ROOT, UNLIKE, plan_file
+from tests.experiments.tiny_plans import UNLIKE, plan_file
+
+ROOT = Path(__file__).parents[2]
 
 Process = subprocess.Popen[str]
 TWO = ({"data_parallel": 2, "micro_batch": 1, "zero": 3},)

@@ -16,7 +16,7 @@ from experiments import run_plan
 from experiments.cli.commandline import DONE, INTERRUPTED, NO_ANSWER, WRONG_USAGE, run
 from experiments.running import restarts
 from experiments.running.run_process import CRASHED
-from tests.experiments.test_run_plan import plan_file
+from tests.experiments.tiny_plans import plan_file
 
 STEPS = 6
 FAILING = ("-m", "tests.experiments.failing_plan")

@@ -19,38 +19,15 @@ torch = pytest.importorskip("torch")
 from experiments import run_plan  # noqa: E402
 from experiments.cli.commandline import DONE, NO_ANSWER, WRONG_USAGE, run  # noqa: E402
 from experiments.running import training  # noqa: E402
-from mistlab.values.datafile import read_yaml, write_yaml  # noqa: E402
+from mistlab.values.datafile import read_yaml  # noqa: E402
 from mistlab.values.measurement import Measurement  # noqa: E402
 from mistlab.values.value import from_mapping  # noqa: E402
 from runtime.checks.races.one_rank import standing_in  # noqa: E402
+from tests.experiments.tiny_plans import MODEL, PIPELINE, UNLIKE, plan_file, refusal  # noqa: E402
 from tests.runtime.inline_driver import InlineDriver  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Mapping[str, Any]]
-MODEL = {"family": "gpt", "hidden": 32, "layers": 3, "heads": 4, "vocab": 97}
-STAGE = {"layers": 3, "data_parallel": 1, "tensor_parallel": 1, "micro_batch": 2}
-
-
-def plan_file(folder: Path, *stages: Mapping[str, Any], **workload: Any) -> Path:
-    """A plan of four sequences a step, in two micro-batches."""
-    work = {
-        "model": MODEL,
-        "sequence_length": 16,
-        "global_batch": 4,
-        "attention": "flash",
-        "precision": "fp32",
-        **workload,
-    }
-    made = [{**STAGE, **stage} for stage in stages or ({},)]
-    ranks = sum(one["data_parallel"] * one["tensor_parallel"] for one in made)
-    content = {
-        "workload": work,
-        "cluster": {"hardware": "l4-24gb", "nodes": 1, "gpus_per_node": ranks},
-        "plan": {"micro_batches": 2, "stages": made},
-    }
-    path = folder / f"plan-{len(list(folder.glob('plan-*')))}.yaml"
-    write_yaml(content, path)
-    return path
 
 
 @pytest.fixture
@@ -143,9 +120,6 @@ def test_weights_that_a_device_draws_depend_on_the_seed_alone(
     assert other["losses"] != drawn[1]["losses"]
 
 
-PIPELINE = ({"layers": 1}, {"layers": 2, "data_parallel": 2, "micro_batch": 1}, {"layers": 1})
-
-
 def test_a_stage_of_a_pipeline_runs_by_itself(tmp_path: Path, result: Run) -> None:
     plan = plan_file(tmp_path, *PIPELINE, model={**MODEL, "layers": 4})
     first = result(plan, "--stage", 0, "--steps", 2, "--out", tmp_path / "out")
@@ -214,13 +188,6 @@ def test_a_file_of_tokens_is_trained_on(tmp_path: Path, result: Run) -> None:
     assert found["losses"][-1] < 0.9 * found["losses"][0]
 
 
-def refusal(capsys: pytest.CaptureFixture[str], status: int, *arguments: object) -> str:
-    assert run(run_plan.main, [str(argument) for argument in arguments]) == status
-    captured = capsys.readouterr()
-    assert not captured.out
-    return captured.err
-
-
 def test_wrong_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_file(tmp_path)
     two = plan_file(tmp_path, {"data_parallel": 2, "micro_batch": 1})
@@ -271,9 +238,6 @@ def torchrun(ranks: int, *arguments: object) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-UNLIKE = ({"layers": 1, "data_parallel": 2, "micro_batch": 1, "zero": 2}, {"layers": 2})
 
 
 def assert_tracks_are_read_in_order(timeline: Path) -> None:

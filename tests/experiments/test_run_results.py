@@ -19,7 +19,7 @@ from mistlab.values.measurement import Environment
 from runtime.comm.shortage import Shortage
 from runtime.engine.executor import Report
 from simulators.events import EventSimulator
-from tests.experiments.test_run_plan import plan_file
+from tests.experiments.tiny_plans import plan_file
 
 REPORT = Report(loss=4.0, gradient_norm=None, loss_scale=1.0, skipped=False)
 SHORTAGE = Shortage(stage=0, doing="its start", held_bytes={}, reason="no more")

@@ -14,7 +14,7 @@ from runtime.devices.cuda import CudaDriver  # noqa: E402
 from runtime.engine.storage import arena  # noqa: E402
 from runtime.engine.work.layer_passes import Passes  # noqa: E402
 from runtime.engine.work.parameters import Parameters  # noqa: E402
-from tests.experiments.test_run_plan import MODEL, PIPELINE, plan_file, refusal  # noqa: E402
+from tests.experiments.tiny_plans import MODEL, PIPELINE, plan_file, refusal  # noqa: E402
 
 Ending = Callable[..., str]
 

@@ -33,7 +33,7 @@ from runtime.engine.work import optimizer
 from tests.pipeline_orders import drawn, whole_backwards
 from tests.runtime.chunk_plans import PLACEMENTS, any_plan, ordered
 from tests.runtime.program_races import needless, races, unallocated
-from tests.runtime.test_peaks import SIZES, assert_predicted, memory_taken
+from tests.runtime.taken_memory import SIZES, assert_predicted, memory_taken
 from tests.runtime.thread_ranks import Meeting, run_threads
 from tests.runtime.worlds import (
     CPU,

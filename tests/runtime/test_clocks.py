@@ -23,7 +23,7 @@ from runtime import session  # noqa: E402
 from runtime.profiling.clocks import clocks_of  # noqa: E402
 from runtime.profiling.timing import HostClock  # noqa: E402
 from tests.experiments.test_machine import noted  # noqa: E402
-from tests.experiments.test_run_plan import plan_file  # noqa: E402
+from tests.experiments.tiny_plans import plan_file  # noqa: E402
 
 CUDA = torch.device("cuda", 1)
 FAST = Clocks(sm_mhz=1980, memory_mhz=2619, most_sm_mhz=1980, power_limit_w=700)

@@ -28,7 +28,7 @@ from runtime.devices.table import DRIVERS  # noqa: E402
 from runtime.profiling.device import Devices  # noqa: E402
 from runtime.profiling.environment import device_memory_bytes  # noqa: E402
 from runtime.profiling.world import World  # noqa: E402
-from tests.experiments.test_run_plan import plan_file  # noqa: E402
+from tests.experiments.tiny_plans import plan_file  # noqa: E402
 from tests.runtime.test_profiling import LENGTHS  # noqa: E402
 
 WHOLE = 80 * GIB_BYTES

@@ -34,8 +34,8 @@ from tests.pipeline_orders import drawn
 from tests.runtime.chunk_plans import PLACEMENTS, any_plan, ordered
 from tests.runtime.planted import plant
 from tests.runtime.program_races import needless, races, unallocated
+from tests.runtime.taken_memory import assert_predicted, memory_taken, taken_bytes
 from tests.runtime.test_chunks_train import KEPT, SIZED
-from tests.runtime.test_peaks import assert_predicted, memory_taken, taken_bytes
 from tests.runtime.thread_ranks import Meeting, run_threads
 from tests.runtime.worlds import (
     CPU,
