@@ -275,7 +275,8 @@ def writable(path: Path, what: str, option: str = "--out") -> Path:
     except OSError as error:
         problem = error.strerror
     if problem is not None:
-        message = f"{option} {path}: cannot be written: {problem}: give another {what}"
+        place = path.parent if what == "folder" else path
+        message = f"{option} {place}: cannot be written: {problem}: give another {what}"
         raise InputError(message)
     return path
 

@@ -41,15 +41,17 @@ class AnsweredRow:
 
 
 def predict_rows(options: argparse.Namespace) -> int:
-    """Answer the rows of tables, in order; a bad table or row does not stop the others."""
+    """Answer the rows of tables, in order; a bad table or row does not stop the others, but tables
+    whose rows are all refused have no answer."""
     with as_options():
         profile = None if options.profile == "none" else catalog.profile(options.profile)
         hardware = None if options.hardware is None else hardware_from(options.hardware, Path())
     done = RowPredictor(profile, hardware)
-    status, kept = DONE, list[AnsweredRow]()
+    status, kept, is_answered = DONE, list[AnsweredRow](), False
     for path in options.tables:
         try:
             for one in done.answers(path):
+                is_answered |= not one.answer.refused
                 if options.json:
                     print_json(mapping_of(one))
                 else:
@@ -59,7 +61,7 @@ def predict_rows(options: argparse.Namespace) -> int:
             status = NO_ANSWER
     if kept:
         print("\n".join(error_lines([(one.row, one.answer) for one in kept])))
-    return status
+    return status if is_answered else NO_ANSWER
 
 
 def mapping_of(one: AnsweredRow) -> dict[str, object]:

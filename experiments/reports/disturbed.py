@@ -62,7 +62,8 @@ def _played_s(iteration: DisturbedIteration, count: int) -> Iterator[float]:
     countdown = Countdown(what="iterations played", total=count)
     for sample in range(count):
         yield iteration.played_s(sample)
-        countdown.step()
+        if count > 1:
+            countdown.step()
 
 
 def variability_of(text: str) -> tuple[Variability, int | None]:

@@ -57,6 +57,8 @@ class Answer:
 def predict(options: argparse.Namespace) -> int:
     """Predict plan files, in order; a bad one does not stop the others."""
     disturbs = _checked(options)
+    if options.timeline is not None:
+        writable(options.timeline / "x", "folder", "--timeline")
     answers = predicted(
         options.plans,
         options.simulator,
@@ -71,9 +73,8 @@ def predict(options: argparse.Namespace) -> int:
         if answer.simulation is not None:
             from experiments.reports.drawings import draw  # noqa: PLC0415 (needs SimPy)
 
-            folder = writable(options.timeline / "x", "folder").parent
             assert answer.job is not None
-            draw(answer.job, answer.simulation, answer.path.stem, folder)
+            draw(answer.job, answer.simulation, answer.path.stem, options.timeline)
     for answer in answers:
         if options.json:
             print_json(_mapping(answer))

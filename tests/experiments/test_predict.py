@@ -10,7 +10,7 @@ import pytest
 
 from experiments import predict
 from experiments.cli.commandline import run
-from experiments.reports import disturbed
+from experiments.reports import disturbed, predictions
 from experiments.reports.breakdown import sentence
 from experiments.reports.disturbed import samples_of
 from experiments.reports.predictions import predicted
@@ -359,3 +359,17 @@ def test_the_iterations_of_a_disturbed_plan_are_counted_on_standard_error(
         captured = capsys.readouterr()
         assert json.loads(captured.out)["disturbed"]["samples"] == count
         assert f"iterations played: {count} of {count}\n" in captured.err
+    assert run(predict.main, [path, "--simulator", "events", "--variability", "slow_stage=0"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_timeline_without_a_place_is_refused_before_anything_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictions, "predicted", None)
+    (tmp_path / "file").touch()
+    there = tmp_path / "file" / "drawn"
+    options = ["--simulator", "events", "--timeline", str(there)]
+    assert run(predict.main, [plan_file(tmp_path, "a.yaml"), *options]) == 2
+    problem = f"--timeline {there}: cannot be written: Not a directory: give another folder"
+    assert capsys.readouterr().err == f"error: {problem}\n"

@@ -324,3 +324,13 @@ def test_errors_of_a_fit_are_one_object(tmp_path: Path, capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert f"bias {found['errors'][2]['bias']:+6.1%}" in lines[2]
+
+
+def test_tables_whose_rows_are_all_refused_have_no_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = {"sequence_length": ""}, dict[str, str]()
+    for changes, status in (([bad, bad], 1), ([bad, good], 0)):
+        path = table(tmp_path / "runs.csv", *changes)
+        assert run(predict_runs.main, [str(path)]) == status
+        assert f"refused: {path}, line 2: sequence_length: is empty" in capsys.readouterr().out
