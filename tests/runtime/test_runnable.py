@@ -9,8 +9,10 @@ pytest.importorskip("torch")
 from mistlab import catalog
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
+from mistlab.values.plan import StagePlan
 from mistlab.values.workload import Workload
 from runtime.baselines.weights import FirstWeights
+from runtime.engine.work.layer_passes import layer_treatments
 from runtime.runnable import check_model
 
 
@@ -40,3 +42,11 @@ def test_a_precision_that_cannot_be_trained_is_named() -> None:
 def test_other_systems_train_no_plain_blocks_in_the_place_of_others() -> None:
     with pytest.raises(InputError, match="blocks of mixtral-8x7b can be predicted"):
         FirstWeights(workload(catalog.model("mixtral-8x7b")), seed=0)
+
+
+@pytest.mark.parametrize("name", ["core_recomputed_layers", "products_recomputed_layers"])
+def test_blocks_that_cannot_be_trained_are_refused_with_what_to_give(name: str) -> None:
+    stage = StagePlan(layers=2, data_parallel=1, tensor_parallel=1, micro_batch=1, **{name: 1})
+    words = "give 0, and as many more checkpointed_layers, which keep less"
+    with pytest.raises(InputError, match=f"{name}: .*{words}"):
+        layer_treatments(stage, range(2))
