@@ -93,7 +93,15 @@ def _conclude(comparison: Comparison, options: argparse.Namespace, started: floa
     if best is None and not comparison.is_interrupted:
         nothing = smallest(comparison.bench, comparison.space)
     free = free_words(comparison.bench.problem.cluster)
-    words = [] if nothing is None else [*smallest_words(nothing, comparison.space.name), *free]
+    # Searchers with a space of their own prove nothing of the others'.
+    is_proven = any(
+        entry.result.status == "INFEASIBLE" and entry.space == comparison.space
+        for entry in comparison.entries
+    )
+    words = []
+    if nothing is not None:
+        name = comparison.space.name
+        words = [*smallest_words(nothing, name, is_proven=is_proven), *free]
     _write_page(comparison, options, best, why, words)
     answer = _mapping(comparison, best, why, nothing, time.perf_counter() - started)
     _write_rows(comparison, answer)

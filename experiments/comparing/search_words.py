@@ -256,8 +256,9 @@ def _rejected_words(rejected: Rejected) -> str:
     )
 
 
-def smallest_words(smallest: Smallest, space: str) -> list[str]:
-    """Why there is no answer, and what would give one."""
+def smallest_words(smallest: Smallest, space: str, *, is_proven: bool) -> list[str]:
+    """Why there is no answer, and what would give one; ``is_proven`` says whether a search has
+    shown that nothing fits."""
     needs = _needs(smallest)
     if smallest.prediction.fits:
         found = "No searcher found a plan that fits within its budget, but there is one"
@@ -265,8 +266,9 @@ def smallest_words(smallest: Smallest, space: str) -> list[str]:
     remedies = smallest.remedies or (
         "nothing that was tried: more GPUs, more host memory or a smaller batch, up to 32 times",
     )
+    none = "fits: the one" if is_proven else "was found that fits: of those tried the one"
     return [
-        f"No plan of space {space} fits: the one that comes nearest needs {needs}.",
+        f"No plan of space {space} {none} that comes nearest needs {needs}.",
         f"{smallest.class_bytes / GIB_BYTES:.1f} GiB of the GPU's are {smallest.memory_class}.",
         f"What would make a plan fit: {'; or '.join(remedies)}.",
     ]

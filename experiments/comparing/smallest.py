@@ -23,7 +23,14 @@ from mistlab.values.prediction import Prediction
 from mistlab.values.search import Problem
 from mistlab.values.space import SearchSpace
 from mistlab.values.units import GIB_BYTES
-from searchers.meshes import Pipeline, equal_pipelines, even_layers, layer_counts, pipelines
+from searchers.meshes import (
+    Mesh,
+    Pipeline,
+    equal_pipelines,
+    even_layers,
+    layer_counts,
+    pipelines,
+)
 from searchers.savings import stage_of
 from searchers.why_empty import why_empty
 
@@ -103,14 +110,14 @@ def _nearest_of_one(bench: Bench, space: SearchSpace) -> tuple[Plan, Prediction]
 
 
 def _smallest_pipelines(problem: Problem, space: SearchSpace) -> list[Pipeline]:
-    """For each mesh the pipeline with most micro-batches; a few other pipelines if none has equal
-    meshes."""
-    smallest: dict[tuple[int, int], Pipeline] = {}
+    """For each mesh, with its choices such as expert parallelism, the pipeline with most
+    micro-batches; a few other pipelines if none has equal meshes."""
+    smallest: dict[Mesh, Pipeline] = {}
     for pipeline in equal_pipelines(problem, space):
-        mesh = pipeline.meshes[0]
-        known = smallest.setdefault((mesh.data_parallel, mesh.tensor_parallel), pipeline)
+        mesh = pipeline.meshes[0]._replace(micro_batch=0)
+        known = smallest.setdefault(mesh, pipeline)
         if pipeline.micro_batches > known.micro_batches:
-            smallest[mesh.data_parallel, mesh.tensor_parallel] = pipeline
+            smallest[mesh] = pipeline
     return [*smallest.values()] or [*islice(pipelines(problem, space), SOME)]
 
 

@@ -94,7 +94,8 @@ def _no_answer(entry: Entry, bench: Bench) -> int:
     if entry.result.status == "REFUSED":
         raise NoAnswerError(entry.result.reason)
     progress("nothing fits: what would make a plan fit is tried")
-    words = smallest_words(smallest(bench, entry.space), entry.space.name)
+    is_proven = entry.result.status == "INFEASIBLE"
+    words = smallest_words(smallest(bench, entry.space), entry.space.name, is_proven=is_proven)
     words += free_words(bench.problem.cluster)
     reason = [entry.result.reason] if entry.result.reason else []
     raise NoAnswerError("\n".join([*reason, *words]))

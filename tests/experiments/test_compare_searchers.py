@@ -332,7 +332,7 @@ def test_when_nothing_fits_it_says_what_would(
     compare: Compare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--space", "3d", "--model", "gpt3-7b", "--json")
-    assert compare(tmp_path, *options, searchers="random") == 1
+    assert compare(tmp_path, *options, searchers="random,mist") == 1
     captured = capsys.readouterr()
     answer = json.loads(captured.out)
     assert answer["best"] is answer["why"] is None

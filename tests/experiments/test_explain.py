@@ -9,12 +9,15 @@ from experiments.comparing.bench import Bench, Entry, Point, front_of
 from experiments.comparing.explain import explain
 from experiments.comparing.neighbours import neighbours
 from experiments.comparing.search_words import why_words
-from experiments.comparing.smallest import smallest
+from experiments.comparing.smallest import nearest, smallest
+from mistlab import catalog
 from mistlab.cost.iteration_terms import Terms
 from mistlab.cost.memory import room_bytes
+from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan
 from mistlab.values.search import Budget, Problem
 from mistlab.values.space import SearchSpace, space_of
+from mistlab.values.workload import Workload
 from searchers.choices import Chooser, chosen_plan
 
 BUDGET = Budget(evaluations=64)
@@ -137,3 +140,19 @@ def test_no_plan_needs_less_than_the_smallest(bench: Bench) -> None:
         prediction = tight.predictor.predict(plan)
         host = max(stage.host_bytes for stage in prediction.stages)
         assert fullness(prediction.peak_reserved_bytes, host) >= 0.999 * at_least
+
+
+def test_a_plan_whose_experts_are_divided_comes_nearest() -> None:
+    """DeepSeek-V3 fits on 512 H100 with expert parallelism, and not without."""
+    workload = Workload(
+        model=catalog.model("deepseek-v3"),
+        sequence_length=4096,
+        global_batch=2048,
+        attention="flash",
+        precision="bf16",
+    )
+    cluster = Cluster(hardware=catalog.hardware("h100-80gb"), nodes=64, gpus_per_node=8)
+    bench = Bench.of(Problem(workload=workload, cluster=cluster))
+    assert nearest(bench, space_of("moe")).prediction.fits
+    alone = replace(space_of("moe"), expert_parallel=(1,))
+    assert not nearest(bench, alone).prediction.fits

@@ -275,10 +275,13 @@ def test_nothing_fits_leaves_the_file_alone(
 ) -> None:
     out = tmp_path / "plan.yaml"
     out.write_text("mine", encoding="utf-8")
-    assert tuned(out, "--space", "3d", "--model", "gpt3-7b") == 1
-    err = capsys.readouterr().err
-    assert "No plan of space 3d fits" in err
-    assert "GPUs (--nodes" in err
+    # Whoever proves nothing claims nothing.
+    claims = {"mist": "fits: the one", "random": "was found that fits: of those tried the one"}
+    for searcher, claim in claims.items():
+        assert tuned(out, "--space", "3d", "--model", "gpt3-7b", searcher=searcher) == 1
+        err = capsys.readouterr().err
+        assert f"No plan of space 3d {claim} that comes nearest needs" in err
+        assert "GPUs (--nodes" in err
     assert out.read_text(encoding="utf-8") == "mine"
 
 
