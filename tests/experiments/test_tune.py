@@ -1,10 +1,7 @@
 """One searcher's plan, as a file that other commands take."""
 
-import errno
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -285,13 +282,6 @@ def test_nothing_fits_leaves_the_file_alone(
     assert out.read_text(encoding="utf-8") == "mine"
 
 
-def test_a_folder_in_the_place_of_the_file_is_refused(
-    tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tuned(tmp_path) == 2
-    assert "cannot be written: it is a folder: give another plan file" in capsys.readouterr().err
-
-
 def test_models_with_experts_are_tuned_with_expert_parallelism(
     tuned: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,44 +301,6 @@ def test_models_with_experts_are_tuned_with_expert_parallelism(
     assert space("--model", str(experts), "--space", "mist") == ("mist", "mistlab")
     on_fsdp = ("--engine", "fsdp", "--precision", "bf16")
     assert space("--model", str(experts), *on_fsdp) == ("moe", "fsdp")
-
-
-@pytest.mark.parametrize(
-    "place", ["a folder that may not be made", "a file that may not be changed"]
-)
-def test_a_plan_without_a_place_goes_to_a_temporary_folder(
-    place: str,
-    tuned: Tune,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nobody searches for a minute to hear that a folder may only be read."""
-    own = tmp_path / "own"
-    own.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(own))
-    out = tmp_path / "kept" / "plan.yaml"
-    if place.startswith("a folder"):
-        made = Path.mkdir
-
-        def refused(path: Path, *of: Any, **options: Any) -> None:
-            if path == out.parent:
-                raise OSError(errno.EROFS, "Read-only file system")
-            made(path, *of, **options)
-
-        monkeypatch.setattr(Path, "mkdir", refused)
-    else:
-        out.parent.mkdir()
-        out.write_text("mine", encoding="utf-8")
-        allowed = os.access
-        monkeypatch.setattr(os, "access", lambda path, mode: path != out and allowed(path, mode))
-    assert tuned(out) == 0
-    captured = capsys.readouterr()
-    assert "results go to " in captured.err
-    (written,) = own.rglob("plan.yaml")
-    assert captured.out.endswith(f"plan: {written}\n")
-    assert load_job(written).plan
-    assert not out.exists() or out.read_text(encoding="utf-8") == "mine"
 
 
 def test_the_event_simulator_is_asked_by_those_who_need_plans_alone(
