@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.cli.commandline import PROBLEM
-from experiments.cli.search_options import space_for
+from experiments.cli.search_options import space_for, usual_space
 from experiments.sweeping.cell import Cell
 from mistlab.machine.cluster import Cluster
 from mistlab.values.datafile import read_yaml
@@ -62,7 +62,8 @@ class Case:
 class SweepFile:
     """The content of a sweep file: every combination of the lists, and the single ``cases``.
 
-    Each searcher of each combination may spend ``budget``. With ``play`` the event simulator plays
+    Without ``spaces`` each model is searched in its usual one, as ``tune`` has it. Each searcher of
+    each combination may spend ``budget``. With ``play`` the event simulator plays
     the best plans, as ``tune`` has it.
     """
 
@@ -74,7 +75,7 @@ class SweepFile:
     )
     attentions: tuple[Attention, ...] = (PROBLEM["attention"],)
     precisions: tuple[Precision, ...] = (PROBLEM["precision"],)
-    spaces: tuple[SearchSpace, ...] = field(default_factory=lambda: (space_of("mist"),))
+    spaces: tuple[SearchSpace, ...] | None = None
     searchers: tuple[str, ...] = ("mist",)
     budget: Budget = BUDGET
     play: bool = True
@@ -99,7 +100,7 @@ class SweepFile:
         yield from product(
             *(self.models, self.clusters or (), self.global_batches or ()),
             *(self.sequence_lengths, self.attentions, self.precisions),
-            *(self.spaces, self.searchers),
+            *(self.spaces or (None,), self.searchers),
         )
 
     def singles(self) -> Iterator[tuple[Any, ...]]:
@@ -111,7 +112,7 @@ class SweepFile:
                     _only("sequence_length", case.sequence_length, self.sequence_lengths),
                     _only("attention", case.attention, self.attentions),
                     _only("precision", case.precision, self.precisions),
-                    _only("space", case.space, self.spaces),
+                    _only("space", case.space, self.spaces or (None,)),
                     _only("searcher", case.searcher, self.searchers),
                 )
 
@@ -160,7 +161,7 @@ def cells_of(sweep: SweepFile, seed: int) -> list[Cell]:
         cells.append(
             Cell(
                 problem=Problem(workload=workload, cluster=cluster),
-                space=space_for(searcher, space),
+                space=space_for(searcher, space or space_of(usual_space(model))),
                 searcher=searcher,
                 budget=sweep.budget,
                 seed=seed,

@@ -108,6 +108,24 @@ def test_lists_multiply_and_cases_are_added(tmp_path: Path) -> None:
     assert [cell.problem.workload.sequence_length for cell in again] == [4096]
 
 
+@pytest.mark.parametrize(
+    ("spaces", "names"),
+    [
+        ({}, [("gpt3-1.3b", "mist"), ("mixtral-8x7b", "moe")] * 2),
+        ({"spaces": ["3d"]}, [("gpt3-1.3b", "3d"), ("mixtral-8x7b", "3d")] * 2),
+    ],
+)
+def test_without_spaces_each_model_has_its_usual_one(
+    spaces: dict[str, Any], names: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    models = ["gpt3-1.3b", "mixtral-8x7b"]
+    cases = [{**_case(8), "model": model} for model in models]
+    several = {"models": models, "clusters": [_case(4)["cluster"]], "global_batches": [4]}
+    cells = cells_of(sweep_from_mapping({**several, "cases": cases, **spaces}, tmp_path), 0)
+    found = [(cell.problem.workload.model.name, cell.space.name) for cell in cells]
+    assert found == names
+
+
 def _case(batch: int) -> dict[str, Any]:
     cluster = {"hardware": "l4-24gb", "nodes": 1, "gpus_per_node": 2}
     return {"model": "llama-350m", "cluster": cluster, "global_batch": batch}
