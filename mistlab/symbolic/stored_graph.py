@@ -15,6 +15,7 @@ from functools import cache
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from mistlab.symbolic.issued import ISSUED
 from mistlab.symbolic.sums import sum_from
 
 if TYPE_CHECKING:
@@ -80,10 +81,14 @@ class StoredGraph:
         return mean(of_kind[kind] for kind in self.pattern)
 
     def operators_of(self, kind: str) -> Mapping[str, int]:
-        """The operators of a kind of blocks in each pass, without conversions to 8 bits."""
+        """The operators that a host issues for a kind of blocks in each pass, without conversions
+        to 8 bits."""
         further = {one["name"]: one for one in self.mapping.get("further_blocks", ())}
         operators = further.get(kind, self.mapping["block"])["operators"]
-        return Counter(one["phase"] for one in operators if one["name"] != "mistlab.cast")
+        issued: Counter[str] = Counter()
+        for one in operators:
+            issued[one["phase"]] += ISSUED.get(one["name"], 1)
+        return issued
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

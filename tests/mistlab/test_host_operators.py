@@ -67,6 +67,16 @@ def test_conversions_to_8_bits_are_no_operators_of_their_own() -> None:
     assert half.block_operators == eighth.block_operators == 41
 
 
+def test_the_delta_rule_is_a_chain_of_operators() -> None:
+    """Forward it is 26 operators and backward 28, where the graph has one of each."""
+    graph = graph_of(workload("qwen3-next-80b-a3b"))
+    (scan,) = (one for one in graph.mapping["further_blocks"] if "scan" in one["name"])
+    names = [one["name"] for one in scan["operators"]]
+    assert names.count("mistlab.delta_rule") == names.count("mistlab.delta_rule_backward") == 1
+    issued = graph.operators_of(scan["name"])
+    assert sum(issued.values()) == len(names) + 25 + 27
+
+
 def test_kinds_of_blocks_count_by_how_often_they_are() -> None:
     model = catalog.model("deepseek-v2")
 
