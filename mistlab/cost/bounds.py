@@ -129,7 +129,7 @@ def _bounds_of(workload: Workload, cluster: Cluster, engine: str) -> PredictionB
 def _kind_of(workload: Workload, cluster: Cluster, engine: str) -> RunKind:
     """The kind of a workload's plans, which no software ran yet."""
     model = workload.model
-    blocks: Blocks = "hybrid" if model.pattern else "experts" if model.experts else "dense"
+    blocks: Blocks = "hybrid" if model.is_hybrid else "experts" if model.experts else "dense"
     return RunKind(
         software="",
         engine=ENGINES[engine].measured_as or engine,

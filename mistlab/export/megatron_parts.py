@@ -14,7 +14,7 @@ from mistlab.export.found import Found, checked_whole
 from mistlab.export.megatron_flags import Options
 from mistlab.values.errors import InputError, refuse, within
 from mistlab.values.model import ModelSpec
-from mistlab.values.model_parts import Experts, LatentAttention, Window, equal_query_rank
+from mistlab.values.model_parts import Experts, LatentAttention, Window
 
 # Megatron-LM's defaults.
 ACTIVE, KEY_RANK, HEAD_DIM, ROTATED, VALUE_DIM = 2, 32, 128, 64, 128
@@ -53,7 +53,8 @@ def part_options(model: ModelSpec) -> Iterator[str]:
 
 def _latent_options(model: ModelSpec, latent: LatentAttention) -> Iterator[str]:
     yield "--multi-latent-attention --qk-layernorm"
-    yield f"--q-lora-rank {latent.query_rank} --kv-lora-rank {latent.key_rank}"
+    of_queries = "" if latent.query_rank is None else f"--q-lora-rank {latent.query_rank} "
+    yield f"{of_queries}--kv-lora-rank {latent.key_rank}"
     rotated = model.rotated_channels
     yield f"--qk-head-dim {model.head_dim - rotated} --qk-pos-emb-head-dim {rotated}"
     yield f"--v-head-dim {latent.value_dim}"
@@ -91,19 +92,10 @@ def _attention_of(options: Options, found: Found) -> dict[str, Any]:
     if not normalises:
         text = "latent vectors are taken as normalised: --qk-layernorm is not given"
         found.remark("assumed", "model.latent", text)
-    query_rank = options.whole("--q-lora-rank")
     plain = options.whole("--qk-head-dim") or HEAD_DIM
     rotated = options.whole("--qk-pos-emb-head-dim") or ROTATED
-    if query_rank is None:
-        inner = (plain + rotated) * (options.whole("--num-attention-heads") or 1)
-        same = equal_query_rank(options.whole("--hidden-size") or 1, inner)
-        message = (
-            "--q-lora-rank: is missing: queries that are made of tokens at once are not described "
-            f"here: {same} takes as many parameters and as much work"
-        )
-        raise InputError(message)
     latent = LatentAttention(
-        query_rank=query_rank,
+        query_rank=options.whole("--q-lora-rank"),
         key_rank=options.whole("--kv-lora-rank") or KEY_RANK,
         value_dim=options.whole("--v-head-dim") or VALUE_DIM,
     )

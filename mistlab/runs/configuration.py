@@ -128,7 +128,7 @@ def configuration_of(row: TableRow, hardware: str = "") -> Configuration:
             remarks,
             gpus,
             text_of(cells, "engine"),
-            joined=bool(shape.model.pattern) or bool(text_of(cells, "offload")),
+            joined=shape.model.is_hybrid or bool(text_of(cells, "offload")),
         )
         notes.append(note)
     precision, note = precision_of(text_of(cells, "precision"), engine)
@@ -216,7 +216,7 @@ def _kind(
     """What bounds depend on: of remarks, phrases about adapters and about a phase of training. An
     engine that is only assumed is empty."""
     blocks: Blocks = "experts" if experts_of(shape, cells) > 1 else "dense"
-    if shape.model.pattern:
+    if shape.model.is_hybrid:
         blocks = "hybrid"
     return RunKind(
         software=software_of(text_of(cells, "engine")),

@@ -22,11 +22,13 @@ HYBRIDS_BY_WORD: Mapping[str, str] = {
     "nemotronv3super": "nemotron-3-super",
     "nemotron3ultra": "nemotron-3-ultra",
     "nemotronv3ultra": "nemotron-3-ultra",
+    "nemotronh8b": "nemotron-h-8b",
     "nemotronh": "nemotron-h-56b",
     "nemotronnano": "nemotron-h-56b",
     "qwen3next": "qwen3-next-80b-a3b",
     "qwen35": "qwen3.6-35b-a3b",
     "qwen36": "qwen3.6-35b-a3b",
+    "llama4maverick": "llama4-maverick",
 }
 
 _DEEPSEEK_V4_FLASH: Mapping[str, Any] = {
@@ -87,16 +89,22 @@ def hybrid_of_sizes(known: ModelSpec, sizes: Mapping[str, int | None]) -> ModelS
     """A hybrid model with the given sizes, whose blocks take turns as another's do.
 
     A state-space mixer is as wide as the hidden size makes it: its heads are as many times as many
-    as the known model's.
+    as the known model's. In models with experts a row's width is that of experts, and other
+    networks are as much wider as the known model's.
     """
     given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     if all(getattr(known, name) == size for name, size in given.items()):
         return known
-    scan = known.state_space
-    assert scan is not None, known.name
+    if "heads" in given and "kv_heads" not in given:
+        given["kv_heads"] = given["heads"]
+    scan, experts = known.state_space, known.experts
+    if experts is not None and "ffn" in given:
+        times = given["ffn"] / experts.ffn
+        widths = {"ffn": given["ffn"], "shared_ffn": round(experts.shared_ffn * times)}
+        given |= {"ffn": round(known.ffn * times), "experts": replace(experts, **widths)}
+    if scan is None:
+        return replace(known, **given)
     wider = given.get("hidden", known.hidden) / known.hidden
     groups = max(1, round(scan.heads * wider / scan.groups)) * scan.groups
     own = replace(scan, heads=groups)
-    if "heads" in given and "kv_heads" not in given:
-        given["kv_heads"] = given["heads"]
     return replace(known, name="", **given, state_space=own)

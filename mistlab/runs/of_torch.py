@@ -60,7 +60,7 @@ def _weights(model: ModelSpec) -> float:
     """About how many parameters a model's blocks have."""
     experts, pattern = model.experts, model.pattern
     networks, width = (experts.count, experts.ffn) if experts else (1, model.ffn)
-    share = pattern.count("E") / len(pattern) if pattern else 1.0
+    share = sum(letter in "EGA" for letter in pattern) / len(pattern) if pattern else 1.0
     return model.layers * model.hidden * (4 * model.hidden + 3 * share * networks * width)
 
 

@@ -22,12 +22,18 @@ from mistlab.values.model_parts import Experts
 # What a model's name contains, and the model of the catalogue that is built alike; the first match
 # counts.
 ALIKE_BY_WORD: Mapping[str, str] = {
+    "deepseek-v2-lite": "deepseek-v2-lite",
     "deepseekv2": "deepseek-v2",
     "deepseek-v2": "deepseek-v2",
     "deepseek-v3-mtp": "deepseek-v3-mtp",
     "deepseek": "deepseek-v3",
-    "kimi": "deepseek-v3",
-    "moonlight": "deepseek-v3",
+    "kimi": "kimi-k2",
+    "moonlight": "moonlight-16b-a3b",
+    "glm-4.5-air": "glm-4.5-air",
+    "glm": "glm-4.5",
+    "llama4-scout": "llama4-scout",
+    "llama-4-scout": "llama4-scout",
+    "olmo": "olmo2-7b",
     "qwen3-235b": "qwen3-235b-a22b",
     "qwen3": "qwen3-30b-a3b",
     "gpt-oss": "gpt-oss-120b",
@@ -35,7 +41,7 @@ ALIKE_BY_WORD: Mapping[str, str] = {
     "mixtral": "mixtral-8x7b",
 }
 # Head dimension, share of rotated channels and sizes of heads that a model built alike passes on.
-_STRUCTURE = ("qk_norm", "sinks", "window", "latent", "biases")
+_STRUCTURE = ("qk_norm", "attention_gate", "sinks", "window", "latent", "biases")
 
 
 def alike_of(name: str, remarks: str) -> ModelSpec | None:

@@ -36,6 +36,9 @@ FAMILIES_BY_WORD: Mapping[str, str] = {
     "qwen": "llama",
     "kimi": "llama",
     "moonlight": "llama",
+    "glm": "llama",
+    "olmo": "llama",
+    "phi": "llama",
     "mpt": "gpt",
     "gpt": "gpt",
     "opt": "gpt",
@@ -236,7 +239,8 @@ def _shape_of_model(model: ModelSpec) -> Shape:
 
 # Fields of models that are taken as they are.
 _PARTS_OF_WHOLE = (
-    *("head_dim", "rotary_fraction", "qk_norm", "latent", "experts", "state_space", "pattern"),
+    *("head_dim", "rotary_fraction", "qk_norm", "attention_gate", "latent"),
+    *("experts", "state_space", "pattern"),
 )
 
 

@@ -8,8 +8,9 @@ from mistlab.values.model import ModelSpec
 
 # Parts that a block may have beyond those of its family, in the order of graphs' names.
 PARTS = (
-    *("qk_norm", "sinks", "window", "latent", "experts", "shared_experts", "latent_experts"),
-    *("state_space", "delta_rule", "mixer_missing", "network_missing"),
+    *("qk_norm", "attention_gate", "sinks", "window", "latent", "whole_queries"),
+    *("experts", "shared_experts", "latent_experts", "state_space", "delta_rule"),
+    *("mixer_missing", "network_missing"),
 )
 
 # The kind of a model's last block; most models have no other.
@@ -54,6 +55,7 @@ _LETTERS = {
     "E": "experts",
     "G": "scan and network",
     "A": "attention and network",
+    "D": "attention and plain network",
 }
 
 
@@ -63,7 +65,8 @@ def _parts_of_letter(model: ModelSpec, letter: str) -> tuple[str, ...]:
     has_experts = experts is not None and letter in "EGA"
     scans = scan is not None and letter in "MG"
     has = {
-        "qk_norm": model.qk_norm and letter in "*A",
+        "qk_norm": model.qk_norm and letter in "*AD",
+        "attention_gate": model.attention_gate and letter in "*AD",
         "experts": has_experts,
         "shared_experts": has_experts and experts is not None and experts.shared_ffn > 0,
         "latent_experts": has_experts and experts is not None and experts.hidden > 0,
@@ -77,13 +80,15 @@ def _parts_of_letter(model: ModelSpec, letter: str) -> tuple[str, ...]:
 
 def _parts_of(model: ModelSpec, block: int) -> tuple[str, ...]:
     """The parts of a block, counted from the model's first."""
-    experts, window = model.experts, model.window
+    experts, window, latent = model.experts, model.window, model.latent
     has_experts = experts is not None and block >= experts.dense_blocks
     has = {
         "qk_norm": model.qk_norm,
+        "attention_gate": model.attention_gate,
         "sinks": model.sinks,
         "window": window is not None and block % window.full_every < window.full_every - 1,
-        "latent": model.latent is not None,
+        "latent": latent is not None,
+        "whole_queries": latent is not None and latent.query_rank is None,
         "experts": has_experts,
         "shared_experts": has_experts and experts is not None and experts.shared_ffn > 0,
         "latent_experts": has_experts and experts is not None and experts.hidden > 0,

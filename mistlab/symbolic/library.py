@@ -85,6 +85,9 @@ _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", True, (*_SINKS, "window", *_EXPERTS)),
     ("llama", "flash", False, _LATENT),
     ("llama", "flash", False, (*_LATENT, *_SHARED)),
+    # DeepSeek-V2-Lite and Moonlight.
+    ("llama", "flash", False, (*_LATENT, "whole_queries")),
+    ("llama", "flash", False, (*_LATENT, "whole_queries", *_SHARED)),
     ("gpt", "flash", False, _EXPERTS),
     ("gpt", "math", False, _EXPERTS),
     # Nemotron-H and Nemotron 3: blocks with one part alone.
@@ -93,8 +96,11 @@ _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("nemotron", "flash", False, ("mixer_missing",)),
     ("nemotron", "flash", False, (*_SHARED, "mixer_missing")),
     ("nemotron", "flash", False, (*_SHARED, "latent_experts", "mixer_missing")),
-    # Qwen3-Next; its attention is Qwen 3's, with shared experts.
+    # Qwen3-Next and Qwen 3.5, with experts and without; GLM 4.5.
     ("llama", "flash", False, (*_SHARED, "state_space", "delta_rule")),
+    ("llama", "flash", False, ("state_space", "delta_rule")),
+    ("llama", "flash", False, ("qk_norm", "attention_gate", *_SHARED)),
+    ("llama", "flash", False, ("qk_norm", "attention_gate")),
     ("llama", "flash", False, ("qk_norm", *_SHARED)),
 )
 

@@ -34,7 +34,7 @@ def _sizes_of_parts(workload: Workload) -> Mapping[str, float]:
     if window is not None:
         sizes["w"] = min(window.size, workload.sequence_length)
     if latent is not None:
-        sizes |= {"u": latent.query_rank, "m": latent.key_rank, "v": latent.value_dim}
+        sizes |= {"u": latent.query_rank or 1, "m": latent.key_rank, "v": latent.value_dim}
     if experts is not None:
         mean, busiest = workload.expert_load
         sizes |= {"a": experts.active * mean, "A": experts.active * busiest}

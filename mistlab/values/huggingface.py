@@ -1,8 +1,9 @@
 """Reads the model that a Hugging Face ``config.json`` describes, without torch or a download.
 
 Architectures whose blocks a ``ModelSpec`` describes are read; others are refused, and can be
-traced. Biases of queries, keys and values alone (Qwen2) are left out, and so are DeepSeek V3's
-blocks for tokens after the next one, as transformers leaves them out.
+traced. Biases of queries, keys and values alone (Qwen2, GLM) are left out, and so are the blocks of
+DeepSeek V3 and GLM for tokens after the next one, as transformers leaves them out. OLMo 2's norms
+are taken as Qwen 3's: they lie elsewhere, and are as many.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +12,6 @@ from typing import Any
 from mistlab.values.errors import refuse
 from mistlab.values.field_checks import shown
 from mistlab.values.model import ModelSpec
-from mistlab.values.model_parts import equal_query_rank
 
 # The key that every config.json has, and no file of tracing.
 KIND = "model_type"
@@ -81,6 +81,10 @@ def _qwen3_moe(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"qk_norm": True, "experts": _experts(config, count="num_experts")}
 
 
+def _glm(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"qk_norm": bool(config.get("use_qk_norm", False)), "experts": _deepseek_experts(config)}
+
+
 def _mixtral(config: Mapping[str, Any]) -> dict[str, Any]:
     experts = _experts(config, count="num_local_experts", ffn="intermediate_size")
     return {"experts": experts}
@@ -95,34 +99,26 @@ def _gpt_oss(config: Mapping[str, Any]) -> dict[str, Any]:
 def _deepseek(config: Mapping[str, Any]) -> dict[str, Any]:
     rotated = _given(config, "qk_rope_head_dim")
     channels = rotated + _given(config, "qk_nope_head_dim")
-    width = _given(config, "moe_intermediate_size")
-    experts = {
-        **_experts(config, count="n_routed_experts"),
-        "shared_ffn": width * (config.get("n_shared_experts") or 0),
-        "dense_blocks": config.get("first_k_dense_replace", 0),
-    }
     return {
         "kv_heads": _given(config, "num_attention_heads"),
         "head_dim": channels,
         "rotary_fraction": round(rotated / channels, 12),
         "latent": {
-            "query_rank": _query_rank(config, channels),
+            "query_rank": config.get("q_lora_rank"),
             "key_rank": _given(config, "kv_lora_rank"),
             "value_dim": _given(config, "v_head_dim"),
         },
-        "experts": experts,
+        "experts": _deepseek_experts(config),
     }
 
 
-def _query_rank(config: Mapping[str, Any], channels: int) -> int:
-    """The length of queries' latent vectors, without which no model is described here."""
-    if config.get("q_lora_rank") is None:
-        inner = _given(config, "num_attention_heads") * channels
-        hidden = _given(config, "hidden_size")
-        problem = "null, queries that are made of tokens at once, is not described here"
-        same = equal_query_rank(hidden, inner)
-        refuse("q_lora_rank", f"{problem}: {same} takes as many parameters and as much work")
-    return int(config["q_lora_rank"])
+def _deepseek_experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    width = _given(config, "moe_intermediate_size")
+    return {
+        **_experts(config, count="n_routed_experts"),
+        "shared_ffn": width * (config.get("n_shared_experts") or 0),
+        "dense_blocks": config.get("first_k_dense_replace", 0),
+    }
 
 
 def _experts(
@@ -147,6 +143,8 @@ _PARTS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "llama": _plain,
     "mistral": _plain,
     "qwen2": _plain,
+    "phi3": _plain,
+    "olmo2": _qwen3,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral,
@@ -154,4 +152,5 @@ _PARTS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "kimi_k2": _deepseek,
+    "glm4_moe": _glm,
 }

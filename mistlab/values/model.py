@@ -21,7 +21,7 @@ Activation = Literal["gelu", "gelu_tanh", "silu", "relu2"]
 PositionEmbedding = Literal["absolute", "rotary", "none"]
 
 # Kinds of blocks of a hybrid model.
-PATTERN_LETTERS = "M*-EGA"
+PATTERN_LETTERS = "M*-EGAD"
 VOCAB_MULTIPLE = 128
 LLAMA_FFN_MULTIPLE = 256
 # The base of rotary position embedding as published (Su et al. 2021, arXiv 2104.09864).
@@ -39,15 +39,16 @@ class ModelSpec:
     None stands for all degrees that divide heads and widths. ``trained`` is how the model was
     trained by those who published it.
 
-    With ``qk_norm`` each head's queries and keys are normalised. With ``sinks`` each head has one
-    more score, to which no value belongs. ``window``, ``latent``, ``experts`` and ``state_space``
-    are parts that some models have. The head predicts ``further_tokens`` after the next one, each
-    with a block of its own (multi-token prediction).
+    With ``qk_norm`` each head's queries and keys are normalised. With ``attention_gate`` what
+    attention gives is multiplied, channel by channel, by gates made with the queries. With
+    ``sinks`` each head has one more score, to which no value belongs. ``window``, ``latent``,
+    ``experts`` and ``state_space`` are parts that some models have. The head predicts
+    ``further_tokens`` after the next one, each with a block of its own (multi-token prediction).
 
     A hybrid model has a ``pattern``: a letter for each block, which take turns. Blocks have one
     part alone (``M`` the state-space mixer, ``*`` attention, ``-`` the network, ``E`` experts), or
     a mixer and a network (``G`` the state-space mixer, ``A`` attention; both with experts, if the
-    model has experts).
+    model has experts; ``D`` attention and the plain network).
     """
 
     name: str = ""
@@ -70,6 +71,7 @@ class ModelSpec:
     biases: bool
     dropout: float = field(metadata=ratio())
     qk_norm: bool = False
+    attention_gate: bool = False
     sinks: bool = False
     window: Window | None = None
     latent: LatentAttention | None = None
@@ -116,7 +118,12 @@ class ModelSpec:
     def has_plain_blocks(self) -> bool:
         """Whether its blocks have none of the parts that only some models have."""
         parts = (self.experts, self.latent, self.window, self.qk_norm, self.sinks, self.pattern)
-        return not any(parts) and not self.further_tokens
+        return not any(parts) and not self.attention_gate and not self.further_tokens
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether blocks of a pattern have other parts than attention and a network, or experts."""
+        return not set(self.pattern) <= set("AD")
 
     @property
     def head_has_table(self) -> bool:
@@ -143,6 +150,9 @@ class ModelSpec:
         if self.latent is not None and self.kv_heads != self.heads:
             problem = f"{self.kv_heads} with latent attention, which has keys for each head"
             refuse("kv_heads", f"{problem}: give {self.heads}, or leave it out")
+        if self.attention_gate and not self.qk_norm:
+            problem = "true without qk_norm: no published model has gates alone"
+            refuse("attention_gate", f"{problem}: give qk_norm: true, or leave it out")
 
     def _check_experts(self) -> None:
         dense = 0 if self.experts is None else self.experts.dense_blocks

@@ -38,23 +38,18 @@ class Experts:
 class LatentAttention:
     """Attention whose queries, and keys with values, are made of short latent vectors.
 
-    ``query_rank`` and ``key_rank`` are the lengths of these vectors. A head has ``value_dim``
-    channels of values. Its channels of queries and keys are the model's ``head_dim``; the rotated
-    ones among them are the same for the keys of all heads.
+    ``query_rank`` and ``key_rank`` are the lengths of these vectors; without a ``query_rank``
+    queries are made of tokens at once. A head has ``value_dim`` channels of values. Its channels of
+    queries and keys are the model's ``head_dim``; the rotated ones among them are the same for the
+    keys of all heads.
     """
 
-    query_rank: int = field(metadata=bounded(minimum=1))
+    query_rank: int | None = field(default=None, metadata=bounded(minimum=1))
     key_rank: int = field(metadata=bounded(minimum=1))
     value_dim: int = field(metadata=bounded(minimum=1))
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-
-def equal_query_rank(hidden: int, inner: int) -> int:
-    """The ``query_rank`` whose two products have as many weights as one from ``hidden`` to
-    ``inner``, for queries that are made of tokens at once."""
-    return round(hidden * inner / (hidden + inner))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from runtime.models.attention_kernel import settled_kernel
 from runtime.models.config import ModelConfig, Structure, shard
 from runtime.models.norms import RMSNorm
 from runtime.models.operators import CausalSoftmax, Rotary
+from runtime.models.output_gate import OutputGate
 from runtime.models.parallel import ColumnLinear, RowLinear
 from runtime.models.ranks import TensorParallel
 from runtime.models.sizes import Size, value_of
@@ -46,22 +47,30 @@ class Attention(nn.Module):
     """Query, key and value in one product, attention over heads, and the output product.
 
     Works between ``enter`` and ``leave`` of ``runtime.models.parallel``: its output is this rank's
-    summand, and the sum over the ranks is the result.
+    summand, and the sum over the ranks is the result. With ``gates`` the first product makes as
+    many gates as queries, too.
     """
 
     def __init__(
-        self, config: ModelConfig, ranks: TensorParallel, rotary: RotaryTables | None
+        self,
+        config: ModelConfig,
+        ranks: TensorParallel,
+        rotary: RotaryTables | None,
+        *,
+        gates: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
+        self.gates = gates
         self.attend: Attend = _attend_to_parts
         self.rotary = rotary
         self.ranks = ranks
         self.heads = shard(config.heads, ranks.size, "a number of heads of")
         self.kv_heads = shard(config.kv_heads, ranks.size, "a number of key-value heads of")
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        made = (queries, keys, keys, queries) if gates else (queries, keys, keys)
         self.qkv = ColumnLinear(
-            config.hidden, (queries, keys, keys), ranks, biases=config.biases, dtype=config.dtype
+            config.hidden, made, ranks, biases=config.biases, dtype=config.dtype
         )
         self.output = RowLinear(
             queries, config.hidden, ranks, biases=config.biases, dtype=config.dtype
@@ -82,7 +91,8 @@ class Attention(nn.Module):
             sequence = sequence * self.ranks.size
         # For flat tokens the product is no view of another tensor, so it can be rotated in place.
         qkv = self.qkv(x if self.ranks.splits_tokens else x.flatten(0, 1))
-        return qkv, (batch, sequence, self.heads + 2 * self.kv_heads, self.config.head_dim)
+        heads = self.heads * (2 if self.gates else 1) + 2 * self.kv_heads
+        return qkv, (batch, sequence, heads, self.config.head_dim)
 
     def _rotated(self, x: Tensor, shape: HeadsShape, heads: Size) -> Tensor:
         """``x`` with the first ``heads`` of its heads rotated, in place, if positions rotate."""
@@ -94,7 +104,8 @@ class Attention(nn.Module):
 
 
 class PartedAttention(Attention):
-    """Attention whose queries and keys are normalised, or whose scores have sinks or a window.
+    """Attention whose queries and keys are normalised, whose results are gated, or whose scores
+    have sinks or a window.
 
     With ``sees_window`` a token attends to the last ``config.window`` tokens alone.
     """
@@ -106,7 +117,7 @@ class PartedAttention(Attention):
         ranks: TensorParallel,
         rotary: RotaryTables | None,
     ) -> None:
-        super().__init__(config, ranks, rotary)
+        super().__init__(config, ranks, rotary, gates=structure.attention_gate)
         self.sees_window = structure.window
         self.query_norm = self.key_norm = self.sinks = None
         if structure.qk_norm:
@@ -121,14 +132,16 @@ class PartedAttention(Attention):
         batch, sequence, _, channels = shape
         if self.query_norm is None:
             qkv = self._rotated(qkv, shape, self.heads + self.kv_heads)
-        parts = (self.heads, self.kv_heads, self.kv_heads)
-        query, key, value = qkv.view(shape).split(parts, dim=2)
+        parts = (self.heads, self.kv_heads, self.kv_heads, self.heads)
+        query, key, value, *gate = qkv.view(shape).split(parts if self.gates else parts[:3], dim=2)
         if self.query_norm is not None and self.key_norm is not None:
             of_query = (batch, sequence, self.heads, channels)
             of_key = (batch, sequence, self.kv_heads, channels)
             query = self._rotated(self.query_norm(query), of_query, self.heads)
             key = self._rotated(self.key_norm(key), of_key, self.kv_heads)
         mixed = self._mixed(query, key, value)
+        if gate:
+            mixed = OutputGate.apply(mixed, gate[0])
         return self.output(mixed.reshape(batch, sequence, self.heads * channels))
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -30,9 +30,11 @@ class Structure:
     position: Literal["absolute", "rotary", "none"]
     parallel_block: bool
     qk_norm: bool = False
+    attention_gate: bool = False
     sinks: bool = False
     window: bool = False
     latent: bool = False
+    whole_queries: bool = False
     experts: bool = False
     shared_experts: bool = False
     latent_experts: bool = False
@@ -159,7 +161,7 @@ def _sizes_of_parts(spec: ModelSpec) -> dict[str, Any]:
     if spec.window is not None:
         sizes["window"] = spec.window.size
     if spec.latent is not None:
-        sizes |= {name: getattr(spec.latent, name) for name in _OF_LATENT}
+        sizes |= {name: getattr(spec.latent, name) or 0 for name in _OF_LATENT}
     if spec.experts is not None:
         sizes |= {"experts": spec.experts.count, "expert_ffn": spec.experts.ffn}
         sizes |= {"active": spec.experts.active, "shared_ffn": spec.experts.shared_ffn}
@@ -186,8 +188,10 @@ def structure_of(spec: ModelSpec) -> Structure:
         position=spec.position_embedding,
         parallel_block=spec.parallel_block,
         qk_norm=spec.qk_norm,
+        attention_gate=spec.attention_gate,
         sinks=spec.sinks,
         latent=spec.latent is not None,
+        whole_queries=spec.latent is not None and spec.latent.query_rank is None,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.models.attention import RotaryTables
-from runtime.models.config import ModelConfig, shard
+from runtime.models.config import ModelConfig, Structure, shard
 from runtime.models.norms import RMSNorm
 from runtime.models.operators import Rotary, rotate_
 from runtime.models.parallel import ColumnLinear, RowLinear, enter, product
@@ -90,21 +90,31 @@ class KeysAndValues(torch.autograd.Function):
 class LatentAttention(nn.Module):
     """Two products down to latent vectors, two up to heads, attention, and the output product.
 
-    Every rank makes all latent vectors; heads are split. The output is this rank's summand, as that
-    of ``runtime.models.attention.Attention``; gradients of latent vectors are summed inside.
+    With ``structure.whole_queries`` one product makes queries of tokens. Every rank makes all
+    latent vectors; heads are split. The output is this rank's summand, as that of
+    ``runtime.models.attention.Attention``; gradients of latent vectors are summed inside.
     """
 
-    def __init__(self, config: ModelConfig, ranks: TensorParallel, rotary: RotaryTables) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        structure: Structure,
+        ranks: TensorParallel,
+        rotary: RotaryTables,
+    ) -> None:
         super().__init__()
         self.config, self.ranks, self.rotary = config, ranks, rotary
         self.heads = shard(config.heads, ranks.size, "a number of heads of")
         plain = config.head_dim - config.rotated
-        self.query_down = Down(config.hidden, config.query_rank, config.dtype)
-        self.query_norm = RMSNorm(config.query_rank, config.dtype)
+        self.query_down: Down | None = None
+        self.query_norm: RMSNorm | None = None
+        if not structure.whole_queries:
+            self.query_down = Down(config.hidden, config.query_rank, config.dtype)
+            self.query_norm = RMSNorm(config.query_rank, config.dtype)
         self.key_down = Down(config.hidden, config.key_rank + config.rotated, config.dtype)
         self.key_norm = RMSNorm(config.key_rank, config.dtype)
         self.query_up = ColumnLinear(
-            config.query_rank,
+            config.hidden if structure.whole_queries else config.query_rank,
             (config.heads * config.head_dim,),
             ranks,
             biases=False,
@@ -132,7 +142,7 @@ class LatentAttention(nn.Module):
         if self.ranks.splits_tokens:
             sequence = sequence * self.ranks.size
         tables = self.rotary.cosine[:sequence], self.rotary.sine[:sequence]
-        queries = self._up(self.query_up, self.query_norm(self.query_down(x)))
+        queries = self._up(self.query_up, self._of_queries(x))
         shape = (batch, sequence, self.heads, config.head_dim)
         queries = Rotary.apply(queries, *tables, shape, self.heads)
         latent, shared = self.key_down(x).split([config.key_rank, config.rotated], dim=-1)
@@ -146,6 +156,13 @@ class LatentAttention(nn.Module):
         keys, values = KeysAndValues.apply(made, shared, *tables, config.value_dim)
         mixed = WideAttention.apply(queries.view(shape), keys, values, None, 0)
         return self.output(mixed.reshape(batch, sequence, self.heads * config.value_dim))
+
+    def _of_queries(self, x: Tensor) -> Tensor:
+        """What queries are made of: latent vectors, or the tokens (B, S, hidden) themselves."""
+        if self.query_down is None or self.query_norm is None:
+            return x
+        latent: Tensor = self.query_norm(self.query_down(x))
+        return latent
 
     def _up(self, product_up: ColumnLinear, latent: Tensor) -> Tensor:
         """Heads made of latent vectors, which may be changed in place."""

@@ -172,7 +172,7 @@ def _mixer(
         return StateSpace(config, structure, ranks)
     if structure.latent:
         assert rotary is not None, "latent attention rotates a part of its keys"
-        return LatentAttention(config, ranks, rotary)
+        return LatentAttention(config, structure, ranks, rotary)
     if structure.qk_norm or structure.sinks or structure.window:
         return PartedAttention(config, structure, ranks, rotary)
     return Attention(config, ranks, rotary)

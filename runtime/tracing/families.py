@@ -93,7 +93,8 @@ def _sizes_of_parts(space: SizeSpace, parts: tuple[str, ...], tp: Size) -> dict[
     if "window" in parts:
         sizes |= {"w": space.size("w", 40)}
     if "latent" in parts:
-        sizes |= {"u": space.size("u", 208), "m": space.size("m", 96), "v": space.size("v", 48)}
+        sizes |= {"m": space.size("m", 96), "v": space.size("v", 48)}
+        sizes |= {} if "whole_queries" in parts else {"u": space.size("u", 208)}
     if "experts" in parts:
         ep, et = space.size("ep", 7), space.size("et", 3)
         sizes |= {"ep": ep, "et": et, "E": space.multiple("E", 77, ep)}

@@ -330,6 +330,24 @@ def test_kinds_of_hybrid_models_follow_their_pattern() -> None:
     assert "mistlab.attention" not in names
 
 
+def test_blocks_with_and_without_experts_take_turns() -> None:
+    kinds = kinds_of(catalog.model("llama4-maverick"))
+    assert kinds.pattern == ("attention and plain network", "block")
+    assert [*kinds.parts.values()] == [(), ("experts", "shared_experts")]
+
+
+def test_attention_s_gates_are_made_with_its_queries() -> None:
+    gated = catalog.model("qwen3-next-80b-a3b")
+    plain = replace(gated, attention_gate=False)
+    batch = StageBatch(layers=np.array([4]), data_parallel=1, tensor_parallel=1, micro_batch=1)
+
+    def parameters(model: ModelSpec) -> float:
+        stage = StageModel.of(replace(WORK, model=model), "megatron-core")
+        return float(stage.figures(batch).parameters[0])
+
+    assert parameters(gated) - parameters(plain) == gated.hidden * gated.heads * gated.head_dim
+
+
 def test_a_ring_of_context_has_no_keys_where_a_block_does_not_attend() -> None:
     work = replace(WORK, model=catalog.model("nemotron-3-nano"))
     graph = split_over_context(graph_of(work).counts)

@@ -122,6 +122,8 @@ def test_latent_attention_has_the_defaults_of_megatron() -> None:
         query_rank=512, key_rank=64, value_dim=32
     )
     assert "taken as normalised" in said(bare, "assumed")["model.latent"]
+    whole = imported(LATENT.replace("--q-lora-rank 512", "")).job.workload.model
+    assert whole.latent == LatentAttention(query_rank=None, key_rank=256, value_dim=128)
 
 
 def test_windows_and_sinks_are_read() -> None:
@@ -222,7 +224,6 @@ def test_the_core_of_attention_is_recomputed_beside_other_modules() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("--multi-latent-attention", "--q-lora-rank: is missing: .*: 1229 takes as many"),
         ("--expert-model-parallel-size 2", "the model has no experts: give --num-experts, or 1"),
         (f"{EXPERTS} --expert-model-parallel-size 3", "3 does not divide experts 16"),
         (f"{EXPERTS} --moe-layer-freq '[1]*7'", "is of 7 blocks, the model has 8"),

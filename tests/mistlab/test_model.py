@@ -120,6 +120,10 @@ BAD = {
         {"graph_file": "a.json"},
         "graph_file: 'a.json' is given for family gpt: give family: custom",
     ),
+    "gates alone": (
+        {"attention_gate": True},
+        "attention_gate: true without qk_norm: no published model has gates alone: give qk_norm",
+    ),
     "unknown family": ({"family": "gtp"}, "family: 'gtp' is unknown: did you mean 'gpt'?"),
     "unknown key": ({"hiden": 1}, "hiden: unknown key: did you mean 'hidden'?"),
     "text for a size": ({"hidden": "big"}, "hidden: 'big' is not a whole number: give"),

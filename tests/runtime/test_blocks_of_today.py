@@ -59,12 +59,17 @@ VARIANTS = [
     variant("sinks", "window", "experts", biases=True),
     variant("latent"),
     variant("latent", "experts", "shared_experts"),
+    variant("latent", "whole_queries"),
+    variant("latent", "whole_queries", "experts", "shared_experts"),
     hybrid("state_space", "network_missing"),
     hybrid("network_missing"),
     hybrid("mixer_missing"),
     hybrid("experts", "shared_experts", "mixer_missing"),
     hybrid("experts", "shared_experts", "latent_experts", "mixer_missing"),
     variant("experts", "shared_experts", "state_space", "delta_rule"),
+    variant("state_space", "delta_rule"),
+    variant("qk_norm", "attention_gate"),
+    variant("qk_norm", "attention_gate", "experts", "shared_experts"),
     variant("qk_norm", "experts", "shared_experts"),
 ]
 
