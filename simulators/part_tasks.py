@@ -15,6 +15,7 @@ from mistlab.cost.tasks import TaskModel, TaskSeconds, task_columns
 from mistlab.cost.weight_gradients import weight_gradients_s
 from mistlab.engines.host_time import HostTime
 from mistlab.machine.cluster import Cluster
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.placement import HERE, PREVIOUS, Placement
 from mistlab.schedule.slot_table import Kind, Template
 from mistlab.schedule.stage_chunks import parts_of_plan
@@ -44,6 +45,8 @@ def tasks_of_parts(
     parts = parts_of_plan(plan, placement)
     of_parts = model.types.of_stages(batch_of_parts([plan], placement).value)
     networks, names = _networks(of_stages, batch, placement), _names(model.template)
+    awaits = model.host is not None and model.host.waits_for_sends
+    is_awaited = awaits and plan.num_stages > 1 and plan.order == DEFAULT_ORDER
     tied_ends = plan.num_stages > 1 and not placement.ends_meet
     tasks = []
     for number, (part, types, uses) in enumerate(zip(parts, of_parts, networks, strict=True)):
@@ -51,7 +54,9 @@ def tasks_of_parts(
         seconds = of_stages[stage]
         of_name = {name: _seconds(seconds, name, stage, types) for name in names}
         host = _host_of(model, batch, stage)
-        of_name |= _later(model, host, of_name, types, float(later_s[stage]))
+        issues, late_s = _issues(model, host, types), float(later_s[stage])
+        if late_s or is_awaited:
+            of_name |= _as_issued(model, issues, of_name, types, late_s)
         if passes[stage].splits_backward:
             of_name |= _split(seconds, of_name["B", None], stage, types)
         is_end = part.has_embedding or part.has_head
@@ -64,7 +69,8 @@ def tasks_of_parts(
                 send_s=_send_s(of_stages, placement, number),
                 networks=uses,
                 tied_s=float(seconds.tied_s[stage]) if tied_ends and is_end else 0.0,
-                issues=_issues(model, host, types),
+                # Passes that take as long as their host wait for nothing else of it.
+                issues={} if is_awaited else issues,
             )
         )
     return tasks, _factors(of_stages)
@@ -95,22 +101,19 @@ def _host_of(model: TaskModel, batch: StageBatch, stage: int) -> HostTime | None
     return replace(model.host, forward_s=float(forward_s), backward_s=float(backward_s))
 
 
-def _later(
+def _as_issued(
     model: TaskModel,
-    host: HostTime | None,
+    issues: Mapping[Kind, Sequence[float]],
     of_name: Mapping[Name, Sequence[float]],
     types: Sequence[int],
     later_s: float,
 ) -> dict[Name, list[float]]:
-    """The passes of a part whose blocks hosts issue so much later.
-
-    A block's ranks wait for the latest of their hosts, so hosts are never a pass ahead.
-    """
-    if not later_s or host is None:
+    """The passes of a part whose host is never a pass ahead, and whose blocks hosts issue so much
+    later."""
+    if not issues:
         return {}
-    of_block_s = host.forward_s + host.backward_s + later_s
-    blocks = [model.types.names[one] in model.types.of_blocks for one in types]
-    issued_s = sum(of_block_s if is_block else 2 * host.end_s for is_block in blocks)
+    blocks = sum(model.types.names[one] in model.types.of_blocks for one in types)
+    issued_s = sum(map(sum, issues.values())) + blocks * later_s
     names: tuple[Name, Name] = ("F", None), ("B", None)
     longer = max(1.0, issued_s / sum(sum(of_name[name]) for name in names))
     return {name: [longer * seconds for seconds in of_name[name]] for name in names}

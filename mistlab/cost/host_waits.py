@@ -4,7 +4,8 @@ The host issues passes one after another, and the GPU runs them in the same orde
 a backward pass together take as long as the slower of the two: the host's time for both, or the
 GPU's. Passes share the wait by their lengths. The host of an idle stage has issued what comes next,
 so a micro-batch passes through it as fast as the GPU; but where ranks of a block wait for the
-latest of their hosts, as on a cluster with a profile, no host is a pass ahead.
+latest of their hosts, as on a cluster with a profile, or hosts wait for each message of a pipeline,
+no host is a pass ahead.
 
 Axes: C candidates.
 """
@@ -40,7 +41,10 @@ def with_host(
     forward, backward = inside["forward"], inside["backward"]
     both = forward + backward
     longer = np.maximum(both, issued_s(host, batch, cluster)) / np.where(both > 0, both, 1.0)
-    ahead = np.where(peculiar_s(batch.value, cluster) > 0, longer, 1.0)
+    waits = is_never_ahead(batch, cluster)
+    if host.waits_for_sends:
+        waits |= num_gpus(batch.value) < cluster.num_gpus
+    ahead = np.where(waits, longer, 1.0)
     through = {**inside, "forward": forward * ahead, "backward": backward * ahead}
     inside["forward"], inside["backward"] = forward * longer, backward * longer
     inside["first_forward"] = np.maximum(inside["first_forward"], inside["forward"])

@@ -17,6 +17,10 @@ class HostTime:
     and a block with more takes longer in proportion. Blocks with fewer were not measured, and take
     as long. Each kernel that context-parallel ranks launch beyond those of a single rank takes
     ``launch_s``.
+
+    A host that ``waits_for_sends`` waits for the GPU after each message between the stages of a
+    pipeline, if they run in the default order. So it is never a pass ahead, and a micro-batch goes
+    through no stage faster than its host issues it.
     """
 
     forward_s: float
@@ -26,6 +30,7 @@ class HostTime:
     sharded_step_s: float = 0.0
     operators: int = 0
     launch_s: float = 0.0
+    waits_for_sends: bool = False
 
     def of_blocks(self, operators: float) -> Self:
         """The time of a host whose blocks have so many operators, in the mean."""

@@ -195,8 +195,12 @@ def _variant(engine: str, cells: Mapping[str, str], remarks: str) -> str:
         engine = f"{fsdp_of(cells, remarks)}{rowwise}"
     if engine == "megatron-core" and fuses_loss(remarks):
         return "megatron-core-fused-loss"
-    adapters = f"{engine}-adapters"
-    return adapters if _is_adapted(cells, remarks) and adapters in ENGINES else engine
+    if not _is_adapted(cells, remarks):
+        return engine
+    # Of Megatron-Bridge's variants one trains adapters.
+    whole = "megatron-bridge" if engine.startswith("megatron-bridge") else engine
+    adapters = f"{whole}-adapters"
+    return adapters if adapters in ENGINES else engine
 
 
 def _is_adapted(cells: Mapping[str, str], remarks: str) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from mistlab import catalog
 from mistlab.engines.host_time import HostTime
 from mistlab.engines.nanotron import NANOTRON
+from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.profile import Profile
 from mistlab.values.model import ModelSpec
@@ -98,6 +99,30 @@ def test_a_host_gets_ahead_while_its_stage_waits(order: str) -> None:
     closed = SymbolicPredictor(workload=small, cluster=CLUSTER).predict(one).iteration_s
     played = EventSimulator(workload=small, cluster=CLUSTER).simulate(one).iteration_s
     assert closed == pytest.approx(played, rel=0.03)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("recomputed", [0, 2])
+def test_a_host_that_waits_for_sends_is_no_pass_ahead(stages: int, recomputed: int) -> None:
+    """A pipeline fills and drains as slowly as its hosts issue passes, in the default order."""
+    small, blocks = replace(WORKLOAD, sequence_length=128), 8 // stages
+    stage = StagePlan(
+        layers=blocks,
+        data_parallel=16 // stages,
+        tensor_parallel=1,
+        micro_batch=1,
+        checkpointed_layers=min(recomputed, blocks),
+    )
+    one = Plan(engine="megatron-core", micro_batches=4 * stages, stages=(stage,) * stages)
+    host = ENGINES["megatron-core"].host
+    assert host is not None
+    both_s = host.forward_s + host.backward_s
+    of_stage_s = blocks * both_s + stage.checkpointed_layers * host.forward_s
+    closed = SymbolicPredictor(workload=small, cluster=CLUSTER).predict(one).iteration_s
+    played = EventSimulator(workload=small, cluster=CLUSTER).simulate(one).iteration_s
+    # Reductions and the step come after the passes, in less time than one more of them.
+    assert 5 * stages - 1 <= closed / of_stage_s < 5 * stages
+    assert closed == pytest.approx(played, rel=0.05)
 
 
 def test_hosts_that_are_never_ahead_hold_up_no_other_plan() -> None:
