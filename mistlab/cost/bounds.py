@@ -15,11 +15,10 @@ long as on the slowest cluster on which its engine was measured, so its upper bo
 there. Its lower bound stays.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 
 from mistlab import catalog
-from mistlab.cost.sureness import BITS, Blocks, RunKind, known_sureness
+from mistlab.cost.sureness import BITS, Blocks, RunKind, Shares, known_sureness
 from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
 from mistlab.machine.cluster import Cluster
@@ -70,7 +69,7 @@ class PredictionBounds:
             known = known_sureness()
             note = f"engine {self.engine} is not calibrated on {self.hardware}: "
             note += known.words(self.kind)
-            return _Sure(share=known.share(self.kind, gpus), notes=(note,))
+            return _Sure(shares=known.shares(self.kind, gpus), notes=(note,))
         place = MeasuredAt(hidden=self.hidden, gpus=gpus, sequence_length=self.sequence_length)
         nearest = min(self.calibration.at, key=place.doublings)
         return _Sure(
@@ -88,15 +87,14 @@ class _Sure:
     """How sure predictions for one number of GPUs are, and their notes: a half-width of measured
     runs near them, or a share of the way of runs of their kind."""
 
-    half_width: float | None = None
-    share: float = 0.0
+    half_width: float = 0.0
+    shares: Shares | None = None
     notes: tuple[str, ...]
 
     def around(self, way: float) -> tuple[float, float]:
-        if self.half_width is not None:
-            return max(0.0, 1 - self.half_width), 1 + self.half_width
-        factor = math.exp(self.share * way)
-        return 1 / factor, factor
+        if self.shares is not None:
+            return self.shares.around(way)
+        return max(0.0, 1 - self.half_width), 1 + self.half_width
 
 
 def half_width_at(calibration: EngineCalibration, doublings: float) -> float:

@@ -89,7 +89,7 @@ def answered(prediction: Prediction, found: RunJob) -> RunAnswer:
         prediction = replace(prediction, fits=False)
         more.append(found.unrunnable)
     return RunAnswer(
-        prediction=around.bounded(prediction, known_sureness().share(found.kind, gpus)),
+        prediction=around.bounded(prediction, known_sureness().shares(found.kind, gpus)),
         # Of the run's own kind, not of a plan's.
         notes=(*notes, *replace(bounds, kind=found.kind).notes(gpus), *more),
         doubt=Doubt(kind=found.kind, gpus=gpus, range=around),

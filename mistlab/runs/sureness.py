@@ -1,36 +1,31 @@
 """Kinds of runs and their shares, from measured runs: how far each lies from its prediction.
 
-A kind of one software needs several runs of several models. A kind of an engine, or of any
-software, is that of tables: each table with several runs of the kind counts as much as any other,
-because a new table is like a new draw of tables, not of rows. The kind of all runs has the share of
-the least sure table, because it stands for runs that are like none that were measured.
+The runs of one group, a model of one software or a table, are alike: a new model is like a new draw
+of models, not of rows. So in each kind a group counts as the root of its number of runs. In kinds
+of one software groups are its models, in kinds of an engine or of any engine they are tables.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Self
 
-from mistlab.cost.sureness import ANY, ENGINE, KnownKind, RunKind, Sureness
+import numpy as np
+
+from mistlab.cost.sureness import ANY, ENGINE, TAIL, KnownKind, RunKind, Shares, Sureness
 from mistlab.values.prediction import Prediction
 
-# The share of measurements that bounds hold.
-SHARE = 0.9
-# A kind counts from so many runs of so many models on, and a table from so many runs of a kind on.
-FEWEST_RUNS, FEWEST_MODELS = 8, 2
-# A kind of any software counts from so many tables on.
-FEWEST_TABLES = 2
-# Below this number of runs the 90th percentile of a table is its largest error.
-FEWEST_OF_ONE_TABLE = 10
+# A kind of more runs is told by as many shares, each of which stands for as many runs.
+MOST_SHARES = 40
 # Sums of weights are rounded by less.
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """How far a measured run lies outside of what is predicted, as a share of its way."""
+    """How far a measured run lies outside of what is predicted, as a share of its way: below 0 for
+    a run that is faster."""
 
     kind: RunKind
     table: str
@@ -56,22 +51,19 @@ class Range:
         return cls(least_s=least_s, longest_s=longest_s, way=way)
 
     def miss(self, measured_s: float) -> float:
-        """The share of the way, at least 0, by which a measurement lies outside."""
-        factor = max(1.0, self.least_s / measured_s, measured_s / self.longest_s)
-        return math.log(factor) / self.way
+        """The share of the way by which a measurement lies outside, below 0 if it is faster."""
+        nearest_s = min(max(measured_s, self.least_s), self.longest_s)
+        return math.log(measured_s / nearest_s) / self.way
 
-    def bounded(self, prediction: Prediction, share: float) -> Prediction:
-        """A prediction with bounds that lie a share of the way outside of the range."""
-        factor = math.exp(share * self.way)
-        return replace(
-            prediction,
-            iteration_s_low=self.least_s / factor,
-            iteration_s_high=self.longest_s * factor,
-        )
+    def bounds_s(self, shares: Shares) -> tuple[float, float]:
+        """Bounds that lie shares of the way outside of the range."""
+        below, above = shares.around(self.way)
+        return self.least_s * below, self.longest_s * above
 
-    def width(self, share: float) -> float:
-        """The upper bound over the lower one, with bounds a share of the way outside."""
-        return math.exp(2 * share * self.way) * self.longest_s / self.least_s
+    def bounded(self, prediction: Prediction, shares: Shares) -> Prediction:
+        """A prediction with bounds that lie shares of the way outside of the range."""
+        low_s, high_s = self.bounds_s(shares)
+        return replace(prediction, iteration_s_low=low_s, iteration_s_high=high_s)
 
 
 def sureness_of(misses: Iterable[Miss], source: str = "") -> Sureness:
@@ -80,77 +72,66 @@ def sureness_of(misses: Iterable[Miss], source: str = "") -> Sureness:
     for one in misses:
         for name in one.kind.names:
             together[name].append(one)
-    kinds = (_known(name, some) for name, some in sorted(together.items()))
-    return Sureness(source=source, kinds=tuple(one for one in kinds if one is not None))
+    kinds = tuple(_known(name, some) for name, some in sorted(together.items()))
+    return Sureness(source=source, kinds=kinds)
 
 
-def _known(name: str, misses: Sequence[Miss]) -> KnownKind | None:
-    """The kind of some runs; None if too few of them were measured."""
-    if name == ANY:
-        return _kind(name, _of_least_sure_table(misses), misses)
+def _known(name: str, misses: Sequence[Miss]) -> KnownKind:
+    """The kind of some runs."""
+    models = {(one.kind.software, one.model) for one in misses}
     of_tables = name.startswith((ANY, ENGINE))
-    if of_tables:
-        runs = Counter(one.table for one in misses)
-        misses = [one for one in misses if runs[one.table] >= FEWEST_RUNS]
-    if len(misses) < FEWEST_RUNS or len(_models(misses)) < FEWEST_MODELS:
-        return None
-    if name.startswith(ANY) and len({one.table for one in misses}) < FEWEST_TABLES:
-        return None
-    return _kind(name, _quantile(misses, of_tables=of_tables), misses)
-
-
-def _kind(name: str, share: float, misses: Sequence[Miss]) -> KnownKind:
+    groups = [one.table if of_tables else one.model for one in misses]
     return KnownKind(
         name=name,
-        share=round(share, 4),
+        shares=_equally_likely([one.share for one in misses], groups),
         runs=len(misses),
-        models=len(_models(misses)),
+        models=len(models),
+        groups=len(set(groups)),
         most_gpus=max(one.gpus for one in misses),
     )
 
 
-def _models(misses: Sequence[Miss]) -> set[tuple[str, str]]:
-    return {(one.kind.software, one.model) for one in misses}
+def _equally_likely(shares: Sequence[float], groups: Sequence[str]) -> tuple[float, ...]:
+    """At most so many shares that are as likely: the quantiles in the middle of equal parts of all
+    runs, where a group counts as the root of its number of runs."""
+    _, group, runs = np.unique(groups, return_inverse=True, return_counts=True)
+    order = np.argsort(shares, kind="stable")
+    passed = np.cumsum((runs**-0.5)[group][order])
+    parts = min(MOST_SHARES, len(shares))
+    middles = (np.arange(parts) + 0.5) / parts * passed[-1]
+    places = np.searchsorted(passed, middles - ROUNDING)
+    return tuple(np.take(shares, order[places]).round(4).tolist())
 
 
-def _quantile(misses: Sequence[Miss], *, of_tables: bool) -> float:
-    """The share within which 90 % of runs lie, counting one run more than those that are known; in
-    a kind ``of_tables`` each table counts as much."""
-    runs = Counter(one.table for one in misses)
-    ordered = sorted(misses, key=lambda one: one.share)
-    weights = [1 / runs[one.table] if of_tables else 1.0 for one in ordered]
-    needed = min(1.0, SHARE * (len(ordered) + 1) / len(ordered)) * sum(weights)
-    place = sum(below < needed - ROUNDING for below in accumulate(weights))
-    return ordered[place].share
-
-
-def _of_least_sure_table(misses: Sequence[Miss]) -> float:
-    """The share of that table whose 90 % of runs lie within the largest share."""
-    of_table: dict[str, list[float]] = defaultdict(list)
-    for one in misses:
-        of_table[one.table].append(one.share)
-    large = [some for some in of_table.values() if len(some) >= FEWEST_OF_ONE_TABLE]
-    tables = large or [*of_table.values()]
-    return max(sorted(some)[math.ceil(SHARE * len(some)) - 1] for some in tables)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A run's share when its group was left out, and whether its measurement lies within."""
-
-    share: float
-    is_inside: bool
-
-
-def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[LeftOut | None]:
-    """For each run the share that is known from the runs of other groups, if there are any."""
+def left_out(misses: Sequence[Miss], groups: Sequence[str]) -> Iterator[Shares | None]:
+    """For each run the shares that are known from the runs of other groups, if there are any."""
     without = {
         group: sureness_of(m for m, own in zip(misses, groups, strict=True) if own != group)
         for group in set(groups)
     }
     for one, group in zip(misses, groups, strict=True):
-        if not without[group].kinds:
-            yield None
-            continue
-        share = without[group].share(one.kind, one.gpus)
-        yield LeftOut(share=share, is_inside=one.share <= share)
+        known = without[group]
+        yield known.shares(one.kind, one.gpus) if known.kinds else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """How a run's measurement lies to its bounds: whether within, and what the bounds cost.
+
+    ``score`` is the interval score of the logarithms of times (Gneiting and Raftery, 2007): the
+    width, and by how far the measurement lies outside, counted 20 times for bounds of 90 %. Bounds
+    that are honest and no wider than needed have the lowest mean.
+    """
+
+    width: float
+    is_inside: bool
+    score: float
+
+    @classmethod
+    def of(cls, measured_s: float, bounds_s: tuple[float, float]) -> Self:
+        """How a measurement lies to a lower and an upper bound."""
+        low_s, high_s = bounds_s
+        outside = max(1.0, low_s / measured_s, measured_s / high_s)
+        width = high_s / low_s
+        score = math.log(width) + math.log(outside) / TAIL
+        return cls(width=width, is_inside=outside == 1, score=score)

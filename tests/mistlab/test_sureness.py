@@ -10,15 +10,18 @@ import pytest
 from mistlab.cost.bounds import bounds_of
 from mistlab.cost.sureness import (
     ANY,
-    MODELS_OF_WIDER,
+    GROUPS_OF_WIDER,
+    LEAST_SHARE,
+    MOST_TIMES,
     STRETCH,
     KnownKind,
     RunKind,
+    Shares,
     Sureness,
     known_sureness,
 )
 from mistlab.runs.jobs import job_of
-from mistlab.runs.sureness import Miss, Range, left_out, sureness_of
+from mistlab.runs.sureness import MOST_SHARES, Held, Miss, Range, left_out, sureness_of
 from simulators.symbolic import SymbolicPredictor
 from tests.mistlab.test_runs import run
 
@@ -42,40 +45,41 @@ def misses(
     ]
 
 
-def known(**shares: float) -> Sureness:
+def known(groups: int = 2, **shares: tuple[float, ...]) -> Sureness:
     names = {"own": OWN, "of_engine": OF_ENGINE, "alike": ALIKE, "anything": ANY}
     kinds = (
-        KnownKind(name=names[name], share=share, runs=20, models=2, most_gpus=8)
-        for name, share in shares.items()
+        KnownKind(name=names[name], shares=some, runs=20, models=2, groups=groups, most_gpus=8)
+        for name, some in shares.items()
     )
     return Sureness(source="", kinds=tuple(kinds))
 
 
-def shares_of(some: list[Miss]) -> dict[str, float]:
-    return {one.name: one.share for one in sureness_of(some).kinds}
+def shares_of(some: list[Miss], name: str = OWN) -> tuple[float, ...]:
+    return next(one.shares for one in sureness_of(some).kinds if one.name == name)
 
 
-def test_a_kind_s_share_holds_nine_tenths_of_its_runs() -> None:
-    kinds = sureness_of(misses(*[0.1] * 18, 0.3, 0.5)).kinds
-    assert {one.share for one in kinds if one.name != ANY} == {0.3}
-    assert kinds[0].runs == 20
+def test_a_kind_keeps_the_shares_of_its_runs_below_and_above() -> None:
+    assert shares_of(misses(0.3, -0.1, 0.2, 0.0)) == (-0.1, 0.0, 0.2, 0.3)
 
 
-def test_few_runs_of_one_model_make_no_kind() -> None:
-    assert [*shares_of(misses(*[0.1] * 7))] == [ANY]
-    assert [*shares_of(misses(*[0.1] * 20, model="one"))] == [ANY]
+def test_a_long_kind_is_told_by_shares_that_are_as_likely() -> None:
+    found = shares_of(misses(*np.linspace(0, 1, 4001), table="t"))
+    assert len(found) == MOST_SHARES
+    assert found == pytest.approx([(i + 0.5) / MOST_SHARES for i in range(MOST_SHARES)], abs=1e-3)
 
 
-def test_between_engines_a_table_counts_as_much_as_a_longer_one() -> None:
-    long = misses(*[0.1] * 190, table="long")
-    other = replace(KIND, software="torchtitan", engine="fsdp")
-    short = misses(*[0.4] * 10, kind=other, table="short")
-    found = shares_of([*long, *short])
-    # One row in twenty, but half of the tables, lies at 0.4.
-    assert found["any: dense, 16 bits"] == 0.4
-    assert found["nemo: any"] == 0.1
-    # With fewer than eight runs a table tells nothing of a kind, and one table is not enough.
-    assert "any: dense, 16 bits" not in shares_of([*long, *short[:7]])
+def test_the_runs_of_a_group_count_as_the_root_of_their_number() -> None:
+    """Hundred runs of one model beside 25 of another: two of three shares are of the first."""
+    of_models = [*misses(*[0.1] * 100, model="long"), *misses(*[0.4] * 25, model="short")]
+    assert np.mean(np.array(shares_of(of_models)) == 0.1) == pytest.approx(2 / 3, abs=0.02)
+    # Between engines tables are the groups.
+    of_tables = [
+        *misses(*[0.1] * 100, table="long"),
+        *misses(*[0.4] * 25, kind=replace(KIND, software="other"), table="short"),
+    ]
+    found = shares_of(of_tables, ALIKE)
+    assert np.mean(np.array(found) == 0.1) == pytest.approx(2 / 3, abs=0.02)
+    assert sureness_of(of_tables).kinds[0].groups == 2
 
 
 def test_new_tables_lie_within_bounds_if_long_ones_are_the_surest() -> None:
@@ -85,13 +89,13 @@ def test_new_tables_lie_within_bounds_if_long_ones_are_the_surest() -> None:
     for number, spread in enumerate(spreads):
         runs = 400 if spread < np.quantile(spreads, 0.25) else 16
         kind = replace(KIND, software=f"software {number}", engine="")
-        shares = np.abs(random.normal(0, spread, runs)).tolist()
+        shares = random.normal(0, spread, runs).tolist()
         every += misses(*shares, kind=kind, table=f"table {number}")
     tables = [one.table for one in every]
     inside: dict[str, list[bool]] = defaultdict(list)
-    for table, one in zip(tables, left_out(every, tables), strict=True):
-        assert one is not None
-        inside[table].append(one.is_inside)
+    for table, one, shares in zip(tables, every, left_out(every, tables), strict=True):
+        assert shares is not None
+        inside[table].append(-shares.below <= one.share <= shares.above)
     assert 0.88 < np.mean([np.mean(some) for some in inside.values()]) < 0.97
 
 
@@ -109,53 +113,80 @@ def test_between_engines_experts_and_hybrid_blocks_are_one_kind() -> None:
     assert not {*experts[:2]} & {*hybrid[:2]}
 
 
-def test_runs_of_no_measured_kind_take_the_share_of_the_least_sure_table() -> None:
-    sure, unsure = misses(*[0.1] * 90, table="sure"), misses(*[0.6] * 10, table="unsure")
-    assert shares_of([*sure, *unsure])[ANY] == 0.6
-    # A table of a few runs does not decide.
-    assert shares_of([*sure, *unsure[:9]])[ANY] == 0.1
-    strange = replace(KIND, software="other", engine="", blocks="adapters")
-    assert sureness_of([*sure, *unsure]).share(strange, 8) == pytest.approx(0.6 * STRETCH)
+def test_a_run_is_expected_to_be_like_its_kind_or_like_wider_ones() -> None:
+    """Below 19 times as many groups as wider kinds count for, one run in twenty is like theirs."""
+    sure = known(19 * GROUPS_OF_WIDER + 1, own=(0.1,), alike=(0.5,), anything=(0.9,))
+    assert sure.shares(KIND, 8).above == pytest.approx(0.1 * STRETCH)
+    unsure = known(19 * GROUPS_OF_WIDER - 1, own=(0.1,), alike=(0.5,), anything=(0.9,))
+    assert unsure.shares(KIND, 8).above == pytest.approx(0.5 * STRETCH)
 
 
-def test_a_kind_takes_part_of_the_share_of_the_next_wider_kind() -> None:
-    alone = known(anything=0.9, alike=0.3)
-    assert alone.share(KIND, 8) == pytest.approx(0.3 * STRETCH)
-    mixed = (2 * 0.1 + MODELS_OF_WIDER * 0.3) / (2 + MODELS_OF_WIDER)
-    of_engine = known(anything=0.9, alike=0.3, of_engine=0.1)
-    assert of_engine.share(KIND, 8) == pytest.approx(mixed * STRETCH)
-    twice = (2 * 0.2 + MODELS_OF_WIDER * mixed) / (2 + MODELS_OF_WIDER)
-    own = known(anything=0.9, alike=0.3, of_engine=0.1, own=0.2)
-    assert own.share(KIND, 8) == pytest.approx(twice * STRETCH)
-    # Another engine's run, and one of a system that is only predicted as this engine.
-    for other in ("fsdp", ""):
-        assert own.share(replace(KIND, software="jax", engine=other), 8) == alone.share(KIND, 8)
+def test_a_system_that_is_only_predicted_as_an_engine_is_like_any_engine() -> None:
+    some = known(999, own=(0.1,), of_engine=(0.2,), alike=(0.4,), anything=(0.9,))
+    shares = [
+        some.shares(one, 8).above
+        for one in (
+            KIND,
+            replace(KIND, software="other"),
+            replace(KIND, software="jax", engine=""),
+            replace(KIND, software="other", engine="", blocks="adapters"),
+        )
+    ]
+    assert shares == pytest.approx([0.1 * STRETCH, 0.2 * STRETCH, 0.4 * STRETCH, 0.9 * STRETCH])
 
 
-def test_no_kind_is_surer_for_the_least_sure_table() -> None:
-    """That table stands for what nobody knows; a kind that is known to be surer profits from what
-    it knows, and one that is known to be less sure keeps its own share."""
-    mixed = (2 * 0.1 + MODELS_OF_WIDER * 0.5) / (2 + MODELS_OF_WIDER)
-    assert known(anything=0.5, of_engine=0.1).share(KIND, 8) == pytest.approx(mixed * STRETCH)
-    assert known(anything=0.5, of_engine=0.9).share(KIND, 8) == pytest.approx(0.9 * STRETCH)
+def test_runs_that_are_slower_than_predicted_make_the_upper_bound_alone() -> None:
+    shares = sureness_of(misses(*np.linspace(0.2, 0.4, 500))).shares(KIND, 8)
+    assert shares.below == LEAST_SHARE
+    assert shares.above > 0.4
+    mirrored = sureness_of(misses(*-np.linspace(0.2, 0.4, 500))).shares(KIND, 8)
+    assert (mirrored.below, mirrored.above) == pytest.approx((shares.above, shares.below))
+
+
+def test_one_run_in_a_hundred_that_waits_for_its_cluster_widens_no_bound() -> None:
+    tables = [one for table in "abcdefghij" for one in misses(*[0.1] * 99, 5.0, table=table)]
+    assert sureness_of(tables).shares(KIND, 8).above == pytest.approx(0.1 * STRETCH)
+
+
+def test_of_one_table_nobody_knows_how_the_next_one_is() -> None:
+    """One table more than those that are known might lie anywhere."""
+    one = misses(*[0.0] * 38, 0.6)
+    assert sureness_of(one).shares(KIND, 8).above == pytest.approx(0.6 * STRETCH)
 
 
 def test_more_gpus_than_were_measured_widen_bounds() -> None:
-    some = known(anything=0.4)
-    assert some.share(KIND, 4) == some.share(KIND, 8)
-    assert some.share(KIND, 32) == pytest.approx(0.4 * (STRETCH + 0.2))
+    some = known(anything=(0.4,))
+    assert some.shares(KIND, 4) == some.shares(KIND, 8)
+    assert some.shares(KIND, 32).above == pytest.approx(0.4 * (STRETCH + 0.2))
 
 
 def test_a_group_that_is_left_out_says_nothing_about_itself() -> None:
     alike, far = misses(*[0.1] * 10), misses(0.9, 0.9)
-    every = left_out([*alike, *far], ["near"] * 10 + ["far"] * 2)
-    found = [one for one in every if one is not None]
-    assert [one.is_inside for one in found] == [True] * 10 + [False] * 2
-    assert found[-1].share == pytest.approx(0.1 * STRETCH)
+    found = [*left_out([*alike, *far], ["near"] * 10 + ["far"] * 2)]
+    assert [one and one.above for one in found] == pytest.approx([0.9 * STRETCH] * 10 + [0.13] * 2)
 
 
 def test_nothing_is_known_where_all_runs_are_left_out() -> None:
     assert [*left_out(misses(0.1, 0.2), ["all", "all"])] == [None, None]
+
+
+@pytest.mark.parametrize("share", [-3.0, 0.0, 3.0])
+@pytest.mark.parametrize("mfu", [0.9, 0.4, 0.01, 1e-4])
+def test_no_bound_is_absurd(share: float, mfu: float) -> None:
+    """However far known runs lie from their predictions, none is expected to be faster than its
+    arithmetic at peak rate, nor to take hundreds of times as long as predicted."""
+    below, above = known(anything=(share,)).shares(KIND, 1 << 20).around(KIND.way(mfu))
+    assert min(mfu, 0.8) - 1e-9 <= below < 1 < above <= MOST_TIMES
+
+
+def test_an_interval_score_counts_what_lies_outside_twenty_times() -> None:
+    inside = Held.of(1.0, (0.5, 2.0))
+    assert (inside.width, inside.is_inside) == (4, True)
+    assert inside.score == pytest.approx(math.log(4))
+    for measured_s in (4.0, 0.25):
+        outside = Held.of(measured_s, (0.5, 2.0))
+        assert not outside.is_inside
+        assert outside.score == pytest.approx(math.log(4) + 20 * math.log(2))
 
 
 def test_a_way_leads_to_the_model_s_arithmetic_at_peak_rate() -> None:
@@ -174,11 +205,10 @@ def test_bounds_of_a_row_lie_a_share_of_the_way_around_the_range_that_is_predict
     bounds = bounds_of(job.workload, job.cluster, job.plan.engine)
     _, above = bounds.around(job.plan.num_gpus, prediction.mfu)
     around = Range.of(prediction, above, way=math.log(16))
-    bounded = around.bounded(prediction, 0.25)
+    bounded = around.bounded(prediction, Shares(below=0.25, above=0.5))
     assert bounded.iteration_s_low == pytest.approx(prediction.iteration_s / 2)
-    assert bounded.iteration_s_high == pytest.approx(2 * around.longest_s)
-    assert around.width(0.25) == pytest.approx(bounded.iteration_s_high / bounded.iteration_s_low)
-    assert around.miss(prediction.iteration_s / 4) == pytest.approx(0.5)
+    assert bounded.iteration_s_high == pytest.approx(4 * around.longest_s)
+    assert around.miss(prediction.iteration_s / 4) == pytest.approx(-0.5)
     assert around.miss(around.longest_s * 4) == pytest.approx(0.5)
     assert around.miss(prediction.iteration_s) == 0
 
@@ -189,6 +219,9 @@ def test_an_engine_that_is_only_assumed_is_no_part_of_a_run_s_kind() -> None:
     assert run(engine="MaxText (JAX)").kind.engine == ""
 
 
-def test_the_catalogue_has_a_share_for_any_run() -> None:
+def test_the_catalogue_has_shares_for_any_run() -> None:
     strange = replace(KIND, software="other", engine="", hardware="none", blocks="hybrid")
-    assert 0 < known_sureness().share(strange, 8) < 2
+    shares = known_sureness().shares(strange, 8)
+    assert 0 < shares.below <= 1
+    # Runs are slower than predicted more often than they are faster.
+    assert shares.below < shares.above < 2

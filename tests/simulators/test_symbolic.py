@@ -7,7 +7,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.bounds import PredictionBounds, bounds_of
-from mistlab.cost.sureness import STRETCH, known_sureness
+from mistlab.cost.sureness import known_sureness
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
 from mistlab.symbolic.stage_model import StageModel
@@ -171,15 +171,17 @@ def test_an_unmeasured_engine_has_the_bounds_of_runs_of_its_kind_and_says_so() -
         provenance=replace(CLUSTER.hardware.provenance, engines=None),
     )
     prediction = predictor(replace(CLUSTER, hardware=bare)).predict(PLAN)
-    # No run of this engine is in the tables: the share is that of dense models of any engine.
+    # No run of this engine is in the tables: bounds are those of dense models of any engine.
     (known,) = (one for one in known_sureness().kinds if one.name == "any: dense, 16 bits")
     runs = f"{known.runs:,} measured runs of kind {known.name!r} ({known.models} models)"
     words = f"engine mistlab is not calibrated on {bare.name}: bounds are those of {runs}"
-    assert prediction.notes == (words,)
-    factor = prediction.mfu ** -(STRETCH * known.share)
-    assert prediction.iteration_s_high == pytest.approx(prediction.iteration_s * factor)
-    assert prediction.iteration_s_low == pytest.approx(prediction.iteration_s / factor)
-    assert 1.05 < factor < 2
+    assert prediction.notes == (f"{words} and of wider kinds",)
+    bounds = bounds_of(WORK, replace(CLUSTER, hardware=bare), "mistlab")
+    shares = known_sureness().shares(bounds.kind, PLAN.num_gpus)
+    below, above = (prediction.mfu**share for share in (shares.below, -shares.above))
+    assert prediction.iteration_s_low == pytest.approx(prediction.iteration_s * below)
+    assert prediction.iteration_s_high == pytest.approx(prediction.iteration_s * above)
+    assert 1.05 < 1 / below < above < 3
 
 
 def test_bounds_of_an_unmeasured_engine_are_wider_where_gpus_compute_less_of_the_time() -> None:
