@@ -158,23 +158,34 @@ class Sureness:
         )
 
     def words(self, kind: RunKind) -> str:
-        """Which measured runs a run's bounds are from: those of the narrowest kind, and wider ones
-        as far as they count."""
+        """Which measured runs a run's bounds are from: those of its narrowest kind, and how much
+        they count beside wider kinds."""
         found, *wider = self._kinds_of(kind)
-        runs = f"{found.runs:,} measured runs of kind {found.name!r} ({found.models} models)"
-        return f"bounds are those of {runs}{' and of wider kinds' * bool(wider)}"
+        runs = f"{_counted(found.runs, 'measured run')} of kind {found.name!r}"
+        runs += f" ({_counted(found.models, 'model')})"
+        if not wider:
+            return f"bounds are those of {runs}"
+        return f"bounds count {runs} for {_part(found):.0%}, and runs of wider kinds"
 
     def _kinds_of(self, kind: RunKind) -> tuple[KnownKind, ...]:
         """The known kinds of a run, the narrowest first."""
         return tuple(self._known[name] for name in kind.names if name in self._known)
 
 
+def _part(one: KnownKind) -> float:
+    """How much a kind counts, beside all that is wider."""
+    return one.groups / (one.groups + (NEW_TABLES if one.name == ANY else GROUPS_OF_WIDER))
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number:,} {name}{'s' * (number != 1)}"
+
+
 def _expected(kinds: Sequence[KnownKind]) -> Shares:
     """The shares between which 90 % of runs are expected, from their kinds, the narrowest first."""
     left, shares, weights = 1.0, list[float](), list[float]()
     for one in kinds:
-        others = NEW_TABLES if one.name == ANY else GROUPS_OF_WIDER
-        part = left * one.groups / (one.groups + others)
+        part = left * _part(one)
         shares += one.shares
         weights += [part / len(one.shares)] * len(one.shares)
         left -= part

@@ -143,6 +143,16 @@ def test_runs_that_are_slower_than_predicted_make_the_upper_bound_alone() -> Non
     assert (mirrored.below, mirrored.above) == pytest.approx((shares.above, shares.below))
 
 
+def test_bounds_say_which_runs_they_count_and_how_much() -> None:
+    some = sureness_of([*misses(0.1, 0.2), *misses(0.1, model="one", kind=replace(KIND, bits=8))])
+    narrow = "'nemo: dense, 8 bits, h100-80gb' (1 model)"
+    assert some.words(replace(KIND, bits=8)) == (
+        f"bounds count 1 measured run of kind {narrow} for 11%, and runs of wider kinds"
+    )
+    strange = replace(KIND, software="other", engine="", blocks="adapters")
+    assert some.words(strange) == "bounds are those of 3 measured runs of kind 'any' (3 models)"
+
+
 def test_one_run_in_a_hundred_that_waits_for_its_cluster_widens_no_bound() -> None:
     tables = [one for table in "abcdefghij" for one in misses(*[0.1] * 99, 5.0, table=table)]
     assert sureness_of(tables).shares(KIND, 8).above == pytest.approx(0.1 * STRETCH)

@@ -7,7 +7,7 @@ import pytest
 
 from mistlab import catalog
 from mistlab.cost.bounds import PredictionBounds, bounds_of
-from mistlab.cost.sureness import known_sureness
+from mistlab.cost.sureness import GROUPS_OF_WIDER, known_sureness
 from mistlab.machine.cluster import Cluster
 from mistlab.machine.whole_runs import EngineCalibration, MeasuredAt
 from mistlab.symbolic.stage_model import StageModel
@@ -174,8 +174,9 @@ def test_an_unmeasured_engine_has_the_bounds_of_runs_of_its_kind_and_says_so() -
     # No run of this engine is in the tables: bounds are those of dense models of any engine.
     (known,) = (one for one in known_sureness().kinds if one.name == "any: dense, 16 bits")
     runs = f"{known.runs:,} measured runs of kind {known.name!r} ({known.models} models)"
-    words = f"engine mistlab is not calibrated on {bare.name}: bounds are those of {runs}"
-    assert prediction.notes == (f"{words} and of wider kinds",)
+    words = f"engine mistlab is not calibrated on {bare.name}: bounds count {runs}"
+    count = known.groups / (known.groups + GROUPS_OF_WIDER)
+    assert prediction.notes == (f"{words} for {count:.0%}, and runs of wider kinds",)
     bounds = bounds_of(WORK, replace(CLUSTER, hardware=bare), "mistlab")
     shares = known_sureness().shares(bounds.kind, PLAN.num_gpus)
     below, above = (prediction.mfu**share for share in (shares.below, -shares.above))
