@@ -161,8 +161,7 @@ class SymbolicPredictor:
         """The times of parts of a model in an order of passes without a formula; with ``most``,
         those that no part between the two undercuts."""
         model = self._model(EngineMode(engine=ENGINES[engine], overlap_communication=True))
-        ahead = model.ahead_of_hosts
-        return ahead(least) if most is None else ahead.least(least, most)
+        return model(least) if most is None else model.least(least, most)
 
     def stage_fits(
         self,

@@ -18,7 +18,14 @@ A chain of the stage and the stages after it is one of
     waits for both, G > k        G t + 2 around - (k - 1) t + rounds
     waits for what is between    l + through                          l = lf + lb
 
-plus vf for the first micro-batch and vb for the last. The first micro-batch's sends to later stages
+plus vf for the first micro-batch and vb for the last. A host issues forwards in hf and backwards in
+hb each, from the beginning of the iteration on, and does not wait for the stage. So a stage also
+
+    waits for all to be issued              G (hf + hb)
+    waits for the last forward's issue      G (hf + hb) - k hb, and for the last gradient
+    waits for the first forwards' issue     k hf, and does the passes from its first backward on
+
+The first micro-batch's sends to later stages
 take longer than others, because the next forward pass runs beside them. Between its first forward
 and its own next pass a stage takes af longer. In between a chain may wait for other micro-batches
 too, one after another: the forward after a gradient is that of the k-th micro-batch after it. Each
@@ -44,7 +51,7 @@ Durations are numbers, columns or expressions, by their ``Algebra``.
 Axes: C candidates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, reduce
 from operator import add
@@ -63,7 +70,7 @@ Condition = bool | NDArray[np.bool_]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassLengths(Generic[Length]):
     """The times of one stage that the recurrence uses; ``begin_s``, ``after_first_s`` and ``end_s``
-    are work beside its passes."""
+    are work beside its passes. Those of ``ISSUED`` are as in ``StageSeconds``."""
 
     forward_s: Length
     backward_s: Length
@@ -77,9 +84,16 @@ class PassLengths(Generic[Length]):
     point_to_point_s: Length
     first_send_late_s: Length
     within_round_s: Length
+    issued_forward_s: Length | None = None
+    issued_backward_s: Length | None = None
+    issued_forward_late_s: Length | None = None
+    issued_backward_late_s: Length | None = None
+    issued_end_s: Length | None = None
 
 
 PASSES = tuple(entry.name for entry in fields(PassLengths))
+# Those of a host; None where no host issues the passes, or it keeps none waiting.
+ISSUED = tuple(name for name in PASSES if name.startswith("issued"))
 # Those of sends to the next stage, which the last stage has not.
 SENDS = ("point_to_point_s", "first_send_late_s")
 
@@ -207,7 +221,8 @@ def chained(
     to_last = own.until_gradient(after.around_last, stage.backward_s, nothing)
     there = first + longest("there", *to_gradient)
     back = longest("back", *to_last) + last
-    there_begun = longest("there_begun", begin + there, after.around_begun)
+    issued = _issued(stage, counts)
+    there_begun = longest("there_begun", begin + there, after.around_begun, *issued.first)
     back_ended = longest("back_ended", back + end, after.around_ended)
     begun = longest("begun", begin + first + after.through, after.through_begun)
     ended = longest("ended", after.through + last + end, after.through_ended)
@@ -225,7 +240,11 @@ def chained(
             "through", *own.ways(None, there, back, None), first + after.through + last
         ),
         through_begun=longest(
-            "through_begun", *own.ways(begin, there_begun, back, None), begun + last
+            "through_begun",
+            *own.ways(begin, there_begun, back, None),
+            begun + last,
+            *issued.all_,
+            *(last_forward + back for last_forward in issued.last),
         ),
         through_ended=longest(
             "through_ended", *own.ways(None, there, back_ended, end), first + ended
@@ -236,7 +255,41 @@ def chained(
             begun + last + end,
             begin + first + after.through_ended,
             after.whole,
+            *issued.ended,
+            *(last_forward + back_ended for last_forward in issued.last),
         ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Issued(Generic[Length]):
+    """Chains that begin with a stage's host; each is alone, or missing where no host issues passes.
+
+    They end when the ``first`` backward's turn has come, with the ``last`` forward, with ``all_``
+    passes, and with the stage's own extras after them (``ended``).
+    """
+
+    first: Sequence[Length] = ()
+    last: Sequence[Length] = ()
+    all_: Sequence[Length] = ()
+    ended: Sequence[Length] = ()
+
+
+def _issued(stage: PassLengths[Length], counts: Counts) -> _Issued[Length]:
+    """The chains of a stage's host."""
+    forward, backward = stage.issued_forward_s, stage.issued_backward_s
+    if forward is None or backward is None:
+        return _Issued()
+    ends = stage.issued_forward_late_s, stage.issued_backward_late_s, stage.issued_end_s
+    forward_late, backward_late, end = cast("tuple[Length, Length, Length]", ends)
+    first = forward * counts.in_flight
+    last = first + (forward + backward) * counts.alternating
+    every = last + backward * counts.in_flight
+    return _Issued(
+        first=[first],
+        last=[last + forward_late],
+        all_=[every + backward_late],
+        ended=[every + end],
     )
 
 

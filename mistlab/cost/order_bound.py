@@ -7,7 +7,8 @@ And a micro-batch passes through all parts of the model, there and back. Parts l
 V (``mistlab.schedule.placement``): in both, the first chunks are the first parts.
 
 A host issues all passes of its stage one after another, from the beginning of the iteration on, and
-may be ahead of them. So a stage's last pass ends no earlier than its host has issued all.
+may be ahead of them. So a stage's last pass ends no earlier than its host has issued all. Work
+after it may go on beside a pass that waits for its host.
 
 Axes: C candidates, V chunks of a stage, S stages; P parts of the model in order.
 """
@@ -53,9 +54,10 @@ def order_bound_s(
     own = _OfChunks(times, placement, issued_s)
     stages = InOrder.of(own.chunks, np.asarray(micro_batches)[..., None], goes_back=goes_back)
     before_s = stages.begin_s if steps_apart else own.way_in_s(stages)
-    after_s = own.way_out_s(stages) if goes_back else stages.end_s
-    until_s = np.maximum(before_s + stages.all_s, stages.issued_within_s(steps_apart=steps_apart))
-    longest = np.asarray((until_s + after_s).max(axis=1))
+    goes_s = own.way_out_s(stages) if goes_back else np.zeros_like(stages.end_s)
+    passed_s = before_s + stages.all_s + np.maximum(stages.end_s, goes_s)
+    issued_s = stages.issued_within_s(steps_apart=steps_apart) + goes_s
+    longest = np.asarray(np.maximum(passed_s, issued_s).max(axis=1))
     return np.maximum(longest, own.there_and_back_s()) if goes_back else longest
 
 
@@ -98,7 +100,7 @@ class InOrder:
         after_s = nothing if goes_back else first["end_s"]
         return cls(
             all_s=np.asarray(all_s + after_s),
-            issued_s=np.asarray(issued_s + after_s),
+            issued_s=np.asarray(issued_s),
             first_s=first["through_forward_s"] + first["within_forward_s"],
             last_s=last_s if goes_back else nothing,
             begin_s=first["begin_s"],
@@ -127,13 +129,15 @@ def in_front_s(
     back; if none is waited for, when all stages are over. ``through_begun`` ends there too, and
     begins with the iteration.
     """
-    through_s, begun_s = stage.all_s, stage.issued_within_s(steps_apart=steps_apart)
+    through_s, issued_s = stage.all_s, stage.issued_within_s(steps_apart=steps_apart)
+    begun_s = np.zeros_like(through_s)
     if not (is_last or steps_apart):
         there_s, back_s = stage.first_s + sent_s[0], stage.last_s + sent_s[1]
         through_s = np.maximum(through_s, there_s + back_s + after.through)
-        begun_s = np.maximum(begun_s, back_s + after.through_begun)
+        begun_s = back_s + after.through_begun
     begun_s = np.maximum(begun_s, stage.begin_s + through_s)
-    whole_s = np.maximum(begun_s + stage.end_s, after.whole)
+    whole_s = np.maximum.reduce([begun_s + stage.end_s, issued_s, after.whole])
+    begun_s = np.maximum(begun_s, issued_s)
     nothing = Chains.of_nothing(np.zeros_like(whole_s))
     return replace(nothing, through=through_s, through_begun=begun_s, whole=whole_s)
 
@@ -169,13 +173,14 @@ class _OfChunks:
         return ready_s
 
     def way_out_s(self, stages: InOrder) -> Table:
-        """Seconds (C, S) from the end of a stage's last backward pass."""
-        left_s = stages.end_s.copy()
+        """Seconds (C, S) from the end of a stage's last backward pass until the stages in front are
+        over."""
+        goes_s = np.zeros_like(stages.end_s)
         passed_s = self.crossed_s[0] + stages.last_s
-        for stage in range(1, left_s.shape[1]):
-            goes_s = passed_s[:, stage - 1] + left_s[:, stage - 1]
-            left_s[:, stage] = np.maximum(left_s[:, stage], goes_s)
-        return left_s
+        for stage in range(1, goes_s.shape[1]):
+            left_s = np.maximum(stages.end_s[:, stage - 1], goes_s[:, stage - 1])
+            goes_s[:, stage] = passed_s[:, stage - 1] + left_s
+        return goes_s
 
     def there_and_back_s(self) -> Table:
         """Seconds (C) of one micro-batch through all parts and back."""

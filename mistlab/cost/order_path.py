@@ -13,9 +13,9 @@ does not wait for the GPU: while a stage waits for its input, its host gets ahea
 Axes: C candidates, P parts of the model in order (``mistlab.schedule.placement``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from mistlab.schedule.placement import StageChunk
 from mistlab.schedule.stage_passes import PassKey, StagePass, StagePasses, in_turn
 
 Table = NDArray[np.float64]
+Whole = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,6 +51,15 @@ class HostTimes:
     forward_s: Table
     backward_s: Table
     blocks: Table
+
+    @classmethod
+    def of(cls, times: StageTimes, layers: Whole) -> Self:
+        """The hosts of parts with these times, and so many blocks (C, P)."""
+        return cls(
+            forward_s=times.issued_forward_s,
+            backward_s=times.issued_backward_s,
+            blocks=np.maximum(layers, 1),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,14 +97,12 @@ def order_iteration_s(
     if at_end is None:
         nothing = np.zeros_like(times.forward_s)
         at_end = EndTimes(reductions_s=nothing, steps_s=nothing)
-    reductions_s, part_steps_s = _columns(at_end.reductions_s), _columns(at_end.steps_s)
     seconds = _PassSeconds(times, passes, split)
+    ends_of_stages = _StageEnds(at_end, seconds.end_s, maximum)
     ends: dict[PassKey, Any] = {}
     free: dict[int, Any] = {}
     begun: dict[int, Any] = {}
-    hosts = None if host is None else _HostSeconds(host, maximum)
-    reduced: dict[int, Any] = {}
-    steps_s: dict[int, Any] = {}
+    hosts = None if host is None else _HostSeconds(host)
     for one in in_turn(passes):
         part = seconds.part(one)
         own, through, extra = seconds.of(one)
@@ -106,22 +114,20 @@ def order_iteration_s(
             end = maximum(end, comes + through)
             if steps_apart and one.stage not in free:
                 begun[one.stage] = comes - seconds.begin_s[part]
+        end, last_block_s = end + extra, 0.0
         if hosts is not None:
-            end = maximum(end, hosts.least_s(one, part, through))
-        end = end + extra
+            since_first_s, last_block_s = hosts.least_s(one, part, through + extra)
+            end = maximum(end, since_first_s)
+        computed = end
+        end = maximum(end, last_block_s)
         free[one.stage] = ends[one.key] = end
         if one.phase == "first_forward":
             free[one.stage] = end + seconds.after_first_s[part]
         if one.phase == "last_backward":
-            own_steps_s = part_steps_s[part]
-            rest = maximum(seconds.end_s[part] - own_steps_s, 0.0)
-            queued = reduced.get(one.stage, 0.0) + reductions_s[part]
-            reduced[one.stage] = maximum(end + rest, queued)
-            steps_s[one.stage] = steps_s.get(one.stage, 0.0) + own_steps_s
-    longest: Any = 0.0
-    for stage, end in free.items():
-        over = maximum(end, reduced[stage]) + steps_s[stage]
-        longest = maximum(longest, over - begun.get(stage, 0.0))
+            ends_of_stages.add(one.stage, part, computed)
+            if hosts is not None:
+                ends_of_stages.issued(one.stage, part, last_block_s, hosts.blocks[part])
+    longest = ends_of_stages.longest_s(free, begun)
     return np.array([longest]) if candidates == 1 else np.asarray(longest)
 
 
@@ -130,26 +136,61 @@ def _columns(of_parts: Table) -> list[Any]:
     return of_parts[0].tolist() if len(of_parts) == 1 else [*of_parts.T]
 
 
+class _StageEnds:
+    """What stages do after the last backward passes of their parts: reductions, then steps."""
+
+    def __init__(
+        self, at_end: EndTimes, end_s: Sequence[Any], maximum: Callable[[Any, Any], Any]
+    ) -> None:
+        self.reductions_s, self.steps_s = _columns(at_end.reductions_s), _columns(at_end.steps_s)
+        self.rests_s = [
+            maximum(end - steps, 0.0) for end, steps in zip(end_s, self.steps_s, strict=True)
+        ]
+        self.maximum = maximum
+        self.reduced: dict[int, Any] = {}
+        self.stepping_s: dict[int, Any] = {}
+
+    def add(self, stage: int, part: int, computed: Any) -> None:
+        """A part's last backward pass has computed."""
+        queued = self.reduced.get(stage, 0.0) + self.reductions_s[part]
+        self.reduced[stage] = self.maximum(computed + self.rests_s[part], queued)
+        self.stepping_s[stage] = self.stepping_s.get(stage, 0.0) + self.steps_s[part]
+
+    def issued(self, stage: int, part: int, last_block: Any, blocks: Any) -> None:
+        """The last of a part's blocks, which the host issued last, has computed. Others are reduced
+        while the pass waits for its host."""
+        of_block_s = self.reductions_s[part] / blocks
+        last_s = of_block_s - self.maximum(of_block_s - self.rests_s[part], 0.0)
+        self.reduced[stage] = self.maximum(self.reduced[stage], last_block + last_s)
+
+    def longest_s(self, ends: Mapping[int, Any], begun: Mapping[int, Any]) -> Any:
+        """Seconds until all stages are over, each since it has begun, whose last passes have
+        ended."""
+        longest: Any = 0.0
+        for stage, end in ends.items():
+            over = self.maximum(end, self.reduced[stage]) + self.stepping_s[stage]
+            longest = self.maximum(longest, over - begun.get(stage, 0.0))
+        return longest
+
+
 class _HostSeconds:
     """The hosts of stages, each of which issues its stage's passes one after another."""
 
-    def __init__(self, times: HostTimes, maximum: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, times: HostTimes) -> None:
         self.of_kind = {"F": _columns(times.forward_s), "B": _columns(times.backward_s)}
         self.blocks = _columns(times.blocks)
         self.issued_s: dict[int, Any] = {}
-        self.maximum = maximum
 
-    def least_s(self, one: StagePass, part: int, through: Any) -> Any:
-        """Seconds until a pass has ended that computes for ``through`` seconds and is issued next.
-
-        The GPU computes the last block after it was issued, and all blocks after the first was
+    def least_s(self, one: StagePass, part: int, through: Any) -> tuple[Any, Any]:
+        """Seconds until a pass has ended that computes for ``through`` seconds and is issued next:
+        the GPU computes all blocks after the first was issued, and the last block after it was
         issued. Gradients of weights are issued with their B.
         """
         before = self.issued_s.get(one.stage, 0.0)
         own = 0.0 if one.kind == "W" else self.of_kind[one.kind][part]
         self.issued_s[one.stage] = before + own
         blocks = self.blocks[part]
-        return before + self.maximum(own + through / blocks, own / blocks + through)
+        return before + own / blocks + through, before + own + through / blocks
 
 
 class _PassSeconds:

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.host_waits import is_never_ahead, issued_by_pass
 from mistlab.cost.order_bound import order_bound_s
 from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
 from mistlab.cost.pipeline import StageTimes
@@ -35,9 +34,10 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
     order = order_of_plan(played)
     batch, passes = batch_of_parts(plans, order.placement), passes_of(order)
     shape = len(plans), len(order.placement.stages)
-    host, seconds = _host_times(model, batch, shape), model.ahead_of_hosts(batch)
+    seconds = model(batch)
     names = (entry.name for entry in fields(StageTimes))
     times = StageTimes(**{name: getattr(seconds, name).reshape(shape) for name in names})
+    host = None if model.tasks.host is None else HostTimes.of(times, batch.layers.reshape(shape))
     splits = any(of_stage.splits_backward for of_stage in passes)
     split = _split_times(model, batch, shape) if splits else None
     iteration_s = partial(_played_s, times, split, host, _end_times(model, batch, shape))
@@ -106,28 +106,6 @@ def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Table:
 
     reductions = [row for row in phases["last_backward"] if row.kind == "R"][-1:]
     return np.stack([summed(reductions), summed(phases["step"])])
-
-
-def _host_times(
-    model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]
-) -> HostTimes | None:
-    """How long hosts take to issue the passes of parts; None if no host issues them. Where none is
-    ahead of its GPU, passes take as long as their host, which takes no more."""
-    if model.tasks.host is None:
-        return None
-    forward_s, backward_s = model.by_group(_issued_s, batch)
-    return HostTimes(
-        forward_s=forward_s.reshape(shape),
-        backward_s=backward_s.reshape(shape),
-        blocks=np.maximum(batch.layers, 1).reshape(shape),
-    )
-
-
-def _issued_s(model: StageTimeModel, batch: StageBatch) -> Table:
-    """Seconds that a host takes to issue a forward pass, and a backward pass (2, parts)."""
-    assert model.tasks.host is not None
-    issued_s = np.stack(issued_by_pass(model.tasks.host, batch))
-    return np.where(is_never_ahead(batch, model.tasks.cluster), 0.0, issued_s)
 
 
 def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:

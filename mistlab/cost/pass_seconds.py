@@ -55,6 +55,11 @@ class PassSeconds:
     computing: Values
     step_computing: Values
 
+    @property
+    def after_last_s(self) -> Values:
+        """Seconds (C) that surely come after the last layer of the last backward pass."""
+        return self.last_closing + self.inside["step"]
+
     def chosen(self, rows: NDArray[np.intp] | slice) -> "PassSeconds":
         """The passes of the candidates in these rows."""
         inside = {phase: seconds[rows] for phase, seconds in self.inside.items()}

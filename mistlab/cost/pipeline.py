@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.algebra import Algebra, Columns, Length, Numbers
-from mistlab.cost.chains import PASSES, SENDS, Chains, Counts, PassLengths, Whole, chained
+from mistlab.cost.chains import ISSUED, PASSES, SENDS, Chains, Counts, PassLengths, Whole, chained
 from mistlab.values.stages import StageSeconds
 
 Table = NDArray[np.float64]
@@ -35,6 +35,11 @@ class StageTimes:
     point_to_point_s: Table
     first_send_late_s: Table
     within_round_s: Table
+    issued_forward_s: Table
+    issued_backward_s: Table
+    issued_forward_late_s: Table
+    issued_backward_late_s: Table
+    issued_end_s: Table
 
     def __post_init__(self) -> None:
         shapes = {getattr(self, name).shape for name in TIMES}
@@ -64,16 +69,24 @@ class StageTimes:
     @property
     def passes(self) -> "PassLengths[Table]":
         """The times that the recurrence uses."""
-        return PassLengths(**{name: getattr(self, name) for name in PASSES})
+        return PassLengths(**{name: getattr(self, name) for name in self.of_passes})
+
+    @property
+    def of_passes(self) -> Sequence[str]:
+        """The names of the times that the recurrence uses: those of hosts if there is any."""
+        if self.issued_backward_s.any():
+            return PASSES
+        return _WITHOUT_HOST
 
 
+_WITHOUT_HOST = tuple(name for name in PASSES if name not in ISSUED)
 TIMES = tuple(entry.name for entry in fields(StageTimes))
 
 
 def iteration_s(times: StageTimes, micro_batches: Whole) -> Table:
     """Seconds (C) of one iteration with ``micro_batches`` (C)."""
     candidates = len(times.forward_s)
-    tables = {name: np.ascontiguousarray(getattr(times, name).T) for name in PASSES}
+    tables = {name: np.ascontiguousarray(getattr(times, name).T) for name in times.of_passes}
     # The last stage sends nothing on.
     for name in SENDS:
         tables[name] = tables[name].copy()

@@ -12,8 +12,13 @@ last. This objective stays so that the published search can be run beside.
 from dataclasses import dataclass
 from typing import Generic, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mistlab.cost.algebra import Algebra, Length
 from mistlab.cost.chains import PassLengths
+
+Table = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,11 +41,13 @@ class Published(Generic[Length]):
         return total
 
 
-def steady_s(stage: PassLengths[Length]) -> Length:
-    """The time of a steady micro-batch in a stage, and of its sends, for which published stages
-    wait."""
-    total: Length = stage.forward_s + stage.backward_s + stage.point_to_point_s
-    return total
+def steady_s(stage: PassLengths[Table]) -> Table:
+    """The time of a steady micro-batch in a stage, or of the host that issues it, and of its sends,
+    for which published stages wait."""
+    both_s = stage.forward_s + stage.backward_s
+    if stage.issued_forward_s is not None and stage.issued_backward_s is not None:
+        both_s = np.maximum(both_s, stage.issued_forward_s + stage.issued_backward_s)
+    return both_s + stage.point_to_point_s
 
 
 def extra_s(stage: PassLengths[Length]) -> Length:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.beside_sends import STEADY, TURNS, Pass, sends_beside_arithmetic
-from mistlab.cost.host_waits import held_by_host
+from mistlab.cost.host_waits import Issued, held_by_host
 from mistlab.cost.pass_seconds import (
     PassSeconds,
     PassSums,
@@ -43,15 +43,9 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimeModel:
-    """The times of a workload's stages on a cluster under one engine's schedule.
-
-    Unless a stage ``awaits_host``, its host may be ahead of it, and the time in which it issues
-    passes is apart. Where no host is ahead, because ranks wait for the latest one, stages await
-    theirs all the same.
-    """
+    """The times of a workload's stages on a cluster under one engine's schedule."""
 
     tasks: TaskModel
-    awaits_host: bool = True
 
     def __call__(self, batch: StageBatch) -> StageSeconds:
         """The times of each candidate."""
@@ -117,15 +111,11 @@ class StageTimeModel:
     ) -> StageSeconds:
         """The times (C), under the engine's host if it has one; of a box, from both ``ends`` of its
         recomputed blocks."""
-        host, issued_s = self.tasks.host, np.zeros(len(ends[0]))
-        if host is not None:
-            passes, issued_s = held_by_host(
-                passes, host, ends, self.tasks.cluster, may_be_ahead=not self.awaits_host
-            )
-        return self._put_together(ends[0], passes, outside, issued_s)
+        passes, issued = held_by_host(passes, self.tasks.host, ends, self.tasks.cluster)
+        return self._put_together(ends[0], passes, outside, issued)
 
     def _put_together(
-        self, batch: StageBatch, passes: PassSeconds, outside: "OutsidePasses", issued_s: Values
+        self, batch: StageBatch, passes: PassSeconds, outside: "OutsidePasses", issued: Issued
     ) -> StageSeconds:
         """The times (C), from those of passes, of what is outside of them and of hosts."""
         sends = self.tasks.template.sends
@@ -147,15 +137,22 @@ class StageTimeModel:
         exposed_s = times["forward_s"] + times["backward_s"] - passes.computing
         if passes.beside_sends:
             times = _beside_sends(times, passes, outside, batch.in_flight)
-        return StageSeconds(
-            **{
-                **times,
-                "delta_backward_s": times["delta_backward_s"] + outside.tied_s,
-            },
+        delta_backward_s = times["delta_backward_s"] + outside.tied_s
+        of_host = issued.times(
+            passes,
+            np.maximum(batch.layers, 1),
+            (passes.inside["backward"] + delta_backward_s, passes.after_last_s + outside.tied_s),
+            (meeting * received, meeting * sent),
+        )
+        seconds = StageSeconds(
+            **{**times, **of_host, "delta_backward_s": delta_backward_s},
             exposed_communication_s=exposed_s,
             step_s=passes.step_computing,
-            issued_s=issued_s,
         )
+        if not issued:
+            return seconds
+        waits_s = seconds.stable_s - seconds.forward_s - seconds.backward_s
+        return replace(seconds, exposed_communication_s=exposed_s + waits_s)
 
 
 def split_seconds(model: StageTimeModel, batch: StageBatch) -> Values:

@@ -127,11 +127,6 @@ class StagesOnGroups:
         return StageSeconds(**dict(zip(names, self.by_group(columns, *batches), strict=True)))
 
     @property
-    def ahead_of_hosts(self) -> Self:
-        """The times of stages whose hosts may be ahead of their passes."""
-        return replace(self, models=tuple(replace(one, awaits_host=False) for one in self.models))
-
-    @property
     def tasks(self) -> TaskModel:
         """The tasks of the first group; those of others have the same schedule and layers."""
         return self.models[0].tasks

@@ -256,8 +256,12 @@ class StageSeconds:
     pipeline that waits for its sends is longer, because the stage's passes run beside sends.
     ``step_s`` is the time of the step's arithmetic alone, wherever it is hidden.
     ``exposed_communication_s`` is the time that a steady micro-batch takes beyond its computation.
-    ``issued_s`` is the time in which a host issues both passes of a micro-batch, if it may be ahead
-    of them; 0 if passes take as long as their host, or have none.
+
+    The ``issued`` times are of the host, which issues a stage's passes from the beginning of the
+    iteration on, and may be ahead of them: the times in which it issues a forward and a backward
+    pass, by how much each of them ends at least after it was issued (``late``), and the time from
+    when all passes were issued until the stage is over. They are 0 if passes take as long as their
+    host, or have none.
     """
 
     forward_s: NDArray[np.float64]
@@ -274,12 +278,21 @@ class StageSeconds:
     within_round_s: NDArray[np.float64]
     step_s: NDArray[np.float64]
     exposed_communication_s: NDArray[np.float64]
-    issued_s: NDArray[np.float64]
+    issued_forward_s: NDArray[np.float64]
+    issued_backward_s: NDArray[np.float64]
+    issued_forward_late_s: NDArray[np.float64]
+    issued_backward_late_s: NDArray[np.float64]
+    issued_end_s: NDArray[np.float64]
+
+    @property
+    def issued_s(self) -> NDArray[np.float64]:
+        """The time in which a host issues both passes of a micro-batch."""
+        return self.issued_forward_s + self.issued_backward_s
 
     @property
     def stable_s(self) -> NDArray[np.float64]:
-        """The time of a steady forward and backward."""
-        return self.forward_s + self.backward_s
+        """The time of a steady forward and backward, or of the host that issues them."""
+        return np.maximum(self.forward_s + self.backward_s, self.issued_s)
 
     def chosen(self, rows: NDArray[np.intp]) -> Self:
         """The times of the candidates in these rows."""

@@ -51,6 +51,11 @@ class Options:
     point_to_point_s: Column
     first_send_late_s: Column
     within_round_s: Column
+    issued_forward_s: Column
+    issued_backward_s: Column
+    issued_forward_late_s: Column
+    issued_backward_late_s: Column
+    issued_end_s: Column
     host_bytes: Column
 
     def __len__(self) -> int:
@@ -73,6 +78,11 @@ class Options:
     def stable_s(self) -> Column:
         """Seconds of a steady forward and backward pass."""
         return self.forward_s + self.backward_s
+
+    @property
+    def issued_s(self) -> Column:
+        """Seconds in which a host issues a forward and a backward pass."""
+        return self.issued_forward_s + self.issued_backward_s
 
     @property
     def once_s(self) -> Column:
@@ -116,7 +126,7 @@ def fastest(options: Options, grain: Grain) -> Options:
     )
     columns = [
         *(_grains(column, grain.steady_s) for column in steady),
-        *(_grains(column, grain.once_s) for column in once),
+        *(_grains(column, grain.once_s) for column in (*once, *_of_hosts(options))),
     ]
     if grain.host_bytes is not None:
         columns.append(_grains(options.host_bytes, grain.host_bytes))
@@ -135,6 +145,7 @@ def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
         *(times.forward_s, times.backward_s, times.backward_s + times.within_backward_s),
         *(first, last, first + times.begin_s, last + times.end_s, times.after_first_s),
         times.backward_s + times.within_backward_s + times.end_s,
+        *_of_hosts(options),
     ]
     return [*columns, options.host_bytes] if with_host else columns
 
@@ -142,10 +153,24 @@ def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
 def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
     """The fastest few candidates, with different strategies, for a stage that is the whole
     pipeline. Here only one time counts."""
-    seconds = micro_batches * options.stable_s + options.once_s
+    issued_s = micro_batches * options.issued_s + options.issued_end_s
+    seconds = np.maximum(micro_batches * options.stable_s + options.once_s, issued_s)
     in_order = np.argsort(seconds, kind="stable")
     first_of_each = np.unique(options.savings[in_order], axis=0, return_index=True)[1]
     return options.chosen(in_order[np.sort(first_of_each)[:count]])
+
+
+def _of_hosts(options: Options) -> list[Column]:
+    """The times of hosts that never make a pipeline faster by being longer, if any host issues
+    passes."""
+    forward_s, backward_s = options.issued_forward_s, options.issued_backward_s
+    if not backward_s.any():
+        return []
+    return [
+        *(forward_s, forward_s + options.issued_forward_late_s),
+        *(backward_s, backward_s + options.issued_backward_late_s),
+        backward_s + options.issued_end_s,
+    ]
 
 
 def _grains(column: Column, grain: float) -> Column:

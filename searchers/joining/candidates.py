@@ -213,12 +213,13 @@ def least_with(
     if not group.has_formula:
         # All passes, and what comes before and after them; or until their host has issued them.
         own_s = group.micro_batches * options.stable_s + options.times.begin_s
-        return np.asarray(np.maximum(own_s, options.after_first_s) + options.times.end_s)
+        return np.asarray(np.maximum(own_s + options.times.end_s, options.after_first_s))
     others_s = (problem.workload.model.layers - layers) * group.least_stages_s(work, 1)
     hidden_s = (in_flight - 1) / 2 * options.stable_s
     beside_s = options.times.begin_s + options.times.end_s
     own_s = options.once_s + group.micro_batches * options.stable_s
-    return np.asarray(own_s + np.maximum(others_s - hidden_s - beside_s, 0.0))
+    longest_s = own_s + np.maximum(others_s - hidden_s - beside_s, 0.0)
+    return np.asarray(np.maximum(longest_s, group.micro_batches * options.issued_s))
 
 
 def coarse(choices: Choices, *, is_alone: bool) -> Choices:

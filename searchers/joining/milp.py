@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pulp
 
-from mistlab.cost.chains import PASSES, Chains, Counts, PassLengths, chained
+from mistlab.cost.chains import ISSUED, PASSES, Chains, Counts, PassLengths, chained
 from mistlab.cost.memory import host_room_at
+from mistlab.engines.table import ENGINES
 from mistlab.values.plan import Plan
 from searchers.joining.candidates import Menus, StagePosition
 from searchers.joining.programme import join as join_exactly
@@ -166,11 +167,13 @@ class _Programme:
             values = [float(getattr(times[place], name)[row]) for place, row in candidates]
             return pulp.LpAffineExpression(dict(zip(chosen, values, strict=True)))
 
+        has_host = ENGINES[self.menus.space.engine].host is not None
+        names = [name for name in PASSES if has_host or name not in ISSUED]
         layers = [place.layers for place, _ in candidates]
         return _Stage(
             candidates=candidates,
             chosen=chosen,
-            passes=PassLengths(**{name: taken(name) for name in PASSES}),
+            passes=PassLengths(**{name: taken(name) for name in names}),
             layers=pulp.LpAffineExpression(dict(zip(chosen, layers, strict=True))),
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mistlab.cost.chains import Chains
+from mistlab.cost.chains import ISSUED, Chains
 from mistlab.cost.order_bound import OF_CHUNKS, InOrder, in_front_s
 from mistlab.cost.pipeline import StageTimes, Table, prepended
 from mistlab.engines.table import ENGINES
@@ -111,6 +111,7 @@ class OrderTraits:
             point_to_point_s=sent_s,
             first_send_late_s=nothing,
             within_round_s=nothing,
+            **dict.fromkeys(ISSUED, nothing),
         )
 
     def in_front_s(

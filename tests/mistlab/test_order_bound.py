@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mistlab.cost import order_bound
+from mistlab.cost.chains import ISSUED
 from mistlab.cost.order_bound import InOrder, order_bound_s
 from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
 from mistlab.cost.order_times import extended_s
@@ -41,6 +42,7 @@ def drawn_times(draw: np.random.Generator, parts: int) -> StageTimes:
         after_first_s=np.zeros(shape),
         first_send_late_s=np.zeros(shape),
         within_round_s=np.zeros(shape),
+        **dict.fromkeys(ISSUED, np.zeros(shape)),
         **once,
     )
 

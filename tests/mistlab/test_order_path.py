@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mistlab.cost.chains import ISSUED
 from mistlab.cost.order_bound import order_bound_s
 from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
 from mistlab.cost.pipeline import StageTimes, iteration_s
@@ -23,7 +24,7 @@ def times_of(
     nothing = np.zeros_like(forward)
     names = ("delta_forward_s", "delta_backward_s", "within_forward_s", "within_backward_s")
     sends = "first_send_late_s", "within_round_s"
-    nothings = dict.fromkeys((*names, "after_first_s", *sends), nothing)
+    nothings = dict.fromkeys((*names, "after_first_s", *sends, *ISSUED), nothing)
     return StageTimes(
         **{
             **nothings,

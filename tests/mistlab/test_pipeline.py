@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.schedule.checked_orders import named_order
 from mistlab.schedule.order_text import PipelineOrder
@@ -77,6 +78,7 @@ def closed_form(
         point_to_point_s=np.array([point_to_point or nothing]),
         first_send_late_s=np.array([others.get("first_send_late", nothing)]),
         within_round_s=np.array([others.get("within_round", nothing)]),
+        **{name: np.array([others.get(name.removesuffix("_s"), nothing)]) for name in ISSUED},
     )
     return float(iteration_s(times, np.array([micro_batches]))[0])
 
@@ -274,6 +276,7 @@ def telling(times: StageTimes) -> np.ndarray:
             *(times.after_first_s, times.point_to_point_s),
             times.point_to_point_s / 2 + times.first_send_late_s,
             times.within_round_s,
+            *(getattr(times, name) for name in ISSUED),
         ]
     )
 
@@ -283,7 +286,7 @@ def test_stages_that_are_nowhere_longer_never_make_it_longer(stages: int) -> Non
     draw, rows, trials = np.random.default_rng(stages), 4000, 0
     names = [entry.name for entry in fields(StageTimes)]
     parts = {name: draw.exponential(1.0, (rows, stages)) for name in names}
-    for _ in range(10):
+    for _ in range(25):
         # Some parts of one stage are longer, and others are shorter.
         changed = {name: table.copy() for name, table in parts.items()}
         stage = draw.integers(stages)

@@ -12,6 +12,7 @@ import pytest
 from joblib import parallel_config
 
 from mistlab import catalog
+from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import StageTimes, no_stages, prepended
 from mistlab.machine.cluster import Cluster
 from mistlab.values.plan import Plan
@@ -179,7 +180,13 @@ def test_undominated_rows_are_those_that_no_other_beats_everywhere() -> None:
 
 def test_chains_of_a_menu_are_those_of_its_times() -> None:
     times = {name: np.array([1.0, 2.0]) for name in StageTimes.__dataclass_fields__}
-    for name in ("point_to_point_s", "first_send_late_s", "within_round_s", "after_first_s"):
+    for name in (
+        "point_to_point_s",
+        "first_send_late_s",
+        "within_round_s",
+        "after_first_s",
+        *ISSUED,
+    ):
         times[name] = np.zeros(2)
     chains = prepended(StageTimes(**times), no_stages(2), np.array([3, 3]), 1)
     # Three forwards and backwards, and both extras, which lie within the passes.

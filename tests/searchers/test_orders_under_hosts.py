@@ -99,7 +99,8 @@ def slower(part_seconds: Callable[..., StageSeconds]) -> Callable[..., StageSeco
 
     def found(*arguments: Any, **options: Any) -> StageSeconds:
         seconds = part_seconds(*arguments, **options)
-        return replace(seconds, issued_s=1.1 * seconds.issued_s)
+        names = "issued_forward_s", "issued_backward_s"
+        return replace(seconds, **{name: 1.1 * getattr(seconds, name) for name in names})
 
     return found
 
@@ -108,7 +109,10 @@ def never_ahead(_: object) -> Callable[..., StageSeconds]:
     """A method with a planted fault: every pass takes as long as its host."""
 
     def found(self: SymbolicPredictor, few: StageBatch, *, engine: str, **_: Any) -> StageSeconds:
-        return self.stage_costs(few, engine=engine).seconds
+        seconds = self.stage_costs(few, engine=engine).seconds
+        longer = seconds.stable_s / (seconds.forward_s + seconds.backward_s)
+        names = [f"{way}{kind}_s" for way in ("", "through_") for kind in ("forward", "backward")]
+        return replace(seconds, **{name: longer * getattr(seconds, name) for name in names})
 
     return found
 
@@ -123,8 +127,13 @@ def test_a_fault_in_the_time_of_a_host_is_noticed(
     assert min(map(largest_share, telling)) > 1 + EXACT
 
 
-@pytest.mark.parametrize("seed", [18, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [13, 14])
 def test_a_proof_with_a_slower_host_is_wrong(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, space = with_host(seed)
+    # Pipelines in 1F1B know their hosts by a formula.
+    space = replace(space, orders=space.orders[1:])
+    others = all_tried(problem, space, seed, is_short=False)
+    assert not [*wrong_proofs(*others, ["mist"])]
     much_slower = slower(slower(slower(slower(SymbolicPredictor.part_seconds))))
     monkeypatch.setattr(SymbolicPredictor, "part_seconds", much_slower)
-    assert [*wrong_proofs(*tried(seed), ["mist"])]
+    assert [*wrong_proofs(*others, ["mist"])]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mistlab.cost.algebra import Columns, Numbers
+from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.published_objective import Published, extra_s, in_front, steady_s
 from mistlab.values.search import Budget, SearchResult
@@ -162,6 +163,7 @@ def test_the_objective_is_not_shorter_than_the_longest_chain() -> None:
             point_to_point_s=zero,
             first_send_late_s=zero,
             within_round_s=zero,
+            **dict.fromkeys(ISSUED, zero),
         )
         chain_s = iteration_s(times, np.full(50, 8))
         wanted = [by_formula((3 * row).tolist(), [0.0] * stages, 8) for row in forward]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mistlab.cost.chains import ISSUED
 from mistlab.cost.pipeline import StageTimes, no_stages, prepended
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
@@ -38,7 +39,7 @@ FEW = 40
 EXTRAS = (
     *("delta_forward_s", "delta_backward_s"),
     *("within_forward_s", "within_backward_s", "after_first_s", "point_to_point_s"),
-    *("first_send_late_s", "within_round_s"),
+    *("first_send_late_s", "within_round_s", *ISSUED),
 )
 EXACT = 1e-9
 

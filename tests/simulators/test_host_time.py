@@ -128,6 +128,42 @@ def test_a_host_that_waits_for_sends_is_no_pass_ahead(stages: int, recomputed: i
     assert closed == pytest.approx(played, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("engine", "zero", "micro_batches", "stages"),
+    [
+        ("fsdp", 1, 8, 1),
+        ("fsdp-eager", 3, 4, 1),
+        ("megatron-fsdp", 2, 16, 1),
+        ("nanotron", 0, 16, 1),
+        ("megatron-core", 0, 8, 4),
+        ("megatron-bridge-alltoall", 1, 8, 4),
+    ],
+)
+def test_a_host_gets_ahead_in_a_formula(
+    engine: str, zero: int, micro_batches: int, stages: int
+) -> None:
+    """It issues passes while the first one waits for weights, and while other stages compute. In
+    the last pass, gradients are reduced while blocks wait for it."""
+    data = 16 // stages
+    one = StagePlan(
+        layers=8 // stages,
+        data_parallel=data,
+        tensor_parallel=1,
+        micro_batch=1,
+        zero=zero,
+    )
+    small = replace(
+        WORKLOAD,
+        model=ModelSpec.of(family="llama", hidden=4096, layers=8, heads=32, ffn=16384, vocab=32000),
+        sequence_length=512,
+        global_batch=micro_batches * data,
+    )
+    made = Plan(engine=engine, micro_batches=micro_batches, stages=(one,) * stages)
+    closed = SymbolicPredictor(workload=small, cluster=CLUSTER).predict(made).iteration_s
+    played = EventSimulator(workload=small, cluster=CLUSTER).simulate(made).iteration_s
+    assert closed == pytest.approx(played, rel=0.01)
+
+
 def test_hosts_that_are_never_ahead_hold_up_no_other_plan() -> None:
     """Ranks that share a block wait for the latest of their hosts; hosts of single ranks do not."""
     late = Profile(name="late", block_ms=5.0, block_ranks=2, source="made up")
