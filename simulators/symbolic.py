@@ -161,7 +161,8 @@ class SymbolicPredictor:
         """The times of parts of a model in an order of passes without a formula; with ``most``,
         those that no part between the two undercuts."""
         model = self._model(EngineMode(engine=ENGINES[engine], overlap_communication=True))
-        return model(least) if most is None else model.least(least, most)
+        seconds = model(least) if most is None else model.least(least, most)
+        return seconds.without_turns
 
     def stage_fits(
         self,

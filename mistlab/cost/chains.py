@@ -18,21 +18,22 @@ A chain of the stage and the stages after it is one of
     waits for both, G > k        G t + 2 around - (k - 1) t + rounds
     waits for what is between    l + through                          l = lf + lb
 
-plus vf for the first micro-batch and vb for the last. A host issues forwards in hf and backwards in
-hb each, from the beginning of the iteration on, and does not wait for the stage. So a stage also
+plus vf for the first micro-batch and vb for the last. When a gradient goes back, reductions may be
+left of its backward pass, for which only the stage's own next pass waits, and the stage's end. A
+host issues forwards in hf and backwards in hb each, from the beginning of the iteration on, and
+does not wait for the stage. So a stage also
 
     waits for all to be issued              G (hf + hb)
     waits for the last forward's issue      G (hf + hb) - k hb, and for the last gradient
     waits for the first forwards' issue     k hf, and does the passes from its first backward on
 
-The first micro-batch's sends to later stages
-take longer than others, because the next forward pass runs beside them. Between its first forward
-and its own next pass a stage takes af longer. In between a chain may wait for other micro-batches
-too, one after another: the forward after a gradient is that of the k-th micro-batch after it. Each
-such round takes around + l - k t longer than the stage's own work meanwhile, so a steady pipeline
-waits for its sends. In a round passes run beside what is left of sends, and lose time
-(``mistlab.cost.steady_rounds``). If one boundary between stages is slower than the others, rounds
-of its two stages alone can be longer.
+The first micro-batch's sends to later stages take longer than others, because the next forward pass
+runs beside them. Between its first forward and its own next pass a stage takes af longer. In
+between a chain may wait for other micro-batches too, one after another: the forward after a
+gradient is that of the k-th micro-batch after it. Each such round takes around + l - k t longer
+than the stage's own work meanwhile, so a steady pipeline waits for its sends. In a round passes run
+beside what is left of sends, and lose time (``mistlab.cost.steady_rounds``). If one boundary
+between stages is slower than the others, rounds of its two stages alone can be longer.
 
 The first gradient comes back later than after ``around`` if micro-batches that go before it hold it
 up: those that the stage itself runs ahead, or those that wait for the next stage, which runs one
@@ -51,7 +52,7 @@ Durations are numbers, columns or expressions, by their ``Algebra``.
 Axes: C candidates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache, reduce
 from operator import add
@@ -61,6 +62,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.algebra import Algebra, Length
+from mistlab.cost.issued_chains import IssuedChains
 
 Whole = NDArray[np.int64]
 # Of all candidates, of none, or of some.
@@ -84,6 +86,7 @@ class PassLengths(Generic[Length]):
     point_to_point_s: Length
     first_send_late_s: Length
     within_round_s: Length
+    left_backward_s: Length
     issued_forward_s: Length | None = None
     issued_backward_s: Length | None = None
     issued_forward_late_s: Length | None = None
@@ -211,7 +214,7 @@ def chained(
 ) -> Chains[Length]:
     """The chains of a stage and the stages after it."""
     after = after.from_in_front(stage.point_to_point_s, stage.first_send_late_s)
-    longest, begin, end = algebra.longest, stage.begin_s, stage.end_s
+    longest, begin, end = algebra.longest, stage.begin_s, stage.end_s + stage.left_backward_s
     forward, backward = stage.through_forward_s, stage.through_backward_s
     first, last = forward + stage.within_forward_s, backward + stage.within_backward_s
     own = _Own(algebra, stage, after, counts)
@@ -221,7 +224,8 @@ def chained(
     to_last = own.until_gradient(after.around_last, stage.backward_s, nothing)
     there = first + longest("there", *to_gradient)
     back = longest("back", *to_last) + last
-    issued = _issued(stage, counts)
+    of_host = [getattr(stage, name) for name in ISSUED]
+    issued = IssuedChains.of(of_host, counts.in_flight, counts.alternating)
     there_begun = longest("there_begun", begin + there, after.around_begun, *issued.first)
     back_ended = longest("back_ended", back + end, after.around_ended)
     begun = longest("begun", begin + first + after.through, after.through_begun)
@@ -243,7 +247,7 @@ def chained(
             "through_begun",
             *own.ways(begin, there_begun, back, None),
             begun + last,
-            *issued.all_,
+            *issued.every,
             *(last_forward + back for last_forward in issued.last),
         ),
         through_ended=longest(
@@ -258,38 +262,6 @@ def chained(
             *issued.ended,
             *(last_forward + back_ended for last_forward in issued.last),
         ),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Issued(Generic[Length]):
-    """Chains that begin with a stage's host; each is alone, or missing where no host issues passes.
-
-    They end when the ``first`` backward's turn has come, with the ``last`` forward, with ``all_``
-    passes, and with the stage's own extras after them (``ended``).
-    """
-
-    first: Sequence[Length] = ()
-    last: Sequence[Length] = ()
-    all_: Sequence[Length] = ()
-    ended: Sequence[Length] = ()
-
-
-def _issued(stage: PassLengths[Length], counts: Counts) -> _Issued[Length]:
-    """The chains of a stage's host."""
-    forward, backward = stage.issued_forward_s, stage.issued_backward_s
-    if forward is None or backward is None:
-        return _Issued()
-    ends = stage.issued_forward_late_s, stage.issued_backward_late_s, stage.issued_end_s
-    forward_late, backward_late, end = cast("tuple[Length, Length, Length]", ends)
-    first = forward * counts.in_flight
-    last = first + (forward + backward) * counts.alternating
-    every = last + backward * counts.in_flight
-    return _Issued(
-        first=[first],
-        last=[last + forward_late],
-        all_=[every + backward_late],
-        ended=[every + end],
     )
 
 
@@ -308,15 +280,16 @@ class _Own(Generic[Length]):
         # When a stage waited for a pass, everything else that the pass needs is there.
         first = stage.through_forward_s + stage.within_forward_s
         last = stage.through_backward_s + stage.within_backward_s
+        left = stage.left_backward_s
         self.after, self.counts = after, counts
         # What a backward takes longer after a forward of its own stage than after a wait.
-        self.turn = stage.backward_s - stage.through_backward_s
+        self.turn = backward - left - stage.through_backward_s
         self.from_first_backward = pairs + backward * alone + last
         # The only forward is the first one: what comes after it keeps none waiting.
         only = 1 * (alone + counts.alternating == 0)
         self.to_last_forward = first + stage.after_first_s * (1 - only) + forward * alone + pairs
         all_forwards = first + stage.after_first_s + forward * alone + pairs
-        never = all_forwards + backward * counts.in_flight + stage.within_backward_s
+        never = all_forwards + backward * counts.in_flight - left + stage.within_backward_s
         self.inside = [never]
         if counts.is_short is not False:
             # With fewer micro-batches than stages, the last forward comes back with the first
@@ -326,7 +299,8 @@ class _Own(Generic[Length]):
         # If passes do not alternate, no forward waits for a backward.
         self.between: Length | None = None
         if counts.alternates is not False:
-            between = pairs - self.turn + _rounds(algebra, stage, after, counts)
+            waited = stage.through_backward_s + left
+            between = pairs - backward + waited + _rounds(algebra, stage, after, counts)
             self.between = _only(counts.alternates, between)
 
     def until_gradient(self, around: Length, each: Length, before: Length) -> list[Length]:

@@ -124,7 +124,8 @@ def with_host(
     inside["first_forward"] = np.maximum(inside["first_forward"], inside["forward"])
     inside["last_backward"] = np.maximum(inside["last_backward"], inside["backward"])
     last_computed = np.maximum(passes.last_computed, inside["backward"])
-    return replace(passes, inside=inside, through=inside, last_computed=last_computed)
+    through = {phase: longer * seconds for phase, seconds in passes.through.items()}
+    return replace(passes, inside=inside, through=through, last_computed=last_computed)
 
 
 def least_with_host(

@@ -30,7 +30,7 @@ Table = NDArray[np.float64]
 # those of a chunk, with its host's.
 OF_PARTS = (
     *("forward_s", "backward_s", "through_forward_s", "through_backward_s"),
-    *("within_forward_s", "within_backward_s", "begin_s", "end_s"),
+    *("within_forward_s", "within_backward_s", "begin_s", "end_s", "gone_backward_s"),
 )
 OF_CHUNKS = (*OF_PARTS, "issued_s")
 
@@ -65,10 +65,10 @@ def order_bound_s(
 class InOrder:
     """Seconds of stages (C), as far as bounds of an order of passes ask for them.
 
-    ``all_s`` are those of all passes, from when the input of the first pass has come; a host issues
-    them in ``issued_s``. The first micro-batch passes through in ``first_s``, the last gradient
-    goes back in ``last_s``. Work of ``begin_s`` comes before the first pass, work of ``end_s``
-    after the last one.
+    ``all_s`` are those of all passes, from when the input of the first pass has come until the last
+    gradient can go back; a host issues them in ``issued_s``. The first micro-batch passes through
+    in ``first_s``, the last gradient goes back in ``last_s``. Work of ``begin_s`` comes before the
+    first pass, work of ``end_s`` after the last one.
     """
 
     all_s: Table
@@ -95,6 +95,8 @@ class InOrder:
         )
         once_s = once_s + sum((one["begin_s"] for one in chunks[1:]), nothing)
         all_s = micro_batches * both_s + once_s + first["through_forward_s"] - first["forward_s"]
+        if goes_back:
+            all_s = all_s - first["backward_s"] + first["gone_backward_s"]
         last_s = first["through_backward_s"] + first["within_backward_s"]
         issued_s = micro_batches * sum((one["issued_s"] for one in chunks), nothing)
         after_s = nothing if goes_back else first["end_s"]

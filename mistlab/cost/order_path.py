@@ -2,10 +2,11 @@
 
 A pass ends at the later of two times: its whole time (t) after its stage's pass before has ended,
 and its shorter time (l) after its input has come. The shorter time leaves out fetches before the
-pass and work after it. The first forward pass of a chunk also waits for the chunk's step, and its
-last backward pass is followed by the other work that comes once an iteration, as in
-``mistlab.cost.pipeline``. Where gradients of weights have their own passes, the backward pass is
-shorter by their time.
+pass and work after it, for which only the stage's next pass waits. A pass is longer if it follows
+one whose last gradients are still to be reduced (``mistlab.cost.backward_turns``). The first
+forward pass of a chunk also waits for the chunk's step, and its last backward pass is followed by
+the other work that comes once an iteration, as in ``mistlab.cost.pipeline``. Where gradients of
+weights have their own passes, the backward pass is shorter by their time.
 
 Where a host issues passes, it issues a stage's passes one after another from the beginning, and
 does not wait for the GPU: while a stage waits for its input, its host gets ahead.
@@ -20,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.backward_turns import TurnTimes
 from mistlab.cost.pipeline import StageTimes
 from mistlab.schedule.order_text import PassKind
 from mistlab.schedule.placement import StageChunk
@@ -83,6 +85,7 @@ def order_iteration_s(
     *,
     host: HostTimes | None = None,
     at_end: EndTimes | None = None,
+    turned: TurnTimes | None = None,
     steps_apart: bool = False,
 ) -> Table:
     """Seconds (C) of one iteration in which stages run these passes; with a ``host`` the times are
@@ -98,15 +101,18 @@ def order_iteration_s(
         nothing = np.zeros_like(times.forward_s)
         at_end = EndTimes(reductions_s=nothing, steps_s=nothing)
     seconds = _PassSeconds(times, passes, split)
-    ends_of_stages = _StageEnds(at_end, seconds.end_s, maximum)
     ends: dict[PassKey, Any] = {}
     free: dict[int, Any] = {}
     begun: dict[int, Any] = {}
     hosts = None if host is None else _HostSeconds(host)
+    ends_of_stages = _StageEnds(at_end, seconds.end_s, hosts, maximum)
+    turns = _Turns(turned, passes)
     for one in in_turn(passes):
         part = seconds.part(one)
         own, through, extra = seconds.of(one)
-        end = free[one.stage] + own if one.stage in free else through
+        left = seconds.left_s(one)
+        own = own + turns.before_s(one, part)
+        end = free[one.stage] + (own - left) if one.stage in free else through
         if one.phase == "first_forward":
             end = end + seconds.begin_s[part]
         if one.needs is not None:
@@ -120,13 +126,11 @@ def order_iteration_s(
             end = maximum(end, since_first_s)
         computed = end
         end = maximum(end, last_block_s)
-        free[one.stage] = ends[one.key] = end
+        free[one.stage], ends[one.key] = end + left, end
         if one.phase == "first_forward":
-            free[one.stage] = end + seconds.after_first_s[part]
+            free[one.stage] = end + left + seconds.after_first_s[part]
         if one.phase == "last_backward":
-            ends_of_stages.add(one.stage, part, computed)
-            if hosts is not None:
-                ends_of_stages.issued(one.stage, part, last_block_s, hosts.blocks[part])
+            ends_of_stages.add(one.stage, part, computed + left, last_block_s)
     longest = ends_of_stages.longest_s(free, begun)
     return np.array([longest]) if candidates == 1 else np.asarray(longest)
 
@@ -136,32 +140,58 @@ def _columns(of_parts: Table) -> list[Any]:
     return of_parts[0].tolist() if len(of_parts) == 1 else [*of_parts.T]
 
 
+class _Turns:
+    """By how much passes are longer because gradients of the pass before them are reduced."""
+
+    def __init__(self, times: TurnTimes | None, passes: Sequence[StagePasses]) -> None:
+        self.is_any = times is not None
+        if times is not None:
+            self.of_forward, self.of_others = _columns(times.forward_s), _columns(times.backward_s)
+        self.reduce = ["W" if of_stage.splits_backward else "B" for of_stage in passes]
+        self.reducing: dict[int, int] = {}
+
+    def before_s(self, one: StagePass, part: int) -> Any:
+        """The seconds of a pass through a part, which comes next on its stage."""
+        if not self.is_any:
+            return 0.0
+        reducing = self.reducing.pop(one.stage, None)
+        if one.kind == self.reduce[one.stage]:
+            self.reducing[one.stage] = part
+        if reducing is None:
+            return 0.0
+        return (self.of_forward if one.kind == "F" else self.of_others)[reducing]
+
+
 class _StageEnds:
     """What stages do after the last backward passes of their parts: reductions, then steps."""
 
     def __init__(
-        self, at_end: EndTimes, end_s: Sequence[Any], maximum: Callable[[Any, Any], Any]
+        self,
+        at_end: EndTimes,
+        end_s: Sequence[Any],
+        hosts: "_HostSeconds | None",
+        maximum: Callable[[Any, Any], Any],
     ) -> None:
         self.reductions_s, self.steps_s = _columns(at_end.reductions_s), _columns(at_end.steps_s)
         self.rests_s = [
             maximum(end - steps, 0.0) for end, steps in zip(end_s, self.steps_s, strict=True)
         ]
+        self.blocks = None if hosts is None else hosts.blocks
         self.maximum = maximum
         self.reduced: dict[int, Any] = {}
         self.stepping_s: dict[int, Any] = {}
 
-    def add(self, stage: int, part: int, computed: Any) -> None:
-        """A part's last backward pass has computed."""
+    def add(self, stage: int, part: int, computed: Any, last_block: Any) -> None:
+        """A part's last backward pass has computed, if all of its blocks were issued at once. Under
+        a host, its ``last_block`` has computed then, and others were reduced while the pass waited
+        for its host."""
         queued = self.reduced.get(stage, 0.0) + self.reductions_s[part]
         self.reduced[stage] = self.maximum(computed + self.rests_s[part], queued)
         self.stepping_s[stage] = self.stepping_s.get(stage, 0.0) + self.steps_s[part]
-
-    def issued(self, stage: int, part: int, last_block: Any, blocks: Any) -> None:
-        """The last of a part's blocks, which the host issued last, has computed. Others are reduced
-        while the pass waits for its host."""
-        of_block_s = self.reductions_s[part] / blocks
-        last_s = of_block_s - self.maximum(of_block_s - self.rests_s[part], 0.0)
-        self.reduced[stage] = self.maximum(self.reduced[stage], last_block + last_s)
+        if self.blocks is not None:
+            of_block_s = self.reductions_s[part] / self.blocks[part]
+            last_s = of_block_s - self.maximum(of_block_s - self.rests_s[part], 0.0)
+            self.reduced[stage] = self.maximum(self.reduced[stage], last_block + last_s)
 
     def longest_s(self, ends: Mapping[int, Any], begun: Mapping[int, Any]) -> Any:
         """Seconds until all stages are over, each since it has begun, whose last passes have
@@ -224,14 +254,18 @@ class _PassSeconds:
             (plain(one.within_forward_s), plain(one.within_backward_s)) for one in of_part
         ]
         self.own_s: dict[tuple[PassKind, int], tuple[Any, Any]] = {}
+        self.left: dict[tuple[PassKind, int], Any] = {}
         for part, one in zip(parts, of_part, strict=True):
+            self.left["B", part] = 0.0 if self.splits[part] else plain(one.left_backward_s)
             self.own_s["F", part] = plain(one.forward_s), plain(one.through_forward_s)
             backward = one.backward_s, one.through_backward_s
             if self.splits[part]:
                 assert split is not None, "an order with W asks for the times of its parts"
                 weights_s, less_s = split.weights_s[:, part], split.less_s[:, part]
-                left = [np.maximum(own - less_s, 0.0) for own in backward]
-                backward = left[0], left[1]
+                # Reductions are left to the passes for weights.
+                backward = backward[0], backward[1] + one.left_backward_s
+                shorter = [np.maximum(own - less_s, 0.0) for own in backward]
+                backward = shorter[0], shorter[1]
                 self.own_s["W", part] = plain(weights_s), plain(weights_s)
             self.own_s["B", part] = plain(backward[0]), plain(backward[1])
 
@@ -244,6 +278,10 @@ class _PassSeconds:
         if one.phase in ("first_forward", "last_backward"):
             extra = self.within_s[part][one.kind != "F"]
         return own, through, extra
+
+    def left_s(self, one: StagePass) -> Any:
+        """The seconds for which a pass goes on when what it sends on has been computed."""
+        return self.left.get((one.kind, self.part(one)), 0.0)
 
     def sent_s(self, one: StagePass) -> Any:
         """The seconds to send a pass its input."""

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from mistlab.cost.backward_turns import TurnTimes, beside_backward
 from mistlab.cost.order_bound import order_bound_s
 from mistlab.cost.order_path import EndTimes, HostTimes, SplitTimes, order_iteration_s
 from mistlab.cost.pipeline import StageTimes
@@ -34,13 +35,15 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
     order = order_of_plan(played)
     batch, passes = batch_of_parts(plans, order.placement), passes_of(order)
     shape = len(plans), len(order.placement.stages)
-    seconds = model(batch)
+    with_turns = model(batch)
+    seconds = with_turns.without_turns
     names = (entry.name for entry in fields(StageTimes))
     times = StageTimes(**{name: getattr(seconds, name).reshape(shape) for name in names})
     host = None if model.tasks.host is None else HostTimes.of(times, batch.layers.reshape(shape))
     splits = any(of_stage.splits_backward for of_stage in passes)
     split = _split_times(model, batch, shape) if splits else None
-    iteration_s = partial(_played_s, times, split, host, _end_times(model, batch, shape))
+    turned = _turn_times(model, batch, with_turns.turned_s, shape, splits=splits)
+    iteration_s = partial(_played_s, times, split, host, _end_times(model, batch, shape), turned)
     few_s = iteration_s(played)
     micro_batches = np.array([plan.micro_batches for plan in plans])
     beyond = micro_batches - played.micro_batches
@@ -72,6 +75,7 @@ def _played_s(
     split: SplitTimes | None,
     host: HostTimes | None,
     at_end: EndTimes,
+    turned: TurnTimes | None,
     plan: Plan,
 ) -> Table:
     """Seconds (C) of an iteration of stages with these times, in the order of a plan."""
@@ -81,6 +85,7 @@ def _played_s(
         split,
         host=host,
         at_end=at_end,
+        turned=turned,
         steps_apart=ENGINES[plan.engine].steps_apart,
     )
 
@@ -106,6 +111,23 @@ def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Table:
 
     reductions = [row for row in phases["last_backward"] if row.kind == "R"][-1:]
     return np.stack([summed(reductions), summed(phases["step"])])
+
+
+def _turn_times(
+    model: StagesOnGroups,
+    batch: StageBatch,
+    turned_s: Table,
+    shape: tuple[int, int],
+    *,
+    splits: bool,
+) -> TurnTimes | None:
+    """By how much passes are longer that follow a pass of a part with reductions; None if none
+    is."""
+    if not turned_s.any():
+        return None
+    beside_s, is_beside = model.by_group(partial(beside_backward, splits=splits), batch)
+    backward_s = np.where(is_beside > 0, beside_s, turned_s)
+    return TurnTimes(forward_s=turned_s.reshape(shape), backward_s=backward_s.reshape(shape))
 
 
 def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int]) -> SplitTimes:

@@ -31,7 +31,8 @@ class PassSeconds:
 
     The time inside the ``first`` forward pass leaves out what no layer of it waits for.
 
-    ``through`` is the time inside steady passes of a micro-batch for which its stage was idle.
+    ``through`` is the time inside steady passes of a micro-batch for which its stage was idle: a
+    backward pass may go on when its gradient has been computed.
     ``last_computed`` is the time inside the last backward pass without reductions, which go on
     after it. ``opening`` comes before a steady forward pass by itself, ``first_opening`` before the
     first forward, ``last_closing`` after the last backward. By ``turn_at_first_layer`` a forward
@@ -66,7 +67,7 @@ class PassSeconds:
         return PassSeconds(
             inside=inside,
             first=self.first.chosen(rows),
-            through=inside,
+            through={phase: seconds[rows] for phase, seconds in self.through.items()},
             **{name: getattr(self, name)[rows] for name in (*_ONCE, *_ALONE)},
             beside_sends={phase: one.chosen(rows) for phase, one in self.beside_sends.items()},
         )
@@ -96,6 +97,7 @@ class PassSums:
         sums = iter(self.values)
         opening, first_opening, last_closing, at_first_layer, at_last_layer = islice(sums, 5)
         last_computed, computing, step_computing = islice(sums, 3)
+        through_backward_s = next(sums)
         inside_s = dict(zip(PHASES, islice(sums, len(PHASES)), strict=True))
         # Without offloading there is nothing of the first pass to sum.
         first = FirstPass(*(islice(sums, PARTS) if self.steps else np.zeros((PARTS, 1))))
@@ -103,7 +105,7 @@ class PassSums:
         return PassSeconds(
             inside=inside_s,
             first=first,
-            through=inside_s,
+            through={"forward": inside_s["forward"], "backward": through_backward_s},
             last_computed=last_computed,
             opening=opening,
             first_opening=first_opening,
@@ -124,7 +126,8 @@ def pass_sums(
     streams undercuts."""
     slots = PassSlots(seconds, kinds, kept)
     steps = slots.of_steps()
-    inside = [slots.last_computed()[None], slots.arithmetic(), slots.inside, steps]
+    backward = slots.through_backward()[None]
+    inside = [slots.last_computed()[None], slots.arithmetic(), backward, slots.inside, steps]
     lost, turns = slots.beside_sends() if sends else ((), ())
     inside += [*lost]
     lengths = [
@@ -200,7 +203,7 @@ def least_passes(ends: Sequence[PassSeconds], longest_s: Mapping[Pass, Values]) 
     return PassSeconds(
         inside=inside,
         first=FirstPass.least([end.first for end in ends]),
-        through=inside,
+        through=least([end.through for end in ends]),
         **{name: np.minimum(*(getattr(end, name) for end in ends)) for name in _ONCE},
         beside_sends={
             phase: BesideSend.of_box(

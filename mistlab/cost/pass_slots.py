@@ -17,7 +17,7 @@ from mistlab.cost.beside_sends import slots_beside_sends
 from mistlab.cost.first_pass import OF_STEPS, first_slots
 from mistlab.cost.gathered_weights import ends_if_gathered, least_ends_if_gathered
 from mistlab.cost.side_by_side import Streams, until
-from mistlab.cost.slot_lengths import HERE, UPPER, Kinds, Values, slot_ends
+from mistlab.cost.slot_lengths import HERE, LOWER, UPPER, Kinds, Values, slot_ends
 from mistlab.cost.slot_work import SlotWork
 from mistlab.cost.tasks import Kept, TaskSeconds
 from mistlab.cost.turns import beside_sends, shared_turns
@@ -30,6 +30,7 @@ _FIRST, _FORWARD, _BACKWARD, _LAST = (
 )
 # One more phase, after the others: the slots of a forward and a backward pass side by side.
 _TURN = len(PHASES)
+_COMPUTING = ("compute",)
 _NOT_REDUCING = tuple(stream for stream in STREAMS if stream != "gpu_to_gpu")
 
 
@@ -90,6 +91,19 @@ class PassSlots:
         last = self._rows_inside(_LAST, _LAST)
         computed_s = until(_NOT_REDUCING, self._ends[:, last], self._alone[:, last])
         return np.asarray(np.maximum(computed_s, self._fetched_s[:, last].sum(axis=0)))
+
+    def through_backward(self) -> Values:
+        """Seconds (K', S) of slots inside steady backward passes, of the last layer's slot until
+        the layer has computed: its gradient goes back while others are still reduced. Where
+        gradients leave for the host, or layers are fetched further ahead, all is waited for."""
+        if self._seconds.model.template.depth != 1:
+            return np.asarray(self.inside[_BACKWARD])
+        found = self.inside[_BACKWARD].copy()
+        last = np.flatnonzero(self._kinds[self.is_inside, LOWER] == NOTHING)[:, None]
+        stay = np.flatnonzero(self._seconds.columns["offload_gradients"] == 0)
+        rows = self._rows_inside(_BACKWARD, _BACKWARD).start + last
+        found[last, stay] = until(_COMPUTING, self._ends[:, rows, stay], self._alone[:, rows, stay])
+        return np.asarray(found)
 
     def arithmetic(self) -> Values:
         """Seconds (2, K', S) of arithmetic alone, of both steady passes and of the step."""

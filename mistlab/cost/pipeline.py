@@ -35,6 +35,7 @@ class StageTimes:
     point_to_point_s: Table
     first_send_late_s: Table
     within_round_s: Table
+    left_backward_s: Table
     issued_forward_s: Table
     issued_backward_s: Table
     issued_forward_late_s: Table
@@ -61,6 +62,11 @@ class StageTimes:
     def end_s(self) -> Table:
         """Work after the last backward, which delays no other stage."""
         return np.asarray(np.maximum(self.delta_backward_s - self.within_backward_s, 0.0))
+
+    @property
+    def gone_backward_s(self) -> Table:
+        """A backward pass until its gradient can go back."""
+        return np.asarray(self.backward_s - self.left_backward_s)
 
     def of_stage(self, stage: int) -> Self:
         """One stage of several (C)."""

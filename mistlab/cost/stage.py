@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.beside_sends import STEADY, TURNS, Pass, sends_beside_arithmetic
+from mistlab.cost.chains import ISSUED
 from mistlab.cost.host_waits import Issued, held_by_host
 from mistlab.cost.pass_seconds import (
     PassSeconds,
@@ -57,14 +58,16 @@ class StageTimeModel:
         every, rows = slots.every()
         sums = every.sums(sends=sends)
         names = [entry.name for entry in fields(StageSeconds)]
-        found = np.empty((len(names), len(batch)))
+        # Without a host, its times stay zero.
+        found = np.zeros((len(names), len(batch)))
         # Few rows at once, so that what is computed between stays in the processor's cache.
         for start in range(0, len(batch), ROWS_AT_ONCE):
             some = slice(start, start + ROWS_AT_ONCE)
             parts = (batch.chosen(some),), sums.chosen(rows[some]).passes(), outside.chosen(some)
             seconds = self._under_host(*parts)
             for name, column in zip(names, found, strict=True):
-                column[some] = getattr(seconds, name)
+                if self.tasks.host is not None or name not in ISSUED:
+                    column[some] = getattr(seconds, name)
         return StageSeconds(**dict(zip(names, found, strict=True)))
 
     def least(self, least: StageBatch, most: StageBatch) -> StageSeconds:
@@ -130,6 +133,7 @@ class StageTimeModel:
                 in_place,
                 batch,
             ),
+            "left_backward_s": passes.inside["backward"] - passes.through["backward"],
             "point_to_point_s": 2 * (1 - blocking) * sent,
             "first_send_late_s": np.zeros(len(sent)),
             "within_round_s": np.zeros(len(sent)),
@@ -312,6 +316,7 @@ def _times(
         ),
         "within_backward_s": np.maximum(last_s, 0.0),
         "after_first_s": after_s,
+        "turned_s": before_forward - np.maximum(passes.opening, received),
     }
 
 
@@ -337,13 +342,15 @@ def _beside_sends(
     sent, received, in_place = outside.sent_s, outside.received_s, outside.in_place
     forward, backward = (passes.beside_sends[phase] for phase in STEADY)
     turned_s, turned_back_s = np.zeros_like(received), np.zeros_like(sent)
-    left_s, left_back_s = received, sent
+    left_s, left_back_s, not_turned_s = received, sent, times["turned_s"]
     if TURNS[0] in passes.beside_sends:
         # A send begins in the turn, and what is left of it then goes on beside the pass.
         turn, back = (passes.beside_sends[name] for name in TURNS)
         turned_s, left_s = turn.lost_s(received), turn.left_s(received)
         turned_back_s, left_back_s = back.lost_s(sent), back.left_s(sent)
     lost_s, lost_back_s = forward.lost_s(left_s), backward.lost_s(left_back_s)
+    if TURNS[0] in passes.beside_sends:
+        not_turned_s = not_turned_s + turned_s + lost_s - forward.lost_s(received)
     within_s, ends_s = times["within_backward_s"], times["delta_backward_s"]
     if backward.is_of_box:
         # The send and the reductions of a box may be apart. A backward pass that usually takes as
@@ -363,6 +370,7 @@ def _beside_sends(
     return {
         **times,
         "forward_s": times["forward_s"] + turned_s + lost_s,
+        "turned_s": not_turned_s,
         "backward_s": times["backward_s"] + turned_back_s + lost_back_s,
         "delta_forward_s": times["delta_forward_s"] - turned_s - lost_s,
         "delta_backward_s": ends_s + shared_s,

@@ -45,7 +45,7 @@ class SharedTurns:
 def shared_turns(seconds: TaskSeconds, kinds: Kinds, alone: Streams) -> SharedTurns | None:
     """The turns of strategies that share them, if there are any; ``alone`` (4, K, S) are the tasks
     of slots for turns."""
-    rows = np.flatnonzero(_are_shared(seconds))
+    rows = np.flatnonzero(are_shared(seconds))
     if len(rows):
         rows = rows[(alone[:, :, rows] > 0).any(axis=(0, 1))]
     if not len(rows):
@@ -64,7 +64,7 @@ def beside_sends(seconds: TaskSeconds, alone: Streams) -> NDArray[np.bool_]:
     return np.asarray(waits | (alone[COMPUTE] > 0))
 
 
-def _are_shared(seconds: TaskSeconds) -> NDArray[np.bool_]:
+def are_shared(seconds: TaskSeconds) -> NDArray[np.bool_]:
     """Strategies (S) that fetch no weights, and reduce gradients in each pass or take them away in
     each pass, but not both."""
     columns = seconds.columns

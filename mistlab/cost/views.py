@@ -67,6 +67,7 @@ class Extras:
             after_first_s=nothing,
             first_send_late_s=nothing,
             within_round_s=nothing,
+            left_backward_s=nothing,
             issued_end_s=seconds.issued_backward_late_s,
         )
 

@@ -51,9 +51,9 @@ class MemoryByPhase:
 class StagePrediction:
     """A stage's times for one micro-batch and for the step, and bytes of its fullest GPU.
 
-    ``stable_s`` is the time of a steady forward and backward. The deltas are the extra times of the
-    first forward and the last backward. ``memory`` splits the highest peak. ``host_bytes`` are the
-    bytes that the stage's ranks on one node keep in the node's host memory.
+    ``stable_s`` is the time of a steady forward and backward, or of their host. The deltas are the
+    extra times of the first forward and the last backward. ``memory`` splits the highest peak.
+    ``host_bytes`` are the bytes that the stage's ranks on one node keep in the node's host memory.
     """
 
     stable_s: float = field(metadata=bounded(minimum=0))

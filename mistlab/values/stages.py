@@ -4,7 +4,7 @@ Axes: C candidates. Every column has length C.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, Self
 
@@ -249,12 +249,16 @@ class StageSeconds:
     before it and work after it. The deltas are the extra times of the first forward and the last
     backward, including the optimizer's step. Their part ``within`` makes the pass itself longer;
     the rest may come before or after the micro-batch. ``after_first_s`` is the time that the stage
-    needs between its first forward and its next pass, a part of the first delta.
+    needs between its first forward and its next pass, a part of the first delta. By
+    ``left_backward_s`` a steady backward pass goes on when its gradient can go back: it reduces
+    gradients of weights.
     ``point_to_point_s`` is the time of sends to the next stage and back, unless they are part of
     the passes. By ``first_send_late_s`` the first micro-batch's activations take longer than half
     of it, because the next forward pass runs beside them. By ``within_round_s`` a round of a
-    pipeline that waits for its sends is longer, because the stage's passes run beside sends.
-    ``step_s`` is the time of the step's arithmetic alone, wherever it is hidden.
+    pipeline that waits for its sends is longer, because the stage's passes run beside sends. A
+    forward pass that follows another one is shorter by ``turned_s``: no gradients of a pass before
+    it are left to be reduced, or to leave. ``step_s`` is the time of the step's arithmetic alone,
+    wherever it is hidden.
     ``exposed_communication_s`` is the time that a steady micro-batch takes beyond its computation.
 
     The ``issued`` times are of the host, which issues a stage's passes from the beginning of the
@@ -276,6 +280,8 @@ class StageSeconds:
     point_to_point_s: NDArray[np.float64]
     first_send_late_s: NDArray[np.float64]
     within_round_s: NDArray[np.float64]
+    left_backward_s: NDArray[np.float64]
+    turned_s: NDArray[np.float64]
     step_s: NDArray[np.float64]
     exposed_communication_s: NDArray[np.float64]
     issued_forward_s: NDArray[np.float64]
@@ -293,6 +299,16 @@ class StageSeconds:
     def stable_s(self) -> NDArray[np.float64]:
         """The time of a steady forward and backward, or of the host that issues them."""
         return np.maximum(self.forward_s + self.backward_s, self.issued_s)
+
+    @property
+    def without_turns(self) -> Self:
+        """The times of forward passes that follow other forward passes."""
+        return replace(
+            self,
+            forward_s=self.forward_s - self.turned_s,
+            delta_forward_s=self.delta_forward_s + self.turned_s,
+            turned_s=np.zeros_like(self.turned_s),
+        )
 
     def chosen(self, rows: NDArray[np.intp]) -> Self:
         """The times of the candidates in these rows."""

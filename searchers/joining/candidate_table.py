@@ -51,6 +51,7 @@ class Options:
     point_to_point_s: Column
     first_send_late_s: Column
     within_round_s: Column
+    left_backward_s: Column
     issued_forward_s: Column
     issued_backward_s: Column
     issued_forward_late_s: Column
@@ -126,7 +127,7 @@ def fastest(options: Options, grain: Grain) -> Options:
     )
     columns = [
         *(_grains(column, grain.steady_s) for column in steady),
-        *(_grains(column, grain.once_s) for column in (*once, *_of_hosts(options))),
+        *(_grains(one, grain.once_s) for one in (*once, *_of_hosts(options), *_of_left(times))),
     ]
     if grain.host_bytes is not None:
         columns.append(_grains(options.host_bytes, grain.host_bytes))
@@ -146,6 +147,7 @@ def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
         *(first, last, first + times.begin_s, last + times.end_s, times.after_first_s),
         times.backward_s + times.within_backward_s + times.end_s,
         *_of_hosts(options),
+        *_of_left(times),
     ]
     return [*columns, options.host_bytes] if with_host else columns
 
@@ -158,6 +160,17 @@ def fastest_alone(options: Options, micro_batches: int, count: int) -> Options:
     in_order = np.argsort(seconds, kind="stable")
     first_of_each = np.unique(options.savings[in_order], axis=0, return_index=True)[1]
     return options.chosen(in_order[np.sort(first_of_each)[:count]])
+
+
+def _of_left(times: StageTimes) -> list[Column]:
+    """The times that never make a pipeline faster by being longer where reductions are left of
+    backward passes whose gradients have gone back, if there are any."""
+    left = times.left_backward_s
+    if not left.any():
+        return []
+    within, through = times.within_backward_s, times.through_backward_s + left
+    gone = times.gone_backward_s
+    return [through, through + within + times.end_s, gone, gone + within]
 
 
 def _of_hosts(options: Options) -> list[Column]:

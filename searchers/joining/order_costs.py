@@ -111,6 +111,7 @@ class OrderTraits:
             point_to_point_s=sent_s,
             first_send_late_s=nothing,
             within_round_s=nothing,
+            left_backward_s=nothing,
             **dict.fromkeys(ISSUED, nothing),
         )
 

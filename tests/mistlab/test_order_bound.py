@@ -32,16 +32,21 @@ def drawn_times(draw: np.random.Generator, parts: int) -> StageTimes:
         name: draw.exponential(draw.choice([0.0, 0.2, 4.0]), shape)
         for name in ("delta_forward_s", "delta_backward_s", "point_to_point_s")
     }
+    through_forward, through_backward = (
+        own * draw.uniform(0.7, 1, shape) for own in (forward, backward)
+    )
+    left = np.random.default_rng(parts).uniform(0, 1, shape)
     return StageTimes(
         forward_s=forward,
         backward_s=backward,
-        through_forward_s=forward * draw.uniform(0.7, 1, shape),
-        through_backward_s=backward * draw.uniform(0.7, 1, shape),
+        through_forward_s=through_forward,
+        through_backward_s=through_backward,
         within_forward_s=draw.uniform(0, 0.4, shape) * (once["delta_forward_s"] > 0),
         within_backward_s=draw.uniform(0, 0.4, shape) * (once["delta_backward_s"] > 0),
         after_first_s=np.zeros(shape),
         first_send_late_s=np.zeros(shape),
         within_round_s=np.zeros(shape),
+        left_backward_s=(backward - through_backward) * left,
         **dict.fromkeys(ISSUED, np.zeros(shape)),
         **once,
     )

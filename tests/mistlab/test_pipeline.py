@@ -78,6 +78,7 @@ def closed_form(
         point_to_point_s=np.array([point_to_point or nothing]),
         first_send_late_s=np.array([others.get("first_send_late", nothing)]),
         within_round_s=np.array([others.get("within_round", nothing)]),
+        left_backward_s=np.array([others.get("left_backward", nothing)]),
         **{name: np.array([others.get(name.removesuffix("_s"), nothing)]) for name in ISSUED},
     )
     return float(iteration_s(times, np.array([micro_batches]))[0])
@@ -276,9 +277,39 @@ def telling(times: StageTimes) -> np.ndarray:
             *(times.after_first_s, times.point_to_point_s),
             times.point_to_point_s / 2 + times.first_send_late_s,
             times.within_round_s,
+            times.through_backward_s + times.left_backward_s,
+            last + times.end_s + times.left_backward_s,
+            times.gone_backward_s,
+            times.gone_backward_s + times.within_backward_s,
             *(getattr(times, name) for name in ISSUED),
         ]
     )
+
+
+def test_a_gradient_goes_back_before_its_pass_is_over() -> None:
+    """Of a backward pass of two seconds, half is left when its gradient goes back."""
+    passes = {"through_backward": [1.0, 1.0], "left_backward": [1.0, 1.0]}
+    # Two forwards and two gradients, and what is left of the first stage's pass.
+    assert closed_form([1.0, 1.0], [2.0, 2.0], 1, **passes) == 5.0
+    one = {name: own[:1] for name, own in passes.items()}
+    assert closed_form([1.0], [2.0], 3, **one) == 9.0
+
+
+@pytest.mark.parametrize(
+    ("host", "seconds"),
+    [
+        # Faster than its passes; slower, and the last block and the step come after all is issued.
+        ((0.5, 1.0, 0.1, 0.2, 1.0), 11.0),
+        ((2.0, 4.0, 0.1, 0.2, 1.0), 3 * 6.0 + 1.0),
+        # Slower, but ahead while the stage begins.
+        ((1.5, 2.0, 0.1, 0.2, 1.0), 3 * 3.5 + 1.0),
+    ],
+)
+def test_a_host_issues_passes_from_the_beginning_on(
+    host: tuple[float, ...], seconds: float
+) -> None:
+    issued = {name.removesuffix("_s"): [own] for name, own in zip(ISSUED, host, strict=True)}
+    assert closed_form([1.0], [2.0], 3, delta_forward=[2.0], **issued) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("stages", range(1, 6))
@@ -305,6 +336,7 @@ def _longer_than_passages(parts: dict[str, np.ndarray]) -> StageTimes:
     passed = {
         f"{way}_s": parts[f"{way}_s"] + parts[f"through_{way}_s"] for way in ("forward", "backward")
     }
+    passed["backward_s"] = passed["backward_s"] + parts["left_backward_s"]
     return StageTimes(**{**parts, **passed})
 
 

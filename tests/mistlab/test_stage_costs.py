@@ -124,6 +124,12 @@ def leaves_last(batch: StageBatch, row: int, ahead: int, layers: int) -> bool:
     return ahead >= layers - int(head)
 
 
+def left_of(lowest: Slot, factors: np.ndarray) -> float:
+    """What is left of the slot of a backward pass's last layer when the layer has computed, and its
+    gradient goes back."""
+    return lasting_s(lowest, factors) - float(overlapped(lowest.alone, factors, ("compute",))[0])
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
     model, batch = model_of(depth=depth), candidates(60)
@@ -163,7 +169,9 @@ def test_times_are_those_of_a_walk_through_the_slots(depth: int) -> None:
             )
         once = [lasting(inside, work) for work in (forward, backward)]
         assert found.through_forward_s[row] == pytest.approx(once[0], rel=1e-9)
-        assert found.through_backward_s[row] == pytest.approx(once[1], rel=1e-9)
+        left = 0.0 if depth > 1 or batch.offload_gradients[row] else left_of(backward[0], factors)
+        assert found.left_backward_s[row] == pytest.approx(left, rel=1e-9, abs=1e-12)
+        assert found.through_backward_s[row] == pytest.approx(once[1] - left, rel=1e-9)
         # A pass is slowed by what the one before sends.
         sent_s = 0 if batch.has_head[row] else seconds.send_s[0]
         received_s = 0 if batch.has_embedding[row] else seconds.receive_s[0]

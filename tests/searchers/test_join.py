@@ -185,7 +185,7 @@ def test_chains_of_a_menu_are_those_of_its_times() -> None:
         "first_send_late_s",
         "within_round_s",
         "after_first_s",
-        *ISSUED,
+        *("left_backward_s", *ISSUED),
     ):
         times[name] = np.zeros(2)
     chains = prepended(StageTimes(**times), no_stages(2), np.array([3, 3]), 1)

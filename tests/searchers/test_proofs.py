@@ -41,6 +41,7 @@ def parts_that_matter(costs: StageCosts) -> dict[str, NDArray[np.float64]]:
     s = costs.seconds
     first = s.through_forward_s + s.within_forward_s
     last = s.through_backward_s + s.within_backward_s
+    ended_s = np.maximum(s.delta_backward_s - s.within_backward_s, 0)
     return {
         "through forward": s.through_forward_s,
         "through backward": s.through_backward_s,
@@ -51,10 +52,14 @@ def parts_that_matter(costs: StageCosts) -> dict[str, NDArray[np.float64]]:
         "all of last backward": s.backward_s + s.within_backward_s,
         "with its end": s.backward_s + np.maximum(s.delta_backward_s, s.within_backward_s),
         "begun": np.maximum(first, s.forward_s + s.delta_forward_s),
-        "ended": last + np.maximum(s.delta_backward_s - s.within_backward_s, 0),
+        "ended": last + ended_s,
         "sends": s.point_to_point_s,
         "first send": s.point_to_point_s / 2 + s.first_send_late_s,
         "rounds": s.within_round_s,
+        "with what is left": s.through_backward_s + s.left_backward_s,
+        "ended with it": last + s.left_backward_s + ended_s,
+        "without what is left": s.backward_s - s.left_backward_s,
+        "last without it": s.backward_s - s.left_backward_s + s.within_backward_s,
         "issued forward": s.issued_forward_s,
         "issued backward": s.issued_backward_s,
         "forward after its issue": s.issued_forward_s + s.issued_forward_late_s,

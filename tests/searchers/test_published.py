@@ -163,6 +163,7 @@ def test_the_objective_is_not_shorter_than_the_longest_chain() -> None:
             point_to_point_s=zero,
             first_send_late_s=zero,
             within_round_s=zero,
+            left_backward_s=zero,
             **dict.fromkeys(ISSUED, zero),
         )
         chain_s = iteration_s(times, np.full(50, 8))

@@ -82,6 +82,7 @@ def test_equal_stages_agree_with_the_closed_form(
             point_to_point_s=nothing + 2 * sends,
             first_send_late_s=nothing,
             within_round_s=nothing,
+            left_backward_s=nothing,
             **dict.fromkeys(ISSUED, nothing),
         )
         return float(iteration_s(stage_times, np.array([micro_batches]))[0])
@@ -119,6 +120,7 @@ def test_sends_that_block_cost_the_stages_what_the_closed_form_says(
         point_to_point_s=nothing,
         first_send_late_s=nothing,
         within_round_s=nothing,
+        left_backward_s=nothing,
         **dict.fromkeys(ISSUED, nothing),
     )
     closed = float(iteration_s(stage_times, np.array([micro_batches]))[0])

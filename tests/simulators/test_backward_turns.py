@@ -1,0 +1,73 @@
+"""Closed form and events where a pass follows another one of its kind, beside reductions."""
+
+import numpy as np
+import pytest
+
+from mistlab import catalog
+from mistlab.cost import order_times
+from mistlab.cost.backward_turns import TurnTimes
+from mistlab.cost.order_path import order_iteration_s
+from mistlab.machine.cluster import Cluster
+from mistlab.schedule.checked_orders import named_order
+from mistlab.schedule.stage_passes import passes_of
+from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.workload import Workload
+from simulators.events import EventSimulator
+from simulators.symbolic import SymbolicPredictor
+from tests.mistlab.test_order_path import equal
+
+
+def difference(hardware: str, nodes: int, batch: int, plan: Plan, model: str) -> float:
+    """The closed form's time over the event simulator's, less one."""
+    work = Workload(
+        model=catalog.model(model),
+        sequence_length=2048,
+        global_batch=batch,
+        attention="flash",
+        precision="bf16",
+    )
+    cluster = Cluster(hardware=catalog.hardware(hardware), nodes=nodes, gpus_per_node=8)
+    closed = SymbolicPredictor(workload=work, cluster=cluster).predict(plan).iteration_s
+    return closed / EventSimulator(workload=work, cluster=cluster).simulate(plan).iteration_s - 1
+
+
+def of_blocks(order: str) -> tuple[str, int, int, Plan, str]:
+    """Experts whose gradients take far longer to be reduced than a forward pass takes."""
+    if order == "gpipe":
+        stage = StagePlan(
+            layers=16,
+            data_parallel=32,
+            tensor_parallel=1,
+            micro_batch=2,
+            expert_parallel=2,
+            zero=2,
+            checkpointed_layers=11,
+        )
+        plan = Plan(engine="fsdp-te", micro_batches=4, order=order, stages=(stage,) * 2)
+        return "h100-80gb", 8, 256, plan, "mixtral-8x7b"
+    stage = StagePlan(
+        layers=9, data_parallel=32, tensor_parallel=1, micro_batch=4, expert_parallel=2, zero=2
+    )
+    engine = "fsdp-compiled-blocks-rowwise"
+    plan = Plan(engine=engine, micro_batches=4, order=order, stages=(stage,) * 4)
+    return "h200-141gb", 16, 512, plan, "gpt-oss-120b"
+
+
+@pytest.mark.parametrize("order", ["gpipe", "interleaved-8"])
+def test_only_passes_after_a_backward_pass_wait_for_reductions(order: str) -> None:
+    assert abs(difference(*of_blocks(order))) < 0.02
+
+
+def test_turns_that_are_forgotten_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_times, "_turn_times", lambda *_, **__: None)
+    assert difference(*of_blocks("interleaved-8")) < -0.02
+
+
+def test_each_kind_of_pass_has_its_own_turn() -> None:
+    """A stage alone: forward, forward, backward, backward; then backwards and forwards in turn."""
+    one = np.ones((1, 1))
+    turned = TurnTimes(forward_s=0.7 * one, backward_s=0.4 * one)
+    times = equal(1, 1.0, 2.0)
+    gpipe, alternating = (passes_of(named_order(name, 1, 3)) for name in ("gpipe", "1f1b"))
+    assert order_iteration_s(times, gpipe, turned=turned) == pytest.approx(9.0 + 2 * 0.4)
+    assert order_iteration_s(times, alternating, turned=turned) == pytest.approx(9.0 + 2 * 0.7)
