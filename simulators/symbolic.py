@@ -160,7 +160,8 @@ class SymbolicPredictor:
     ) -> StageSeconds:
         """The times of parts of a model in an order of passes without a formula; with ``most``,
         those that no part between the two undercuts."""
-        model = self._model(EngineMode(engine=ENGINES[engine], overlap_communication=True))
+        own = ENGINES[engine].in_named_order()
+        model = self._model(EngineMode(engine=own, overlap_communication=True))
         seconds = model(least) if most is None else model.least(least, most)
         return seconds.without_turns
 
@@ -215,7 +216,7 @@ class SymbolicPredictor:
                     overlap_communication=overlaps,
                 )
             else:
-                mode = EngineMode(engine=engine, overlap_communication=overlaps)
+                mode = EngineMode(engine=engine.in_named_order(), overlap_communication=overlaps)
                 seconds = ordered_iterations_s(self._model(mode), chosen)
             found |= zip(places, seconds.tolist(), strict=True)
         return [found[place] for place in range(len(plans))]
@@ -368,7 +369,10 @@ class SymbolicPredictor:
 
 
 def _mode_of(plan: Plan) -> EngineMode:
-    return EngineMode(engine=ENGINES[plan.engine], overlap_communication=plan.overlap_communication)
+    engine = ENGINES[plan.engine]
+    if plan.order != DEFAULT_ORDER:
+        engine = engine.in_named_order()
+    return EngineMode(engine=engine, overlap_communication=plan.overlap_communication)
 
 
 def _order_of(plan: Plan) -> PipelineOrder | None:

@@ -77,10 +77,13 @@ def _without_hosts(tasks: TaskModel) -> TaskModel:
 
 
 def _model(job: Job, altered: Altered | None) -> StagesOnGroups:
+    engine = ENGINES[job.plan.engine]
+    if job.plan.order != DEFAULT_ORDER:
+        engine = engine.in_named_order()
     tasks = task_models(
         job.workload,
         job.cluster,
-        ENGINES[job.plan.engine],
+        engine,
         overlap_communication=job.plan.overlap_communication,
         altered=altered,
     )

@@ -5,9 +5,10 @@ wait for its GPU: while a stage is idle, or has longer passes than usual, its ho
 the host's time is apart from that of passes (``Issued``), and an iteration takes as long as the
 longer of two chains (``mistlab.cost.chains``).
 
-Where ranks of a block wait for the latest of their hosts, as on a cluster with a profile, no host
-is a pass ahead. Then a forward and a backward pass together take as long as the slower of the two:
-the host's time for both, or the GPU's. Passes share the wait by their lengths.
+No host is a pass ahead where ranks of a block wait for the latest of their hosts, as on a cluster
+with a profile, or where hosts wait for each message of a pipeline. Then a forward and a backward
+pass together take as long as the slower of the two: the host's time for both, or the GPU's. Passes
+share the wait by their lengths.
 
 Axes: C candidates.
 """
@@ -102,7 +103,7 @@ def held_by_host(
     if host is None:
         return passes, Issued.of_none(len(batch))
     forward_s, backward_s = np.minimum.reduce([issued_by_pass(host, end) for end in ends])
-    waits = is_never_ahead(batch, cluster)
+    waits = is_never_ahead(host, batch, cluster)
     if waits.any():
         under = with_host if len(ends) == 1 else least_with_host
         passes = _where(waits, under(passes, host, ends, cluster), passes)
@@ -150,9 +151,12 @@ def least_with_host(
     return replace(passes, inside=inside, last_computed=beyond(passes.last_computed, backward))
 
 
-def is_never_ahead(batch: StageBatch, cluster: Cluster) -> Flags:
-    """Candidates (C) whose ranks wait for the latest of their hosts, so that none is ahead."""
-    return np.asarray(peculiar_s(batch.value, cluster) > 0)
+def is_never_ahead(host: HostTime, batch: StageBatch, cluster: Cluster) -> Flags:
+    """Candidates (C) whose ranks wait for the latest of their hosts, or whose hosts wait for the
+    messages of a pipeline, so that none is ahead."""
+    of_ranks_late = peculiar_s(batch.value, cluster) > 0
+    in_pipeline = num_gpus(batch.value) < cluster.num_gpus
+    return np.asarray(of_ranks_late | (host.waits_for_sends & in_pipeline))
 
 
 def _where(waits: Flags, held: PassSeconds, passes: PassSeconds) -> PassSeconds:

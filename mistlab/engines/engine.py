@@ -108,6 +108,13 @@ class Engine:
         assert template is not None
         return replace(template, sends=self.sends, send_wait_s=self.send_wait_s)
 
+    def in_named_order(self) -> "Engine":
+        """The engine where passes run in another order than the default one: its host waits for no
+        messages."""
+        if self.host is None or not self.host.waits_for_sends:
+            return self
+        return replace(self, host=replace(self.host, waits_for_sends=False))
+
     def shares(self, hardware: str) -> tuple[float, float, float]:
         """The shares of the rates of products, attention and memory on a hardware."""
         usual = self.products_share, self.attention_share, self.memory_share

@@ -197,7 +197,12 @@ def test_no_stage_whose_host_issues_its_passes_undercuts_its_bounds(
     parts = parts_that_matter(predictor.stage_costs(inside, engine=engine))
     for name, bound in parts_that_matter(bounds).items():
         assert (bound <= parts[name] * (1 + 1e-9) + 1e-12).all(), name
-    # The bounds are times of the end with fewest blocks.
+    host = ENGINES[engine].host
+    assert host is not None
+    # The bounds are times of the end with fewest blocks, unless hosts wait for messages: passes
+    # then share what their host takes by their lengths, which differ between the ends.
+    if host.waits_for_sends:
+        return
     near = bounds.seconds.stable_s / predictor.stage_costs(low, engine=engine).seconds.stable_s
     assert np.allclose(near, 1, rtol=1e-9, atol=0)
 
