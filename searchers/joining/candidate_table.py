@@ -112,13 +112,11 @@ _COLUMNS = tuple(entry.name for entry in fields(Options))
 
 def fastest(options: Options, grain: Grain) -> Options:
     """The candidates that are not dominated: no other candidate is at least as fast in every
-    respect and, where host memory counts, takes at most as much of it.
-
-    Transfers are left out, since they depend on the mesh alone.
-    """
+    respect and, where host memory counts, takes at most as much of it."""
     times = options.times
     steady = (
         *(times.forward_s, times.backward_s),
+        *_of_sends(times),
         *(times.through_forward_s, times.through_backward_s),
     )
     once = (
@@ -148,6 +146,7 @@ def telling_columns(options: Options, *, with_host: bool) -> list[Column]:
         times.backward_s + times.within_backward_s + times.end_s,
         *_of_hosts(options),
         *_of_left(times),
+        *_of_sends(times),
     ]
     return [*columns, options.host_bytes] if with_host else columns
 
@@ -171,6 +170,13 @@ def _of_left(times: StageTimes) -> list[Column]:
     within, through = times.within_backward_s, times.through_backward_s + left
     gone = times.gone_backward_s
     return [through, through + within + times.end_s, gone, gone + within]
+
+
+def _of_sends(times: StageTimes) -> list[Column]:
+    """The times of sends that never make a pipeline faster by being longer, if candidates differ
+    in them: copies that are still under way when a pass has ended keep its send waiting."""
+    sends = times.point_to_point_s, times.first_send_late_s
+    return [column for column in sends if (column != column[:1]).any()]
 
 
 def _of_hosts(options: Options) -> list[Column]:

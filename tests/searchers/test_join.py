@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from time import perf_counter
 
@@ -20,7 +20,7 @@ from mistlab.values.search import Budget, Problem
 from mistlab.values.space import OffloadRatios, SearchSpace, space_of
 from mistlab.values.workload import Workload
 from searchers.joining import milp
-from searchers.joining.candidate_table import undominated
+from searchers.joining.candidate_table import Grain, Options, fastest, undominated
 from searchers.joining.candidates import Menus, spread
 from searchers.joining.groups import Group, groups_of
 from searchers.joining.least_work import work_of
@@ -176,6 +176,17 @@ def test_undominated_rows_are_those_that_no_other_beats_everywhere() -> None:
             if (by <= point).all() and ((by < point).any() or other < row)
         ]
         assert (row in kept) == (not beaten)
+
+
+@pytest.mark.parametrize("name", ["point_to_point_s", "first_send_late_s"])
+def test_a_slower_candidate_whose_sends_are_shorter_stays(name: str) -> None:
+    """Copies of different lengths keep sends waiting for different times."""
+    columns = {entry.name: np.zeros(3) for entry in fields(Options)}
+    columns |= {"savings": np.zeros((3, 5)), "counts": np.zeros((3, 1))}
+    columns["forward_s"] = np.array([1.0, 1.1, 1.2])
+    columns[name] = np.array([0.3, 0.1, 0.1])
+    kept = fastest(Options(**columns), Grain())
+    assert sorted(kept.forward_s.tolist()) == [1.0, 1.1]
 
 
 def test_chains_of_a_menu_are_those_of_its_times() -> None:
