@@ -15,7 +15,7 @@ Axes: C candidates, P parts of the model in order (``mistlab.schedule.placement`
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -237,10 +237,7 @@ class _PassSeconds:
         placement = passes[0].placement
         self.num_stages, self.parts = len(passes), placement.parts
         self.splits = [passes[stage].splits_backward for stage in placement.stages]
-        of_part = [
-            StageTimes(**{e.name: getattr(times, e.name)[:, part] for e in fields(times)})
-            for part in parts
-        ]
+        of_part = [times.of_stage(part) for part in parts]
 
         def plain(column: Table) -> Any:
             return column.item() if candidates == 1 else column

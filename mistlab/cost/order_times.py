@@ -4,7 +4,7 @@ Axes: C plans, P parts of the model in order, T types of layers.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -37,8 +37,7 @@ def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
     shape = len(plans), len(order.placement.stages)
     with_turns = model(batch)
     seconds = with_turns.without_turns
-    names = (entry.name for entry in fields(StageTimes))
-    times = StageTimes(**{name: getattr(seconds, name).reshape(shape) for name in names})
+    times = StageTimes.of(seconds, *shape)
     host = None if model.tasks.host is None else HostTimes.of(times, batch.layers.reshape(shape))
     splits = any(of_stage.splits_backward for of_stage in passes)
     split = _split_times(model, batch, shape) if splits else None
@@ -100,7 +99,7 @@ def _end_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int])
 def _reductions_and_steps_s(model: StageTimeModel, batch: StageBatch) -> Table:
     """Seconds of the last reduction of gradients, and of what comes after all passes (2, parts)."""
     phases = model.tasks.template.phases
-    seconds, counts = _seconds(model, batch), _counts(model, batch)
+    seconds, counts = _seconds(model, batch), model.tasks.types.counts(batch.columns)
 
     def summed(rows: Sequence[Task]) -> Table:
         found = np.zeros(len(batch))
@@ -138,10 +137,3 @@ def _split_times(model: StagesOnGroups, batch: StageBatch, shape: tuple[int, int
 
 def _seconds(model: StageTimeModel, batch: StageBatch) -> TaskSeconds:
     return model.tasks.seconds({name: batch.value(name) for name in task_columns()})
-
-
-def _counts(model: StageTimeModel, batch: StageBatch) -> Table:
-    """How many layers of each type a part has (T, C P)."""
-    types = model.tasks.types
-    layers = types.of_stages(batch.value)
-    return np.array([[one.count(place) for one in layers] for place in range(len(types.names))])

@@ -8,7 +8,7 @@ the place of its first rank inside a node matters; else its group of nodes matte
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistlab.cost.memory import host_room_at
-from mistlab.cost.pipeline import StageTimes
+from mistlab.cost.pipeline import TIMES
 from mistlab.machine.cluster import Cluster
 from mistlab.values.dimensions import DIMENSIONS, counts_of_blocks, names_of
 from mistlab.values.search import Problem
@@ -352,7 +352,7 @@ class _Rows:
                 Options(
                     savings=self.strategies[rows],
                     counts=counts[columns],
-                    **{e.name: getattr(seconds, e.name)[flat] for e in fields(StageTimes)},
+                    **{name: getattr(seconds, name)[flat] for name in TIMES},
                     host_bytes=costs.host_bytes[flat],
                 ),
             )

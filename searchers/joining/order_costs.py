@@ -8,7 +8,7 @@ Axes: C candidates.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,7 +176,7 @@ def _least_of(
         least.chosen(chosen).with_columns(**{RECOMPUTED: low}),
         most.chosen(chosen).with_columns(**{RECOMPUTED: high}),
     )
-    times = StageTimes(**{e.name: getattr(seconds, e.name) for e in fields(StageTimes)})
+    times = StageTimes.of(seconds, -1)
     found = {name: np.full(len(least), np.inf) for name in ADDED}
     for name, column in found.items():
         own = seconds.issued_s if name == "issued_s" else getattr(times, name)
