@@ -13,7 +13,7 @@ from mistlab.cost.figures_at import in_one_group, mean_peak_flop_per_s
 from mistlab.cost.iteration import iteration_figures
 from mistlab.cost.memory import fullest_host, reserved_bytes, room_at
 from mistlab.cost.order_memory import figures_in_order, peaks_in_order
-from mistlab.cost.order_times import ordered_iterations_s
+from mistlab.cost.order_times import engine_of, ordered_iterations_s
 from mistlab.cost.pipeline import TIMES, StageTimes, iteration_s
 from mistlab.cost.slot_sums import FEW_ROWS
 from mistlab.cost.tasks import TaskModel
@@ -369,10 +369,7 @@ class SymbolicPredictor:
 
 
 def _mode_of(plan: Plan) -> EngineMode:
-    engine = ENGINES[plan.engine]
-    if plan.order != DEFAULT_ORDER:
-        engine = engine.in_named_order()
-    return EngineMode(engine=engine, overlap_communication=plan.overlap_communication)
+    return EngineMode(engine=engine_of(plan), overlap_communication=plan.overlap_communication)
 
 
 def _order_of(plan: Plan) -> PipelineOrder | None:

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from mistlab.cost.arithmetic import stage_flop
 from mistlab.cost.figures_at import mean_peak_flop_per_s
 from mistlab.cost.kernel_parts import rest_of
-from mistlab.cost.order_times import ordered_iterations_s
+from mistlab.cost.order_times import engine_of, ordered_iterations_s
 from mistlab.cost.pipeline import StageTimes, iteration_s
 from mistlab.cost.stage_parts import NAMES, split_parts, stage_parts
 from mistlab.cost.tasks import TaskModel
 from mistlab.cost.unlike_nodes import StagesOnGroups, task_models
-from mistlab.engines.table import ENGINES
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.plan_orders import order_of_plan, shortened
 from mistlab.schedule.stage_passes import passes_of
@@ -77,13 +76,10 @@ def _without_hosts(tasks: TaskModel) -> TaskModel:
 
 
 def _model(job: Job, altered: Altered | None) -> StagesOnGroups:
-    engine = ENGINES[job.plan.engine]
-    if job.plan.order != DEFAULT_ORDER:
-        engine = engine.in_named_order()
     tasks = task_models(
         job.workload,
         job.cluster,
-        engine,
+        engine_of(job.plan),
         overlap_communication=job.plan.overlap_communication,
         altered=altered,
     )

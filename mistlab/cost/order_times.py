@@ -17,7 +17,9 @@ from mistlab.cost.pipeline import StageTimes
 from mistlab.cost.stage import StageTimeModel, split_seconds
 from mistlab.cost.tasks import TaskSeconds, task_columns
 from mistlab.cost.unlike_nodes import StagesOnGroups
+from mistlab.engines.engine import Engine
 from mistlab.engines.table import ENGINES
+from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.schedule.plan_orders import order_of_plan, shortened
 from mistlab.schedule.slot_table import Task
 from mistlab.schedule.stage_passes import passes_of
@@ -26,6 +28,12 @@ from mistlab.values.plan import Plan
 from mistlab.values.stages import StageBatch
 
 Table = NDArray[np.float64]
+
+
+def engine_of(plan: Plan) -> Engine:
+    """The engine's row as it runs a plan: in the plan's order of passes."""
+    engine = ENGINES[plan.engine]
+    return engine if plan.order == DEFAULT_ORDER else engine.in_named_order()
 
 
 def ordered_iterations_s(model: StagesOnGroups, plans: Sequence[Plan]) -> Table:
