@@ -9,9 +9,9 @@ from mistlab.export.megatron_experts import read_experts
 from mistlab.export.megatron_flags import HARMLESS, TELLING, UNSAID, Options
 from mistlab.export.megatron_model import model_of
 from mistlab.export.megatron_precision import read_precision
-from mistlab.export.shell import Launch, launch_of
 from mistlab.export.target import is_of_today
 from mistlab.schedule.orders import INTERLEAVED, order_of_chunks
+from mistlab.shell.crude import Launch, launch_of
 from mistlab.values.context_ways import GATHER, HEADS, RING
 from mistlab.values.errors import InputError, near_matches
 from mistlab.values.model import ModelSpec

@@ -16,7 +16,7 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from mistlab.export.megatron_flags import Options
-from mistlab.export.shell import Launch, launch_of
+from mistlab.shell.crude import Launch, launch_of
 from runtime.baselines.megatron_parts import latent_of, parts_of
 
 # As Megatron-LM takes the words for moments.

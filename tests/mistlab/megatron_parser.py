@@ -10,7 +10,7 @@ import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from mistlab.export.shell import launch_of
+from mistlab.shell.crude import launch_of
 
 SWITCHES = """
     --sequence-parallel --use-distributed-optimizer --use-megatron-fsdp --overlap-grad-reduce

@@ -8,8 +8,8 @@ import pytest
 from mistlab import catalog
 from mistlab.export.given import Given, Imported
 from mistlab.export.nearest import nearest
-from mistlab.export.shell import launch_of
 from mistlab.export.table import TARGETS
+from mistlab.shell.crude import launch_of
 from mistlab.values.errors import InputError
 
 LINES = Path(__file__).parents[2] / "examples" / "launch"

@@ -1,0 +1,1 @@
+"""Files that launch or configure training in other frameworks, recognised by their keys."""

@@ -1,0 +1,1 @@
+"""Shell scripts that start training, evaluated without being run."""

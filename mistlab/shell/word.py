@@ -1,0 +1,36 @@
+"""Words of an evaluated command: a text, the line that it stands on, and why a part is unknown."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """A part of a script whose value cannot be known without running the script.
+
+    ``expression`` is the part as the script writes it (``$(hostname)``, ``$1``), ``line`` the line
+    that it stands on, ``reason`` why its value is not known, ``remedy`` how the user can give it.
+    """
+
+    expression: str
+    line: int
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.expression} {self.reason}: {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """One word of a command after expansion.
+
+    Unknown parts stand in ``text`` as the script writes them; ``unknown`` explains the first of
+    them. ``line`` is 0 for words that do not come from a script.
+    """
+
+    text: str
+    line: int = 0
+    unknown: Unknown | None = None
+
+    def __str__(self) -> str:
+        return self.text
