@@ -15,7 +15,6 @@ from experiments.comparing.entries import Comparison
 from experiments.comparing.explain import Why, best_of, explain
 from experiments.comparing.page import Answer, Report
 from experiments.comparing.search_words import (
-    plan_words,
     prediction_words,
     rival_words,
     smallest_words,
@@ -23,6 +22,7 @@ from experiments.comparing.search_words import (
     why_words,
 )
 from experiments.comparing.smallest import Smallest, smallest
+from experiments.frame.plan_words import plan_words
 from experiments.frame.tables import csv_of
 from experiments.reports.drawings import draw
 from mistlab.values.datafile import read_json

@@ -6,20 +6,11 @@ from typing import Any
 from experiments.comparing.bench import TOLD_APART, Entry
 from experiments.comparing.explain import Loser, Rejected, Why
 from experiments.comparing.smallest import Smallest
-from experiments.comparing.stages_alike import limits_in_words, runs_of
+from experiments.comparing.stages_alike import limits_in_words
+from experiments.frame.plan_words import count_words
 from experiments.frame.rates import rate_words
 from experiments.reports.breakdown import sentence
-from mistlab.schedule.orders import DEFAULT_ORDER
-from mistlab.values.dimensions import (
-    DIMENSIONS,
-    OFFLOADS,
-    RECOMPUTED,
-    counts_of_blocks,
-    dimension_words,
-    names_of,
-)
-from mistlab.values.mesh import AXES, dimensions_of_axes
-from mistlab.values.plan import Plan, StagePlan
+from mistlab.values.plan import Plan
 from mistlab.values.prediction import Comparison, Prediction
 from mistlab.values.units import GIB_BYTES
 from mistlab.values.value import to_mapping
@@ -87,74 +78,6 @@ def by_time(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(rows, key=lambda row: row["predicted_s"] or float("inf"))
 
 
-def plan_words(plan: Plan) -> list[str]:
-    """A plan, a line for the whole and one for each stage; stages that follow one another and are
-    alike share a line."""
-    stages = _count(plan.num_stages, "stage")
-    lines = [f"engine {plan.engine}, {stages}, {_count(plan.micro_batches, 'micro-batch')}"]
-    if plan.order != DEFAULT_ORDER:
-        lines[0] += f", order {plan.order}"
-    first = 0
-    for run in runs_of(plan.stages):
-        stage = plan.stages[run[0]]
-        blocks = _blocks_from(first, stage.layers)
-        if len(run) > 1:
-            blocks = f"{_count(stage.layers, 'block')} each"
-        lines.append(f"{_called(run)}: {blocks}, {_stage_words(stage)}")
-        first += stage.layers * len(run)
-    return lines
-
-
-def _blocks_from(first: int, count: int) -> str:
-    """The blocks of a stage by their numbers."""
-    if count == 0:
-        return "no blocks"
-    return f"block {first}" if count == 1 else f"blocks {first} to {first + count - 1}"
-
-
-def _called(run: range) -> str:
-    return f"stages {run[0]} to {run[-1]}" if len(run) > 1 else f"stage {run[0]}"
-
-
-def _stage_words(stage: StagePlan) -> str:
-    axes = (
-        f"{degree} {axis.words}"
-        for axis in reversed(AXES.values())
-        if (degree := stage.degree(axis.dimension)) != DIMENSIONS[axis.dimension].default
-    )
-    parts = [
-        f"{' x '.join(axes)} parallel",
-        f"micro-batch {stage.micro_batch}",
-        *(dimension_words(name, stage.value(name), stage.layers) for name in _of_mesh(stage)),
-        *(dimension_words(name, stage.value(name), stage.layers) for name in _said(stage)),
-    ]
-    offloaded = [
-        dimension_words(name, stage.value(name), stage.layers).removesuffix(" offloaded")
-        for name in OFFLOADS
-        if stage.value(name)
-    ]
-    parts.append(f"offloads {', '.join(offloaded)}" if offloaded else "offloads nothing")
-    return ", ".join(parts)
-
-
-def _of_mesh(stage: StagePlan) -> Iterator[str]:
-    """The dimensions of a stage's mesh besides degrees and micro-batch, if not the default."""
-    for name in names_of("mesh"):
-        default = DIMENSIONS[name].default
-        is_degree = name in dimensions_of_axes()
-        if not is_degree and default is not None and stage.value(name) != default:
-            yield name
-
-
-def _said(stage: StagePlan) -> Iterator[str]:
-    """The dimensions besides mesh and offloading that a stage's text says: ZeRO and recomputed
-    blocks always, others if they are not the default."""
-    for name in (*names_of("savings"), *counts_of_blocks()):
-        is_default = stage.value(name) == DIMENSIONS[name].default
-        if name not in OFFLOADS and (name in ("zero", RECOMPUTED) or not is_default):
-            yield name
-
-
 def prediction_words(plan: Plan, prediction: Prediction, simulated_s: float | None) -> str:
     """What an iteration takes, as predicted and as played."""
     played = "too many tasks to play" if simulated_s is None else f"{simulated_s:.3f} s"
@@ -182,7 +105,7 @@ def rival_words(entry: Entry) -> list[str]:
     """What playing the rivals of the best plan says of it."""
     if not entry.rivals or entry.simulated_s is None:
         return []
-    count = _count(len(entry.rivals), "plan")
+    count = count_words(len(entry.rivals), "plan")
     within = f"{count} predicted within {TOLD_APART:.2%} of {entry.searcher}'s best"
     if any(rival.simulated_s is None for rival in entry.rivals):
         return [f"{within}: too many tasks to play them."]
@@ -291,8 +214,3 @@ def _needs(smallest: Smallest) -> str:
         f"{gpu:.1f} GiB of a GPU's {room:.1f} and {host:,.1f} GiB of a node's {host_room:,.1f} of "
         "host memory"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    plural = "es" if noun.endswith("ch") else "s"
-    return f"{number} {noun}{plural if number != 1 else ''}"

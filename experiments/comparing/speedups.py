@@ -9,8 +9,8 @@ from typing import Any
 from experiments.cli.commandline import progress
 from experiments.cli.live import Live
 from experiments.comparing.bench import Bench, Entry
-from experiments.comparing.search_words import plan_words
 from experiments.frame.charts import Bars
+from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table
 from mistlab import catalog

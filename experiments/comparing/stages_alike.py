@@ -1,22 +1,16 @@
 """Stages of a plan in words: those that follow one another and are alike share a line."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from experiments.comparing.explain import StageLimit
-from mistlab.values.plan import StagePlan
+from experiments.frame.plan_words import runs_of
 from mistlab.values.units import GIB_BYTES
-
-
-def runs_of(stages: Sequence[StagePlan]) -> Iterator[range]:
-    """The numbers of stages that follow one another and have the same plan."""
-    return _runs([*stages])
 
 
 def limits_in_words(limits: Sequence[StageLimit]) -> Iterator[str]:
     """What limits each stage; stages whose words differ in memory alone share a line."""
     words = [_limit(limit) for limit in limits]
-    for run in _runs(words):
+    for run in runs_of(words):
         held = [limits[stage].memory_bytes / GIB_BYTES for stage in run]
         memory = f"{min(held):.2f}" + (f" to {max(held):.2f}" if len(run) > 1 else "")
         room = limits[run[0]].room_bytes / GIB_BYTES
@@ -36,11 +30,3 @@ def _limit(limit: StageLimit) -> str:
         f"({limit.share_of_slowest:.0%} of the slowest stage), "
         f"{limit.exposed_communication_s:.3f} of it exposed communication"
     )
-
-
-def _runs(things: Sequence[object]) -> Iterator[range]:
-    first = 0
-    for _, run in groupby(things):
-        count = len([*run])
-        yield range(first, first + count)
-        first += count

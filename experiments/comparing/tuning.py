@@ -23,7 +23,6 @@ from experiments.comparing.bench import Bench, Entry, decided
 from experiments.comparing.explain import Why, explain
 from experiments.comparing.search_rows import rows_of
 from experiments.comparing.search_words import (
-    plan_words,
     prediction_words,
     proof_words,
     rival_words,
@@ -31,6 +30,7 @@ from experiments.comparing.search_words import (
     why_words,
 )
 from experiments.comparing.smallest import smallest
+from experiments.frame.plan_words import plan_words
 from mistlab.values.job import dump_job
 from mistlab.values.search import Budget
 from mistlab.values.space import SearchSpace

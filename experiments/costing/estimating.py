@@ -10,9 +10,9 @@ from experiments.cli.commandline import DONE, NO_ANSWER, as_options, progress
 from experiments.cli.live import Live
 from experiments.cli.problem import load_equal, problem_of
 from experiments.comparing.bench import Bench
-from experiments.comparing.search_words import plan_words
 from experiments.costing.estimate_words import report_of
 from experiments.costing.known_runs import known_rows
+from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Study
 from mistlab import catalog
 from mistlab.economy.bill import Prices, bill_of, gpu_hours_of

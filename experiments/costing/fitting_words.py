@@ -6,9 +6,9 @@ from typing import Any
 
 from experiments.cli.problem import room_words
 from experiments.comparing import search_plots
-from experiments.comparing.search_words import plan_words
 from experiments.costing.tried import Tried
 from experiments.frame.charts import Drawn
+from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import table
 from mistlab.cost.memory import allocator_of

@@ -1,48 +1,89 @@
 """A plan file from another framework's file, with what was assumed."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.cli.commandline import DONE, about, as_options, print_json, progress
+from experiments.cli.commandline import (
+    DONE,
+    NO_ANSWER,
+    about,
+    as_options,
+    print_json,
+    progress,
+)
+from experiments.exporting.source_files import source_of
+from experiments.frame.plan_words import plan_words
+from experiments.frame.rates import brief_words
+from mistlab.economy.parameters import model_parameters
 from mistlab.export.given import Given
+from mistlab.export.remarks import Remark
 from mistlab.export.table import TARGETS
-from mistlab.export.target import Target
-from mistlab.values.datafile import format_yaml, text_in
+from mistlab.formats.format import Format
+from mistlab.formats.table import FORMATS, format_of
+from mistlab.values.datafile import format_yaml
 from mistlab.values.errors import InputError
-from mistlab.values.job import job_to_mapping
+from mistlab.values.job import Job, job_to_mapping
 from mistlab.values.references import hardware_from, model_from
-
-# Whose file it is, by its ending; any other is a launch script.
-ENDINGS = {".json": "deepspeed", ".toml": "torchtitan", ".yaml": "accelerate", ".yml": "accelerate"}
-MOST_BYTES = 4_000_000
+from simulators.symbolic import SymbolicPredictor
 
 
 def import_plan(options: argparse.Namespace) -> int:
     """Import a file."""
     path: Path = options.file
-    target = TARGETS[options.format] if options.format else target_of(path)
     given = _given(options)
     with about(path):
-        found = target.read(text_of(path), given)
-    plan = job_to_mapping(found.job, Path())
-    assumed = [
-        *_about_hardware(options, target),
-        *_about_engine(options, target, found.job.plan.engine),
+        source = source_of(path, options.set, options.arguments, options.line)
+        row = FORMATS[options.format] if options.format else format_of(source)
+        imported = row.read(source, given)
+    job = imported.job
+    remarks = [
+        *imported.remarks,
+        *_about_hardware(options, row),
+        *_about_engine(options, row, job.plan.engine),
     ]
-    remarks = [*map(str, found.remarks), *assumed]
+    is_plain = all(remark.kind == "noted" for remark in remarks)
+    told = [*map(str, remarks), *_unpredicted(job)]
     if options.json:
-        print_json({"plan": plan, "remarks": remarks})
-        return DONE
-    print(format_yaml(plan), end="")
-    for remark in remarks:
-        progress(remark)
-    return DONE
+        plan = job_to_mapping(job, Path())
+        print_json({"format": row.name, "read": summary(job), "plan": plan, "remarks": told})
+    else:
+        print(format_yaml(job_to_mapping(job, Path())), end="")
+        for line in (*(f"read: {text}" for text in summary(job)), *told):
+            progress(line)
+    return NO_ANSWER if options.strict and not is_plain else DONE
 
 
-def target_of(path: Path) -> Target:
-    """Whose file it is, by its ending."""
-    return TARGETS[ENDINGS.get(path.suffix.lower(), "megatron")]
+def summary(job: Job) -> Sequence[str]:
+    """The sizes of an imported job, in lines that a person can hold against the launch file."""
+    work, model, cluster = job.workload, job.workload.model, job.cluster
+    name = f"{model.name}, " if model.name else ""
+    shape = f"{model.layers} layers, hidden {model.hidden}, {model.heads} heads"
+    gpus = f"{cluster.nodes} x {cluster.gpus_per_node} GPUs"
+    batch = f"batch {work.global_batch} x {work.sequence_length} tokens, {work.precision}"
+    return (
+        f"model {name}{shape}, vocabulary {model.vocab:,}{_size(job)}",
+        f"{gpus}, {batch}",
+        *plan_words(job.plan),
+    )
+
+
+def _size(job: Job) -> str:
+    try:
+        return f": {model_parameters(job.workload) / 1e9:.2f}B parameters"
+    except InputError:
+        return ""
+
+
+def _unpredicted(job: Job) -> Iterator[str]:
+    """What is predicted of an imported job, or why nothing is."""
+    predictor = SymbolicPredictor(workload=job.workload, cluster=job.cluster)
+    try:
+        prediction = predictor.predict(job.plan)
+    except InputError as error:
+        yield f"cost: not predicted: {error}"
+    else:
+        yield f"cost: on {job.cluster.hardware.name} {brief_words(prediction)}"
 
 
 def _given(options: argparse.Namespace) -> Given:
@@ -61,22 +102,15 @@ def _given(options: argparse.Namespace) -> Given:
         )
 
 
-def _about_hardware(options: argparse.Namespace, target: Target) -> Iterator[str]:
+def _about_hardware(options: argparse.Namespace, row: Format) -> Iterator[Remark]:
     if options.hardware == "l4-24gb":
-        text = f"no file of {target.title} says it: --hardware, l4-24gb unless it is given"
-        yield f"assumed: hardware: {text}"
+        text = f"no file of {row.title} says it: --hardware, l4-24gb unless it is given"
+        yield Remark(kind="assumed", choice="hardware", text=text)
 
 
-def _about_engine(options: argparse.Namespace, target: Target, engine: str) -> Iterator[str]:
+def _about_engine(options: argparse.Namespace, row: Format, engine: str) -> Iterator[Remark]:
+    target = TARGETS[row.target]
     others = [name for name in target.own_engines.values() if name not in target.engines]
     if options.engine is None and others and engine == target.engines[0]:
         text = f"{target.engines[0]}, as it was measured on L4 and A100: --engine {others[0]} for"
-        yield f"assumed: engine: {text} runs of today on later GPUs"
-
-
-def text_of(path: Path) -> str:
-    """The text of a file; a message says what to do where it cannot be read."""
-    if path.is_file() and path.stat().st_size > MOST_BYTES:
-        message = f"is larger than {MOST_BYTES:,} bytes: give a launch script or configuration"
-        raise InputError(message)
-    return text_in(path)
+        yield Remark(kind="assumed", choice="engine", text=f"{text} runs of today on later GPUs")

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from experiments.calibrating.published_run import PublishedRun
 from experiments.cli.commandline import about
-from experiments.exporting.importing import target_of, text_of
+from experiments.exporting.source_files import source_of
 from mistlab.engines.table import ENGINES
 from mistlab.export.given import Given
+from mistlab.formats.table import format_of
 from mistlab.values.errors import InputError
 from mistlab.values.stages import StageBatch
 
@@ -39,9 +40,10 @@ def _launched(runs: Sequence[PublishedRun], files: dict[str, Path]) -> Iterator[
         path = files.get(run.name)
         if path is None:
             continue
-        target = target_of(path)
         with about(path):
-            job = target.read(text_of(path), _given(run, is_whole=target.name == "megatron")).job
+            source = source_of(path)
+            row = format_of(source)
+            job = row.read(source, _given(run, is_whole=row.name == "megatron")).job
         yield replace(
             run,
             set=f"{run.set}, launch lines",

@@ -9,8 +9,8 @@ from experiments.cli.commandline import DONE, NoAnswerError
 from experiments.cli.live import Live
 from experiments.cli.problem import problem_of
 from experiments.comparing.bench import Bench
-from experiments.comparing.search_words import plan_words
 from experiments.frame.charts import Bars
+from experiments.frame.plan_words import plan_words
 from experiments.frame.study import Report, Study
 from experiments.frame.tables import Row, table
 from mistlab.cost.iteration_terms import Terms

@@ -137,7 +137,7 @@ def test_changes_of_an_imported_plan_are_told_and_written(
     found = json.loads(said)
     assert run(import_plan.main, [str(SCRIPT)]) == 0
     written, told = capsys.readouterr()
-    assert told.splitlines() == found["remarks"]
+    assert told.splitlines() == [*(f"read: {text}" for text in found["read"]), *found["remarks"]]
     mine, better = tmp_path / "mine.yaml", tmp_path / "better.yaml"
     mine.write_text(written, encoding="utf-8")
     assert read_yaml(mine) == found["plan"]

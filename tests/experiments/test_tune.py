@@ -15,9 +15,9 @@ from experiments import compare_searchers, predict, tune, will_it_fit
 from experiments.cli.commandline import run
 from experiments.comparing import tuning
 from experiments.comparing.explain import StageLimit
-from experiments.comparing.search_words import plan_words
 from experiments.comparing.stages_alike import limits_in_words
 from experiments.comparing.tuning import budget_for
+from experiments.frame.plan_words import plan_words
 from mistlab.values.dimensions import change_words
 from mistlab.values.job import load_job
 from mistlab.values.plan import Offload, Plan, StagePlan

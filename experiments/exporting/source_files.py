@@ -1,0 +1,100 @@
+"""Launch files on disk: the file that a path means, with the files that it may refer to."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from mistlab.formats.table import format_of
+from mistlab.shell.source import Source
+from mistlab.values.datafile import text_in
+from mistlab.values.errors import InputError
+
+MOST_BYTES = 4_000_000
+# How many folders above a script its own references may start from: scripts are often started from
+# the root of their repository.
+_FOLDERS_ABOVE = 4
+# Files of a folder that are looked at.
+_MOST_FILES = 500
+_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".json", ".toml", ".yaml", ".yml", ".py")
+
+
+def source_of(
+    path: Path,
+    settings: Sequence[str] = (),
+    arguments: Sequence[str] | None = None,
+    line: int | None = None,
+) -> Source:
+    """The file at a path, or the one launch file of a folder, as a source to import."""
+    if path.is_dir():
+        path = _only_launch_file(path)
+    return Source(
+        text=text_of(path),
+        name=str(path),
+        beside=_beside(path),
+        settings=_settings(settings),
+        arguments=None if arguments is None else tuple(arguments),
+        line=line,
+    )
+
+
+def text_of(path: Path) -> str:
+    """The text of a file; a message says what to do where it cannot be read."""
+    if path.is_file() and path.stat().st_size > MOST_BYTES:
+        message = f"is larger than {MOST_BYTES:,} bytes: give a launch script or configuration"
+        raise InputError(message)
+    return text_in(path)
+
+
+def _settings(texts: Sequence[str]) -> Mapping[str, str]:
+    settings = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            message = f"--set {text}: is no assignment: give a variable's value, such as NNODES=4"
+            raise InputError(message)
+        settings[name] = value
+    return settings
+
+
+def _beside(path: Path) -> Callable[[str], str | None]:
+    """A function that gives the text of a file by the path that the file at ``path`` writes: as
+    seen from its folder, from the folders above it, or from the working directory."""
+    folders = [path.absolute().parent, *list(path.absolute().parents)[1 : _FOLDERS_ABOVE + 1]]
+
+    def text(reference: str) -> str | None:
+        for folder in (*folders, Path()):
+            try:
+                candidate = folder / reference
+                if candidate.is_file() and candidate.stat().st_size <= MOST_BYTES:
+                    return text_in(candidate)
+            except (InputError, OSError, ValueError):
+                continue
+        return None
+
+    return text
+
+
+def _only_launch_file(folder: Path) -> Path:
+    """The file of a folder that launches training: the only one that no other file refers to."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS)
+    texts = {}
+    for path in files[:_MOST_FILES]:
+        try:
+            text = text_of(path)
+            format_of(Source(text=text, name=str(path)))
+        except InputError:
+            continue
+        texts[path] = text
+    first = [
+        path
+        for path in texts
+        if not any(path.name in text for other, text in texts.items() if other != path)
+    ]
+    if len(first) == 1:
+        return first[0]
+    if not first:
+        message = f"{folder}: holds no launch file of a known format: give the file itself"
+        raise InputError(message)
+    names = ", ".join(str(path.relative_to(folder)) for path in first[:8])
+    more = f" and {len(first) - 8} more" if len(first) > 8 else ""
+    message = f"{folder}: holds {len(first)} launch files ({names}{more}): give one of them"
+    raise InputError(message)
