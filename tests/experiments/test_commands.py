@@ -17,7 +17,9 @@ FOLDER = ROOT / "experiments"
 COMMANDS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("__"))
 MOST_LINES = 150
 # Commands about a table or a model of the user's.
-NEED_FILES = {"calibrate", "calibrate_runs", "predict_runs", "report_runs", "trace"}
+NEED_FILES = {
+    *("calibrate", "calibrate_runs", "check_imports", "predict_runs", "report_runs", "trace"),
+}
 # What only the work of a command needs, never its options.
 HEAVY = ("numpy", "sympy", "scipy", "pandas", "matplotlib", "optuna", "pulp", "torch", "yaml")
 

@@ -1,0 +1,130 @@
+"""Imports of listed real launch files, with how each ended and which facts it has otherwise."""
+
+import argparse
+import csv
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.exporting.import_answers import Attempt
+from experiments.exporting.import_facts import wrong_facts
+from experiments.frame.study import Report, Study
+from experiments.frame.tables import table
+from mistlab.export.given import Given
+from mistlab.values.datafile import parse_yaml, text_in
+from mistlab.values.errors import InputError
+from mistlab.values.references import hardware_from
+
+OWN = Path(__file__).parent / "real_files"
+ENDS = ("imported", "imported with options", "imported with --set", "refused", "crashed", "missing")
+
+
+def check_imports(options: argparse.Namespace) -> int:
+    """Import each listed file and write what came of it."""
+    study = Study.begin("check_imports", options)
+    files = _listed(options.list or OWN / "list.csv")
+    facts = _facts(options.facts or OWN / "facts.yaml")
+    given = Given(hardware=hardware_from(options.hardware, Path()))
+    for entry in study.counted(files[:20] if options.quick else files, "files"):
+        study.add(_row(options.folder, entry, facts.get(entry["file"]), given))
+    return study.end(_report(study.rows))
+
+
+def _listed(path: Path) -> list[dict[str, str]]:
+    rows = list(csv.DictReader(text_in(path).splitlines()))
+    if not rows or not {"repo", "path", "kind"} <= rows[0].keys():
+        message = f"{path}: has no columns repo, path and kind: give a list of files"
+        raise InputError(message)
+    return [
+        {**row, "file": row.get("file") or f"{row['repo'].replace('/', '__')}/{row['path']}"}
+        for row in rows
+    ]
+
+
+def _facts(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    if not path.is_file():
+        return {}
+    content = parse_yaml(f"files:\n{text_in(path)}", str(path))
+    return {entry["file"]: entry for entry in content["files"]}
+
+
+def _row(
+    folder: Path, entry: Mapping[str, str], known: Mapping[str, Any] | None, given: Given
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        **{name: entry[name] for name in ("repo", "path", "kind")},
+        **dict.fromkeys(("end", "format", "options", "reason", "told", "silent"), ""),
+        "facts": "" if known is None else len(known.get("facts") or {}),
+    }
+    path = folder / entry["file"]
+    if not path.is_file():
+        return row | {"end": "missing"}
+    attempt = Attempt(path=path, given=given)
+    facts = (known or {}).get("facts") or {}
+    try:
+        attempt.run(facts)
+    except Exception as error:
+        return row | {"end": "crashed", "reason": f"{type(error).__name__}: {error}"}
+    row |= {"format": attempt.format, "options": " ".join(attempt.options)}
+    if attempt.imported is None:
+        return row | {"end": "refused", "reason": attempt.refusal}
+    wrong = list(wrong_facts(facts, attempt.imported))
+    sets = any(option.startswith("--set") for option in attempt.options)
+    end = "imported with --set" if sets else "imported with options"
+    return row | {
+        "end": end if attempt.options else "imported",
+        "told": "; ".join(f"{name}: {words}" for name, words, is_told in wrong if is_told),
+        "silent": "; ".join(f"{name}: {words}" for name, words, is_told in wrong if not is_told),
+    }
+
+
+def _report(rows: Sequence[Mapping[str, Any]]) -> Report:
+    ends = Counter(row["end"] for row in rows)
+    kinds = sorted({row["kind"] for row in rows})
+    imported = sum(count for end, count in ends.items() if end.startswith("imported"))
+    judged = [row for row in rows if row["facts"] != ""]
+    silent = [row for row in judged if row["silent"]]
+    sentence = (
+        f"{imported} of {len(rows)} files import, {ends['imported']} of them without a further "
+        f"option; of {len(judged)} files whose facts were read, {len(silent)} have a fact wrong "
+        "in silence."
+    )
+    return Report(
+        title="Real launch files, imported",
+        words=[
+            sentence,
+            table(["kind", *ENDS], _by_kind(rows, kinds)),
+            "Facts that imports have otherwise:",
+            table(["file", "in silence", "told of"], list(_wrong(judged))),
+        ],
+        summary={
+            "files": len(rows),
+            "imported": imported,
+            "judged": len(judged),
+            "wrong_in_silence": len(silent),
+            "wrong_and_told": sum(1 for row in judged if row["told"]),
+            **{end.replace(" ", "_"): ends[end] for end in ENDS},
+        },
+        beside=["## Refusals", table(["file", "reason"], list(_refusals(rows)))],
+    )
+
+
+def _by_kind(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[tuple[Any, ...]]:
+    lines = []
+    for kind in kinds:
+        ends = Counter(row["end"] for row in rows if row["kind"] == kind)
+        lines.append((kind, *(ends[end] for end in ENDS)))
+    return lines
+
+
+def _wrong(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    for row in rows:
+        if row["silent"] or row["told"]:
+            yield f"{row['repo']}/{row['path']}", row["silent"], row["told"]
+
+
+def _refusals(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for row in rows:
+        if row["end"] in ("refused", "crashed"):
+            yield f"{row['repo']}/{row['path']}", row["reason"].replace("|", "\\|")
