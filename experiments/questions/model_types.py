@@ -202,6 +202,7 @@ def _parts(row: TypeRow) -> Iterator[str]:
         yield "windows"
     if row.turns:
         yield f"blocks in turns ({row.turns})"
+    yield from (f"{own['family']} with {key}" for key, own in row.when.items() if "family" in own)
     by_key = {"biases": ", ".join(row.biases), "qk_norm": row.qk_norm, "post_norms": row.post_norms}
     yield from (f"{part} by {key}" for part, key in by_key.items() if key)
 
