@@ -11,6 +11,7 @@ from mistlab import catalog
 from mistlab.economy.parameters import model_parameters
 from mistlab.huggingface.configurations import model_of_config
 from mistlab.huggingface.model_types import model_types, refused_types
+from mistlab.symbolic.library import graph_of, sequence_graph_of
 from mistlab.values.errors import InputError
 from mistlab.values.model import ModelSpec
 from mistlab.values.references import model_from
@@ -66,6 +67,14 @@ IN_CATALOGUE: dict[str, dict[str, Any]] = {
 }
 
 
+# What default configurations lack, so that there is a model.
+COMPLETED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"num_experts_per_tok": 6, "n_routed_experts": 64},
+    "glm4_moe": {"head_dim": 128},
+}
+
+
 def parameters(model: ModelSpec, sequence_length: int = 2048) -> int:
     return model_parameters(
         Workload(
@@ -99,17 +108,29 @@ def test_the_table_has_forty_types_at_least_and_refuses_none_of_them() -> None:
 @pytest.mark.parametrize("kind", model_types())
 def test_a_default_that_is_written_or_left_out_is_the_same(kind: str) -> None:
     written = {"model_type": kind, **model_types()[kind].defaults}
-    needed = dict.fromkeys(("num_experts_per_tok", "n_routed_experts"), 2)
-    completed = {
-        key: needed[key] for key, value in written.items() if value is None and key in needed
-    }
-    if kind == "glm4_moe":
-        completed["head_dim"] = 128
+    completed = COMPLETED.get(kind, {})
     whole = model_of_config({**written, **completed}, "")
     assert model_of_config({"model_type": kind, **completed}, "") == whole
     for key in written.keys() - {"model_type", *completed}:
         others = {name: value for name, value in written.items() if name != key}
         assert model_of_config({**others, **completed}, "") == whole, key
+
+
+@pytest.mark.parametrize("kind", model_types())
+def test_every_type_has_graphs_for_sequences_longer_than_its_windows(kind: str) -> None:
+    model = model_of_config({"model_type": kind, **COMPLETED.get(kind, {})}, kind)
+    workload = Workload(
+        model=model, sequence_length=16384, global_batch=1, attention="flash", precision="bf16"
+    )
+    graph, split = graph_of(workload), sequence_graph_of(workload)
+    assert split is not None
+    kinds = [graph.mapping["block"], *graph.mapping.get("further_blocks", ())]
+    sees_windows = any(
+        operator["name"] == "mistlab.attention" and "w" in operator["flop"]
+        for block in kinds
+        for operator in block["operators"]
+    )
+    assert sees_windows == (model.window is not None)
 
 
 LLAMA = RELEASED["llama-3-8b"]["config"]
