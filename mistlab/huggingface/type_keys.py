@@ -11,6 +11,8 @@ from mistlab.values.field_checks import shown
 
 # Mappings with numbers of the rotary embedding, of which later releases have the first.
 _ROPE = ("rope_parameters", "rope_scaling")
+# More than any size of a model: lists with an entry for each block must end.
+_MOST = 10_000_000
 # The kind of blocks whose rotary embedding counts where kinds have their own.
 _FULL = "full_attention"
 
@@ -53,6 +55,9 @@ class TypeKeys:
             refuse(self.name(key), problem)
         if value < minimum:
             refuse(self.name(key), f"{value} is too small: give a number of at least {minimum}")
+        if value > _MOST:
+            problem = f"{shown(value)} is too large: give the number that the model has"
+            refuse(self.name(key), f"{problem}, at most {_MOST:,}")
         return value
 
     def needed(self, key: str, minimum: int = 1) -> int:

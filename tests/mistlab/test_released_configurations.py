@@ -145,6 +145,7 @@ LLAMA = RELEASED["llama-3-8b"]["config"]
         ({"num_hidden_layers": 32.0}, r"num_hidden_layers: 32.0 is not a whole number"),
         ({"vocab_size": True}, r"vocab_size: True is not a whole number"),
         ({"hidden_size": -1}, r"hidden_size: -1 is too small: give a number of at least 1"),
+        ({"num_hidden_layers": 999_999_999}, r"num_hidden_layers: 999999999 is too large"),
         ({"rope_theta": "1e6"}, r"rope_theta: '1e6' is not a number"),
         ({"rope_theta": 0}, r"rope_theta: 0 is no positive number"),
         ({"rope_parameters": {"rope_theta": True}}, r"rope_parameters.rope_theta: True is not a n"),
