@@ -159,7 +159,7 @@ def _activation(keys: TypeKeys, fields: Fields) -> tuple[str | None, str]:
     if not keys.has("hidden_act"):
         return None, ""
     name = keys.get("hidden_act")
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         problem = f"{shown(name)} is unknown: give one of {', '.join(ACTIVATIONS)}"
         refuse(keys.name("hidden_act"), f"{problem}, or {TRACE}")
     known = ACTIVATIONS[name]

@@ -84,7 +84,7 @@ def _of_mamba(keys: TypeKeys) -> str:
 
 def _letters(keys: TypeKeys, key: str, kinds: list[Any], letters: Mapping[str, str]) -> str:
     for kind in kinds:
-        if kind not in letters:
+        if not isinstance(kind, str) or kind not in letters:
             problem = f"{shown(kind)} is no kind of block: give {', '.join(letters)}"
             refuse(keys.name(key), problem)
     layers = keys.whole("num_hidden_layers")

@@ -268,3 +268,21 @@ def test_remarks_tell_what_is_taken_otherwise() -> None:
     for kind, remark in remarks.items():
         assert remark in model_of_config({"model_type": kind}, "").remarks, kind
     assert model_of_config({"model_type": "llama"}, "").remarks == ()
+
+
+STRANGE = (
+    *(None, "x", [], {}, True, -1, 0, 1, 3, 1.5, 10**12, [1, 2], [None], [{}], ["full_attention"]),
+    *("LLLG", float("inf"), float("nan"), {"rope_theta": None}, {"full_attention": 1}, "\ud800"),
+)
+
+
+@pytest.mark.parametrize("kind", model_types())
+def test_strange_contents_are_read_or_refused_in_a_line(kind: str) -> None:
+    for key in (*model_types()[kind].defaults, "layer_types", "rope_scaling", "rotary_dim"):
+        for value in STRANGE:
+            config = {"model_type": kind, **COMPLETED.get(kind, {}), key: value}
+            try:
+                assert isinstance(model_of_config(config, ""), ModelSpec)
+            except InputError as error:
+                assert "\n" not in str(error), (key, value)
+                assert len(str(error)) < 400, (key, value)
