@@ -276,13 +276,20 @@ STRANGE = (
 )
 
 
+def refusal_of(config: dict[str, Any]) -> str:
+    """What a configuration is refused with; empty if it is read."""
+    try:
+        model_of_config(config, "")
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("kind", model_types())
 def test_strange_contents_are_read_or_refused_in_a_line(kind: str) -> None:
     for key in (*model_types()[kind].defaults, "layer_types", "rope_scaling", "rotary_dim"):
         for value in STRANGE:
             config = {"model_type": kind, **COMPLETED.get(kind, {}), key: value}
-            try:
-                assert isinstance(model_of_config(config, ""), ModelSpec)
-            except InputError as error:
-                assert "\n" not in str(error), (key, value)
-                assert len(str(error)) < 400, (key, value)
+            refusal = refusal_of(config)
+            assert "\n" not in refusal, (key, value)
+            assert len(refusal) < 400, (key, value)
