@@ -95,6 +95,32 @@ def test_parameters_are_those_published(name: str) -> None:
     assert parameters(model_of_config(config, name), length) == pytest.approx(published, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        ({"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096}, 7_241_732_096),
+        ({"model_type": "deepseek_v3", "hidden_size": 7168}, 671_026_404_352),
+        (
+            {
+                "model_type": "qwen3",
+                "hidden_size": 1024,
+                "intermediate_size": 3072,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 8,
+                "vocab_size": 151936,
+            },
+            751_632_384,
+        ),
+    ],
+    ids=["mistral-7b", "deepseek-v3", "qwen3-0.6b, untied"],
+)
+def test_keys_that_are_left_out_take_the_type_s_defaults(
+    config: dict[str, Any], published: int
+) -> None:
+    assert parameters(model_of_config(config, "")) == published
+
+
 @pytest.mark.parametrize("name", IN_CATALOGUE)
 def test_a_released_configuration_is_the_model_of_the_catalogue(name: str) -> None:
     assert model_of_config(IN_CATALOGUE[name], name) == catalog.model(name)
