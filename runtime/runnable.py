@@ -95,10 +95,10 @@ def check_model(workload: Workload) -> None:
             "trained: give a model without experts, latent attention, windows and a pattern"
         )
         raise InputError(message)
-    if model.qk_norm or model.sinks:
+    if model.qk_norm or model.sinks or model.post_norms:
         message = (
-            "workload.model: qk_norm and sinks can be predicted and not yet trained: give a model "
-            "without them"
+            "workload.model: qk_norm, sinks and post_norms can be predicted and not yet trained: "
+            "give a model without them"
         )
         raise InputError(message)
     if model.further_tokens:

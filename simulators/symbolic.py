@@ -28,6 +28,7 @@ from mistlab.schedule.plan_orders import order_of_plan, shortened
 from mistlab.symbolic.stage_model import StageModel
 from mistlab.values.dimensions import OFFLOADS, RECOMPUTED
 from mistlab.values.mesh import num_gpus
+from mistlab.values.model import ModelSpec
 from mistlab.values.plan import Plan
 from mistlab.values.prediction import Prediction
 from mistlab.values.stages import (
@@ -286,7 +287,7 @@ class SymbolicPredictor:
             fits=all(stage.fits for stage in stages)
             and fullest_host(rank_bytes, np.array(gpus), self.cluster) <= 1,
             predictor=NAME,
-            notes=calibration.notes(num_gpus),
+            notes=(*calibration.notes(num_gpus), *_remarks(self.workload.model)),
             stages=tuple(stage.prediction for stage in stages),
         )
 
@@ -376,6 +377,11 @@ def _order_of(plan: Plan) -> PipelineOrder | None:
     """The order of a plan's passes, cut if it repeats itself; None for the order that has a
     formula."""
     return None if plan.order == DEFAULT_ORDER else order_of_plan(shortened(plan))
+
+
+def _remarks(model: ModelSpec) -> tuple[str, ...]:
+    """What a model's description has otherwise than the model, as notes of a prediction."""
+    return tuple(f"the model as it is read: {remark}" for remark in model.remarks)
 
 
 def _unmeasured(plan: Plan) -> str:

@@ -20,7 +20,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "What a run takes in all": ("will_it_fit", "estimate", "reliability"),
     "Training": ("measure_speedup", "run_plan", "run_plans", "sanitize", "whole_loop"),
     "Machines": ("profile_hardware", "calibrate", "calibrate_runs", "gpu_report"),
-    "Models": ("trace", "build_graphs"),
+    "Models": ("trace", "build_graphs", "check_models"),
     "How good predictions are": ("predictor_error", "predict_runs", "report_runs", "cross_check"),
 }
 

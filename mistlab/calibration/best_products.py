@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from mistlab.calibration.rows import Origin, Row, read_rows
+from mistlab.calibration.rows import Origin, Row, is_of_machine, read_rows
 from mistlab.values.errors import InputError
 
 NEEDED = ("hardware", "operation", "precision", "tflops")
@@ -53,7 +53,7 @@ def _best(rows: list[Row], hardware: str, precision: str) -> float | None:
     rates = [
         float(row["tflops"])
         for row in rows
-        if row["hardware"].startswith(hardware)
+        if is_of_machine(row, hardware)
         and row["operation"] == "gemm"
         and row["precision"] == precision
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mistlab.calibration.rows import Origin, Row, read_rows
+from mistlab.calibration.rows import Origin, Row, is_of_machine, read_rows
 from mistlab.calibration.transfers import TransferRows, fit, mean_error
 from mistlab.machine.transfers import Line
 from mistlab.values.errors import InputError
@@ -43,12 +43,12 @@ class CollectiveTests:
 
 
 def read_collective_tests(path: Path, hardware: str) -> CollectiveTests:
-    """The collectives of a machine; its name is a beginning of the table's."""
+    """The collectives of a machine; its name is the table's, or whole words at its beginning."""
     origin, rows = read_rows(path, NEEDED, all_hardware=True)
     own = [
         row
         for _, row in rows
-        if row["hardware"].startswith(hardware)
+        if is_of_machine(row, hardware)
         and row["operation"] == "all_reduce"
         and row["bytes"]
         and row["busbw_GBps"]

@@ -55,6 +55,12 @@ def read_rows(
     return origin, [(f"{path}: line {number}", row) for number, row in chosen]
 
 
+def is_of_machine(row: Row, hardware: str) -> bool:
+    """Whether a row is of a machine whose name is the row's, or whole words at its beginning."""
+    name = row[HARDWARE]
+    return name.startswith(hardware) and not name[len(hardware) :][:1].isalnum()
+
+
 def _bytes_of_file(path: Path) -> bytes:
     try:
         return path.read_bytes()

@@ -12,4 +12,4 @@ def model_parameters(workload: Workload) -> int:
         layers=workload.model.layers, data_parallel=1, tensor_parallel=1, micro_batch=1
     )
     batch = StageBatch.of_plan(Plan(micro_batches=1, stages=(whole,)))
-    return int(StageModel.of(workload).figures(batch).parameters[0])
+    return round(float(StageModel.of(workload).figures(batch).parameters[0]))

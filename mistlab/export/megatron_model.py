@@ -38,6 +38,8 @@ def sayable_model(job: Job) -> Job:
         refuse("workload.model.pattern", "has no row in this export: leave it out")
     if model.attention_gate:
         refuse("workload.model.attention_gate", "has no row in this export: leave it out")
+    if model.post_norms:
+        refuse("workload.model.post_norms", "has no row in this export: leave it out")
     model = sayable_parts(model)
     if not model.rotary_base.is_integer():
         model = replace(model, name="", rotary_base=float(round(model.rotary_base)))

@@ -42,7 +42,8 @@ def part_options(model: ModelSpec) -> Iterator[str]:
         yield "--qk-layernorm"
     if model.window is not None:
         yield f"--window-size {model.window.size},0"
-        yield f"--window-attn-skip-freq {model.window.full_every}"
+        if model.window.full_every:
+            yield f"--window-attn-skip-freq {model.window.full_every}"
     if model.sinks:
         yield "--softmax-type learnable"
     if model.experts is not None:
@@ -112,12 +113,11 @@ def _window_of(options: Options, found: Found) -> Window | None:
         return None
     words = [word for word in " ".join(options.words["--window-size"]).split(",") if word]
     left = words[0].strip(" ()") if words else ""
-    if every is None or not every.isdigit() or int(every) < 2:
-        said = "in all blocks alike" if every is None else f"--window-attn-skip-freq {every}"
-        told = f"{said}: attention is taken over the whole sequence"
+    if every is not None and (not every.isdigit() or int(every) < 2):
+        told = f"--window-attn-skip-freq {every}: attention is taken over the whole sequence"
         found.remark("ignored", f"--window-size {text}", told)
         return None
-    return Window(size=checked_whole("--window-size", left), full_every=int(every))
+    return Window(size=checked_whole("--window-size", left), full_every=int(every or 0))
 
 
 def _has_sinks(options: Options, found: Found) -> bool:

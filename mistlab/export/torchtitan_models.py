@@ -41,10 +41,14 @@ def words_of(model: ModelSpec) -> tuple[str, str]:
 
 def check_brought(model: ModelSpec) -> None:
     """Refuse a model with parts that are only those of brought models."""
-    has_parts = model.experts or model.latent or model.further_tokens or model.window
-    if has_parts and (model.name not in BROUGHT or catalog.model(model.name) != model):
-        problem = "has experts, latent attention, windows or further tokens, and torchtitan brings"
-        refuse("workload.model", f"{problem} no such model: give one of {', '.join(BROUGHT)}")
+    parts = (model.experts, model.latent, model.further_tokens, model.window, model.post_norms)
+    if any(parts) and (model.name not in BROUGHT or catalog.model(model.name) != model):
+        problem = (
+            "has experts, latent attention, windows, post_norms or further tokens, and torchtitan"
+        )
+        refuse(
+            "workload.model", f"{problem} brings no such model: give one of {', '.join(BROUGHT)}"
+        )
 
 
 def without_pipeline(job: Job) -> Job:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from mistlab.cost.sureness import BITS, Blocks, RunKind
 from mistlab.engines.table import ENGINES
 from mistlab.runs.cells import count_of, flag_of, text_of
+from mistlab.runs.gpu_names import Gpus, gpus_of
 from mistlab.runs.megatron_arguments import (
     are_arguments,
     data_parallel_of,
@@ -28,12 +29,10 @@ from mistlab.runs.table import TableRow
 from mistlab.runs.unsaid import unsaid_of
 from mistlab.runs.words import (
     USUAL_OF_ENGINE,
-    Gpus,
     Usual,
     dispatcher_of,
     engine_of,
     exchange_of,
-    gpus_of,
     network_of,
     order_of,
     precision_of,

@@ -12,10 +12,10 @@ from mistlab.machine.hardware import Hardware
 from mistlab.machine.profile import Profile
 from mistlab.runs.ahead import host_is_ahead
 from mistlab.runs.configuration import GPUS_OF_A_NODE, Configuration
+from mistlab.runs.gpu_names import Gpus
 from mistlab.runs.partition import blocks_of_stages, unrunnable
 from mistlab.runs.recomputed import recomputed
 from mistlab.runs.shapes import Shape
-from mistlab.runs.words import Gpus
 from mistlab.schedule.orders import DEFAULT_ORDER, INTERLEAVED, order_problem
 from mistlab.schedule.placement import most_chunks
 from mistlab.values.job import Job

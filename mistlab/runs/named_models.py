@@ -10,25 +10,26 @@ from dataclasses import replace
 from typing import Any
 
 from mistlab import catalog
+from mistlab.runs.name_words import first_named, keys_in
 from mistlab.values.model import ModelSpec
 
-# What a model's name contains, without punctuation, and the hybrid model of the catalogue; the
-# first match counts.
+# Words of a model's name, one after another, and the hybrid model of the catalogue; the first match
+# counts.
 HYBRIDS_BY_WORD: Mapping[str, str] = {
-    "nemotron3nano": "nemotron-3-nano",
-    "nemotron35": "nemotron-3-nano",
-    "nemotronv3nano": "nemotron-3-nano",
-    "nemotron3super": "nemotron-3-super",
-    "nemotronv3super": "nemotron-3-super",
-    "nemotron3ultra": "nemotron-3-ultra",
-    "nemotronv3ultra": "nemotron-3-ultra",
-    "nemotronh8b": "nemotron-h-8b",
-    "nemotronh": "nemotron-h-56b",
-    "nemotronnano": "nemotron-h-56b",
-    "qwen3next": "qwen3-next-80b-a3b",
-    "qwen35": "qwen3.6-35b-a3b",
-    "qwen36": "qwen3.6-35b-a3b",
-    "llama4maverick": "llama4-maverick",
+    "nemotron 3 nano": "nemotron-3-nano",
+    "nemotron 3.5": "nemotron-3-nano",
+    "nemotron v3 nano": "nemotron-3-nano",
+    "nemotron 3 super": "nemotron-3-super",
+    "nemotron v3 super": "nemotron-3-super",
+    "nemotron 3 ultra": "nemotron-3-ultra",
+    "nemotron v3 ultra": "nemotron-3-ultra",
+    "nemotron h 8b": "nemotron-h-8b",
+    "nemotron h": "nemotron-h-56b",
+    "nemotron nano": "nemotron-h-56b",
+    "qwen 3 next": "qwen3-next-80b-a3b",
+    "qwen 3.5": "qwen3.6-35b-a3b",
+    "qwen 3.6": "qwen3.6-35b-a3b",
+    "llama 4 maverick": "llama4-maverick",
 }
 
 _DEEPSEEK_V4_FLASH: Mapping[str, Any] = {
@@ -58,26 +59,23 @@ _GEMMA_4_26B: Mapping[str, Any] = {
 }
 # The same for models that are near to what this package has, with what they lack.
 NEAR_BY_WORD: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "deepseekv4flash": (
+    "deepseek v4 flash": (
         _DEEPSEEK_V4_FLASH,
         "compressed attention is taken as DeepSeek V3's, one residual stream of four counted",
     ),
-    "gemma426b": (_GEMMA_4_26B, "all blocks attend to all tokens, none has a window"),
+    "gemma 4 26b": (_GEMMA_4_26B, "all blocks attend to all tokens, none has a window"),
 }
 
 
 def named_model(name: str) -> tuple[ModelSpec | None, str]:
     """The model that a table's name stands for, and a note; None if the name is unknown."""
-    plain = "".join(letter for letter in name.casefold() if letter.isalnum())
-    for word, (mapping, note) in NEAR_BY_WORD.items():
-        if word in plain:
-            return ModelSpec.from_mapping({"name": word, **mapping}), note
+    for words in keys_in(name, NEAR_BY_WORD):
+        mapping, note = NEAR_BY_WORD[words]
+        return ModelSpec.from_mapping({"name": words.replace(" ", ""), **mapping}), note
     if name.casefold() in catalog.model_names():
         return catalog.model(name.casefold()), ""
-    for word, own in HYBRIDS_BY_WORD.items():
-        if word in plain:
-            return catalog.model(own), ""
-    return None, ""
+    known = first_named(name, HYBRIDS_BY_WORD)
+    return (None if known is None else catalog.model(known)), ""
 
 
 def base_of_pattern(pattern: str) -> ModelSpec:

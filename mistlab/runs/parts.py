@@ -15,29 +15,27 @@ from typing import Any
 
 from mistlab import catalog
 from mistlab.runs.cells import count_of
+from mistlab.runs.name_words import first_named
 from mistlab.values.errors import refuse
 from mistlab.values.model import ModelSpec
 from mistlab.values.model_parts import Experts
 
-# What a model's name contains, and the model of the catalogue that is built alike; the first match
-# counts.
+# Words of a model's name, one after another, and the model of the catalogue that is built alike;
+# the first match counts.
 ALIKE_BY_WORD: Mapping[str, str] = {
-    "deepseek-v2-lite": "deepseek-v2-lite",
-    "deepseekv2": "deepseek-v2",
-    "deepseek-v2": "deepseek-v2",
-    "deepseek-v3-mtp": "deepseek-v3-mtp",
+    "deepseek v2 lite": "deepseek-v2-lite",
+    "deepseek v2": "deepseek-v2",
+    "deepseek v3 mtp": "deepseek-v3-mtp",
     "deepseek": "deepseek-v3",
     "kimi": "kimi-k2",
     "moonlight": "moonlight-16b-a3b",
-    "glm-4.5-air": "glm-4.5-air",
+    "glm 4.5 air": "glm-4.5-air",
     "glm": "glm-4.5",
-    "llama4-scout": "llama4-scout",
-    "llama-4-scout": "llama4-scout",
+    "llama 4 scout": "llama4-scout",
     "olmo": "olmo2-7b",
-    "qwen3-235b": "qwen3-235b-a22b",
-    "qwen3": "qwen3-30b-a3b",
-    "gpt-oss": "gpt-oss-120b",
-    "gpt_oss": "gpt-oss-120b",
+    "qwen 3 235b": "qwen3-235b-a22b",
+    "qwen 3": "qwen3-30b-a3b",
+    "gpt oss": "gpt-oss-120b",
     "mixtral": "mixtral-8x7b",
 }
 # Head dimension, share of rotated channels and sizes of heads that a model built alike passes on.
@@ -46,8 +44,7 @@ _STRUCTURE = ("qk_norm", "attention_gate", "sinks", "window", "latent", "biases"
 
 def alike_of(name: str, remarks: str) -> ModelSpec | None:
     """The model of the catalogue that is built like a model of this name, with these remarks."""
-    words = name.casefold()
-    own = next((own for word, own in ALIKE_BY_WORD.items() if word in words), None)
+    own = first_named(name, ALIKE_BY_WORD)
     if own is None and "multi-latent-attention=1" in remarks:
         own = "deepseek-v3"
     return None if own is None else catalog.model(own)

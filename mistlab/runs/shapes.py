@@ -18,6 +18,7 @@ from mistlab.runs.megatron_arguments import (
     pattern_in,
     two_thirds,
 )
+from mistlab.runs.name_words import first_named, words_of
 from mistlab.runs.named_models import base_of_pattern, hybrid_of_sizes, named_model
 from mistlab.runs.parts import alike_of, experts_of_row, parts_of
 from mistlab.runs.words import Usual
@@ -25,12 +26,11 @@ from mistlab.values.errors import near_matches, refuse
 from mistlab.values.model import ModelSpec
 from mistlab.values.value import to_mapping
 
-# What a model's name contains, and its family; other models are taken as Llama's.
+# Words of a model's name, and its family; other models are taken as Llama's.
 FAMILIES_BY_WORD: Mapping[str, str] = {
     "llama": "llama",
     "falcon": "falcon",
-    "gpt-oss": "llama",
-    "gpt_oss": "llama",
+    "gpt oss": "llama",
     "deepseek": "llama",
     "mixtral": "llama",
     "qwen": "llama",
@@ -282,9 +282,13 @@ def _dropped(family: str, remarks: str, usual: Usual | None, notes: list[str]) -
 
 
 def _family(name: str, found: Mapping[str, int | None], notes: list[str]) -> str:
-    words = name.casefold()
+    family = first_named(name, FAMILIES_BY_WORD)
+    if family is not None:
+        return family
+    # A name such as CodeLlama or nanoGPT ends with the word that tells.
     for word, family in FAMILIES_BY_WORD.items():
-        if word in words:
+        if any(part.endswith(word) for part in words_of(name)):
+            notes.append(f"model {name!r} is taken as a {word} by the end of its name")
             return family
     notes.append(f"model {name!r} is unknown: a block like Llama's assumed")
     return "llama"
@@ -292,4 +296,4 @@ def _family(name: str, found: Mapping[str, int | None], notes: list[str]) -> str
 
 def _ties(name: str) -> bool:
     """Whether a GPT-like model shares its table of tokens with its head, as published."""
-    return "mpt" in name.casefold() or "gpt" in name.casefold()
+    return any(word.endswith(("mpt", "gpt")) for word in words_of(name))

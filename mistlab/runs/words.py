@@ -1,18 +1,19 @@
-"""The words of tables of runs: engines, GPUs, precisions and ways to save memory, as people write
-them, in the terms of this package."""
+"""The words of tables of runs: engines, precisions and ways to save memory, as people write them,
+in the terms of this package."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from mistlab import catalog
 from mistlab.engines.table import ENGINES
+from mistlab.runs.gpu_names import Gpus
+from mistlab.runs.name_words import keys_in
 from mistlab.schedule.orders import DEFAULT_ORDER
 from mistlab.values.errors import FieldError, refuse
 from mistlab.values.field_checks import shown
 from mistlab.values.workload import Attention, Precision
 
-# What an engine's text contains, and the engine that it stands for; the first match counts.
+# Words that an engine's text has, and the engine that it stands for; the first match counts.
 ENGINES_BY_WORD: Mapping[str, str] = {
     "nanotron": "nanotron",
     "zero bubble": "zero-bubble",
@@ -37,18 +38,24 @@ ENGINES_BY_WORD: Mapping[str, str] = {
 AS_FSDP: Mapping[str, str] = {"maxtext": "fsdp-te"}
 
 
-# What software's name an engine's text contains, where it is no engine's; the first match counts.
+# Software that an engine's text names, where it is no engine; the first match counts.
 OTHER_SOFTWARE = ("simumax", "paxml", "maxtext", "sailor")
 
 
 def software_of(text: str) -> str:
     """The software that an engine's text names; "other" if it names none that is known."""
-    words = text.casefold()
-    names = (*OTHER_SOFTWARE, *ENGINES_BY_WORD)
-    return next((name for name in names if name in words), "other")
+    return next(iter(_named(text, (*OTHER_SOFTWARE, *ENGINES_BY_WORD))), "other")
 
 
-# What an engine's text says of the order of passes, and the order; the first match counts.
+def _named(text: str, names: Iterable[str]) -> list[str]:
+    """The names whose words a text has as whole words; a number may follow at once (FSDP2)."""
+    words = re.findall("[a-z0-9]+", text.casefold().replace("megatronlm", "megatron-lm"))
+    plain = f" {' '.join(words)} "
+    spelled = {name: " ".join(re.findall("[a-z0-9]+", name)) for name in names}
+    return [name for name, own in spelled.items() if re.search(rf" {own}[0-9]* ", plain)]
+
+
+# Words that an engine's text has of the order of passes, and the order; the first match counts.
 ORDERS_BY_WORD: Mapping[str, str] = {
     "schedule zbv": "zb-v",
     "schedule zb-v": "zb-v",
@@ -82,51 +89,6 @@ USUAL_OF_ENGINE: Mapping[str, Usual] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
-    """GPUs as a table names them: the hardware of the catalogue, with another memory if given.
-
-    Products in 16 bits keep up ``products_share`` of the hardware's rate.
-    """
-
-    hardware: str
-    memory_gib: float | None = None
-    products_share: float = 1.0
-    note: str = ""
-
-
-# Beginnings of what tables call GPUs, without punctuation; the longest match counts.
-GPUS_BY_WORD: Mapping[str, Gpus] = {
-    "l4": Gpus(hardware="l4-24gb"),
-    "a10g": Gpus(hardware="a10g-24gb"),
-    "v100": Gpus(hardware="v100-16gb", note="V100 of 16 GB assumed"),
-    "v10032gb": Gpus(hardware="v100-32gb"),
-    "v100sxm232gb": Gpus(hardware="v100-32gb"),
-    "a100": Gpus(hardware="a100-80gb", note="A100 of 80 GB assumed"),
-    "a10040gb": Gpus(hardware="a100-40gb"),
-    "a100sxm440gb": Gpus(hardware="a100-40gb"),
-    "a10080gb": Gpus(hardware="a100-80gb"),
-    "a100sxm480gb": Gpus(hardware="a100-80gb"),
-    "h100": Gpus(hardware="h100-80gb"),
-    "h10096gb": Gpus(
-        hardware="h100-80gb", memory_gib=94.0, note="rates of the H100 with 80 GB taken"
-    ),
-    "h200": Gpus(hardware="h200-141gb"),
-    "b200": Gpus(hardware="b200-180gb"),
-    "b200class184gib": Gpus(hardware="gb200-186gb", note="184 GiB are those of a GB200"),
-    "gb200": Gpus(hardware="gb200-186gb"),
-    "b300": Gpus(hardware="b300-288gb"),
-    "gb300": Gpus(hardware="gb300-288gb"),
-    "gh200": Gpus(hardware="gh200-96gb"),
-    "mi300x": Gpus(hardware="mi300x-192gb"),
-    "mi325x": Gpus(hardware="mi325x-256gb"),
-}
-DEFAULT_GPUS = "h100"
-# The software that ran on one slow machine alone, the machine's GPUs, and the share of the
-# hardware's rate that products in 16 bits keep up there. SimuMax's products of single kernels reach
-# 1,451 TFLOP/s at most (kernel_efficiency_simumax.csv) and 1,076 in the sum; the best product that
-# others measured on B200 reaches 1,745 (gemm_peaks.csv). Its runs take as long as its products say.
-SLOW_MACHINES: Mapping[tuple[str, str], float] = {("simumax", "b200-180gb"): 1076.2 / 1321.7}
 # What a text about sharding contains, and its ZeRO level.
 _LEVELS: Mapping[str, int] = {
     "shard_grad_op": 2,
@@ -152,15 +114,14 @@ _LEVELS: Mapping[str, int] = {
 
 def engine_of(text: str, zero: str) -> tuple[str, str]:
     """The engine that a text stands for, and a note where the engine is assumed."""
-    words = text.casefold()
-    found = next((name for word, name in ENGINES_BY_WORD.items() if word in words), "")
+    found = next((ENGINES_BY_WORD[name] for name in _named(text, ENGINES_BY_WORD)), "")
     if found in ("megatron", "megatron-core") and "megatron-fsdp" in zero.casefold():
         return "megatron-fsdp", ""
     if found and not (found in ("megatron", "megatron-core") and "fsdp" in zero.casefold()):
         return found, ""
     # Sharded weights, and gradients, are FSDP's, whatever runs it.
     shards = "fsdp" in zero.casefold() or (not found and (_level_of(zero.casefold()) or 0) > 1)
-    as_fsdp = next((name for word, name in AS_FSDP.items() if word in words), "fsdp")
+    as_fsdp = next((AS_FSDP[name] for name in _named(text, AS_FSDP)), "fsdp")
     assumed = as_fsdp if shards else "megatron"
     if found:
         return assumed, f"zero {zero} is sharded as by engine {assumed}"
@@ -187,13 +148,12 @@ def order_of(text: str, engine: str, remarks: str) -> tuple[str, str, str]:
 
 
 def _named_order(text: str) -> str:
-    words = text.casefold()
-    return next((order for word, order in ORDERS_BY_WORD.items() if word in words), "")
+    return next((ORDERS_BY_WORD[name] for name in _named(text, ORDERS_BY_WORD)), "")
 
 
 def dispatcher_of(model: str) -> str:
     """The dispatcher of a model whose row names none: DeepEP was made for DeepSeek V3."""
-    return "deepep" if "deepseek" in model.casefold() else ""
+    return "deepep" if keys_in(model, ("deepseek",)) else ""
 
 
 # The first release of Megatron-Bridge whose recipes of transformers with experts for racks capture
@@ -231,34 +191,6 @@ def _release(engine: str) -> tuple[int, ...]:
     """The year and month of a release that an engine's text names; nothing if it names none."""
     found = re.search(r"([0-9]+)\.([0-9]+)", engine)
     return () if found is None else (int(found[1]), int(found[2]))
-
-
-def gpus_of(text: str, software: str = "", own: str = "") -> Gpus:
-    """The GPUs that a text names; refuses unlike ones, and GPUs without a hardware file.
-
-    With ``own``, the name of a hardware file of the caller's, rows that name nothing have its GPUs;
-    if the catalogue has no such name, all rows have.
-    """
-    if own and (not text or own not in catalog.hardware_names()):
-        return Gpus(hardware=own)
-    if "+" in text:
-        problem = (
-            f"{shown(text)} are unlike GPUs, and a row does not say which stage has which: predict "
-            "a plan file that lists them in cluster.hardware"
-        )
-        refuse("hardware", problem)
-    plain = re.sub(r"[^a-z0-9]", "", text.casefold().replace("nvidia", ""))
-    known = sorted(GPUS_BY_WORD, key=len, reverse=True)
-    found = next((word for word in known if plain.startswith(word)), None)
-    if not text:
-        found = DEFAULT_GPUS
-    if found is None:
-        names = ", ".join(name.upper() for name in GPUS_BY_WORD if name.isalnum() and len(name) < 7)
-        refuse("hardware", f"{shown(text)} has no hardware file: give {names}, or write a file")
-    gpus = GPUS_BY_WORD[found]
-    note = gpus.note if text else f"hardware is empty: {gpus.hardware} assumed"
-    share = SLOW_MACHINES.get((software, gpus.hardware), 1.0)
-    return replace(gpus, products_share=share, note=note)
 
 
 def zero_of(text: str, engine: str) -> tuple[int, str]:

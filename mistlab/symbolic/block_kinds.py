@@ -3,12 +3,15 @@ kind."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
-from mistlab.values.model import ModelSpec
+from mistlab.values.model import Family, ModelSpec
+from mistlab.values.model_parts import Window
 
 # Parts that a block may have beyond those of its family, in the order of graphs' names.
 PARTS = (
-    *("qk_norm", "attention_gate", "sinks", "window", "latent", "whole_queries"),
+    *("rotary", "positionless", "gated"),
+    *("qk_norm", "attention_gate", "sinks", "window", "latent", "whole_queries", "post_norms"),
     *("experts", "shared_experts", "latent_experts", "state_space", "delta_rule"),
     *("mixer_missing", "network_missing"),
 )
@@ -26,11 +29,12 @@ class BlockKinds:
 
 
 def kinds_of(model: ModelSpec) -> BlockKinds:
-    """The kinds of a model of a family."""
+    """The kinds of a model of a family; a window belongs to all blocks but every
+    ``full_every``-th."""
     if model.pattern:
         return _of_pattern(model)
     dense = 0 if model.experts is None else model.experts.dense_blocks
-    turns = 1 if model.window is None else model.window.full_every
+    turns = 1 if model.window is None else max(model.window.full_every, 1)
     # Without dense blocks at the start, kinds take turns from the first block on.
     blocks = [_parts_of(model, block) for block in range(model.layers if dense else turns)]
     names = [_name(parts, blocks[-1]) for parts in blocks]
@@ -65,6 +69,7 @@ def _parts_of_letter(model: ModelSpec, letter: str) -> tuple[str, ...]:
     has_experts = experts is not None and letter in "EGA"
     scans = scan is not None and letter in "MG"
     has = {
+        **_structure(model),
         "qk_norm": model.qk_norm and letter in "*AD",
         "attention_gate": model.attention_gate and letter in "*AD",
         "experts": has_experts,
@@ -86,14 +91,39 @@ def _parts_of(model: ModelSpec, block: int) -> tuple[str, ...]:
         "qk_norm": model.qk_norm,
         "attention_gate": model.attention_gate,
         "sinks": model.sinks,
-        "window": window is not None and block % window.full_every < window.full_every - 1,
+        "window": window is not None and _has_window(window, block),
         "latent": latent is not None,
         "whole_queries": latent is not None and latent.query_rank is None,
+        "post_norms": model.post_norms,
         "experts": has_experts,
         "shared_experts": has_experts and experts is not None and experts.shared_ffn > 0,
         "latent_experts": has_experts and experts is not None and experts.hidden > 0,
+        **_structure(model),
     }
     return tuple(part for part in PARTS if has.get(part, False))
+
+
+def _has_window(window: Window, block: int) -> bool:
+    """Whether a block, counted from the model's first, attends to a window alone."""
+    every = window.full_every
+    return not every or block % every < every - 1
+
+
+def _structure(model: ModelSpec) -> dict[str, bool]:
+    """The parts by which blocks are built otherwise than those of the model's family."""
+    plain = family_structure(model.family)
+    is_other = model.position_embedding != plain.position_embedding
+    return {
+        "rotary": is_other and model.position_embedding == "rotary",
+        "positionless": is_other and model.position_embedding == "none",
+        "gated": plain.mlp_type == "mlp" and model.mlp_type == "gated_mlp",
+    }
+
+
+@cache
+def family_structure(family: Family) -> ModelSpec:
+    """The smallest model of a family, which has the family's own structure."""
+    return ModelSpec.of(family=family, hidden=128, layers=1, heads=1)
 
 
 def _name(parts: tuple[str, ...], last: tuple[str, ...]) -> str:

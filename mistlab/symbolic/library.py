@@ -7,17 +7,17 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 
-from mistlab.symbolic.block_kinds import BLOCK, kinds_of
+from mistlab.symbolic.block_kinds import BLOCK, family_structure, kinds_of
 from mistlab.symbolic.eight_bit import in_precision
 from mistlab.symbolic.feasible import broken_at
 from mistlab.symbolic.further_tokens import with_further_tokens
 from mistlab.symbolic.graph import ModelGraph
 from mistlab.symbolic.kept_by_torch import kept_by_torch
-from mistlab.symbolic.made_variants import with_dropout, with_scores
+from mistlab.symbolic.made_variants import with_dropout, with_scores, with_window
 from mistlab.symbolic.stored_graph import StoredGraph
 from mistlab.values.datafile import read_json
 from mistlab.values.errors import InputError
-from mistlab.values.model import Family, ModelSpec
+from mistlab.values.model import Activation, ModelSpec
 from mistlab.values.workload import Workload
 
 FAMILIES = ("gpt", "llama", "falcon")
@@ -102,6 +102,21 @@ _OF_TODAY: tuple[tuple[str, str, bool, tuple[str, ...]], ...] = (
     ("llama", "flash", False, ("qk_norm", "attention_gate", *_SHARED)),
     ("llama", "flash", False, ("qk_norm", "attention_gate")),
     ("llama", "flash", False, ("qk_norm", *_SHARED)),
+    # Llama with biases; norms before and after each half of a block: Gemma 2 and 3, GLM 4.
+    ("llama", "flash", True, ()),
+    ("llama", "flash", False, ("post_norms",)),
+    ("llama", "flash", False, ("qk_norm", "post_norms")),
+    # GPT with rotary embedding (StarCoder 2), and without positions (BLOOM and MPT, which have
+    # ALiBi); Falcon with biases (GPT-NeoX) and with a gate (Command R); Nemotron's networks after
+    # attention with rotary embedding (Arcee, Apertus).
+    ("gpt", "flash", False, ("rotary",)),
+    ("gpt", "flash", True, ("rotary",)),
+    ("gpt", "flash", False, ("positionless",)),
+    ("gpt", "flash", True, ("positionless",)),
+    ("falcon", "flash", True, ()),
+    ("falcon", "flash", False, ("gated",)),
+    ("nemotron", "flash", False, ("rotary",)),
+    ("nemotron", "flash", False, ("rotary", "qk_norm")),
 )
 
 
@@ -121,6 +136,9 @@ def _of(variant: Variant) -> StoredGraph | None:
     if variant.attention == "math":
         base = _of(replace(variant, attention="flash"))
         return None if base is None else with_scores(base)
+    if "window" in variant.parts:
+        base = _of(replace(variant, parts=tuple(p for p in variant.parts if p != "window")))
+        return None if base is None else with_window(base)
     return None
 
 
@@ -160,7 +178,7 @@ def _of_family(
     workload: Workload, precision: str, *, sequence_parallel: bool, kept_by: str
 ) -> StoredGraph:
     """The graph of a model of a family, with all kinds of its blocks."""
-    model = workload.model
+    model = _seen(workload)
     kinds = kinds_of(model)
     own = Variant(
         family=model.family,
@@ -172,7 +190,7 @@ def _of_family(
     )
     of_kinds = {name: replace(own, parts=parts) for name, parts in kinds.parts.items()}
     for variant in of_kinds.values():
-        if _of(variant) is None or not _has_family_structure(model):
+        if _of(variant) is None or not _has_known_structure(model):
             message = (
                 f"workload.model: no layer graph is shipped for {variant.name} with the structure "
                 f"of {model.name or 'this model'}: use the family's own structure, biases and "
@@ -210,15 +228,31 @@ def _known(variant: Variant) -> StoredGraph:
     return found
 
 
-def _has_family_structure(model: ModelSpec) -> bool:
-    plain = _smallest(model.family)
-    names = ("norm", "mlp_type", "activation", "parallel_block", "position_embedding")
-    return all(getattr(model, name) == getattr(plain, name) for name in names)
+def _has_known_structure(model: ModelSpec) -> bool:
+    """Whether a model's blocks are its family's, but for what parts of variants say."""
+    plain = family_structure(model.family)
+    is_gated = model.mlp_type == "gated_mlp"
+    return (
+        model.norm == plain.norm
+        and model.parallel_block == plain.parallel_block
+        and (is_gated or plain.mlp_type == "mlp")
+        and (is_gated or _same_kernel(model.activation) == _same_kernel(plain.activation))
+        and (model.position_embedding != "absolute" or plain.position_embedding == "absolute")
+    )
 
 
-@cache
-def _smallest(family: Family) -> ModelSpec:
-    return ModelSpec.of(family=family, hidden=128, layers=1, heads=1)
+def _same_kernel(activation: Activation) -> Activation:
+    """The activation whose kernel reads, writes and keeps the same: both ways to work out GELU are
+    one operator."""
+    return "gelu_tanh" if activation == "gelu" else activation
+
+
+def _seen(workload: Workload) -> ModelSpec:
+    """The workload's model, without a window that no sequence is longer than."""
+    model = workload.model
+    if model.window is None or model.window.size < workload.sequence_length:
+        return model
+    return replace(model, window=None)
 
 
 def _traced(workload: Workload, precision: str) -> StoredGraph:

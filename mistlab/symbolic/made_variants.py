@@ -2,8 +2,9 @@
 
 Dropout keeps a mask of what each of a block's two halves adds, and one of the embedding. Attention
 that is written out keeps its scores; with dropout it keeps the scores that were let through and
-their mask as well. Scores have one kernel that writes them and one that reads them. Products and
-other kernels are those of the traced graph.
+their mask as well. Scores have one kernel that writes them and one that reads them. With a window,
+attention is another kernel, with fewer operations; it reads, writes and keeps what fused attention
+does. Products and other kernels are those of the traced graph.
 
 The change is made in the text of a graph's file, so that no expression is read.
 """
@@ -54,6 +55,37 @@ def with_scores(stored: StoredGraph) -> StoredGraph:
         "block": _keeping(graph["block"], kept),
     }
     return StoredGraph.of(_with_further(mapping, further), stored.where)
+
+
+@cache
+def with_window(stored: StoredGraph) -> StoredGraph:
+    """The graph of a model whose blocks have windows, from that of the same model without."""
+    graph = stored.mapping
+    further = [_windowed(block) for block in graph.get("further_blocks", ())]
+    mapping = {**graph, "name": f"{graph['name']}-window", "block": _windowed(graph["block"])}
+    return StoredGraph.of(_with_further(mapping, further), stored.where)
+
+
+# Fused attention by PyTorch, the kernel that has a window, and its operations: a token sees at most
+# w tokens, and each of the first w those before it.
+_FUSED = "aten._scaled_dot_product_flash_attention_for_cpu"
+_WIDE = "mistlab.attention"
+_SEEN_BY_PHASE = {
+    "forward": "4*b*d*n*s*w/tp - 2*b*d*n*w**2/tp",
+    "backward": "10*b*d*n*s*w/tp - 5*b*d*n*w**2/tp",
+}
+
+
+def _windowed(layer: Plain) -> Plain:
+    """A layer whose fused attention sees a window alone."""
+    operators = [
+        {**one, "name": one["name"].replace(_FUSED, _WIDE), "flop": _SEEN_BY_PHASE[one["phase"]]}
+        if one["name"].startswith(_FUSED)
+        else one
+        for one in layer["operators"]
+    ]
+    peaks = [{**one, "operator": one["operator"].replace(_FUSED, _WIDE)} for one in layer["peaks"]]
+    return {**layer, "operators": operators, "peaks": peaks}
 
 
 def _with_further(mapping: Plain, further: Sequence[Plain]) -> Plain:

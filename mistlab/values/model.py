@@ -41,9 +41,13 @@ class ModelSpec:
 
     With ``qk_norm`` each head's queries and keys are normalised. With ``attention_gate`` what
     attention gives is multiplied, channel by channel, by gates made with the queries. With
-    ``sinks`` each head has one more score, to which no value belongs. ``window``, ``latent``,
-    ``experts`` and ``state_space`` are parts that some models have. The head predicts
+    ``sinks`` each head has one more score, to which no value belongs. With ``post_norms`` what
+    attention and the network make is normalised before it is added to the residual. ``window``,
+    ``latent``, ``experts`` and ``state_space`` are parts that some models have. The head predicts
     ``further_tokens`` after the next one, each with a block of its own (multi-token prediction).
+
+    ``remarks`` tell where the description is not the model itself but what stands for it, as where
+    a gate of GELU is taken as one of SiLU. Predictions repeat them.
 
     A hybrid model has a ``pattern``: a letter for each block, which take turns. Blocks have one
     part alone (``M`` the state-space mixer, ``*`` attention, ``-`` the network, ``E`` experts), or
@@ -73,6 +77,7 @@ class ModelSpec:
     qk_norm: bool = False
     attention_gate: bool = False
     sinks: bool = False
+    post_norms: bool = False
     window: Window | None = None
     latent: LatentAttention | None = None
     experts: Experts | None = None
@@ -85,6 +90,8 @@ class ModelSpec:
     )
     # It describes a run, not the model: models that differ in it alone are equal.
     trained: Trained | None = field(default=None, compare=False)
+    # They tell of where the description came from; models that differ in them alone are equal.
+    remarks: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -118,7 +125,8 @@ class ModelSpec:
     def has_plain_blocks(self) -> bool:
         """Whether its blocks have none of the parts that only some models have."""
         parts = (self.experts, self.latent, self.window, self.qk_norm, self.sinks, self.pattern)
-        return not any(parts) and not self.attention_gate and not self.further_tokens
+        others = (self.attention_gate, self.post_norms, self.further_tokens)
+        return not any((*parts, *others))
 
     @property
     def is_hybrid(self) -> bool:
@@ -153,6 +161,9 @@ class ModelSpec:
         if self.attention_gate and not self.qk_norm:
             problem = "true without qk_norm: no published model has gates alone"
             refuse("attention_gate", f"{problem}: give qk_norm: true, or leave it out")
+        if self.post_norms and (self.pattern or self.parallel_block):
+            problem = "true with a pattern or a parallel_block, whose blocks have no such norms"
+            refuse("post_norms", f"{problem}: leave it out")
 
     def _check_experts(self) -> None:
         dense = 0 if self.experts is None else self.experts.dense_blocks

@@ -78,11 +78,15 @@ class StateSpace:
 class Window:
     """A sliding window: in some blocks a token attends to the last ``size`` tokens alone.
 
-    Every ``full_every``-th block attends to all tokens; the blocks before it have windows.
+    Every ``full_every``-th block attends to all tokens, and the blocks before it have windows; with
+    0 all blocks have windows. A sequence that is no longer than the window has none.
     """
 
     size: int = field(metadata=bounded(minimum=1))
-    full_every: int = field(default=2, metadata=bounded(minimum=2))
+    full_every: int = field(default=2, metadata=bounded(minimum=0))
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.full_every == 1:
+            problem = "1 says that every block attends to all tokens: leave the window out"
+            refuse("full_every", f"{problem}, or give 0 for windows in all blocks")

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from mistlab import catalog
+from mistlab.huggingface.configurations import KIND, model_of_config
 from mistlab.machine.hardware import Hardware
 from mistlab.machine.profile import Profile
 from mistlab.schedule.orders import is_order_path
 from mistlab.values.datafile import read_json, read_yaml
 from mistlab.values.errors import FieldError, InputError, refuse, within
 from mistlab.values.field_checks import shown
-from mistlab.values.huggingface import KIND, model_of_config
 from mistlab.values.model import ModelSpec
 from mistlab.values.space import SearchSpace, space_of
 from mistlab.values.value import from_mapping, to_mapping
@@ -29,6 +29,8 @@ MODEL = "workload.model"
 HARDWARE = "cluster.hardware"
 ORDER = "plan.order"
 CONFIG = "config.json"
+# Divides a configuration's path from the part of it that is read (``config.json#text_config``).
+_PART = "#"
 # The key of a space's mapping for the named space whose other choices it keeps.
 LIKE = "like"
 
@@ -47,8 +49,9 @@ def model_from(plain: object, folder: Path) -> ModelSpec:
         refuse(MODEL, problem)
     if plain.endswith((".yaml", ".yml")):
         return _model_file(_joined(folder, plain))
-    if _is_path(plain, (".json",)):
-        return _json_model(_joined(folder, plain))
+    path, part = _path_and_part(plain)
+    if _is_path(path, (".json",)):
+        return _json_model(_joined(folder, path), part)
     with within("workload"):
         return catalog.model(plain)
 
@@ -149,18 +152,25 @@ def _as_path(path: str) -> str:
     return path if is_order_path(path) else f"./{path}"
 
 
+def _path_and_part(text: str) -> tuple[str, str]:
+    """A path, and the part of the file that is read; none for the whole file."""
+    path, divider, part = text.rpartition(_PART)
+    return (path, part) if divider and "/" not in part else (text, "")
+
+
 def _model_file(path: str) -> ModelSpec:
     with _in_file(MODEL, path):
         return model_from(read_yaml(Path(path)), Path(path).parent)
 
 
-def _json_model(path: str) -> ModelSpec:
-    """A traced model, or the one of a Hugging Face configuration; its folder will do."""
+def _json_model(path: str, part: str) -> ModelSpec:
+    """A traced model, or the one of a Hugging Face configuration or of a part of it; its folder
+    will do."""
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
     with _in_file(MODEL, str(file)):
         content = read_json(file)
         if KIND in content:
-            return model_of_config(content, file.absolute().parent.name)
+            return model_of_config(content, file.absolute().parent.name, part)
     return _traced_model(str(file))
 
 

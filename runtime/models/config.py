@@ -35,6 +35,7 @@ class Structure:
     window: bool = False
     latent: bool = False
     whole_queries: bool = False
+    post_norms: bool = False
     experts: bool = False
     shared_experts: bool = False
     latent_experts: bool = False
@@ -192,6 +193,7 @@ def structure_of(spec: ModelSpec) -> Structure:
         sinks=spec.sinks,
         latent=spec.latent is not None,
         whole_queries=spec.latent is not None and spec.latent.query_rank is None,
+        post_norms=spec.post_norms,
     )
 
 

@@ -115,6 +115,9 @@ class Block(nn.Module):
         self.ranks = ranks
         self.attention: Attention | LatentAttention | StateSpace | None = None
         self.mlp_norm: nn.Module | None = None
+        # Norms of what attention and the network make.
+        self.attention_post_norm: nn.Module | None = None
+        self.mlp_post_norm: nn.Module | None = None
         self.mlp: MLP | None = None
         self.experts: Experts | None = None
         self.shared: MLP | None = None
@@ -128,6 +131,9 @@ class Block(nn.Module):
                 self.experts = Experts(config, structure, ranks)
             else:
                 self.mlp = MLP(config, structure, ranks)
+        if structure.post_norms:
+            self.attention_post_norm = norm(config.hidden, config.dtype)
+            self.mlp_post_norm = norm(config.hidden, config.dtype)
         if structure.shared_experts:
             self.shared = MLP(dataclasses.replace(config, ffn=config.shared_ffn), structure, ranks)
         self.dropout = Dropout(config.dropout)
@@ -142,24 +148,32 @@ class Block(nn.Module):
             if self.mlp is not None and self.mlp_norm is None:
                 biases = of_attention, self.mlp.down.bias
                 return x + self._complete(self.attention(inner) + self.mlp(inner), *biases)
-            x = x + self._complete(self.attention(inner), of_attention)
+            # No name holds what attention makes: it would stay in memory until the block ends.
+            norm = self.attention_post_norm
+            x = x + self._complete(self.attention(inner), of_attention, norm=norm)
         return x if self.mlp_norm is None else self._through_network(x, self.mlp_norm(x))
 
     def _through_network(self, x: Tensor, inner: Tensor) -> Tensor:
         """The residual with what the network, or the experts, make of its norm."""
         if self.mlp is not None:
-            return x + self._complete(self.mlp(enter(inner, self.ranks)), self.mlp.down.bias)
+            return x + self._complete(
+                self.mlp(enter(inner, self.ranks)), self.mlp.down.bias, norm=self.mlp_post_norm
+            )
         assert self.experts is not None
         made = self.experts(inner)
         if self.shared is not None:
             made = made + leave(self.shared(enter(inner, self.ranks)), self.ranks)
+        if self.mlp_post_norm is not None:
+            made = self.mlp_post_norm(made)
         return x + self.dropout(made)
 
-    def _complete(self, part: Tensor, *biases: Tensor | None) -> Tensor:
+    def _complete(
+        self, part: Tensor, *biases: Tensor | None, norm: nn.Module | None = None
+    ) -> Tensor:
         whole = leave(part, self.ranks)
         for bias in biases:
             whole = whole if bias is None else whole + bias
-        return self.dropout(whole)
+        return self.dropout(whole if norm is None else norm(whole))
 
 
 def _mixer(

@@ -1,5 +1,6 @@
 """Traces the project's own transformers, with symbols or with numbers as sizes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,11 +137,19 @@ def structure_with(variant: Variant) -> Structure:
     parts: dict[str, Any] = dict.fromkeys(variant.parts, True)
     for lacking, has in _LACKING.items():
         parts[has] = not parts.pop(lacking, False)
+    for part, others in _OTHERWISE.items():
+        parts |= others if parts.pop(part, False) else {}
     return replace(STRUCTURES[variant.family], **parts)
 
 
 # Parts of variants that say what a block lacks, and the fields of structures that they turn off.
 _LACKING = {"mixer_missing": "mixes", "network_missing": "has_network"}
+# Parts by which blocks are built otherwise than their family's, and the fields of structures.
+_OTHERWISE: Mapping[str, Mapping[str, Any]] = {
+    "rotary": {"position": "rotary"},
+    "positionless": {"position": "none"},
+    "gated": {"gated_mlp": True, "activation": "silu"},
+}
 
 
 def trace_sizes(

@@ -131,6 +131,9 @@ def test_windows_and_sinks_are_read() -> None:
     assert found.remarks == ()
     assert found.job.workload.model.window == Window(size=128, full_every=4)
     assert found.job.workload.model.sinks
+    everywhere = imported("--window-size 128,0")
+    assert everywhere.remarks == ()
+    assert everywhere.job.workload.model.window == Window(size=128, full_every=0)
 
 
 @pytest.mark.parametrize(

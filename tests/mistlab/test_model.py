@@ -124,6 +124,14 @@ BAD = {
         {"attention_gate": True},
         "attention_gate: true without qk_norm: no published model has gates alone: give qk_norm",
     ),
+    "norms after halves that lie side by side": (
+        {"family": "falcon", "post_norms": True},
+        "post_norms: true with a pattern or a parallel_block, whose blocks have no such norms",
+    ),
+    "a window in no block": (
+        {"window": {"size": 128, "full_every": 1}},
+        "window.full_every: 1 says that every block attends to all tokens: leave the window out",
+    ),
     "unknown family": ({"family": "gtp"}, "family: 'gtp' is unknown: did you mean 'gpt'?"),
     "unknown key": ({"hiden": 1}, "hiden: unknown key: did you mean 'hidden'?"),
     "text for a size": ({"hidden": "big"}, "hidden: 'big' is not a whole number: give"),

@@ -71,6 +71,15 @@ VARIANTS = [
     variant("qk_norm", "attention_gate"),
     variant("qk_norm", "attention_gate", "experts", "shared_experts"),
     variant("qk_norm", "experts", "shared_experts"),
+    variant(biases=True),
+    variant("post_norms"),
+    variant("qk_norm", "post_norms"),
+    replace(variant("rotary", biases=True), family="gpt"),
+    replace(variant("positionless", biases=True), family="gpt"),
+    replace(variant(biases=True), family="falcon"),
+    replace(variant("gated"), family="falcon"),
+    hybrid("rotary"),
+    hybrid("rotary", "qk_norm"),
 ]
 
 

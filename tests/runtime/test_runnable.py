@@ -32,6 +32,13 @@ def test_models_of_plain_blocks_are_trained_and_all_others_refused(name: str) ->
         check_model(work)
 
 
+def test_norms_after_the_halves_of_blocks_are_not_trained() -> None:
+    model = replace(catalog.model("llama-7b"), post_norms=True)
+    assert not model.has_plain_blocks
+    with pytest.raises(InputError, match="post_norms can be predicted and not yet trained: "):
+        check_model(workload(model))
+
+
 def test_a_precision_that_cannot_be_trained_is_named() -> None:
     work = workload(catalog.model("llama-7b"))
     for precision in ("fp8", "fp4"):

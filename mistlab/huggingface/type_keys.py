@@ -1,0 +1,114 @@
+"""The keys of a configuration, each with its type's default where the file leaves it out."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mistlab.huggingface.model_types import TypeRow
+from mistlab.values.errors import refuse
+from mistlab.values.field_checks import shown
+
+# Mappings with numbers of the rotary embedding, of which later releases have the first.
+_ROPE = ("rope_parameters", "rope_scaling")
+# More than any size of a model: lists with an entry for each block must end.
+_MOST = 10_000_000
+# The kind of blocks whose rotary embedding counts where kinds have their own.
+_FULL = "full_attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeKeys:
+    """The content of a config.json, read by the row of its type.
+
+    A key is asked for by the name that most types give it; the type's own name is looked up first.
+    """
+
+    row: TypeRow
+    config: Mapping[str, Any]
+
+    def name(self, key: str) -> str:
+        """The name under which the file has a key, or under which the type has it."""
+        names = (*self.row.names.get(key, ()), key)
+        known = (name for given in (self.config, self.row.defaults) for name in names)
+        where = [name for name in names if name in self.config]
+        of_type = [name for name in known if name in self.row.defaults]
+        return next(iter((*where, *of_type)), names[0])
+
+    def get(self, key: str) -> Any:
+        """The content of a key, of any type; the default where the file leaves it out."""
+        name = self.name(key)
+        return self.config[name] if name in self.config else self.row.defaults.get(name)
+
+    def has(self, key: str) -> bool:
+        """Whether the file or its type says something of a key."""
+        name = self.name(key)
+        return name in self.config or name in self.row.defaults
+
+    def whole(self, key: str, minimum: int = 1) -> int | None:
+        """A whole number, or None where the key says nothing."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            problem = f"{shown(value)} is not a whole number: give the number that the model has"
+            refuse(self.name(key), problem)
+        if value < minimum:
+            refuse(self.name(key), f"{value} is too small: give a number of at least {minimum}")
+        if value > _MOST:
+            problem = f"{shown(value)} is too large: give the number that the model has"
+            refuse(self.name(key), f"{problem}, at most {_MOST:,}")
+        return value
+
+    def needed(self, key: str, minimum: int = 1) -> int:
+        """A whole number that a model of the type must have."""
+        value = self.whole(key, minimum)
+        if value is None:
+            problem = "None is not a whole number" if self.has(key) else "missing"
+            refuse(self.name(key), f"{problem}: give the number that the model has")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """A switch; nothing is off, as in the code of transformers."""
+        value = self.get(key)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            refuse(self.name(key), f"{shown(value)} is neither true nor false: give one of them")
+        return value
+
+    def items(self, key: str) -> list[Any] | None:
+        """A list, or None where the key says nothing."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, list):
+            refuse(self.name(key), f"{shown(value)} is not a list: give one entry for each block")
+        return value
+
+    def rotary(self, key: str) -> float | None:
+        """A number of the rotary embedding, which later releases put into a mapping; the mapping's
+        counts, as in transformers."""
+        for holder in _ROPE:
+            mapping = self._mapping(holder)
+            if mapping.get(key) is not None:
+                return self._number(f"{holder}.{key}", mapping[key])
+        for name in (*self.row.names.get(key, ()), key):
+            if self.config.get(name) is not None:
+                return self._number(name, self.config[name])
+        value = self.row.defaults.get(key)
+        return None if value is None else float(value)
+
+    def _mapping(self, holder: str) -> Mapping[str, Any]:
+        mapping = self.config.get(holder)
+        if mapping is None:
+            return {}
+        if not isinstance(mapping, Mapping):
+            refuse(holder, f"{shown(mapping)} is not a mapping: give one, or null")
+        of_blocks = mapping.get(_FULL)
+        return of_blocks if isinstance(of_blocks, Mapping) else mapping
+
+    def _number(self, name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            refuse(name, f"{shown(value)} is not a number: give the number that the model has")
+        if not 0 < value < math.inf:
+            refuse(name, f"{shown(value)} is no positive number: give the model's own")
+        return float(value)

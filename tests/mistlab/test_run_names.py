@@ -1,0 +1,151 @@
+"""Names of GPUs, models and engines in tables of runs match whole words, or say what is taken."""
+
+import pytest
+
+from mistlab.calibration.rows import is_of_machine
+from mistlab.runs.configuration import Configuration
+from mistlab.runs.gpu_names import CHIPS, gpus_of
+from mistlab.runs.name_words import words_of
+from mistlab.runs.named_models import named_model
+from mistlab.runs.parts import alike_of
+from mistlab.runs.words import engine_of, software_of
+from mistlab.values.errors import InputError
+from tests.mistlab.test_run_words import run
+
+
+def chosen(name: str) -> tuple[str, float | None]:
+    gpus = gpus_of(name)
+    return gpus.hardware, gpus.memory_gib
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware"),
+    [
+        ("L4", "l4-24gb"),
+        ("NVIDIA L4 24GB", "l4-24gb"),
+        ("A10G", "a10g-24gb"),
+        ("V100-32GB", "v100-32gb"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("A100-SXM4-40GB", "a100-40gb"),
+        ("A100-SXM4-80GB", "a100-80gb"),
+        ("A100 (40 GiB)", "a100-40gb"),
+        ("h100-80gb", "h100-80gb"),
+        ("H100 (A3)", "h100-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("H100SXM5", "h100-80gb"),
+        ("H200-141GB", "h200-141gb"),
+        ("B200 class (184 GiB)", "gb200-186gb"),
+        ("GB200 NVL72", "gb200-186gb"),
+        ("GH200-96GB", "gh200-96gb"),
+        ("AMD Instinct MI300X", "mi300x-192gb"),
+    ],
+)
+def test_a_gpu_is_the_one_that_is_named(name: str, hardware: str) -> None:
+    assert chosen(name) == (hardware, None)
+    assert "taken" not in gpus_of(name).note
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("strange", ["{}S", "{}0", "{}0-80GB", "X{}", "9{}", "{}E 48GB"])
+def test_another_chip_s_name_is_refused_with_near_names(chip: str, strange: str) -> None:
+    name = strange.format(chip.upper())
+    with pytest.raises(InputError, match=r"has no hardware file.*: give L4, A10G, .*, or write a"):
+        gpus_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("L40S", "L4"),
+        ("L40", "L4"),
+        ("H1000", "H100"),
+        ("H100 PCIe", "H100"),
+        ("H100 NVL 94GB", "H100"),
+        ("A100-64GB", "A100-40GB"),
+        ("V100S", "V100"),
+    ],
+)
+def test_a_near_chip_is_not_taken_but_told(name: str, near: str) -> None:
+    with pytest.raises(InputError, match=rf"did you mean .*'{near}") as error:
+        run(hardware=name)
+    assert name in str(error.value)
+
+
+def test_words_that_nobody_knows_are_told() -> None:
+    taken = "hardware A100 PCIe 40GB is taken as a100-40gb"
+    assert gpus_of("A100 PCIe 40GB").note == taken
+    assert taken in run(hardware="A100 PCIe 40GB").notes
+    assert gpus_of("B200 (power limited)").note.endswith("is taken as b200-180gb")
+    assert gpus_of("A100 PCIe").note.endswith("; A100 of 80 GB assumed")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Qwen3.6-35B-A3B", ("qwen", "3.6", "35b", "a", "3b")),
+        ("Qwen3_Next_80B_a3B", ("qwen", "3", "next", "80b", "a", "3b")),
+        ("nemotron3_5_lightning", ("nemotron", "3.5", "lightning")),
+        ("deepseekv2 (cut)", ("deepseek", "v", "2", "cut")),
+        ("llama3_70b", ("llama", "3", "70b")),
+    ],
+)
+def test_words_of_names(name: str, words: tuple[str, ...]) -> None:
+    assert words_of(name) == words
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["qwen-35b", "qwen3-5b", "nemotron-35b", "nemotron-hindi-4b", "gemma-42.6b", "xqwen3next"],
+)
+def test_a_size_or_a_longer_word_is_no_version(name: str) -> None:
+    assert named_model(name) == (None, "")
+
+
+def test_versions_are_found_however_they_are_written() -> None:
+    for name in ("qwen3.5-35b-a3b", "Qwen3_5", "qwen 3.6"):
+        model, _ = named_model(name)
+        assert model is not None
+        assert model.name == "qwen3.6-35b-a3b"
+    for name in ("chatglm-6b", "polmo-7b", "kimiko-13b"):
+        assert alike_of(name, "") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "software"),
+    [
+        ("Megatron-LM", "megatron", "megatron"),
+        ("MegatronLM", "megatron", "megatron"),
+        ("NeMo/Megatron-Core 24.07", "megatron-core", "nemo"),
+        ("llm-foundry (composer FSDP1)", "fsdp", "llm-foundry"),
+        ("prime-rl (PyTorch FSDP2)", "fsdp", "fsdp"),
+    ],
+)
+def test_engines_are_found_by_whole_words(text: str, engine: str, software: str) -> None:
+    assert engine_of(text, "") == (engine, "")
+    assert software_of(text) == software
+
+
+@pytest.mark.parametrize("text", ["nemotron-trainer", "decomposer", "xfsdp", "supermegatron"])
+def test_a_longer_word_is_another_engine_and_told(text: str) -> None:
+    engine, note = engine_of(text, "")
+    assert engine == "megatron"
+    assert note == f"engine {text!r} is unknown: predicted as engine megatron"
+    assert software_of(text) == "other"
+
+
+def test_a_family_by_the_end_of_a_name_is_told() -> None:
+    def notes(name: str) -> tuple[str, ...]:
+        configuration: Configuration = run(model=name)
+        return configuration.notes
+
+    assert "model 'nanogpt' is taken as a gpt by the end of its name" in notes("nanogpt")
+    assert "model 'dolphin-7b' is unknown: a block like Llama's assumed" in notes("dolphin-7b")
+    assert not any("is taken as" in note or "unknown" in note for note in notes("gpt-7b"))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of"),
+    [("H100", True), ("H100 SXM", True), ("H100-class", True), ("H1000", False), ("H100x", False)],
+)
+def test_a_machine_of_a_measurement_table_is_named_by_whole_words(name: str, is_of: bool) -> None:
+    assert is_of_machine({"hardware": name}, "H100") == is_of
