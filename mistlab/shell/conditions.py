@@ -100,7 +100,8 @@ class Tester:
     def _is_filled(self, text: Text) -> Maybe:
         rest = self._without_absent(text)
         unknown = self._session.first_unknown(rest)
-        is_sure = any(not is_placeholder(letter) for letter in rest.chars)
+        filled = self._session.filled
+        is_sure = any(not is_placeholder(each) or each in filled for each in rest.chars)
         if unknown is not None and not is_sure:
             return unknown
         if not rest:

@@ -59,7 +59,8 @@ class Words:
         if isinstance(part, Substitution):
             return Piece(self._substituted(part), part.quoted, splits)
         assert isinstance(part, Pipe)
-        reason = "is a path that only a running shell knows"
+        is_path = part.source[1:2] == "("
+        reason = "is a path of a running shell" if is_path else "is left to be filled in"
         return Piece(self.session.unknown_at(part.line, part.source, reason), quoted=True)
 
     def _arithmetic(self, part: Arithmetic) -> Text:

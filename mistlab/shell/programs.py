@@ -164,8 +164,13 @@ def _script(call: Call, words: Sequence[Text], outer: Sequence[Text]) -> bool:
     text = text_of_file(session, call.state, words[0])
     if text is None or session.captures:
         path = session.rendered(words[0])
-        if not is_launcher(path):
-            session.started_scripts.append((call.line, path))
+        if any(word.chars.endswith(".py") for word in words[1:]):
+            session.missing.append((call.line, path))
+            before, session.outer = session.outer, (*session.outer, *outer)
+            _outside(replace(call, fields=tuple(words)), "")
+            session.outer = before
+            return True
+        session.started_scripts.append((call.line, path))
         call.state.print(_printed(call))
         call.state.status = 0
         return True

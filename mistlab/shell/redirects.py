@@ -36,8 +36,11 @@ def redirected(
             path, state.output = "/dev/stderr", Text()
     way(state)
     printed = state.output
-    state.input, state.output = before_input, before_output
-    if path is not None and printed is not None and not path.startswith("/dev/"):
+    state.input = before_input
+    if path is None:
+        return
+    state.output = before_output
+    if printed is not None and not path.startswith("/dev/"):
         _write(session, state, path, printed, appends=appends)
 
 
