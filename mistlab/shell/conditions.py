@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from posixpath import normpath
 
 from mistlab.shell.expansion import Words
 from mistlab.shell.integers import NotKnownError
@@ -135,7 +136,7 @@ class Tester:
         return variable is not None and bool(variable.items)
 
     def _is_at_hand(self, path: str) -> bool:
-        if path in self._words.state.written:
+        if normpath(path) in self._words.state.written:
             return True
         return bool(path) and self._session.source.beside(path) is not None
 

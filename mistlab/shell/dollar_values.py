@@ -240,16 +240,23 @@ def _bounds(words: Expanding, dollar: Dollar, length: int) -> tuple[int, int]:
 def _replaced(words: Expanding, dollar: Dollar, text: Text, pattern: str) -> Text:
     operator, chars = dollar.operator, text.chars
     by = words.text(dollar.second) if dollar.second else Text()
+    if not pattern:
+        return text if operator not in ("/#", "/%") else _ended(operator, by, text)
     if operator in ("/#", "/%"):
         rest = without(text, pattern, "##" if operator == "/#" else "%%")
         if len(rest) == len(text):
             return text
-        return joined((by, rest) if operator == "/#" else (rest, by))
+        return _ended(operator, by, rest)
     parts, at = list[Text](), 0
     for start, stop in spans(pattern, chars, every=operator == "//"):
         parts += [text.part(at, start), by]
         at = stop
     return joined([*parts, text.part(at)])
+
+
+def _ended(operator: str, by: Text, rest: Text) -> Text:
+    """A text with another one before it (``/#``) or behind it (``/%``)."""
+    return joined((by, rest) if operator == "/#" else (rest, by))
 
 
 def _cased(chars: str, pattern: str, operator: str) -> str:

@@ -132,7 +132,8 @@ class Lexer:
     def _double(self, parts: "Parts") -> None:
         line = self.line
         self.at += 1
-        parts.add("", True)
+        if self.peek() == '"':
+            parts.add("", True)
         while self.peek() != '"':
             if not self.peek():
                 self.unclosed('"', line)
@@ -234,7 +235,8 @@ class Lexer:
             stop += 2 if self.text[stop] == "\\" else 1
         if stop >= self.end:
             self.unclosed("`", line)
-        inner = re.sub(r"\\([$`\\])", r"\1", self.text[start + 1 : stop])
+        escapes = r"\\([$`\\\"])" if quoted else r"\\([$`\\])"
+        inner = re.sub(escapes, r"\1", self.text[start + 1 : stop])
         part = Lexer(inner, lambda _: line, self.script, self.depth)
         part.deeper()
         script = self.script(part, "")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from posixpath import normpath
 
 from mistlab.shell.call import Call
 from mistlab.shell.launchers import is_launcher, name_of
@@ -100,7 +101,7 @@ def _tee(call: Call) -> None:
     if state.input is not None and (len(state.input) > 1 or state.input.is_known):
         for path in call.arguments:
             if not path.chars.startswith("-"):
-                shown = call.session.rendered(path)
+                shown = normpath(call.session.rendered(path))
                 before = state.written.get(shown) if appends else None
                 state.written[shown] = joined((before, state.input)) if before else state.input
     _print_input(call)

@@ -152,6 +152,8 @@ def named(session: Session, name: str, text: Text) -> Text:
 def argument_of(session: Session, state: State, number: int, line: int) -> Text | Absence:
     """The value of ``$1``, ``$2``, ...; ``$0`` is the script's name."""
     if number == 0:
+        if state.name is not None:
+            return state.name
         name = session.source.name
         return plain(name, line) if name else unknown_path(session, line)
     if number <= len(state.arguments):

@@ -42,7 +42,7 @@ torchrun train.py {a,b}{1..3} x{1..5..2} {01..03} {c..a} {z} {,x}y
 #### braces in quotes
 torchrun train.py "{a,b}" '{1..2}' {"a b",c}
 #### braces with variables
-X=5; torchrun train.py {$X,b}_{1,2}
+X=5; torchrun train.py {$X,b}-{1,2}
 #### a semicolon and an ampersand
 X=1; Y=2 ; torchrun train.py $X $Y & wait
 #### quotes inside an assignment
