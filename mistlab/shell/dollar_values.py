@@ -230,7 +230,9 @@ def _slice(words: Expanding, dollar: Dollar, text: Text) -> Text:
 def _bounds(words: Expanding, dollar: Dollar, length: int) -> tuple[int, int]:
     assert dollar.argument is not None
     start = words.number(dollar.argument)
-    start = max(start + length, 0) if start < 0 else min(start, length)
+    if start < -length:
+        return length, length
+    start = start + length if start < 0 else min(start, length)
     if dollar.second is None:
         return start, length
     size = words.number(dollar.second)
