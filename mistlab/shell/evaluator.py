@@ -271,6 +271,7 @@ class Evaluator:
             for pattern in arm.patterns:
                 text = words.pattern(pattern)
                 unknown = unknown or self.session.first_unknown(text)
+                self.session.spend(command.line, len(subject) * len(text) * 8)
                 if unknown is None and matches(text.chars, subject.chars):
                     source = f"case {command.subject.source} in {pattern.source})"
                     condition = self.condition(command.line, source, assumed=words.assumed)
