@@ -184,8 +184,8 @@ def chosen(session: Session) -> Candidate | None:
     if not best[0]:
         each = known[0]
         message = (
-            f"{session.at(each.line)}: {each.program} seems to prepare, convert or evaluate, and no "
-            f"command trains: give the script that trains, or --line {each.line} to take this one"
+            f"{session.at(each.line)}: {each.program} seems to prepare, convert or evaluate, and "
+            f"no command trains: give the script that does, or --line {each.line} to take this one"
         )
         raise InputError(message)
     kept = _distinct(each for each in known if each.rank == best)

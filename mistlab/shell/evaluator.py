@@ -250,6 +250,7 @@ class Evaluator:
     def _piped(self, commands: Sequence[Command], state: State) -> None:
         given = state.input
         for number, command in enumerate(commands):
+            self.session.spend(command.line, 1024)
             child = state.copy()
             child.input = given
             if number < len(commands) - 1:

@@ -77,7 +77,10 @@ _VERBS = {"accelerate": "launch", "colossalai": "run", "lightning": "run", "fabr
 _VERBS |= {"coverage": "run"}
 # Programs that start others, and whose options are many.
 _WRAPPERS = frozenset(
-    ["srun", "mpirun", "mpiexec", "mpiexec.hydra", "aprun", "jsrun", "prun", "orterun", "numactl", "docker", "singularity"]
+    (
+        *("srun", "mpirun", "mpiexec", "mpiexec.hydra", "aprun", "jsrun", "prun", "orterun"),
+        *("numactl", "docker", "singularity", "apptainer", "timeout", "taskset"),
+    )
 )
 # Programs that train by a word of their own: the program and the words that do.
 _TRAINERS: Mapping[str, frozenset[str]] = {
