@@ -6,7 +6,6 @@ from typing import NoReturn
 
 from mistlab.shell.launchers import Parts, name_of, parts_of
 from mistlab.shell.session import Condition, Session, Started
-from mistlab.shell.shell_text import is_placeholder
 from mistlab.values.errors import InputError
 
 _HELPERS = re.compile(
@@ -308,8 +307,3 @@ def _asked(session: Session, condition: Condition, candidates: Sequence[Candidat
         f"{session.at(condition.line)}: {condition.source} is not known, and decides what trains "
         f"({lines}): {remedy}"
     )
-
-
-def is_unknown(text: str) -> bool:
-    """Whether a text has a part that is not known."""
-    return any(map(is_placeholder, text))

@@ -6,7 +6,7 @@ from mistlab.shell.patterns import matches, spans, without
 from mistlab.shell.pieces import BOUNDARY, Expanding, Piece, separators
 from mistlab.shell.shell_text import LineError, Text, joined, plain
 from mistlab.shell.state import Key, Variable
-from mistlab.shell.syntax import Dollar, RawWord
+from mistlab.shell.syntax import Dollar, Literal, RawWord
 from mistlab.shell.variables import (
     Absence,
     absence_of,
@@ -306,8 +306,6 @@ def _indirect(words: Expanding, dollar: Dollar, *, splits: bool) -> list[Piece]:
 
 def words_of_key(key: str, line: int) -> RawWord:
     """A key that is known already as a word."""
-    from mistlab.shell.syntax import Literal  # noqa: PLC0415
-
     return RawWord(parts=(Literal(text=key, line=line),), line=line, source=key)
 
 
