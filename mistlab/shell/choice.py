@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from mistlab.shell.launchers import Parts, name_of, parts_of
-from mistlab.shell.session import Condition, Session, Started
+from mistlab.shell.launchers import CommandParts, name_of, parts_of
+from mistlab.shell.session import Guard, Session, Started
 from mistlab.values.errors import InputError
 
 _HELPERS = re.compile(
@@ -129,7 +129,7 @@ _OTHER_PROGRAMS = frozenset(
 class Candidate:
     """A command that may start training, with its program taken apart from its launcher."""
 
-    def __init__(self, session: Session, started: Started, parts: Parts) -> None:
+    def __init__(self, session: Session, started: Started, parts: CommandParts) -> None:
         self.started = started
         self.parts = parts
         self.line = started.simple.line
@@ -205,7 +205,7 @@ def _candidates(session: Session) -> Iterable[Candidate]:
             first = next(
                 number for number, word in enumerate(started.words) if word.chars.startswith("--")
             )
-            fallback.append(Candidate(session, started, Parts("", -1, first)))
+            fallback.append(Candidate(session, started, CommandParts("", -1, first)))
     if not taken:
         yield from fallback
 
@@ -299,7 +299,7 @@ def _by_condition(session: Session, candidates: Sequence[Candidate]) -> str | No
     return None
 
 
-def _asked(session: Session, condition: Condition, candidates: Sequence[Candidate]) -> str:
+def _asked(session: Session, condition: Guard, candidates: Sequence[Candidate]) -> str:
     assert condition.cause is not None
     lines = ", ".join(session.at(line) for line in sorted({each.line for each in candidates})[:8])
     remedy = condition.cause.remedy or "give --line N with the line of the one to import"

@@ -10,7 +10,7 @@ from mistlab.shell.integers import NotKnownError
 from mistlab.shell.loops import run_for_count, run_for_in, run_while
 from mistlab.shell.patterns import matches
 from mistlab.shell.redirects import redirected
-from mistlab.shell.session import Condition, Session
+from mistlab.shell.session import Guard, Session
 from mistlab.shell.shell_text import Text
 from mistlab.shell.simple import run_simple
 from mistlab.shell.state import EXIT, State
@@ -141,16 +141,16 @@ class Evaluator:
 
     def condition(
         self, line: int, source: str, cause: Maybe = True, assumed: frozenset[str] = frozenset()
-    ) -> Condition:
+    ) -> Guard:
         """A condition as others are told of it."""
         source = " ".join(source.rstrip(";").split())[:80]
         if not isinstance(cause, Unknown):
-            return Condition(line=line, source=source, assumed=assumed)
+            return Guard(line=line, source=source, assumed=assumed)
         number, file = self.session.place(line)
         unknown = Unknown(
             expression=source, line=number, file=file, reason="is not known", remedy=cause.remedy
         )
-        return Condition(line=line, source=source, cause=unknown, assumed=assumed)
+        return Guard(line=line, source=source, cause=unknown, assumed=assumed)
 
     def _if(self, command: If, number: int, state: State) -> None:
         if number == len(command.branches):

@@ -21,7 +21,7 @@ class StepsError(LineError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class Guard:
     """A condition under which commands run; ``cause`` is why it is not known, None if it is."""
 
     line: int
@@ -41,7 +41,7 @@ class Started:
     words: tuple[Text, ...]
     outer: tuple[Text, ...]
     simple: Simple
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Guard, ...]
     loops: tuple[tuple[str, int, str], ...]
     callers: tuple[int, ...]
     environment: dict[str, Text]
@@ -65,13 +65,13 @@ class Session:
     source: Source
     run: Callable[[Script, State], None]
     files: list[str] = field(default_factory=list)
-    conditions: list[Condition] = field(default_factory=list)
+    conditions: list[Guard] = field(default_factory=list)
     loops: list[tuple[str, int, str]] = field(default_factory=list)
     callers: list[int] = field(default_factory=list)
     outer: tuple[Text, ...] = ()
     captures: int = 0
     started: list[Started] = field(default_factory=list)
-    exits: list[tuple[int, tuple[Condition, ...]]] = field(default_factory=list)
+    exits: list[tuple[int, tuple[Guard, ...]]] = field(default_factory=list)
     parked: list[tuple[str, list[tuple[State, Unknown]]]] = field(default_factory=list)
     unknowns: list[Unknown] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)

@@ -230,6 +230,12 @@ def test_no_launch_is_told() -> None:
             launched(text)
 
 
+def test_a_program_among_the_arguments_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"line 2: .* without arguments: -- ARG1 .* no program"):
+        launched('cd x\npython -u "$@"')
+    assert launched('cd x\npython -u "$@"', "train.py", "--a").program == "train.py"
+
+
 def test_a_script_that_is_not_at_hand_is_named() -> None:
     with pytest.raises(
         InputError, match=r"line 2: the script starts train.sh, which is not at hand"
