@@ -70,22 +70,35 @@ def read_ranks(
     launch: Launch, text: str, found: Found, given: Given, beside: Callable[[str], str | None]
 ) -> None:
     """Set the nodes and the GPUs of a node, as far as launchers say them."""
-    counts: dict[str, _Said] = {}
-    for name, words in reversed(_launchers(launch.started)):
-        for kind, said in _options_of(words, _OPTIONS[name]):
-            counts.setdefault(kind, said)
-    for kind, said in _options_of(_batch_words(text), _OPTIONS["srun"]):
-        counts.setdefault(kind, said)
-        if said.word.unknown is None and counts[kind].word.unknown is not None:
-            counts[kind] = said
+    counts = _counts(launch, text)
     _places(counts, found, beside)
     for name in _DIRECT:
         if name in counts:
             _settle(name, counts[name], found, getattr(given, name))
     if found.gpus_per_node is None and "gpus" in counts:
         _settle("gpus_per_node", counts["gpus"], found, given.gpus_per_node)
-    if _ALL in counts and given.gpus_per_node is None and found.gpus_per_node is None:
+    if _ALL in counts:
         _divide(counts[_ALL], found, given)
+
+
+def _counts(launch: Launch, text: str) -> dict[str, _Said]:
+    """What launchers count, the innermost first; a batch system fills what they leave unknown."""
+    counts: dict[str, _Said] = {}
+    for name, words in reversed(_launchers(launch.started)):
+        for kind, said in _options_of(words, _OPTIONS[name]):
+            if not _starts_starters(name, kind, said):
+                counts.setdefault(kind, said)
+    for kind, said in _options_of(_batch_words(text), _OPTIONS["srun"]):
+        known = counts.setdefault(kind, said)
+        if known.word.unknown is not None and said.word.unknown is None:
+            counts[kind] = said
+    return {kind: said for kind, said in counts.items() if not _starts_starters("srun", kind, said)}
+
+
+def _starts_starters(name: str, kind: str, said: _Said) -> bool:
+    """Whether a batch system starts one task on a node, which starts the processes of its GPUs."""
+    is_batch = name == "srun" and said.option in _OPTIONS["srun"]
+    return is_batch and kind in (_IN_NODE, _ALL) and said.word.text == "1"
 
 
 def _launchers(started: Iterable[Word]) -> list[tuple[str, list[Word]]]:
@@ -171,17 +184,20 @@ def _settle(name: str, said: _Said, found: Found, given: int | None) -> None:
 def _divide(said: _Said, found: Found, given: Given) -> None:
     """Processes of all nodes, divided among the nodes."""
     word, nodes = said.word, given.nodes or found.nodes
+    in_node = given.gpus_per_node or found.gpus_per_node
+    if nodes is not None and in_node is not None:
+        return
     if word.unknown is not None or not word.text.isdigit():
         reason = word.unknown or f"{word.text} is no number: give one"
         message = f"{said.option}: {reason}, or --nodes N --gpus-per-node N"
         raise InputError(message)
     ranks = checked_whole(_where(said), word.text)
     if nodes is None:
-        in_node = given.hardware.node.gpus
-        nodes = max(ranks // in_node, 1)
-        text = f"{nodes}, for {said.option} {ranks} starts processes on nodes of {in_node} GPUs"
-        found.remark("assumed", "nodes", text)
-        found.nodes = nodes
+        size = in_node or given.hardware.node.gpus
+        nodes = found.nodes = max(ranks // size, 1)
+        if in_node is None:
+            text = f"{nodes}, for {said.option} {ranks} starts processes on nodes of {size} GPUs"
+            found.remark("assumed", "nodes", text)
     if ranks % nodes:
         message = (
             f"{_where(said)}: {ranks} processes do not divide over {nodes} nodes: give others by "

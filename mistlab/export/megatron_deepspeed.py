@@ -11,6 +11,7 @@ from mistlab.export.deepspeed import HARMLESS, read_states
 from mistlab.export.found import Found
 from mistlab.export.megatron_flags import Options
 from mistlab.export.sections import Section, content_of
+from mistlab.export.words import names_in
 from mistlab.shell.source import Source
 from mistlab.values.context_ways import HEADS
 from mistlab.values.errors import InputError
@@ -19,7 +20,20 @@ ENGINES = ("deepspeed", "mistlab")
 _CONFIG, _STAGE = "--deepspeed-config", "--zero-stage"
 _HALVES = ("fp16", "bf16")
 # Sections of the file without effect on a plan, beside those of plain DeepSpeed.
-_HARMLESS = HARMLESS | {"curriculum_learning", "data_efficiency", "compression_training", "aio"}
+_HARMLESS = HARMLESS | names_in(
+    """
+    curriculum_learning data_efficiency compression_training aio autotuning elasticity eigenvalue
+    loss_scale loss_scale_window hysteresis min_loss_scale initial_scale_power
+    consecutive_hysteresis auto_cast fp16_master_weights_and_grads
+    reduce_bucket_size allgather_bucket_size allgather_partitions reduce_scatter
+    contiguous_gradients round_robin_gradients sub_group_size stage3_max_live_parameters
+    stage3_max_reuse_distance stage3_prefetch_bucket_size stage3_param_persistence_threshold
+    stage3_gather_16bit_weights_on_model_save load_from_fp32_weights elastic_checkpoint
+    ignore_unused_parameters legacy_stage1 pin_memory buffer_count fast_init pipeline_read
+    pipeline_write nvme_path buffer_size max_in_cpu
+    partition_activations contiguous_memory_optimization synchronize_checkpoint_boundary profile
+    """
+)
 _LEVELS = range(4)
 
 
@@ -74,7 +88,7 @@ def _configuration(options: Options, files: Files) -> tuple[str, str | None]:
     name = option.words[0] if option.words else ""
     options.taken.add(_CONFIG)
     line = f" (line {option.line})" if option.line else ""
-    return f"{name}{line}", None if option.unknown else files.text(name)
+    return f"{name}{line}", files.text(name) if name else None
 
 
 def _without_configuration(options: Options, found: Found, name: str, level: int | None) -> None:

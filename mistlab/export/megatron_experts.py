@@ -19,7 +19,6 @@ _CAPACITY = "--moe-expert-capacity-factor"
 # MindSpeed's switches for tensor-parallel ranks that divide experts, not each expert.
 _EXTENDED = ("--moe-tp-extend-ep", "--moe-extended-tp")
 _EXCHANGES = ("allgather", "alltoall", "alltoall_seq", "flex")
-_LOSSES = ("aux_loss", "seq_aux_loss", "global_aux_loss")
 
 
 def expert_options(job: Job) -> Iterator[str]:
@@ -100,7 +99,7 @@ def _remark_exchange(options: Options, found: Found) -> None:
 
 def _remark_balance(options: Options, found: Found) -> None:
     """Tell of routing that nothing balances, which is taken as even all the same."""
-    kind = options.choice("--moe-router-load-balancing-type", (*_LOSSES, "sinkhorn", "none"))
+    kind = options.text("--moe-router-load-balancing-type")
     weight = options.number("--moe-aux-loss-coeff", 0.0)
     # The bias and forced routing balance without a loss.
     switches = [

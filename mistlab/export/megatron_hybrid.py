@@ -41,7 +41,7 @@ def hybrid_parts(options: Options, layers: int | None, hidden: int) -> dict[str,
 
 
 def segments_of(options: Options, layers: int | None) -> list[str]:
-    """The blocks of each part of a pipeline that a pattern divides; else all blocks as one part."""
+    """The blocks of each part of a pipeline by a pattern's bars; without bars all of them."""
     text = options.text(PATTERN)
     if text is None:
         return [_by_shares(options, layers)]

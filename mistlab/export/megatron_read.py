@@ -132,7 +132,8 @@ def _check_program(launch: Launch, found: Found) -> None:
 
 
 def _world(options: Options, found: Found) -> None:
-    world = options.whole("--world-size")
+    option = options.given.get("--world-size")
+    world = None if option is None or option.unknown else options.whole("--world-size")
     if world and found.nodes and found.gpus_per_node and world != found.nodes * found.gpus_per_node:
         text = (
             f"--world-size {world}, but {found.nodes} x {found.gpus_per_node} processes: took these"
@@ -234,5 +235,8 @@ def _engine_s_states(options: Options, found: Found, files: Files) -> None:
     read_optimizer(options, found)
     if is_by_deepspeed(options):
         read_deepspeed(options, found, files)
-    else:
-        read_states(options, found)
+        return
+    read_states(options, found)
+    if (level := options.text("--zero-stage")) not in (None, "0"):
+        text = f"--zero-stage {level} without --deepspeed, which it needs: ignored"
+        found.remark("contradicting", "zero", text)

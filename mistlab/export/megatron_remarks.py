@@ -1,6 +1,7 @@
 """Remarks on the options of a launch line: what costs and cannot be said comes first, options that
 do not cost are a count."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +14,12 @@ from mistlab.values.errors import InputError
 
 # How far a misspelt name may be from the one that was meant, and from how long names on.
 _FARTHEST, _SHORTEST = 2, 10
-# Lines for unknown options that come near a known one; all others share a line.
-_NEAR_LINES = 2
+# Parts of names that tell of cost.
+_COSTLY = re.compile(
+    r"parallel|expert|moe|layer|head|hidden|zero|offload|swap|recompute|checkpoint-act|shard|seq"
+    r"|batch|precision|quant|fp8|lora|freeze|stage|pipeline|chunk|attention|attn|window|vocab|mamba"
+)
+_ONE_UNKNOWN = "is unknown: no option that is"
 _CALM = "without effect on a step's cost"
 
 
@@ -51,16 +56,14 @@ def check_refused(options: Options) -> None:
             continue
         words = " ".join((options.where(name), *option.words))
         message = f"{words}: {reason}"
-        raise InputError(message if ": give" in reason or ": leave" in reason else _told(message))
-
-
-def _told(message: str) -> str:
-    return f"{message}: import a line without it"
+        raise InputError(message if ": " in reason else f"{message}: import a line without it")
 
 
 def _of_stray(word: Word) -> Remark:
     assert word.unknown is not None
-    text = f"{word.unknown}: taken as empty"
+    unknown = word.unknown
+    line = f"line {unknown.line}: " if unknown.line else ""
+    text = f"{line}{unknown.reason}: taken as empty; {unknown.remedy}"
     return Remark(kind="assumed", choice=word.text, text=text)
 
 
@@ -95,25 +98,23 @@ def _repeated(options: Options) -> Iterator[Remark]:
 
 
 def _unknown(options: Options) -> Iterator[Remark]:
-    others, lines = [], 0
+    """At most three lines: a misspelt name, names that sound as if they cost, and all others."""
+    costly: list[str] = []
+    others: list[str] = []
+    near = None
     for name in options.unknown:
         words = " ".join((name, *options.words[name]))
-        near = nearest_name(name)
-        if near is not None and lines < _NEAR_LINES:
-            lines += 1
-            line = _line_of(options.given[name])
-            text = f"is unknown: did you mean {near!r}?{line}"
+        if near is None and (near := nearest_name(name)) is not None:
+            text = f"is unknown: did you mean {near!r}?{_line_of(options.given[name])}"
             yield Remark(kind="ignored", choice=words, text=text)
         else:
-            others.append(words)
+            (costly if _COSTLY.search(name) else others).append(words)
+    if costly:
+        text = "unknown here, and by name they may cost: the prediction is without them"
+        yield Remark(kind="ignored", choice=" ".join(costly), text=text)
     if others:
-        several = (
-            "are unknown: no options that are"
-            if len(others) > 1
-            else "is unknown: no option that is"
-        )
-        text = f"{several} known here"
-        yield Remark(kind="ignored", choice=" ".join(others), text=text)
+        several = "are unknown: no options that are" if len(others) > 1 else _ONE_UNKNOWN
+        yield Remark(kind="ignored", choice=" ".join(others), text=f"{several} known here")
 
 
 def _count(options: Options) -> Iterator[Remark]:

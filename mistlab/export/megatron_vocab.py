@@ -10,6 +10,12 @@ from mistlab.values.model import VOCAB_MULTIPLE
 
 _NULL = ("NullTokenizer", "NullMultimodalTokenizer")
 _GPT2 = "GPT2BPETokenizer"
+_LLAMA2 = "Llama2Tokenizer"
+# Names of files, and of folders that say nothing of the tokenizer in them.
+_GPT2_FILES, _LLAMA_FILES = ("vocab.json", "encoder.json"), ("tokenizer.model",)
+_PLAIN_FOLDERS = frozenset(
+    ("", "data", "dataset", "datasets", "tokenizer", "tokenizers", "vocab", "models", "assets")
+)
 _NAMES = ("--tokenizer-model", "--tokenizer-name-or-path")
 
 
@@ -34,7 +40,7 @@ def _patched(options: Options) -> int | None:
     if extra is not None and extra > 0 and (vocab := options.whole("--vocab-size")) is not None:
         return vocab + extra
     if kind is not None and kind != _GPT2:
-        raise _unknown(options, f"--patch-tokenizer-type {kind}")
+        raise _unknown(options, kind)
     return None
 
 
@@ -54,33 +60,48 @@ def _tokens(options: Options, found: Found) -> int:
             return known
         return said
     if known is None:
-        raise _unknown(options, f"--tokenizer-type {kind}")
-    text = f"{known} tokens, those of {_words(options, kind)}: --vocab-size is not given"
+        raise _unknown(options, kind)
+    text = f"{known} tokens, as {_words(options, kind)} has: --vocab-size is not given"
     found.remark("assumed", "model.vocab", text)
     return known
 
 
 def _known(options: Options, kind: str | None) -> int | None:
     """The size of a well-known tokenizer; None if a type or a name is said and not known."""
-    for name in _NAMES:
-        if name in options and (size := size_by_name(_name_of(options, name))) is not None:
-            return size
-    if kind is not None and kind in BY_TYPE:
-        return BY_TYPE[kind]
-    names = [name for name in (*_NAMES, "--vocab-file") if name in options]
-    if kind is None and (not names or names == ["--vocab-file"]) and "--vocab-size" not in options:
+    names = [name for name in _NAMES if name in options]
+    if kind is None and not names and "--vocab-size" in options:
+        return None
+    if kind in (None, _GPT2) and not (kind is None and names):
         # pretrain_gpt.py's default.
-        return BY_TYPE[_GPT2]
-    return None
+        return _by_file(options, "--vocab-file", BY_TYPE[_GPT2], _GPT2_FILES)
+    sizes = [size_by_name(_name_of(options, name)) for name in (*names, "--model-name")]
+    if size := next((size for size in sizes if size is not None), None):
+        return size
+    if kind == _LLAMA2:
+        return _by_file(options, "--tokenizer-model", BY_TYPE[_LLAMA2], _LLAMA_FILES)
+    return BY_TYPE.get(kind or "") or _by_file(options, "--vocab-file", None, _LLAMA_FILES)
+
+
+def _by_file(
+    options: Options, option: str, usual: int | None, files: tuple[str, ...]
+) -> int | None:
+    """The size of a tokenizer by the file that holds it: a well-known one, or the ``usual`` one if
+    the file's name is unknown or says nothing else."""
+    name = _name_of(options, option)
+    if (size := size_by_name(name)) is not None:
+        return size
+    path = PurePath(name)
+    folders = [part for part in path.parts[:-1] if part.lower().strip("./") not in _PLAIN_FOLDERS]
+    is_plain = path.name in files and (option != "--vocab-file" or not folders)
+    is_open = not name or "$" in name or "<" in name
+    return usual if is_open or is_plain else None
 
 
 def _name_of(options: Options, option: str) -> str:
     """A tokenizer's name or path as far as it is known, unknown parts as the script writes them."""
     options.taken.add(option)
-    words = options.words[option]
-    name = words[0] if words else ""
-    # A model's file says less than the folder that it lies in.
-    return str(PurePath(name).parent / PurePath(name).stem) if "." in PurePath(name).name else name
+    words = options.words.get(option, ())
+    return words[0] if words else ""
 
 
 def _padded(options: Options, vocab: int) -> int:
@@ -95,16 +116,17 @@ def _padded(options: Options, vocab: int) -> int:
 
 
 def _words(options: Options, kind: str | None) -> str:
-    names = [f"{name} {options.words[name][0]}" for name in _NAMES if options.words.get(name)]
-    return ", ".join(names) or f"--tokenizer-type {kind or _GPT2}"
+    """A line's tokenizer in words."""
+    given = [f"--tokenizer-type {kind}"] if kind else []
+    for name in (*_NAMES, "--vocab-file"):
+        given += [f"{name} {word}" for word in options.words.get(name, ())[:1]]
+    return " ".join(given) or _GPT2
 
 
-def _unknown(options: Options, kind: str) -> InputError:
-    names = [f"{name} {' '.join(options.words[name])}" for name in _NAMES if name in options]
+def _unknown(options: Options, kind: str | None) -> InputError:
     line = options.given["--tokenizer-type"].line if "--tokenizer-type" in options else 0
     where = f" (line {line})" if line else ""
-    tokenizer = ", ".join([*([] if kind.endswith("None") else [kind]), *names])
     return InputError(
-        f"--vocab-size: is not said, and the vocabulary of {tokenizer}{where} is not known here: "
-        "give --vocab-size N, or add --vocab-size or --padded-vocab-size to the line"
+        f"--vocab-size: is not said, and the vocabulary of {_words(options, kind)}{where} is not "
+        "known here: give --vocab-size N, or add --vocab-size or --padded-vocab-size to the line"
     )

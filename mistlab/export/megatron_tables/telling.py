@@ -57,6 +57,11 @@ RENAMED: Mapping[str, str] = {
     "--gated-linear-unit": "--swiglu",
     "--fp8": "--fp8-format",
     "--fp4": "--fp4-format",
+    # Of MegaBlocks, and of Megatron-LLaMA.
+    "--moe-num-experts": "--num-experts",
+    "--moe-top-k": "--moe-router-topk",
+    "--moe-capacity-factor": "--moe-expert-capacity-factor",
+    "--overlapped-distributed-optimizer": "--use-distributed-optimizer",
 }
 
 # Switches: options without a value of their own.

@@ -76,6 +76,6 @@ def size_by_name(name: str) -> int | None:
     parts = [part for part in re.split(r"[/\\]", name.lower()) if part]
     for part in reversed(parts[-3:]):
         for pattern, size in _BY_NAME.items():
-            if re.search(pattern, part.replace("_", "-")):
+            if "$" not in part and re.search(pattern, part.replace("_", "-")):
                 return size
     return None

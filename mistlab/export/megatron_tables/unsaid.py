@@ -150,7 +150,7 @@ _ADAPTERS = "trains adapters alone, which no plan of this import says"
 _SPARSE = "has sparse attention, which no model here says"
 _STREAMS = "has several residual streams, which no model here says"
 _WEIGHT_SHARDS = "shards weights along another axis, which no plan says"
-_REINFORCED = "trains by reinforcement, whose generation no plan says"
+_REINFORCED = "trains by preferences or rewards, whose further passes no plan says"
 
 # Why an import stops at an option that makes another model or another task of it.
 REFUSED: Mapping[str, str] = {
@@ -202,6 +202,10 @@ REFUSED: Mapping[str, str] = {
     "--share-kvstates": "shares keys among blocks, which no model here says",
     "--heterogeneous-layers-config-path": "makes each block as a file says: give --model",
     "--heterogeneous-layers-config-encoded-json": "makes each block otherwise: give --model",
+    "--moe-expert-model-parallelism": "divides experts among data-parallel ranks: give "
+    "--expert-model-parallel-size N in its place",
+    "--moe-weight-parallelism": "divides experts among data-parallel ranks: give "
+    "--expert-model-parallel-size N in its place",
     "--kv-compress": "compresses keys, which no model here says",
     "--n-hash-layers": _SPARSE,
     "--o-lora-rank": _SPARSE,
