@@ -16,7 +16,8 @@ class Source:
     ``name`` is the file's path. ``beside`` gives the text of another file by the path that the file
     writes, or None where there is no such file. ``settings`` are values of variables that the user
     gives (``--set NAME=value``); they win over the file's own. ``arguments`` are those with which a
-    script is started (``$1``, ``$2``, ...); None where the user gives none.
+    script is started (``$1``, ``$2``, ...); None where the user gives none. ``line`` is a line of
+    the command to take, where a script starts several (``--line``).
     """
 
     text: str
@@ -24,3 +25,4 @@ class Source:
     beside: Callable[[str], str | None] = nothing_beside
     settings: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] | None = None
+    line: int | None = None
