@@ -48,7 +48,7 @@ def segments_of(options: Options, layers: int | None) -> list[str]:
     main, *further = text.split("/")
     if any(further):
         message = (
-            f"{options.where(PATTERN)}: {text} has further tokens (/), and no hybrid model here has "
+            f"{options.where(PATTERN)}: {text} has further tokens (/): no hybrid model here has "
             "them: leave them out"
         )
         raise InputError(message)

@@ -44,6 +44,11 @@ _ALGORITHMS: Mapping[str, int] = {
     "kvallgather_cp_algo": GATHER,
     "ulysses_cp_algo": HEADS,
 }
+# Options of which a launch line of Megatron-LM or a relative has one at least.
+_SHAPE = (
+    *("--num-layers", "--hidden-size", "--micro-batch-size", "--tensor-model-parallel-size"),
+    *("--use-checkpoint-args", "--hybrid-layer-pattern"),
+)
 # Options whose value a user gives in place of the file's.
 _EXCUSES: Mapping[str, tuple[str, ...]] = {
     "sequence_length": ("--seq-length", "--encoder-seq-length"),
@@ -79,7 +84,7 @@ def read_launch(launch: Launch, source: Source, given: Given) -> Imported:
     options, found = Options.of(launch.arguments, _excused(given)), Found()
     for note in launch.notes:
         found.remark("assumed", "script", note)
-    _check_program(launch, found)
+    _check_program(launch, options, found)
     check_refused(options)
     if said := _ENGINE.search(source.text):
         found.engine = said[1]
@@ -117,14 +122,20 @@ def _excused(given: Given) -> Iterable[str]:
             yield from names
 
 
-def _check_program(launch: Launch, found: Found) -> None:
-    """Refuse programs that train no decoder; tell of those that nobody knows."""
+def _check_program(launch: Launch, options: Options, found: Found) -> None:
+    """Refuse programs that train no decoder, or are no relative's; tell of those nobody knows."""
     program = launch.program
     if not program:
         return
     line = f"line {launch.line}: " if launch.line else ""
     if (reason := refusal_of(program)) is not None:
         message = f"{line}{program} {reason}: give a launch line that trains a decoder"
+        raise InputError(message)
+    if not any(name in options for name in _SHAPE):
+        message = (
+            f"{line}{program} has none of Megatron-LM's options {', '.join(_SHAPE)}: give a launch "
+            "line of Megatron-LM or a relative, or the configuration file that the program reads"
+        )
         raise InputError(message)
     if not is_decoder(program):
         text = f"{program} is not known here: taken as a program that trains a decoder"

@@ -229,10 +229,13 @@ def test_the_core_of_attention_is_recomputed_beside_other_modules() -> None:
         (f"{EXPERTS} --moe-layer-freq '[1]*7'", "is of 7 blocks, the model has 8"),
         (f"{EXPERTS} --moe-layer-freq '[x]*8'", "is no list of blocks: give one such as"),
         (f"{EXPERTS} --moe-layer-freq '[1]*99999999'", "is no list of blocks"),
-        (f"{EXPERTS} --moe-layer-freq 0", "--moe-layer-freq: 0 is too small"),
+        (f"{EXPERTS} --moe-layer-freq 0", "--moe-layer-freq: line 1: 0 is too small"),
         (f"{EXPERTS} --moe-token-dispatcher-type all", "'all' is unknown: did you mean"),
-        ("--window-size x,0 --window-attn-skip-freq 2", "--window-size: 'x' is not a whole number"),
-        ("--fp8-format e5m2", "--fp8-format: 'e5m2' is unknown"),
+        (
+            "--window-size x,0 --window-attn-skip-freq 2",
+            "--window-size: line 1: 'x' is not a whole number",
+        ),
+        ("--fp8-format e5m2", "--fp8-format: line 1: 'e5m2' is unknown"),
     ],
 )
 def test_what_no_model_can_be_is_refused(more: str, words: str) -> None:
