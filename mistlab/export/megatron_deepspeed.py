@@ -130,7 +130,19 @@ def _with_configuration(text: str, name: str, found: Found, level: int | None) -
     if top.section("activation_checkpointing").switch("cpu_checkpointing"):
         found.values["offload_activations"] = 1.0
     top.section("activation_checkpointing").get("number_checkpoints")
+    _tell_of_rest(top, name, found)
+
+
+def _tell_of_rest(top: Section, name: str, found: Found) -> None:
+    """Tell of settings that nobody reads; of those that cost nothing only how many they are."""
+    aside = len(found.remarks)
     top.tell_of_rest(_HARMLESS)
+    told = found.remarks[aside:]
+    found.remarks[aside:] = [one for one in told if one.choice != "settings"]
+    calm = sum(len(one.text.partition(":")[0].split()) for one in told if one.choice == "settings")
+    if calm:
+        text = f"{calm} of {name} without effect on a step's cost"
+        found.remark("ignored", "settings", text)
 
 
 def _batches(top: Section, name: str, found: Found) -> None:

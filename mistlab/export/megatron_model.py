@@ -23,7 +23,7 @@ DROPOUT = 0.1
 
 _NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 _POSITIONS = {"learned_absolute": "absolute", "rope": "rotary", "none": "none"}
-# Other words of older versions and relatives; multimodal rotary embedding turns text as rope does.
+# Other words of older versions and relatives.
 _READ_POSITIONS = {
     **_POSITIONS,
     "absolute": "absolute",
@@ -236,6 +236,12 @@ def _position(options: Options, found: Found) -> str:
         return "rotary"
     if said is None:
         return "none" if options.has("--no-position-embedding") else "absolute"
+    if said == "mrope":
+        message = (
+            f"{options.where('--position-embedding-type')}: mrope turns the positions of images "
+            "beside text, which no plan says: give a launch line that trains a decoder of text"
+        )
+        raise InputError(message)
     if said == "alibi":
         text = "alibi: attention is taken without biases of positions"
         found.remark("ignored", "--position-embedding-type", text)

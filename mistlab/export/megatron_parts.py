@@ -221,12 +221,20 @@ def experts_of(
         return None, []
     blocks = _expert_blocks(options, layers)
     dense = blocks.index(1) if 1 in blocks else layers
-    width = options.whole("--moe-ffn-hidden-size") or ffn
+    width = options.whole("--moe-ffn-hidden-size")
+    if width is None:
+        text = f"{ffn}, the network's own: --moe-ffn-hidden-size is not given"
+        found.remark("assumed", "model.experts.ffn", text)
+        width = ffn
+    active = options.whole("--moe-router-topk")
+    if active is None:
+        active = 1 if is_of_deepspeed(options) else ACTIVE
+        text = f"{active}, the default (1 up to core 0.4): --moe-router-topk is not given"
+        found.remark("assumed", "model.experts.active", text)
     with within("model.experts"):
         experts = Experts(
             count=count,
-            active=options.whole("--moe-router-topk")
-            or (1 if is_of_deepspeed(options) else ACTIVE),
+            active=active,
             ffn=width,
             shared_ffn=_shared_of(options, found, width, ffn),
             hidden=options.whole("--moe-latent-size") or 0,

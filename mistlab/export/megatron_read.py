@@ -248,6 +248,6 @@ def _engine_s_states(options: Options, found: Found, files: Files) -> None:
         read_deepspeed(options, found, files)
         return
     read_states(options, found)
-    if (level := options.text("--zero-stage")) not in (None, "0"):
-        text = f"--zero-stage {level} without --deepspeed, which it needs: ignored"
+    if idle := [name for name in ("--deepspeed-config", "--zero-stage") if name in options]:
+        text = f"{' and '.join(idle)} without --deepspeed, which reads them: ignored"
         found.remark("contradicting", "zero", text)

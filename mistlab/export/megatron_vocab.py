@@ -48,7 +48,8 @@ def _tokens(options: Options, found: Found) -> int:
     """The tokens of a line's tokenizer, special ones included."""
     said, kind = options.whole("--vocab-size"), options.text("--tokenizer-type")
     if kind in _NULL and said is not None:
-        # The tokenizer adds the end of a text (up to core 0.18).
+        text = f"{said + 1} tokens: {kind} adds one to --vocab-size {said}, up to core 0.18"
+        found.remark("assumed", "model.vocab", text)
         return said + 1
     known = _known(options, kind)
     if said is not None:

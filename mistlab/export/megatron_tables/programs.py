@@ -40,18 +40,12 @@ def refusal_of(program: str) -> str | None:
 
 def is_decoder(program: str) -> bool:
     """Whether a program is known to train a decoder."""
-    stem = _words_of(PurePath(program).stem)
-    return bool(_DECODERS.search(stem)) or stem.strip() in _PLAIN
+    name = _parts_of(program)[0]
+    return bool(_DECODERS.search(name)) or name in _PLAIN
 
 
 def _parts_of(program: str) -> list[str]:
-    """The program's own name, and the folder right above it."""
-    path = PurePath(
-        program.replace(".", "/") if "/" not in program and "py" not in program else program
-    )
-    stem = path.stem if path.suffix == ".py" else path.name
-    return [_words_of(part) for part in (stem, *path.parts[:-1][-1:])]
-
-
-def _words_of(name: str) -> str:
-    return re.sub(r"[_\-.]", " ", name.lower())
+    """The words of the program's own name, and of the folder or package right above it."""
+    path = PurePath(program)
+    parts = [*path.parts[:-1], path.stem] if path.suffix == ".py" else program.split(".")
+    return [re.sub(r"[_\-.]", " ", part.lower()) for part in reversed(parts[-2:])]
